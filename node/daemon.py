@@ -74,6 +74,7 @@ class Daemon(Service):
     def __init__(self, config: NodeConfig) -> None:
         super().__init__()
         self.config = config
+        self._own_entry = config.entry  # without what a manifest says
         self.clock = SystemClock()
         self.agent: Agent
         self.directory: HivemindDirectory | None = None
@@ -122,7 +123,7 @@ class Daemon(Service):
         await self._start_telemetry(config.name or short(identity.node_id))
         if held is not None:
             self._refresh = ManifestRefresh(config, identity, held, self.clock)
-            config = self.config = with_held(config, await self._refresh.begin())
+            config = self.config = with_held(config, await self._refresh.begin(), self._own_entry)
         self.entry = EntryRule(config.entry, config.run_id, self.clock, config.coordinator.fingerprint)
         self._credential = OwnCredential(config, identity.node_id, self.entry, self.clock)
         await self._credential.prepare()
@@ -156,7 +157,7 @@ class Daemon(Service):
 
     def _on_manifest(self, signed: SignedManifest) -> None:
         """Follows who may take part, and the coordinator's key, as a newer manifest says."""
-        before, config = self.config.entry, with_held(self.config, signed)
+        before, config = self.config.entry, with_held(self.config, signed, self._own_entry)
         self.config = config
         if config.entry != before:
             numbers = {"kind": config.entry.kind, "members": len(config.entry.members)}

@@ -130,7 +130,7 @@ async def _write_new(
     config = parse_config(NodeConfig, data, origin)
     await asyncio.to_thread(_require_recipe, config, origin)
     say(reach)
-    say(_describe_entry(config, identity.node_id))
+    say(_describe_entry(with_held(config, fetched.signed), identity.node_id))
     await asyncio.to_thread(save_held, path.parent, fetched.signed)
     await asyncio.to_thread(write_toml, data, path)
     say(f"joined run {link.run_id}; configuration in {path}")

@@ -266,6 +266,7 @@ class StreamItem:
     size_bytes: int
     sealed: SealedGroup | None
     commitments: tuple[Digest, ...] = ()  # of its group, or of those that follow
+    producer: NodeId = ""  # of the group of a notice, as the sender says; empty where it does not
 
 
 class ExchangeHandler(Protocol):

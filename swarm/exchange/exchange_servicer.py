@@ -181,4 +181,6 @@ def _response_of(item: StreamItem) -> pb.SubscribeResponse:
     )
     if item.sealed is not None and item.sealed.size_bytes <= INLINE_BYTES:
         response.group.CopyFrom(sealed_to_message(item.sealed))
+    else:
+        response.producer = item.producer
     return response

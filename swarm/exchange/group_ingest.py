@@ -4,7 +4,6 @@ Invariant: a group of another node reaches the learner and other peers only afte
 """
 
 import logging
-from collections import deque
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -34,25 +33,25 @@ STRAY_PAUSE_S: Final = 10.0  # a follower that brought a group of another lineag
 
 
 class Announcer(Protocol):
-    """The stream of a neighbour that announced a group."""
+    """The notice of a group that a neighbour sent while another one was to deliver it; equal for one neighbour."""
 
-    def fetch_later(self, digest: Digest) -> bool:
-        """Will fetch a group that another neighbour announced first and did not deliver; False where it cannot."""
+    def fetch_later(self) -> None:
+        """That one did not: whoever comes first of those that announced it fetches it."""
         ...
 
 
 class FetchQueue:
     """Announced groups that are being fetched, each with the other neighbours that announced it too.
 
-    Invariant: a group is fetched from one neighbour at a time, and the next one tries where that one does not deliver.
+    Invariant: a group is fetched from one neighbour at a time, and another one tries where that one does not deliver.
 
     Example:
-        if not queue.announce(digest, stream):
+        if not queue.announce(digest, announcer):
             queue.begin(digest)  # this neighbour fetches it, then calls `settle` or `pass_on`
     """
 
     def __init__(self) -> None:
-        self._announcers: dict[Digest, deque[Announcer]] = {}  # in order of their notices
+        self._announcers: dict[Digest, dict[Announcer, None]] = {}  # in order of their notices
 
     def __len__(self) -> int:
         return len(self._announcers)
@@ -60,25 +59,22 @@ class FetchQueue:
     def announce(self, digest: Digest, announcer: Announcer) -> bool:
         """Whether the group is being fetched already; then this neighbour is remembered as one more source of it."""
         announcers = self._announcers.get(digest)
-        if announcers is not None and announcer not in announcers:
-            announcers.append(announcer)
+        if announcers is not None:
+            announcers.setdefault(announcer)
         return announcers is not None
 
     def begin(self, digest: Digest) -> None:
         """Somebody begins to fetch the group."""
-        self._announcers[digest] = deque()
+        self._announcers[digest] = {}
 
     def settle(self, digest: Digest) -> None:
         """The group came and was judged: nobody needs to fetch it any more."""
         del self._announcers[digest]
 
     def pass_on(self, digest: Digest) -> None:
-        """The next neighbour that announced it fetches it, or whoever announces it from now on."""
-        announcers = self._announcers[digest]
-        while announcers:
-            if announcers.popleft().fetch_later(digest):
-                return
-        del self._announcers[digest]
+        """One of the others that announced it fetches it, or whoever announces it from now on."""
+        for announcer in self._announcers.pop(digest):
+            announcer.fetch_later()
 
 
 @dataclass(eq=False, repr=False)

@@ -168,6 +168,7 @@ class GroupStreams:
                         size_bytes=sealed.size_bytes,
                         sealed=sealed if is_own else None,
                         commitments=() if is_own or not wanted.wants_commitments else (info.commitment,),
+                        producer=sealed.producer,
                     )
                     if not is_own:
                         yield item

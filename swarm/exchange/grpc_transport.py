@@ -16,7 +16,7 @@ from swarm.config import ExchangeConfig
 from swarm.errors import ConfigError, Forged, NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.exchange_servicer import FETCH_BYTES, ExchangeServicer
 from swarm.exchange.group_stream import SUBSCRIBE_BATCH
-from swarm.identity import Identity
+from swarm.identity import Identity, is_hex_digest
 from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamItem
 from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
 from swarm.wire.adverts import cursor_from_message, cursor_to_message
@@ -249,6 +249,8 @@ def _item_of(response: pb.SubscribeResponse, what: str) -> StreamItem:
         raise Unavailable(f"{what}: digest of {len(response.digest)} bytes, expected 32")
     if len(commitments) > SUBSCRIBE_BATCH or any(len(commitment) != 32 for commitment in commitments):
         raise Unavailable(f"{what}: {len(commitments)} commitments, expected at most {SUBSCRIBE_BATCH} of 32 bytes")
+    if response.producer and not is_hex_digest(response.producer):
+        raise Unavailable(f"{what}: a producer that is no node id")
     sealed = None
     if response.digest and response.HasField("group"):
         # The claimed digest is kept: admission hashes the body once and refuses a false one by name.
@@ -265,6 +267,7 @@ def _item_of(response: pb.SubscribeResponse, what: str) -> StreamItem:
         size_bytes=response.size_bytes,
         sealed=sealed,
         commitments=commitments,
+        producer=response.producer,
     )
 
 

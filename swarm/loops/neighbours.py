@@ -12,15 +12,15 @@ from typing import Any, Final
 
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
-from swarm.flow import Backoff, BoundedTable
+from swarm.flow import Backoff
 from swarm.interfaces import Discovery, PeerAddress, PeerClient, StreamItem, Transport
 from swarm.loops.address_trials import AddressTrials
 from swarm.loops.choose_peers import choose_peers, sample_adverts, unlisted_followers
 from swarm.loops.dial import dial
-from swarm.loops.supervise import supervise
-from swarm.peers.peer_table import MAX_PEERS
+from swarm.loops.notices import LaterNotice, Notice, StreamPositions
+from swarm.loops.supervise import run_once, supervise
 from swarm.peers.reputation import UNPROVEN
-from swarm.types import Advert, Cursor, Digest, NodeId, Refused, ScoredGroup, SealedGroup, StreamFilter, short
+from swarm.types import Advert, Cursor, Refused, SealedGroup, StreamFilter, short
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,6 @@ FETCH_TIMEOUT_S: Final = 30.0
 MAX_ROUNDS: Final = 4  # of trials begun after one look-up, while addresses answer
 RELAY_S: Final = 600.0  # that neighbours announce the groups of others after there were more nodes than neighbours
 LASTING_S: Final = 30.0  # a stream that ends sooner and brought nothing counts as a failure
-MAX_FETCH_LATER: Final = 8  # groups that one neighbour fetches in another one's place
 
 
 async def neighbours_loop(agent: Agent, transport: Transport, directory: Discovery, rng: random.Random) -> None:
@@ -37,7 +36,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
     While the directory does not answer, or names nobody, neighbours that work stay, and known peers and anchors are
     dialled.
     """
-    cursors = BoundedTable[NodeId, Cursor](MAX_PEERS)
+    positions = StreamPositions(agent.config.exchange.max_group_bytes)
     followed: dict[tuple[PeerAddress, bool], NeighbourStream] = {}  # (peer, with notices of others' groups)
     adverts: list[Advert] = []
     relay_until_s = -math.inf
@@ -63,7 +62,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
                         followed.pop((address, relayed)).stop()
                 for address, relayed in sorted(wanted - followed.keys(), key=lambda key: key[0].node_id):
                     follow = followed[address, relayed] = NeighbourStream(
-                        agent, transport, address, relayed, cursors, rng
+                        agent, transport, address, relayed, positions, rng
                     )
                     follow.start(tasks)
                 if num_answers < MAX_ROUNDS:
@@ -74,7 +73,11 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
 
 
 class NeighbourStream:
-    """One neighbour: connects, subscribes where we left off, and passes everything to admission."""
+    """One neighbour: connects, subscribes where we left off, and passes everything to admission.
+
+    What it made itself is judged in order while nothing more is read; what it announces is fetched one after the other
+    and judged beside the stream.
+    """
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class NeighbourStream:
         transport: Transport,
         address: PeerAddress,
         relay: bool,
-        cursors: dict[NodeId, Cursor],
+        positions: StreamPositions,
         rng: random.Random,
     ) -> None:
         self._agent = agent
@@ -95,20 +98,20 @@ class NeighbourStream:
             wants_zero_variance=replay.keep_zero_variance or replay.barrier,
             wants_commitments=True,
         )
-        self._cursors = cursors
+        self._cursors = positions.cursors
+        self._notices = positions.notices_of(address.node_id)
         self._rng = rng
-        self._backoff = Backoff(rng)
+        self._backoff, self._fetch_backoff = Backoff(rng), Backoff(rng)
         self._client: PeerClient | None = None  # while connected
-        self._later: asyncio.Queue[Digest] = asyncio.Queue(
-            MAX_FETCH_LATER
-        )  # announced here too, not delivered elsewhere
+        self._group: asyncio.TaskGroup | None = None  # owns the tasks
         self._tasks: list[asyncio.Task[None]] = []
-        self._receiving: set[asyncio.Task[Any] | None] = set()  # those of them whose group is under admission
+        self._receiving: asyncio.Task[Any] | None = None  # the one of them whose group is under admission
         self._is_over = False
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Streams until stopped; a broken stream is opened again after a wait."""
-        for what, loop in (("follow", self._follow), ("catch up", self._catch_up)):
+        self._group = tasks
+        for what, loop in (("follow", self._follow), ("fetch from", self._fetch_announced)):
             name = f"{what} {short(self._address.node_id)}"
             self._tasks.append(tasks.create_task(supervise(name, loop, self._agent, self._rng), name=name))
 
@@ -116,20 +119,13 @@ class NeighbourStream:
         """Ends it, but not during an admission: a group stored and not used would be a duplicate ever after."""
         self._is_over = True
         for task in self._tasks:
-            if task not in self._receiving:
+            if task is not self._receiving:
                 task.cancel()
 
     @property
     def is_connected(self) -> bool:
         """Whether it streams now."""
         return self._client is not None
-
-    def fetch_later(self, digest: Digest) -> bool:
-        """Will fetch a group that another neighbour announced first and did not deliver; False where it cannot."""
-        if self._client is None or self._later.full():
-            return False
-        self._later.put_nowait(digest)
-        return True
 
     async def _follow(self) -> None:
         while True:
@@ -150,12 +146,13 @@ class NeighbourStream:
         cursor, began_s, num_items = self._cursors.get(peer, Cursor()), self._agent.clock.monotonic_s(), 0
         try:
             self._client = client
+            self._notices.changed.fire()
             self._agent.peers.set_connected(peer, True)
             self._agent.context.changed.fire()
             async for item in client.subscribe(cursor, self._wanted):
                 num_items += 1
                 self._agent.ingest.count_item(peer)
-                await self._take(client, item)
+                await self._take(item)
                 self._agent.reputation.require_allowed(peer)
                 self._cursors[peer] = item.cursor
                 self._backoff.reset()
@@ -166,13 +163,11 @@ class NeighbourStream:
             raise
         finally:
             self._client = None
-            while not self._later.empty():
-                self._agent.ingest.fetching.pass_on(self._later.get_nowait())
             self._agent.peers.set_connected(peer, False)
             self._agent.context.changed.fire()
             await client.close()
 
-    async def _take(self, client: PeerClient, item: StreamItem) -> None:
+    async def _take(self, item: StreamItem) -> None:
         """An item of the stream: a group, or the notice of one."""
         latency_ms = self._agent.config.faults.latency_ms
         if latency_ms:
@@ -181,59 +176,89 @@ class NeighbourStream:
         self._agent.novelty.commit(item.commitments, via=self._address.node_id)
         if not item.digest:
             return
-        if item.sealed is not None:
-            if ingest.is_wanted_from(self._address.node_id):
-                await self._receive(item.sealed)
-            else:
-                ingest.bytes_received += item.sealed.size_bytes
-            return
-        if item.size_bytes > self._agent.config.exchange.max_group_bytes:
-            return
-        if await self._agent.store.contains(item.digest):
-            return
-        # Asked after the store: while that answered, another stream may have begun to fetch it.
-        if ingest.fetching.announce(item.digest, self):
-            return
-        if not ingest.is_wanted_from(self._address.node_id):
-            return
-        ingest.fetching.begin(item.digest)
-        await self._fetch(client, item.digest)
+        if item.sealed is None:
+            is_held = await self._agent.store.contains(item.digest)
+            if not is_held and item.size_bytes <= self._agent.config.exchange.max_group_bytes:
+                await self._notices.add(Notice(item.digest, item.size_bytes, item.producer))
+        elif ingest.is_wanted_from(self._address.node_id):
+            await self._receive(item.sealed)
+        else:
+            ingest.bytes_received += item.sealed.size_bytes
 
-    async def _fetch(self, client: PeerClient, digest: Digest) -> None:
-        """Fetches a group that `begin` was called for; where the neighbour does not deliver, the next one tries."""
-        is_settled = False
+    # --- what it announces -------------------------------------------------------------------------
+
+    async def _fetch_announced(self) -> None:
+        """Fetches what was announced, one after the other, beside the stream; the verdicts are waited for elsewhere."""
+        while True:
+            await self._notices.changed.until(lambda: self._client is not None and self._notices.has_next())
+            notice, client = self._notices.take(), self._client
+            assert client is not None and self._group is not None
+            try:
+                self._agent.reputation.require_allowed(self._address.node_id)
+                sealed = await self._fetch(client, notice)
+            except BaseException as error:
+                self._notices.put_back(notice)
+                if not isinstance(error, Unavailable):
+                    raise
+                logger.debug("peer unavailable", extra={"peer": short(self._address.node_id), "error": str(error)})
+                await self._fetch_backoff.wait()
+                continue
+            self._fetch_backoff.reset()
+            if sealed is None:
+                self._notices.end(notice)
+            else:
+                # of the loop's group and not of this stream: it ends when the verdict is there
+                self._group.create_task(self._judge(sealed, notice), name=f"judge {short(notice.digest)}")
+
+    async def _fetch(self, client: PeerClient, notice: Notice) -> SealedGroup | None:
+        """The group of a notice, which `FetchQueue` then knows as begun; None where there is nothing to fetch here.
+
+        Raises Unavailable where the neighbour does not deliver; another one that announced it tries.
+        """
+        ingest, digest = self._agent.ingest, notice.digest
+        if await self._agent.store.contains(digest):
+            return None
+        # Asked after the store: while that answered, another stream may have begun to fetch it.
+        if ingest.fetching.announce(digest, LaterNotice(self._notices, notice)):
+            return None
+        if not ingest.is_wanted_from(self._address.node_id):
+            return None
+        ingest.fetching.begin(digest)
+        sealed = None
         try:
-            sealed = await client.fetch(digest, self._agent.config.exchange.max_group_bytes, FETCH_TIMEOUT_S)
-            result = await self._receive(sealed)
-            is_settled = not isinstance(result, Refused) or result.reason not in UNPROVEN
+            sealed = await client.fetch(digest, notice.size_bytes, FETCH_TIMEOUT_S)
         except (NotHeld, TooLarge) as error:
             logger.debug("notice not followed", extra={"peer": short(self._address.node_id), "error": str(error)})
         finally:
-            if is_settled:
-                self._agent.ingest.fetching.settle(digest)
-            else:
-                self._agent.ingest.fetching.pass_on(digest)
+            if sealed is None:
+                ingest.fetching.pass_on(digest)
+        return sealed
 
-    async def _catch_up(self) -> None:
-        """Fetches in other neighbours' places, beside the stream: one that delivers nothing holds up nobody else's."""
-        while True:
-            digest = await self._later.get()
-            client = self._client
-            if client is None:
-                self._agent.ingest.fetching.pass_on(digest)
-                continue
-            try:
-                await self._fetch(client, digest)
-            except Unavailable as error:
-                logger.debug("peer unavailable", extra={"peer": short(self._address.node_id), "error": str(error)})
+    async def _judge(self, sealed: SealedGroup, notice: Notice) -> None:
+        """Admission of a group that was fetched; one that anybody may have forged is fetched from the next."""
+        is_settled = False
 
-    async def _receive(self, sealed: SealedGroup) -> ScoredGroup | Refused:
-        task = asyncio.current_task()
-        self._receiving.add(task)
-        try:
+        async def judge() -> None:
+            nonlocal is_settled
             result = await self._agent.ingest.receive(sealed, via=self._address.node_id)
+            is_settled = not isinstance(result, Refused) or result.reason not in UNPROVEN
+
+        try:
+            await run_once("judge", judge, self._agent)
         finally:
-            self._receiving.discard(task)
+            self._notices.end(notice)
+            if is_settled:
+                self._agent.ingest.fetching.settle(notice.digest)
+            else:
+                self._agent.ingest.fetching.pass_on(notice.digest)
+
+    # --- what it made ------------------------------------------------------------------------------
+
+    async def _receive(self, sealed: SealedGroup) -> None:
+        self._receiving = asyncio.current_task()
+        try:
+            await self._agent.ingest.receive(sealed, via=self._address.node_id)
+        finally:
+            self._receiving = None
         if self._is_over:
             raise asyncio.CancelledError  # which `stop` put off
-        return result

@@ -38,3 +38,18 @@ async def supervise(name: str, loop: Callable[[], Awaitable[None]], agent: Agent
             logger.exception("loop failed", extra={"loop": name})
             agent.record_failure(name, error)
         await backoff.wait()
+
+
+async def run_once(name: str, work: Callable[[], Awaitable[None]], agent: Agent) -> None:
+    """Runs what is done once; a failure is logged, counted and reported, and that is all.
+
+    Raises:
+        ConfigError: from the work; trying again would not help.
+    """
+    try:
+        await work()
+    except ConfigError:
+        raise
+    except Exception as error:
+        logger.exception("work failed", extra={"work": name})
+        agent.record_failure(name, error)

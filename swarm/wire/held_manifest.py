@@ -7,7 +7,7 @@ without it could mean to forget who may take part.
 from pathlib import Path
 from typing import Any, Final
 
-from swarm.config import NodeConfig
+from swarm.config import EntryConfig, NodeConfig
 from swarm.errors import ConfigError, StorageFull, SwarmError
 from swarm.identity import node_id_of
 from swarm.process import read_json, write_json
@@ -42,14 +42,22 @@ def load_held(directory: Path, run_id: str) -> SignedManifest | None:
         ) from None
 
 
-def with_held(config: NodeConfig, held: SignedManifest | None) -> NodeConfig:
+def with_held(config: NodeConfig, held: SignedManifest | None, own: EntryConfig | None = None) -> NodeConfig:
     """A node's configuration with who may take part and the coordinator's key as the newest manifest says.
 
-    What the node's own file denies stays denied.
+    What the node's own file denies stays denied, and whose groups count in full is as its own `established` says
+    unless that is `auto`.
+
+    Args:
+        config: of the node, perhaps with what an older manifest said.
+        held: the newest one; None where no manifest is followed.
+        own: `entry` of the node's own file; None: that of `config`.
     """
     if held is None:
         return config
-    denied = tuple(dict.fromkeys((*held.manifest.entry.denied, *config.entry.denied)))
-    entry = held.manifest.entry.model_copy(update={"denied": denied})
+    own, entry = own or config.entry, held.manifest.entry
+    denied = tuple(dict.fromkeys((*entry.denied, *own.denied)))
+    established = entry.established if own.established == "auto" else own.established
+    entry = entry.model_copy(update={"denied": denied, "established": established})
     coordinator = config.coordinator.model_copy(update={"fingerprint": held.key})
     return config.model_copy(update={"entry": entry, "coordinator": coordinator})

@@ -118,6 +118,8 @@ def node_config_from_manifest(
 ) -> JsonDict:
     """Plain data of a node.toml that takes part in the run from `directory`; it loads as NodeConfig.
 
+    Without `entry.established`, so that what stands there is the node's own; the newest manifest says it otherwise.
+
     Raises:
         ConfigError: the manifest breaks a bound.
     """
@@ -143,4 +145,5 @@ def node_config_from_manifest(
         "coordinator": {"address": ",".join(link.addresses), "fingerprint": link.fingerprint},
     }
     parse_config(NodeConfig, data, "manifest")
+    del data["entry"]["established"]
     return data

@@ -18,6 +18,7 @@ from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops.neighbours import NeighbourStream
+from swarm.loops.notices import StreamPositions
 from swarm.objectives.batch import Batch, make_batch
 from swarm.testing.builders import HoldsNothing, ToyTokenizer, make_group, make_identity, toy_task
 from swarm.testing.nodes import make_agent, make_context
@@ -123,7 +124,7 @@ class AttackedNode:
 
     def stream_from(self, address: PeerAddress) -> NeighbourStream:
         """Takes groups from a peer until the node ends."""
-        stream = NeighbourStream(self.agent, self.transport, address, False, {}, random.Random(0))
+        stream = NeighbourStream(self.agent, self.transport, address, False, StreamPositions(2**22), random.Random(0))
         stream.start(self._tasks)
         self._streams.append(stream)
         return stream

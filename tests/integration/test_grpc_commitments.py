@@ -14,6 +14,7 @@ from swarm.exchange.novelty import Novelty, commitment_of
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops.neighbours import NeighbourStream
+from swarm.loops.notices import StreamPositions
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import HoldsNothing, make_group, make_identity
 from swarm.testing.nodes import make_agent, make_context
@@ -120,7 +121,7 @@ async def race(monkeypatch: pytest.MonkeyPatch, *, is_noted: bool) -> tuple[set[
         for identity, server in servers.items():
             (endpoint,) = await server.serve(handlers[identity])
             address = PeerAddress(node_id=identity.node_id, endpoint=endpoint)
-            streams.append(NeighbourStream(victim, client, address, False, {}, rng))
+            streams.append(NeighbourStream(victim, client, address, False, StreamPositions(2**22), rng))
             streams[-1].start(tasks)
         await until(lambda: len(victim.peers.connected) == 2)
         group = original()

@@ -111,6 +111,40 @@ async def test_a_node_follows_a_newer_list_of_members_and_serials_rise_with_chan
     assert held is not None and held.manifest.serial > serial
 
 
+def the_manifest_alone(config: NodeConfig, held: SignedManifest | None, own: EntryConfig | None = None) -> NodeConfig:
+    """Mutation: nothing of the node's own entry counts beside the manifest's."""
+    return config if held is None else config.model_copy(update={"entry": held.manifest.entry})
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "the_manifest_alone"])
+@pytest.mark.parametrize("own", ["everybody", "members"])
+async def test_whose_groups_count_in_full_is_as_a_node_set_it_for_itself(
+    own: str, is_kept: bool, tmp_path: Path
+) -> None:
+    follow = with_held if is_kept else the_manifest_alone
+    async with coordinator(config_in(tmp_path / "run")) as link:
+        await join_swarm(link, tmp_path / "node", [f"entry.established={own}"], **QUIET)
+    held = load_held(tmp_path / "node", RUN)
+    config = follow(load_config(NodeConfig, tmp_path / "node" / "node.toml"), held)
+    assert held is not None and held.manifest.entry.established == "auto"
+    assert config.entry.members == (MEMBER.node_id,)
+    assert (config.entry.established == own) is is_kept
+
+
+async def test_a_node_that_set_nothing_follows_whose_groups_count_and_who_is_denied_no_more(tmp_path: Path) -> None:
+    run, plain = tmp_path / "run", config_in(tmp_path / "run")
+    entry = plain.node.entry.model_copy(update={"established": "everybody", "denied": (NEWCOMER.node_id,)})
+    async with coordinator(plain) as link:
+        await join_swarm(link, tmp_path / "node", [], **QUIET)
+    config = load_config(NodeConfig, tmp_path / "node" / "node.toml")
+    own, seen = config.entry, list[tuple[str, tuple[str, ...]]]()
+    for node in (plain.node, plain.node.model_copy(update={"entry": entry}), plain.node):
+        async with coordinator(config_in(run, node=node)):
+            config = with_held(config, load_held(run, RUN), own)
+        seen.append((config.entry.established, config.entry.denied))
+    assert seen == [("auto", ()), ("everybody", (NEWCOMER.node_id,)), ("auto", ())]
+
+
 @pytest.mark.parametrize("is_checked", [True, False])
 async def test_an_older_manifest_of_the_same_key_is_refused(
     is_checked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -32,7 +32,7 @@ from swarm.exchange.agent import Agent
 from swarm.identity import Identity, Verify, verify
 from swarm.interfaces import CoordinatorClient
 from swarm.loops import KEPT_SHARE, run_agent, run_worker
-from swarm.loops.neighbours import MAX_FETCH_LATER
+from swarm.loops.notices import MAX_AT_ONCE
 from swarm.node_context import NodeContext
 from swarm.peers.coordinator_client import MAX_PENDING_VERSIONS
 from swarm.peers.peer_table import MAX_IN_USE, MAX_PEERS
@@ -301,7 +301,7 @@ class VirtualSwarm:
             "edges": (len(agent.coordinator_view.edges), MAX_EDGES),
             # A stream that has lost its place ends after the admission that it is in.
             "connections": (len(agent.peers.connected), agent.config.exchange.max_neighbours + MAX_CONCURRENT),
-            "fetches": (len(agent.ingest.fetching), (2 + MAX_FETCH_LATER) * agent.config.exchange.max_neighbours),
+            "fetches": (len(agent.ingest.fetching), (1 + MAX_AT_ONCE) * agent.config.exchange.max_neighbours),
             "versions kept": (len(agent.coordinator_view.pending_versions), MAX_PENDING_VERSIONS),
         }
         for what, (value, limit) in bounds.items():

@@ -22,18 +22,20 @@ class SubscribeRequest(_message.Message):
     def __init__(self, cursor: _Optional[_Union[_advert_pb2.Cursor, _Mapping]] = ..., relay: bool = ..., zero_variance: bool = ..., commitments: bool = ...) -> None: ...
 
 class SubscribeResponse(_message.Message):
-    __slots__ = ("cursor", "digest", "size_bytes", "group", "commitments")
+    __slots__ = ("cursor", "digest", "size_bytes", "group", "commitments", "producer")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     COMMITMENTS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
     cursor: _advert_pb2.Cursor
     digest: bytes
     size_bytes: int
     group: _rollout_pb2.SealedGroup
     commitments: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, cursor: _Optional[_Union[_advert_pb2.Cursor, _Mapping]] = ..., digest: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., group: _Optional[_Union[_rollout_pb2.SealedGroup, _Mapping]] = ..., commitments: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    producer: str
+    def __init__(self, cursor: _Optional[_Union[_advert_pb2.Cursor, _Mapping]] = ..., digest: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., group: _Optional[_Union[_rollout_pb2.SealedGroup, _Mapping]] = ..., commitments: _Optional[_Iterable[bytes]] = ..., producer: _Optional[str] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("digest", "offset")

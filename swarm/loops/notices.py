@@ -1,0 +1,153 @@
+"""Notices of groups that wait to be fetched from one neighbour: the origins that it names take turns.
+
+Invariant: of each origin one group is fetched or judged at a time, of all of them at most MAX_AT_ONCE groups, and two
+of the largest size in bytes; so a group whose verdict takes long holds up those of its own origin only, and what the
+neighbour made itself waits for nobody else's. At most MAX_WAITING wait.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
+
+from swarm.fairness import FairTable
+from swarm.flow import BoundedTable, Signal
+from swarm.peers.peer_table import MAX_PEERS
+from swarm.peers.quotas import MAX_NEIGHBOURS
+from swarm.types import Cursor, Digest, NodeId
+
+MAX_WAITING: Final = 256  # notices of one neighbour: no more than commitments of it are remembered
+MAX_AT_ONCE: Final = 16  # groups of one neighbour that are fetched or judged, beside those that it made itself
+PATIENCE_S: Final = 1.0  # that a neighbour is not read from where no room comes
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A group that a neighbour has."""
+
+    digest: Digest
+    size_bytes: int  # as the neighbour says; no more than that is fetched
+    origin: NodeId  # who made it, as the neighbour says; empty where it does not
+
+
+class Notices:
+    """What one neighbour announced and has not delivered, over all its connections.
+
+    Args:
+        neighbour: its own groups go first.
+        max_group_bytes: of the largest group.
+
+    Example:
+        await notices.add(notice)
+        await notices.changed.until(notices.has_next)
+        notice = notices.take()
+        ...  # it is fetched and judged
+        notices.end(notice)
+    """
+
+    def __init__(self, neighbour: NodeId, max_group_bytes: int) -> None:
+        self._neighbour = neighbour
+        self._max_bytes = 2 * max_group_bytes
+        self._waiting = FairTable[NodeId, Digest]()  # by origin
+        self._notices: dict[Digest, Notice] = {}  # those that wait, and those under way
+        self._under_way: dict[NodeId, Notice] = {}  # by origin
+        self._is_stuck = False  # no room came in time, and half of the table is not free again
+        self.changed = Signal()
+        self.num_dropped = 0  # for want of room
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_under_way(self) -> int:
+        """Groups that are fetched or judged now."""
+        return len(self._under_way)
+
+    async def add(self, notice: Notice) -> None:
+        """Adds one that the neighbour sent, unless it is there. Where there is no room, and none comes in PATIENCE_S,
+        the origin with most loses its oldest."""
+        if notice.digest in self._notices:
+            return
+        if len(self._waiting) >= MAX_WAITING and not self._is_stuck:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await self.changed.until(lambda: len(self._waiting) < MAX_WAITING)
+            except TimeoutError:
+                self._is_stuck = True
+        self.put(notice)
+
+    def put(self, notice: Notice) -> None:
+        """Adds one at once, unless it is there."""
+        if notice.digest in self._notices:
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            dropped = self._notices.pop(self._waiting.oldest_of_longest())
+            self._waiting.remove(dropped.origin, dropped.digest)
+            self.num_dropped += 1
+        self._notices[notice.digest] = notice
+        self._waiting.add(notice.origin, notice.digest)
+        self.changed.fire()
+
+    def has_next(self) -> bool:
+        """Whether one of those that wait may be fetched now."""
+        return self._next_origin() is not None
+
+    def take(self) -> Notice:
+        """The next one, which is under way until `end` or `put_back`; `has_next` holds."""
+        origin = self._next_origin()
+        assert origin is not None
+        notice = self._under_way[origin] = self._notices[self._waiting.pop_oldest(origin)]
+        if len(self._waiting) <= MAX_WAITING // 2:
+            self._is_stuck = False
+        self.changed.fire()
+        return notice
+
+    def end(self, notice: Notice) -> None:
+        """It was judged, or nobody needs to fetch it here."""
+        del self._notices[notice.digest], self._under_way[notice.origin]
+        self.changed.fire()
+
+    def put_back(self, notice: Notice) -> None:
+        """It was not delivered, and is tried again after the others of its origin."""
+        self.end(notice)
+        self.put(notice)
+
+    def _next_origin(self) -> NodeId | None:
+        waiting, under_way = self._waiting.parties, self._under_way
+        if self._neighbour in waiting and self._neighbour not in under_way:
+            return self._neighbour
+        others = [notice for origin, notice in under_way.items() if origin != self._neighbour]
+        if len(others) >= MAX_AT_ONCE:
+            return None
+        origin = next((origin for origin in waiting if origin not in under_way), None)
+        if origin is None:
+            return None
+        size_bytes = self._notices[self._waiting.oldest(origin)].size_bytes
+        has_room = not others or size_bytes + sum(other.size_bytes for other in others) <= self._max_bytes
+        return origin if has_room else None
+
+
+@dataclass(frozen=True, slots=True)
+class LaterNotice:
+    """An `Announcer`: a notice that its neighbour's groups get back where another neighbour does not deliver."""
+
+    notices: Notices
+    notice: Notice = field(compare=False)  # a neighbour has one place, whatever it says of a group
+
+    def fetch_later(self) -> None:
+        self.notices.put(self.notice)
+
+
+class StreamPositions:
+    """How far the stream of each neighbour was read, and what of it was not fetched yet."""
+
+    def __init__(self, max_group_bytes: int) -> None:
+        self._max_group_bytes = max_group_bytes
+        self.cursors = BoundedTable[NodeId, Cursor](MAX_PEERS)
+        self._notices = BoundedTable[NodeId, Notices](MAX_NEIGHBOURS)
+
+    def notices_of(self, neighbour: NodeId) -> Notices:
+        """Its notices; empty ones where it was no neighbour lately."""
+        notices = self._notices.get(neighbour)
+        if notices is None:
+            notices = self._notices[neighbour] = Notices(neighbour, self._max_group_bytes)
+        return notices
