@@ -91,7 +91,7 @@ class GroupMaker:
             spans=(VersionSpan(start=0, version=self._version),),
         )
         return Rollout(
-            text=" ".join(self._words[rank] for rank in ranks),
+            actions=(" ".join(self._words[rank] for rank in ranks),),
             trace=trace,
             sampling=Sampling(temperature=1.0, max_new_tokens=512),
             finish=FinishReason.STOP,

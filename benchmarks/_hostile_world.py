@@ -24,8 +24,9 @@ from coordinator.core import CoordinatorCore
 from node.build import build_worker, open_weight_store
 from swarm.config import EntryConfig, NodeConfig
 from swarm.environments.curriculum import evaluation_tasks
-from swarm.environments.environment import NumberedEnvironment
+from swarm.environments.environment import AnswerEnvironment
 from swarm.environments.load import build_environments
+from swarm.environments.replay import answer_reward
 from swarm.events import Event, GroupRefused, GroupsDrawn, OthersSetAside
 from swarm.exchange.agent import Agent
 from swarm.identity import Identity
@@ -156,7 +157,7 @@ class HostileWorld:
         self.environments = {
             name: environment
             for name, environment in build_environments(self.configs[0].environments).items()
-            if isinstance(environment, NumberedEnvironment)
+            if isinstance(environment, AnswerEnvironment)
         }
         self.problems = [
             (environment, task)
@@ -362,7 +363,7 @@ class HostileWorld:
         """Held-out greedy accuracy of a trainer's newest weights, mean over tasks."""
         answers = worker.evaluate([task for _, task in self.problems])
         rewards = [
-            environment.reward(task.task_id, answer)
+            answer_reward(environment, task.task_id, answer)
             for (environment, task), answer in zip(self.problems, answers, strict=True)
         ]
         return float(np.mean(rewards))

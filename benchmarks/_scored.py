@@ -40,7 +40,7 @@ async def scored_groups(
     )
     scored: list[ScoredGroup] = []
     for index, group in enumerate(groups):
-        verdict = await verifier.score(group.env, group.task_id, [rollout.text for rollout in group.rollouts])
+        verdict = await verifier.verify(group.env, group.task_id, [rollout.actions for rollout in group.rollouts])
         scored.append(
             ScoredGroup(
                 digest=hashlib.sha256(f"{label}/{index}".encode()).digest(),

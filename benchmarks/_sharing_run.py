@@ -22,6 +22,7 @@ from swarm.config import EnvironmentConfig, LearnerConfig, ReplayConfig
 from swarm.environments.char_tasks import KINDS
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
+from swarm.environments.replay import answer_reward
 from swarm.exchange.external_sampler import Candidate, sample
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
@@ -302,5 +303,5 @@ class Swarm:
         for node in self.nodes:
             answers = evaluate(node.generator, CharTokenizer(), [task for _, task in self._problems], MAX_NEW_TOKENS)
             for (environment, task), answer in zip(self._problems, answers, strict=True):
-                totals[environment.name].append(environment.reward(task.task_id, answer))
+                totals[environment.name].append(answer_reward(environment, task.task_id, answer))
         return {kind: float(np.mean(values)) for kind, values in totals.items()}

@@ -23,6 +23,7 @@ from swarm.config import EnvironmentConfig, GuardConfig, LearnerConfig, ReplayCo
 from swarm.environments.char_tasks import KINDS
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
+from swarm.environments.replay import answer_reward
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.guarded_learner import GuardedLearner
@@ -315,5 +316,5 @@ class StaleRun:
         answers = evaluate(self.policy.generator, CharTokenizer(), [task for _, task in self._problems], MAX_NEW_TOKENS)
         totals: dict[str, list[float]] = {kind: [] for kind in KINDS}
         for (environment, task), answer in zip(self._problems, answers, strict=True):
-            totals[environment.name].append(environment.reward(task.task_id, answer))
+            totals[environment.name].append(answer_reward(environment, task.task_id, answer))
         return {kind: float(np.mean(values)) for kind, values in totals.items()}

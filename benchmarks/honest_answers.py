@@ -198,7 +198,7 @@ class World:
             turn_ids=trace.turn_ids[:most],
         )
         text = self.tokenizer.decode(ids.tolist())
-        return replace(rollout, text=text, trace=cut, sampling=sampling, finish=FinishReason.LENGTH)
+        return replace(rollout, actions=(text,), trace=cut, sampling=sampling, finish=FinishReason.LENGTH)
 
 
 def as_own_lineage(group: RolloutGroup, node_id: str) -> RolloutGroup:

@@ -29,6 +29,7 @@ from swarm.config import EnvironmentConfig, LearnerConfig, ReplayConfig
 from swarm.environments.char_tasks import KINDS
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
+from swarm.environments.replay import answer_reward
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
@@ -60,7 +61,7 @@ def rollout_of(like: Rollout, token_ids: Sequence[int]) -> Rollout:
         turn_ids=np.zeros(count, np.int16),
         spans=(VersionSpan(start=0, version=like.trace.spans[0].version),),
     )
-    return replace(like, text="", trace=trace)
+    return replace(like, actions=("",), trace=trace)
 
 
 def strangers(attack: str, honest: ScoredGroup, reference: str, rng: np.random.Generator) -> ScoredGroup:
@@ -145,8 +146,8 @@ class Run:
             for task in evaluation_tasks(environment, "held_out", NUM_PROBLEMS, seed=7)
         ]
         answers = evaluate(self._generator, CharTokenizer(), [task for _, task in problems], MAX_NEW_TOKENS)
-        rewards = [env.reward(task.task_id, answer) for (env, task), answer in zip(problems, answers, strict=True)]
-        return float(np.mean(rewards))
+        tries = zip(problems, answers, strict=True)
+        return float(np.mean([answer_reward(env, task.task_id, answer) for (env, task), answer in tries]))
 
 
 async def course(attack: str, replay: ReplayConfig, seed: int) -> list[float]:

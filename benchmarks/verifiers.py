@@ -15,6 +15,7 @@ from typing import Any, cast
 from swarm.config import EnvironmentConfig
 from swarm.environments.answer_forms import FORM, JUDGED
 from swarm.environments.reasoning_gym import ReasoningGymEnvironment
+from swarm.environments.replay import answer_reward
 from swarm.errors import ConfigError
 from swarm.testing.hostile_answers import TEXT, hostile_answers, is_excused
 
@@ -82,7 +83,7 @@ def known_answer(reference: str, entry: dict[str, Any]) -> str:
 def timed(environment: ReasoningGymEnvironment, task_id: int, answer: str) -> tuple[float, float]:
     """(CPU seconds, reward)"""
     began_s = time.process_time()
-    reward = environment.reward(task_id, answer)
+    reward = answer_reward(environment, task_id, answer)
     return time.process_time() - began_s, reward
 
 

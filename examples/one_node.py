@@ -114,7 +114,7 @@ async def train(config: NodeConfig, num_steps: int) -> tuple[float, float]:
         longest = config.generator.max_new_tokens
         answers = await asyncio.to_thread(evaluate, engine, loaded.tokenizer, held_out, longest)
         verdicts = [
-            await agent.score(task.env, task.task_id, [text]) for task, text in zip(held_out, answers, strict=True)
+            await agent.verify(task.env, task.task_id, [(text,)]) for task, text in zip(held_out, answers, strict=True)
         ]
         return float(np.mean([verdict.rewards[0] for verdict in verdicts]))
 

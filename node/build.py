@@ -230,7 +230,7 @@ def make_curriculum(
         chooser=recipes.main.prompts,
         candidates=producer.tasks,
         answer=producer.answer,
-        score=exchange.score,
+        verify=exchange.verify,
         offload=asyncio.to_thread,
         path=config.dir / "questions.json",
         seed=config.seed,

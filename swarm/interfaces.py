@@ -5,9 +5,12 @@ a disk, a network or another process has a second form in memory, in `swarm.simu
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+
+from swarm.episode import Action, Actions, EpisodeOutcome, Transition
 from swarm.types import (
     Advert,
     Advice,
@@ -57,24 +60,33 @@ class Offload(Protocol):
 # --- tasks and their verification -------------------------------------------------------------
 
 
+class Episode(Protocol):
+    """One try at a task: a state machine over actions, the same on every machine."""
+
+    def step(self, action: Action) -> Transition:
+        """What the environment answers; not called again after an end. May run hostile text: in the sandbox only."""
+        ...
+
+
 @runtime_checkable
 class Environment(Protocol):
-    """A source of problems that every node can rebuild from a number, with the verifier of their answers.
+    """A source of problems that every node can rebuild from a number, and replay the answers to.
 
-    One whose verifier needs more than 0.05 s of CPU for an answer says how much as `answer_cpu_s`; the time of the
-    slowest right answer times ten is a good choice, and sandbox.timeout_s bounds it.
+    One that needs more than 0.05 s of CPU for an action says how much as `answer_cpu_s`; the time of the slowest
+    right one times ten is a good choice, and sandbox.timeout_s bounds it.
     """
 
     name: str
-    verifier: str  # "name/version": two nodes with equal strings give equal rewards
+    verifier: str  # "name/version": two nodes with equal strings give equal observations and rewards
     num_tasks: int  # tasks are numbered 0..num_tasks-1
+    max_turns: int  # most actions of an episode; 1: a single answer
 
     def task(self, task_id: int) -> Task:
         """The problem with that number; the same on every machine. Raises LookupError outside its range."""
         ...
 
-    def reward(self, task_id: int, answer: str) -> float:
-        """Reward in [0, 1] of an answer text. May run hostile text: call it in the sandbox only."""
+    def episode(self, task_id: int) -> Episode:
+        """A new try at that problem; a function of configuration, number and actions. Raises LookupError."""
         ...
 
     def reference(self, task_id: int) -> str:
@@ -84,12 +96,18 @@ class Environment(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Result of the sandboxed verifier for one group: the task as rebuilt here, and a reward for each answer."""
+    """Result of the sandboxed verifier for one group: the task as rebuilt here, and each episode as replayed."""
 
     task: Task
-    rewards: FloatArray  # [G]
+    outcomes: tuple[EpisodeOutcome, ...]  # [G]
     verifier: str
     reference: str
+    rewards: FloatArray = field(init=False, compare=False)  # [G], in [0, 1], read-only
+
+    def __post_init__(self) -> None:
+        rewards = np.array([outcome.reward for outcome in self.outcomes], np.float32)
+        rewards.flags.writeable = False
+        object.__setattr__(self, "rewards", rewards)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,20 +120,22 @@ class Producer:
 
 
 class Verifier(Protocol):
-    """Scores answers in a restricted process, so that no answer can run code on the node."""
+    """Replays episodes in a restricted process, so that no answer can run code on the node."""
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str], producer: Producer | None = None) -> Verdict:
-        """Rebuilds the task and scores each answer.
+    async def verify(
+        self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
+    ) -> Verdict:
+        """Rebuilds the task and replays each episode.
 
         Args:
             env: name of the environment.
             task_id: of the task.
-            answers: hostile.
-            producer: of the answers; None: this node, which waits for no other producer.
+            episodes: the actions of each; hostile.
+            producer: of the actions; None: this node, which waits for no other producer.
 
         Raises:
             LookupError: unknown environment or task.
-            RolloutFailed: the verifier crashed, ran out of memory or out of time on these answers.
+            RolloutFailed: the verifier crashed, ran out of memory or out of time on these actions.
         """
         ...
 
@@ -568,7 +588,7 @@ class LocalExchange(Protocol):
         """Reports an evaluation."""
         ...
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+    async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
         """The sandboxed verifier (for evaluation)."""
         ...
 

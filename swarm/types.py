@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swarm.episode import Actions, EpisodeOutcome, Message
+
 IntArray = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float32]
@@ -89,14 +91,6 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
-    """A message of a chat. A last message of role `assistant` is a prefix that generation continues."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
     """A problem that any node can rebuild from its environment and number alone.
 
@@ -134,13 +128,18 @@ class TokenTrace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
-    """One response to a task."""
+    """One response to a task: a single answer, or an episode of several turns."""
 
-    text: str  # decode(token ids of the action tokens)
-    trace: TokenTrace | None  # None: only the text travelled
+    actions: Actions  # text of each turn: decode(its action tokens)
+    trace: TokenTrace | None  # None: only the texts travelled
     sampling: Sampling
     finish: FinishReason
     claimed_reward: float  # the producer's; a consumer uses only its own re-check
+
+    @property
+    def text(self) -> str:
+        """Text of the last turn: all of a single answer."""
+        return self.actions[-1] if self.actions else ""
 
     @property
     def oldest_step(self) -> int | None:
@@ -220,6 +219,7 @@ class ScoredGroup:
     is_made_here: bool  # made by this node; whose policy made it is `is_own_policy`
     first_seen_s: float  # this node's wall clock
     size_bytes: int
+    outcomes: tuple[EpisodeOutcome, ...] = ()  # [G] as replayed here; empty where they say no more than the rewards
 
     @property
     def has_signal(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarm.config import EnvironmentConfig
-from swarm.environments.environment import NumberedEnvironment, Problem
+from swarm.environments.environment import AnswerEnvironment, Problem
 from swarm.errors import ConfigError
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789:=#>+-*? "
@@ -99,7 +99,7 @@ class CharTask:
         return f"{kind.prefix}:{argument}=", kind.solve(argument)
 
 
-class CharEnvironment(NumberedEnvironment):
+class CharEnvironment(AnswerEnvironment):
     """One char task behind the Environment protocol: reward 1 for the exact answer, else 0."""
 
     def __init__(self, config: EnvironmentConfig) -> None:

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from swarm.episode import Actions, Message
 from swarm.errors import ConfigError, RolloutFailed
 from swarm.flow import BoundedTable
 from swarm.interfaces import Environment, Offload, PromptChooser, Verdict
-from swarm.types import Message, RolloutGroup, Task
+from swarm.types import RolloutGroup, Task
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _NEXT_ROUND = 1 << 40  # added to a question's number each time it is answered a
 
 Question = tuple[str, tuple[Message, ...]]  # environment and chat: different task ids can hold the same question
 Answer = Callable[[Sequence[Task], int, Sequence[int]], list[RolloutGroup]]  # blocking; tasks, responses, numbers
-Score = Callable[[str, int, Sequence[str]], Awaitable[Verdict]]  # environment, task id, answers
+Verify = Callable[[str, int, Sequence[Actions]], Awaitable[Verdict]]  # environment, task id, actions of each episode
 
 
 class TaskMixture:
@@ -191,7 +192,7 @@ class AdaptiveCurriculum:
         chooser: the recipe's.
         candidates: tasks of the training sequence by first number and count; NUM_CANDIDATES belong to each question.
         answer: makes one group for each task.
-        score: the sandboxed verifier. Raises RolloutFailed.
+        verify: the sandboxed verifier. Raises RolloutFailed.
         offload: runs what blocks.
         path: file of what is remembered.
         seed: of the choices.
@@ -205,7 +206,7 @@ class AdaptiveCurriculum:
         chooser: PromptChooser,
         candidates: Callable[[int, int], list[Task]],
         answer: Answer,
-        score: Score,
+        verify: Verify,
         offload: Offload,
         path: Path,
         seed: int,
@@ -216,7 +217,7 @@ class AdaptiveCurriculum:
         self._chooser = chooser
         self._candidates = candidates
         self._answer = answer
-        self._score = score
+        self._verify = verify
         self._offload = offload
         self._path = path
         self._seed = seed
@@ -286,7 +287,7 @@ class AdaptiveCurriculum:
     async def _rewards(self, group: RolloutGroup) -> Sequence[float]:
         """Of every response; none where they cannot be scored, and the group then counts for nothing."""
         try:
-            verdict = await self._score(group.env, group.task_id, [rollout.text for rollout in group.rollouts])
+            verdict = await self._verify(group.env, group.task_id, [rollout.actions for rollout in group.rollouts])
         except RolloutFailed as error:
             logger.warning("a group could not be scored when it was made", extra={"error": str(error)})
             return ()

@@ -1,19 +1,21 @@
-"""Base class of environments: numbered problems, the chat that asks them, held-out questions, rewards in [0, 1].
+"""Base classes of environments: numbered problems, the chat that asks them, held-out questions, episodes.
 
-Invariant: a problem is a pure function of (configuration, task id), so that every node rebuilds the same one. A
-subclass only makes the problem (`build`) and judges an answer (`judge`).
+Invariant: a problem is a pure function of (configuration, task id), so that every node rebuilds the same one. An
+environment of single answers only makes the problem (`build`) and judges an answer (`judge`); one of several turns
+makes the problem and an `Episode` of it (`begin`).
 """
 
 import hashlib
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Final
 
 from swarm.config import EnvironmentConfig
+from swarm.episode import OUTCOME, Action, Message, Transition
 from swarm.errors import ConfigError
 from swarm.flow import BoundedTable
-from swarm.types import Message, Task
+from swarm.interfaces import Episode
+from swarm.types import Task
 
 _HELD_OUT_BELOW = 0x40  # a quarter of the 256 values of a digest's first byte
 _CACHED_PROBLEMS = 256
@@ -36,12 +38,19 @@ class Problem:
     question: str
     reference: str
     entry: Any = None
+    initial_state: str = ""  # all that the number draws as text; empty where the question says it
+
+    @property
+    def is_held_out(self) -> bool:
+        """By what the number draws: two numbers that draw the same fall on the same side."""
+        return is_held_out(self.initial_state or self.question)
 
 
 class NumberedEnvironment(ABC):
     """An `interfaces.Environment` over task ids 0..num_tasks-1; keeps the last 256 problems it built."""
 
-    answer_cpu_s = ANSWER_CPU_S  # that judging one answer may take, seconds of CPU without the building of its problem
+    answer_cpu_s = ANSWER_CPU_S  # that taking one action may take, seconds of CPU without the building of its problem
+    max_turns = 1  # most actions of an episode
 
     def __init__(self, config: EnvironmentConfig, verifier: str, num_tasks: int | None = None) -> None:
         """`num_tasks`: how many problems exist where that is fewer than the configuration asks for."""
@@ -55,16 +64,13 @@ class NumberedEnvironment(ABC):
 
     def task(self, task_id: int) -> Task:
         """The problem with that number as a chat. Raises LookupError outside 0..num_tasks-1."""
-        question = self.problem(task_id).question
-        messages = [Message(role="user", content=self.config.prompt.replace("{question}", question))]
-        if self.config.prefill:
-            messages.append(Message(role="assistant", content=self.config.prefill))
-        return Task(env=self.name, task_id=task_id, messages=tuple(messages), is_held_out=is_held_out(question))
+        problem = self.problem(task_id)
+        messages = self.opening(problem)
+        return Task(env=self.name, task_id=task_id, messages=messages, is_held_out=problem.is_held_out)
 
-    def reward(self, task_id: int, answer: str) -> float:
-        """Reward in [0, 1]; an answer is judged without the white space around it. Raises LookupError."""
-        value = float(self.judge(self.problem(task_id), answer.strip()))
-        return min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.0
+    def episode(self, task_id: int) -> Episode:
+        """A new try at that problem. Raises LookupError."""
+        return self.begin(self.problem(task_id))
 
     def reference(self, task_id: int) -> str:
         """The right answer as text. Raises LookupError."""
@@ -78,10 +84,41 @@ class NumberedEnvironment(ABC):
         self._problems[task_id] = problem
         return problem
 
+    def opening(self, problem: Problem) -> tuple[Message, ...]:
+        """The chat before the first action: the question in the configured prompt, and the configured prefill."""
+        messages = [Message(role="user", content=self.config.prompt.replace("{question}", problem.question))]
+        if self.config.prefill:
+            messages.append(Message(role="assistant", content=self.config.prefill))
+        return tuple(messages)
+
     @abstractmethod
     def build(self, task_id: int) -> Problem:
-        """Makes the problem; `task_id` is within range."""
+        """Makes the problem; `task_id` is within range. Draws from a generator seeded by configuration and number."""
+
+    @abstractmethod
+    def begin(self, problem: Problem) -> Episode:
+        """A new try at a problem. Nothing that an episode does may change the problem or another episode."""
+
+
+class AnswerEnvironment(NumberedEnvironment):
+    """Environment of single answers: the episode ends after one action, judged without the white space around it."""
+
+    def begin(self, problem: Problem) -> Episode:
+        """The question is asked; the answer ends it."""
+        return _Answer(self, problem)
 
     @abstractmethod
     def judge(self, problem: Problem, answer: str) -> float:
-        """What the stripped answer is worth; the caller clips it. May run hostile text."""
+        """What the stripped answer is worth, clipped to [0, 1] by the caller. May run hostile text."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The episode of a single answer."""
+
+    environment: AnswerEnvironment
+    problem: Problem
+
+    def step(self, action: Action) -> Transition:
+        value = float(self.environment.judge(self.problem, action.text.strip()))
+        return Transition(is_end=True, rewards={OUTCOME: value})

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from swarm.config import EnvironmentConfig
-from swarm.environments.environment import ANSWER_CPU_S, NumberedEnvironment, Problem
+from swarm.environments.environment import ANSWER_CPU_S, AnswerEnvironment, Problem
 from swarm.errors import ConfigError
 from swarm.plugins import load_object
 
@@ -29,7 +29,7 @@ _PARAMS = frozenset({"path", "split", "question", "answer"})
 RewardFunction = Callable[[str, str, str], float]  # question, answer without the white space around it, reference
 
 
-class RecordEnvironment(NumberedEnvironment):
+class RecordEnvironment(AnswerEnvironment):
     """Questions with a reference answer; reward 1 for the same text up to white space, or the same number.
 
     `config.dataset` (or params.path) is a file ending in .jsonl, otherwise a directory or hub id for

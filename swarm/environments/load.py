@@ -14,7 +14,8 @@ from swarm.interfaces import Environment
 from swarm.plugins import load_object
 
 READS_FILES: Final = ("jsonl", "function", "plugin")  # kinds whose paths may start at the node's working directory
-_MEMBERS: Final = ("name", "verifier", "num_tasks", "task", "reward", "reference")  # of interfaces.Environment
+# of interfaces.Environment
+_MEMBERS: Final = ("name", "verifier", "num_tasks", "max_turns", "task", "episode", "reference")
 
 
 def build_environment(config: EnvironmentConfig) -> Environment:

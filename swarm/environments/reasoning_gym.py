@@ -16,7 +16,7 @@ from typing import Never
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.answer_forms import is_right
-from swarm.environments.environment import NumberedEnvironment, Problem
+from swarm.environments.environment import AnswerEnvironment, Problem
 from swarm.environments.formulas import is_formula
 from swarm.errors import ConfigError
 
@@ -55,7 +55,7 @@ _REFUSED = {
 }
 
 
-class ReasoningGymEnvironment(NumberedEnvironment):
+class ReasoningGymEnvironment(AnswerEnvironment):
     """A dataset of reasoning-gym with its own parameters.
 
     `config.params` are the dataset's, plus `exact` (default true): reward 1 for an answer that is right as a whole

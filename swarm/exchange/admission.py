@@ -303,7 +303,9 @@ class Admission:
         producer = Producer(node_id=group.producer, is_known=is_known, origin=origin)
         arrival.turn.end()
         try:
-            verdict = await self._verifier.score(group.env, group.task_id, [r.text for r in group.rollouts], producer)
+            verdict = await self._verifier.verify(
+                group.env, group.task_id, [r.actions for r in group.rollouts], producer
+            )
         except LookupError:
             return RefusalReason.UNKNOWN_TASK, f"no task {group.task_id}"
         except RolloutFailed as error:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from swarm.episode import Actions
 from swarm.errors import ConfigError
 from swarm.events import LoopFailed, NodeRestored, OthersSetAside, PolicyEvaluated, StepMade, VersionPublished
 from swarm.exchange.admission import Admission
@@ -300,8 +301,8 @@ class Agent:
             self.coordinator_view.evaluations[f"{entry.env}/{entry.split}"] = entry.accuracy
             self.context.emit(PolicyEvaluated.of(entry))
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
-        return await self._verifier.score(env, task_id, answers)
+    async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
+        return await self._verifier.verify(env, task_id, episodes)
 
     # --- state -------------------------------------------------------------------------------------
 

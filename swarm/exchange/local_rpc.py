@@ -6,6 +6,7 @@ a journalled draw again until the step was reported.
 """
 
 import asyncio
+import json
 import os
 import secrets
 import stat
@@ -16,6 +17,7 @@ from typing import Any, Final, TypeVar, cast
 
 import grpc
 
+from swarm.episode import Actions
 from swarm.errors import ConfigError, Unavailable
 from swarm.interfaces import LocalExchange, Verdict
 from swarm.types import (
@@ -224,9 +226,10 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
         return pb.EvaluatedResponse()
 
     @rpc
-    async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+    async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
         """The sandboxed verifier."""
-        verdict = await self._local.score(request.env, request.task_id, list(request.answers))
+        episodes = [tuple(actions) for actions in json.loads(request.episodes)]
+        verdict = await self._local.verify(request.env, request.task_id, episodes)
         return verdict_to_message(verdict)
 
     async def stop(self) -> None:
@@ -307,8 +310,9 @@ class LocalClient:
     async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         await self._call("Evaluated", pb.EvaluatedRequest(evaluations=evaluations_to_json(evaluations)))
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
-        response = await self._call("Score", pb.ScoreRequest(env=env, task_id=task_id, answers=answers))
+    async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
+        request = pb.VerifyRequest(env=env, task_id=task_id, episodes=json.dumps(episodes).encode())
+        response = await self._call("Verify", request)
         return verdict_from_message(response)
 
     async def close(self) -> None:

@@ -88,7 +88,7 @@ class OwnGroups:
             TooLarge: the group cannot be sealed.
             StorageFull: no room.
         """
-        verdict = await self._verifier.score(group.env, group.task_id, [r.text for r in group.rollouts])
+        verdict = await self._verifier.verify(group.env, group.task_id, [r.actions for r in group.rollouts])
         rollouts = tuple(
             replace(rollout, claimed_reward=float(reward))
             for rollout, reward in zip(group.rollouts, verdict.rewards, strict=True)

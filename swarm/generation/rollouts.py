@@ -34,7 +34,7 @@ def to_rollout(
         spans=tuple(spans),
     )
     text = tokenizer.decode(trace.token_ids.tolist())
-    return Rollout(text=text, trace=trace, sampling=sampling, finish=finish, claimed_reward=float("nan"))
+    return Rollout(actions=(text,), trace=trace, sampling=sampling, finish=finish, claimed_reward=float("nan"))
 
 
 def by_prompt(rollouts: Sequence[Rollout], num_samples: int) -> list[list[Rollout]]:

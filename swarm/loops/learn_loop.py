@@ -199,7 +199,7 @@ async def _with_baselines(worker: Worker, draw: Draw) -> Draw:
     for drawn, answer in zip(draw.groups, await worker.offload(worker.greedy, draw), strict=True):
         group = drawn.scored.group
         try:
-            rewards.append(float((await worker.exchange.score(group.env, group.task_id, [answer])).rewards[0]))
+            rewards.append(float((await worker.exchange.verify(group.env, group.task_id, [(answer,)])).rewards[0]))
         except RolloutFailed as error:
             logger.warning("a greedy answer could not be scored", extra={"error": str(error)})
             rewards.append(float(drawn.scored.rewards.mean()))
@@ -218,7 +218,7 @@ async def _evaluate(worker: Worker, learner: Learner) -> None:
         num_right, references = 0.0, list[str]()
         for task, answer in zip(tasks, answers, strict=True):
             try:
-                verdict = await worker.exchange.score(env, task.task_id, [answer])
+                verdict = await worker.exchange.verify(env, task.task_id, [(answer,)])
             except RolloutFailed as error:
                 logger.warning("an answer could not be scored and is left out", extra={"error": str(error)})
                 continue

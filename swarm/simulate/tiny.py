@@ -25,13 +25,14 @@ from torch.nn import functional
 
 from swarm.environments.char_tasks import KINDS, CharTask
 from swarm.environments.environment import is_held_out
+from swarm.episode import Message
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Generator
 from swarm.model.network import save_tensors, tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import published_state
-from swarm.types import Message, PolicyVersion, Sampling, Task
+from swarm.types import PolicyVersion, Sampling, Task
 
 NUM_STEPS = 900
 BATCH_SIZE = 128

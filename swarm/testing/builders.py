@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from swarm.environments.replay import replay
+from swarm.episode import OUTCOME, Actions, EpisodeOutcome, Message, Transition
 from swarm.errors import NotHeld, RolloutFailed, Unavailable
 from swarm.identity import Identity
 from swarm.interfaces import Environment, ExchangeHandler, Producer, StreamItem, Tokenizer, Verdict
@@ -21,7 +23,6 @@ from swarm.types import (
     Cursor,
     Digest,
     FinishReason,
-    Message,
     NodeId,
     PolicyVersion,
     Role,
@@ -93,12 +94,22 @@ def toy_task(env: str, task_id: int, is_held_out: bool = False) -> Task:
     )
 
 
+def answers(*texts: str) -> list[Actions]:
+    """Single answers as episodes of one action each."""
+    return [(text,) for text in texts]
+
+
+def answer_outcome(reward: float) -> EpisodeOutcome:
+    """The outcome of a single answer with that reward."""
+    return EpisodeOutcome(reward=reward, transitions=(Transition(is_end=True, rewards={OUTCOME: reward}),))
+
+
 @dataclass(slots=True)
 class ScriptedVerifier:
     """A verifier without a sandbox: reward 1 for the last digit of the task number, else 0.
 
     Example:
-        verdict = await ScriptedVerifier().score("digits", 17, ["7", "8"])  # rewards [1, 0]
+        verdict = await ScriptedVerifier().verify("digits", 17, [("7",), ("8",)])  # rewards [1, 0]
     """
 
     environments: frozenset[str] = frozenset({TOY_ENV})
@@ -106,22 +117,24 @@ class ScriptedVerifier:
     held_out: frozenset[int] = frozenset()
     crashes_on: str | None = None  # an answer that contains it makes the verifier fail
     version: str = "digits/1"
-    on_score: Callable[[int], None] | None = None  # called with each task id that is scored
+    on_verify: Callable[[int], None] | None = None  # called with each task id that is scored
     num_scored: int = field(default=0, init=False)  # groups
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str], producer: Producer | None = None) -> Verdict:
-        """Rewards of the answers. Raises LookupError and RolloutFailed as a real verifier does."""
+    async def verify(
+        self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
+    ) -> Verdict:
+        """What the last actions earn. Raises LookupError and RolloutFailed as a real verifier does."""
         if env not in self.environments or not 0 <= task_id < self.num_tasks:
             raise LookupError(f"no task {task_id} in {env}")
-        if self.on_score is not None:
-            self.on_score(task_id)
-        if self.crashes_on is not None and any(self.crashes_on in answer for answer in answers):
+        if self.on_verify is not None:
+            self.on_verify(task_id)
+        if self.crashes_on is not None and any(self.crashes_on in text for actions in episodes for text in actions):
             raise RolloutFailed("the verifier crashed, as scripted")
         self.num_scored += 1
         reference = str(task_id % 10)
         return Verdict(
             task=toy_task(env, task_id, is_held_out=task_id in self.held_out),
-            rewards=np.array([float(answer == reference) for answer in answers], np.float32),
+            outcomes=tuple(answer_outcome(float(text == reference)) for *_, text in episodes),
             verifier=self.version,
             reference=reference,
         )
@@ -138,13 +151,15 @@ class InlineVerifier:
         """`environments` by name, as `build_environments` returns them."""
         self._environments = dict(environments)
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str], producer: Producer | None = None) -> Verdict:
+    async def verify(
+        self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
+    ) -> Verdict:
         environment = self._environments.get(env)
         if environment is None:
             raise LookupError(f"environment {env!r} is not part of this run")
         return Verdict(
             task=environment.task(task_id),
-            rewards=np.array([environment.reward(task_id, answer) for answer in answers], dtype=np.float32),
+            outcomes=tuple(replay(environment, task_id, actions) for actions in episodes),
             verifier=environment.verifier,
             reference=environment.reference(task_id),
         )
@@ -196,7 +211,7 @@ def make_rollout(
         spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=policy_id, step=step)),),
     )
     return Rollout(
-        text=text,
+        actions=(text,),
         trace=trace,
         sampling=sampling or Sampling(max_new_tokens=8),
         finish=FinishReason.STOP,

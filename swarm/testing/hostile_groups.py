@@ -235,7 +235,7 @@ def _rollout(
     finish = FinishReason.STOP if is_ended else FinishReason.LENGTH
     allowed = rng.choice([1, 10**6]) if "sampling" in tricks else MAX_NEW_TOKENS
     return Rollout(
-        text=text,
+        actions=(text,),
         trace=trace,
         sampling=Sampling(max_new_tokens=allowed),
         finish=FinishReason.ABORTED if "aborted" in tricks and rng.random() < 0.3 else finish,

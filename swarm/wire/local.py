@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from swarm.episode import Message, outcome_from_json, outcome_to_json
 from swarm.interfaces import Verdict
 from swarm.types import (
     ApplyReport,
@@ -20,7 +21,6 @@ from swarm.types import (
     EdgeReport,
     Evaluation,
     FloatArray,
-    Message,
     PolicyVersion,
     ScoredGroup,
     StepReport,
@@ -147,23 +147,23 @@ def evaluations_from_json(data: bytes) -> list[Evaluation]:
 # --- verdicts ----------------------------------------------------------------------------------
 
 
-def verdict_to_message(verdict: Verdict) -> pb.ScoreResponse:
+def verdict_to_message(verdict: Verdict) -> pb.VerifyResponse:
     """What the sandbox said, as a message."""
-    return pb.ScoreResponse(
+    return pb.VerifyResponse(
         task=json.dumps(dataclasses.asdict(verdict.task)).encode(),
-        rewards=_floats_to_bytes(verdict.rewards),
+        outcomes=json.dumps([outcome_to_json(outcome) for outcome in verdict.outcomes]).encode(),
         verifier=verdict.verifier,
         reference=verdict.reference,
     )
 
 
-def verdict_from_message(message: pb.ScoreResponse) -> Verdict:
+def verdict_from_message(message: pb.VerifyResponse) -> Verdict:
     """The verdict of `verdict_to_message`."""
     fields = json.loads(message.task)
     messages = tuple(Message(**entry) for entry in fields.pop("messages"))
     return Verdict(
         task=Task(messages=messages, **fields),
-        rewards=_floats_from_bytes(message.rewards),
+        outcomes=tuple(outcome_from_json(outcome) for outcome in json.loads(message.outcomes)),
         verifier=message.verifier,
         reference=message.reference,
     )

@@ -198,7 +198,7 @@ def rollout_from_message(message: rollout_pb2.Rollout) -> Rollout:
     if finish is None:
         raise Malformed(RefusalReason.MALFORMED, f"unknown finish reason {int(message.finish)}")
     return Rollout(
-        text=message.text,
+        actions=(message.text,),
         trace=_trace_from_message(message.trace) if message.HasField("trace") else None,
         sampling=sampling_from_message(message.sampling),
         finish=finish,

@@ -312,7 +312,7 @@ async def test_text_that_differs_from_the_token_ids() -> None:
     # The text earns the reward, the tokens would be learned.
     wrong = make_rollout("8", policy_id=HOSTILE.node_id, reward=1.0)
     await gate.expect(
-        hostile(lambda g: replace(g, rollouts=(replace(wrong, text="7"), *g.rollouts[1:]))),
+        hostile(lambda g: replace(g, rollouts=(replace(wrong, actions=("7",)), *g.rollouts[1:]))),
         RefusalReason.TEXT_MISMATCH,
     )
     assert gate.reputation.score(HOSTILE.node_id) < 0
@@ -607,7 +607,7 @@ async def test_some_rollouts_with_and_some_without_a_trace() -> None:
 
 async def test_an_endless_text_without_tokens() -> None:
     def bare(group: RolloutGroup) -> RolloutGroup:
-        return replace(group, rollouts=tuple(replace(r, trace=None, text="7" * 2000) for r in group.rollouts))
+        return replace(group, rollouts=tuple(replace(r, trace=None, actions=("7" * 2000,)) for r in group.rollouts))
 
     await Gate().expect(hostile(bare), RefusalReason.BAD_TOKENS)
 

@@ -16,7 +16,7 @@ from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.identity import Identity
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import make_group, make_identity, make_sealed
+from swarm.testing.builders import answers, make_group, make_identity, make_sealed
 from swarm.testing.nodes import make_admission, make_context
 from swarm.types import NodeId, RefusalReason, Refused, ScoredGroup, SealedGroup
 
@@ -153,7 +153,7 @@ async def test_answers_that_take_longer_than_a_first_try_are_scored_in_full_all_
 async def test_own_groups_and_later_ones_of_others_pay_nothing_for_an_endless_answer(node: Node) -> None:
     task_id = node.usable.pop()
     right = node.environment.reference(task_id)
-    assert (await node.verifier.score("digits", task_id, [right])).rewards.tolist() == [1.0]
+    assert (await node.verifier.verify("digits", task_id, answers(right))).rewards.tolist() == [1.0]
     own = [process.pid for process in node.verifier._own]
     refused = await node.admit(make_identity(100), ENDLESS)
     assert isinstance(refused, Refused) and refused.reason is RefusalReason.VERIFIER_FAILED

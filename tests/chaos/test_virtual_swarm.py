@@ -133,7 +133,7 @@ class CarelessAdmission(Admission):
     async def _check_opened(self, arrival: Arrival) -> Finding:
         group = arrival.group
         assert group is not None
-        await self._verifier.score(group.env, group.task_id, [r.text for r in group.rollouts])
+        await self._verifier.verify(group.env, group.task_id, [r.actions for r in group.rollouts])
         arrival.rewards = np.arange(len(group.rollouts), dtype=np.float32)  # looks like signal
         return (
             await self._duplicate(arrival)

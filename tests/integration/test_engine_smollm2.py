@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from swarm.config import ModelConfig
+from swarm.episode import Message
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.model.network import LoadedModel, load_model
 from swarm.model.source import default_cache_dir, resolve_source
 from swarm.model.version_digest import published_state
-from swarm.types import Message, PolicyVersion, Sampling, Task
+from swarm.types import PolicyVersion, Sampling, Task
 
 
 def _is_installed() -> bool:

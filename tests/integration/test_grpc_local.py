@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from swarm.episode import Actions, Message
 from swarm.errors import ConfigError, NotHeld, RolloutFailed, StorageFull, TooLarge, Unavailable
 from swarm.exchange.local_rpc import LocalClient, LocalServer, fresh_socket
 from swarm.interfaces import Verdict
+from swarm.testing.builders import answer_outcome, answers
 from swarm.types import (
     ApplyReport,
     Attempt,
@@ -23,7 +25,6 @@ from swarm.types import (
     EdgeReport,
     Evaluation,
     FinishReason,
-    Message,
     PatchChain,
     PolicyVersion,
     Rollout,
@@ -52,7 +53,11 @@ def make_group(num_tokens: int = 5) -> RolloutGroup:
         spans=(VersionSpan(start=0, version=HEAD),),
     )
     rollout = Rollout(
-        text="5", trace=trace, sampling=Sampling(temperature=0.7), finish=FinishReason.STOP, claimed_reward=float("nan")
+        actions=("5",),
+        trace=trace,
+        sampling=Sampling(temperature=0.7),
+        finish=FinishReason.STOP,
+        claimed_reward=float("nan"),
     )
     return RolloutGroup(
         run_id="run",
@@ -145,12 +150,12 @@ class ScriptedAgent:
     async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         self.seen.append(list(evaluations))
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+    async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
         if env != "sums":
             raise LookupError(f"unknown environment {env}")
         task = Task(env=env, task_id=task_id, messages=(Message(role="user", content="2 + 3?"),), is_held_out=True)
-        rewards = np.array([float(answer == "5") for answer in answers], dtype=np.float32)
-        return Verdict(task=task, rewards=rewards, verifier="v/1", reference="5")
+        outcomes = tuple(answer_outcome(float(text == "5")) for *_, text in episodes)
+        return Verdict(task=task, outcomes=outcomes, verifier="v/1", reference="5")
 
 
 @dataclass
@@ -276,7 +281,7 @@ async def test_figures_and_verdicts_round_trip(bench: Bench):
     await bench.client.report_step(report)
     await bench.client.report_evaluations([evaluation])
     assert bench.agent.seen == [HEAD, report, [evaluation]]
-    verdict = await bench.client.score("sums", 3, ["5", "6"])
+    verdict = await bench.client.verify("sums", 3, answers("5", "6"))
     assert verdict.task.messages[0].content == "2 + 3?" and verdict.task.is_held_out
     assert verdict.rewards.tolist() == [1.0, 0.0] and (verdict.verifier, verdict.reference) == ("v/1", "5")
 
@@ -341,7 +346,7 @@ async def test_errors_of_the_agent_are_raised_by_the_client(bench: Bench, error:
 
 async def test_unknown_environment_is_a_lookup_error(bench: Bench):
     with pytest.raises(LookupError, match="unknown environment other"):
-        await bench.client.score("other", 1, ["x"])
+        await bench.client.verify("other", 1, answers("x"))
 
 
 async def test_agent_that_is_gone_is_unavailable_also_for_waiting_calls(bench: Bench):

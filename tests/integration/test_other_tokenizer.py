@@ -87,7 +87,7 @@ def answer(text: str, tokenizer: CharTokenizer, finish: FinishReason = FinishRea
         turn_ids=np.zeros(ids.shape, np.int16),
         spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=THEM.node_id, step=3)),),
     )
-    return Rollout(text=text, trace=trace, sampling=Sampling(max_new_tokens=8), finish=finish, claimed_reward=0.0)
+    return Rollout(actions=(text,), trace=trace, sampling=Sampling(max_new_tokens=8), finish=finish, claimed_reward=0.0)
 
 
 def group_of(tokenizer: CharTokenizer, texts: Sequence[str], **changes: object) -> RolloutGroup:
@@ -260,7 +260,7 @@ async def test_byte_lengths_add_up_to_the_text(
 async def test_a_text_beyond_what_may_be_generated_is_refused(store: SqliteGroupStore) -> None:
     long = answer("abc", PairTokenizer())
     group = group_of(PairTokenizer(), ["ab"])
-    found = await admit(store, replace(group, rollouts=(replace(long, text="a" * 257), long)), recipes())
+    found = await admit(store, replace(group, rollouts=(replace(long, actions=("a" * 257,)), long)), recipes())
     assert isinstance(found, Refused) and found.reason is RefusalReason.BAD_TOKENS and "257" in found.detail
 
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from swarm.config import EngineConfig, ModelConfig, NodeConfig
+from swarm.episode import Message
 from swarm.errors import ConfigError, RolloutFailed, WeightsRefused
 from swarm.generation.canaries import tolerance_nats
 from swarm.generation.transformers_engine import TransformersGenerator
@@ -29,7 +30,7 @@ from swarm.model.network import LoadedModel, load_model
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import published_state, snapshot, weights_digest
 from swarm.testing.engine_contract import CONTRACT, Check, EngineBench, check_spans_tell_where_new_weights_began
-from swarm.types import Canary, FinishReason, FloatArray, Message, PolicyVersion, Sampling, Task
+from swarm.types import Canary, FinishReason, FloatArray, PolicyVersion, Sampling, Task
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -124,9 +124,9 @@ def cost(opened: RolloutGroup) -> int:
 
 def of_texts(*texts: str) -> RolloutGroup:
     """A group of a node with another tokenizer, to which each text is a few tokens."""
-    trace = replace(HONEST, text="").trace
+    trace = HONEST.trace
     assert trace is not None
-    return replace(OF_THEIRS, rollouts=tuple(replace(HONEST, text=text, trace=trace) for text in texts))
+    return replace(OF_THEIRS, rollouts=tuple(replace(HONEST, actions=(text,), trace=trace) for text in texts))
 
 
 def test_one_long_text_among_short_ones_is_admitted_and_a_group_of_them_is_not() -> None:
@@ -191,6 +191,6 @@ def test_an_honest_answer_is_never_refused(letters: list[int], num_letters: int)
         turn_ids=np.zeros(len(ids), np.int16),
     )
     finish = FinishReason.STOP if is_ended else FinishReason.LENGTH
-    rollout = replace(HONEST, text=OURS.decode(ids), trace=trace, finish=finish)
+    rollout = replace(HONEST, actions=(OURS.decode(ids),), trace=trace, finish=finish)
     opened = travelled(replace(OF_OURS, rollouts=(rollout, rollout)))
     assert opened is not None and check_form(opened, OURS, LIMITS) is None

@@ -129,4 +129,4 @@ def sent(text: str, byte_lengths: list[int], logprobs: np.ndarray, finish: Finis
         spans=rollout.trace.spans,
         byte_lengths=np.array(byte_lengths, np.int32),
     )
-    return Rollout(text=text, trace=trace, sampling=Sampling(), finish=finish, claimed_reward=0.0)
+    return Rollout(actions=(text,), trace=trace, sampling=Sampling(), finish=finish, claimed_reward=0.0)

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from swarm.environments.curriculum import AdaptiveCurriculum
+from swarm.episode import Actions, Message
 from swarm.errors import ConfigError, RolloutFailed
 from swarm.interfaces import PromptChooser, Verdict
 from swarm.objectives.methods.fg_expo import GaussianAccuracy
 from swarm.objectives.methods.reinforce_ada import SuccessiveElimination
 from swarm.objectives.methods.rollout_gdro import RobustCounts
+from swarm.testing.builders import answer_outcome
 from swarm.testing.nodes import inline
-from swarm.types import FinishReason, Message, Rollout, RolloutGroup, Sampling, Task
+from swarm.types import FinishReason, Rollout, RolloutGroup, Sampling, Task
 
 NUM_TASKS = 10
 
@@ -44,7 +46,9 @@ class Model:
         rng = np.random.default_rng(number)
         texts = ["1" if rng.random() < asked.task_id / NUM_TASKS else "0" for _ in range(size)]
         rollouts = [
-            Rollout(text=text, trace=None, sampling=Sampling(), finish=FinishReason.STOP, claimed_reward=float("nan"))
+            Rollout(
+                actions=(text,), trace=None, sampling=Sampling(), finish=FinishReason.STOP, claimed_reward=float("nan")
+            )
             for text in texts
         ]
         return RolloutGroup(
@@ -60,9 +64,9 @@ class Model:
             created_at_s=0.0,
         )
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
-        rewards = np.array([float(answer) for answer in answers], np.float32)
-        return Verdict(task=task(task_id), rewards=rewards, verifier="", reference="")
+    async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
+        outcomes = tuple(answer_outcome(float(text)) for *_, text in episodes)
+        return Verdict(task=task(task_id), outcomes=outcomes, verifier="", reference="")
 
 
 def chosen(
@@ -72,7 +76,7 @@ def chosen(
         chooser=chooser,
         candidates=candidates,
         answer=model.answer,
-        score=model.score,
+        verify=model.verify,
         offload=inline,
         path=path / "questions.json",
         seed=3,
@@ -145,7 +149,7 @@ async def test_counts_keep_the_mean(tmp_path: Path) -> None:
 
 async def test_what_cannot_be_scored_is_handed_on_and_teaches_nothing(tmp_path: Path) -> None:
     class Broken(Model):
-        async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+        async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
             raise RolloutFailed("out of time")
 
     groups = await chosen(GaussianAccuracy(), Broken(), tmp_path).ask(0, 4)

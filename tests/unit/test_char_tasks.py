@@ -7,6 +7,7 @@ import pytest
 from swarm.config import EnvironmentConfig
 from swarm.environments.char_tasks import ALPHABET, KINDS, CharTask
 from swarm.environments.load import build_environment
+from swarm.environments.replay import answer_reward
 from swarm.errors import ConfigError
 
 NEXT = dict(zip("abcdefghijklmnopqrstuvwxyz", "bcdefghijklmnopqrstuvwxyza", strict=True))
@@ -66,8 +67,8 @@ def test_no_constant_answer_pays_and_questions_differ(kind: str) -> None:
 def test_only_the_exact_answer_is_rewarded() -> None:
     env = build_environment(EnvironmentConfig(name="r", kind="char", dataset="reverse"))
     right = env.reference(5)
-    assert env.reward(5, right) == 1.0 and env.reward(5, f" {right}\n") == 1.0
-    assert env.reward(5, right + "x") == 0.0 and env.reward(5, right[:-1]) == 0.0 and env.reward(5, "") == 0.0
+    rewards = {text: answer_reward(env, 5, text) for text in (right, f" {right}\n", right + "x", right[:-1], "")}
+    assert list(rewards.values()) == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
 def test_an_unknown_char_task_is_named_with_the_known_ones() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from swarm.clock import ManualClock
+from swarm.episode import Message
 from swarm.errors import ConfigError, WeightsRefused
 from swarm.generation import transformers_engine
 from swarm.generation.produce import UNSCORED, evaluate, produce
@@ -17,7 +18,7 @@ from swarm.interfaces import Generator
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import snapshot
-from swarm.types import FinishReason, Message, PolicyVersion, Rollout, Sampling, Task
+from swarm.types import FinishReason, PolicyVersion, Rollout, Sampling, Task
 
 VERSION = PolicyVersion(policy_id="a", step=0)
 TOKENIZER = CharTokenizer()

@@ -9,8 +9,10 @@ import pytest
 from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.curriculum import TaskMixture
 from swarm.environments.load import build_environment, build_environments
+from swarm.environments.replay import answer_reward
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError
+from swarm.testing.builders import answers
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
@@ -31,7 +33,7 @@ def documented(tmp_path: Path) -> EnvironmentConfig:
 def test_the_documented_example_asks_and_judges(documented: EnvironmentConfig) -> None:
     sums = build_environment(documented)
     assert sums.reference(12) == "3" and sums.task(12).messages[-1].content == "1+2="
-    assert sums.reward(12, " 3\n") == 1.0 and sums.reward(12, "4") == 0.0
+    assert answer_reward(sums, 12, " 3\n") == 1.0 and answer_reward(sums, 12, "4") == 0.0
     with pytest.raises(LookupError, match=r"0\.\.99"):
         sums.task(100)
 
@@ -45,30 +47,37 @@ def test_it_takes_part_in_the_training_mixture(documented: EnvironmentConfig) ->
 async def test_it_is_scored_in_the_sandbox(documented: EnvironmentConfig) -> None:
     verifier = SandboxVerifier((documented,), SandboxConfig())
     try:
-        verdict = await verifier.score("sums", 12, ["3", "5"])
+        verdict = await verifier.verify("sums", 12, answers("3", "5"))
     finally:
         await verifier.close()
     assert verdict.rewards.tolist() == [1.0, 0.0] and verdict.verifier == "sums/1"
 
 
 PLAIN = """
-from swarm.types import Message, Task
+from swarm.episode import Message, Transition
+from swarm.types import Task
+
+class PlainEpisode:
+    def __init__(self, right):
+        self.right = right
+    def step(self, action):
+        return Transition(is_end=True, rewards={"outcome": float(action.text == self.right)})
 
 class Plain:
     verifier = "plain/1"
     def __init__(self, config):
-        self.name, self.num_tasks = config.name, 3
+        self.name, self.num_tasks, self.max_turns = config.name, 3, 1
     def task(self, task_id):
         return Task(env=self.name, task_id=task_id, messages=(Message(role="user", content=str(task_id)),))
-    def reward(self, task_id, answer):
-        return float(answer == str(task_id))
+    def episode(self, task_id):
+        return PlainEpisode(str(task_id))
     def reference(self, task_id):
         return str(task_id)
 """
 
 
 def test_a_class_that_only_implements_the_protocol_is_enough(tmp_path: Path) -> None:
-    assert build_environment(plugin(tmp_path, PLAIN, "Plain")).reward(2, "2") == 1.0
+    assert answer_reward(build_environment(plugin(tmp_path, PLAIN, "Plain")), 2, "2") == 1.0
 
 
 @pytest.mark.parametrize(
@@ -77,8 +86,8 @@ def test_a_class_that_only_implements_the_protocol_is_enough(tmp_path: Path) -> 
         ("Sums = 3", "is not a class"),
         ("def Sums(config): ...", "is not a class"),
         ("class Sums: ...", "only argument"),
-        ("class Sums:\n  def __init__(self, config): self.name = config.name", "has no verifier, num_tasks"),
-        (PLAIN.replace("Plain", "Sums").replace("config.name, 3", "'other', 3"), "config.name"),
+        ("class Sums:\n  def __init__(self, config): self.name = config.name", "has no verifier, num_tasks, max_turns"),
+        (PLAIN.replace("class Plain:", "class Sums:").replace("config.name, 3", "'other', 3"), "config.name"),
         ("class Sums:\n  def __init__(self, config): raise ValueError('no data')", "ValueError: no data"),
     ],
 )

@@ -98,7 +98,7 @@ def rollout(rng: np.random.Generator) -> Rollout:
         turn_ids=np.zeros(ids.shape, np.int16),
         spans=(VersionSpan(start=0, version=PolicyVersion(policy_id="a" * 64, step=0)),),
     )
-    return Rollout(text=text, trace=trace, sampling=Sampling(), finish=FinishReason.STOP, claimed_reward=0.0)
+    return Rollout(actions=(text,), trace=trace, sampling=Sampling(), finish=FinishReason.STOP, claimed_reward=0.0)
 
 
 def draw(step: int = 1, kinds: tuple[Correction, ...] = KINDS) -> Draw:

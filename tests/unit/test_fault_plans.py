@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from swarm.clock import ManualClock
+from swarm.episode import Actions
 from swarm.errors import RolloutFailed, StorageFull
 from swarm.interfaces import Producer, Verdict
 from swarm.simulate.virtual.faults import Crash, FaultPlan, SeamRates, WrongClock, shrink
@@ -76,15 +77,17 @@ def test_a_seam_fails_as_the_disk_would_until_the_faults_end(
 class KindVerifier:
     """Knows one task, and likes every answer."""
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str], producer: Producer | None = None) -> Verdict:
+    async def verify(
+        self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
+    ) -> Verdict:
         raise LookupError(task_id)
 
 
 async def test_a_verifier_fails_at_its_rate_and_else_is_the_inner_one() -> None:
     with pytest.raises(RolloutFailed):
-        await make_faults().verifier(KindVerifier()).score("env", 1, [])
+        await make_faults().verifier(KindVerifier()).verify("env", 1, [])
     with pytest.raises(LookupError):
-        await make_faults(SeamRates()).verifier(KindVerifier()).score("env", 1, [])
+        await make_faults(SeamRates()).verifier(KindVerifier()).verify("env", 1, [])
 
 
 async def test_slow_threads_still_give_their_result() -> None:

@@ -14,6 +14,7 @@ from swarm.environments import reasoning_gym
 from swarm.environments.answer_forms import is_right
 from swarm.environments.formulas import exact_value, is_integral
 from swarm.environments.reasoning_gym import ReasoningGymEnvironment
+from swarm.environments.replay import answer_reward
 from swarm.errors import ConfigError
 from swarm.testing.hostile_answers import TEXT
 
@@ -78,16 +79,16 @@ def test_what_the_scorers_of_the_library_pay_is_not_paid(dataset: str, monkeypat
         for task_id in range(8)
         if PAID_BY_ITS_SCORER[dataset](environment.reference(task_id)) != environment.reference(task_id)
     ]
-    assert {environment.reward(task_id, answer) for task_id, answer in wrong} <= {0.0}
+    assert {answer_reward(environment, task_id, answer) for task_id, answer in wrong} <= {0.0}
     monkeypatch.setattr(reasoning_gym, "is_right", scorer_only)
-    assert 1.0 in {environment.reward(task_id, answer) for task_id, answer in wrong}
+    assert 1.0 in {answer_reward(environment, task_id, answer) for task_id, answer in wrong}
 
 
 @pytest.mark.parametrize("answer", ["nan", "any text at all", TEXT])
 @pytest.mark.parametrize("dataset", ["complex_arithmetic", "game_of_life_halting"])
 def test_partial_credit_is_never_full_credit(dataset: str, answer: str) -> None:
     environment = build(dataset, exact=False)
-    assert max(environment.reward(task_id, answer) for task_id in range(6)) < 1.0
+    assert max(answer_reward(environment, task_id, answer) for task_id in range(6)) < 1.0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from swarm.config import EnvironmentConfig
 from swarm.environments.jsonl import MAX_LINE_BYTES, is_same_answer
 from swarm.environments.load import build_environment
+from swarm.environments.replay import answer_reward
 from swarm.errors import ConfigError
 from swarm.plugins import load_object
 
@@ -31,8 +32,8 @@ def test_records_are_numbered_by_line_and_matched_up_to_white_space(problems: Pa
     env = build_environment(config(problems))
     assert env.num_tasks == 2
     assert env.task(1).messages[0].content == "Capital of France?"
-    assert env.reward(1, " Paris\n") == 1.0 and env.reward(1, "paris") == 0.0
-    assert env.reward(0, "4.0") == 1.0 and env.reward(0, "5") == 0.0
+    assert answer_reward(env, 1, " Paris\n") == 1.0 and answer_reward(env, 1, "paris") == 0.0
+    assert answer_reward(env, 0, "4.0") == 1.0 and answer_reward(env, 0, "5") == 0.0
     with pytest.raises(LookupError):
         env.task(2)
 
@@ -76,8 +77,8 @@ def test_a_function_judges_and_its_code_names_the_verifier(problems: Path, tmp_p
     rule = tmp_path / "rule.py"
     rule.write_text("def score(question, answer, reference):\n    return len(answer) / len(reference)\n")
     env = build_environment(config(problems, kind="function", dataset=f"{rule}:score", params={"path": str(problems)}))
-    assert env.reward(1, "Par") == pytest.approx(0.6)
-    assert env.reward(1, "Paris, of course") == 1.0
+    assert answer_reward(env, 1, "Par") == pytest.approx(0.6)
+    assert answer_reward(env, 1, "Paris, of course") == 1.0
     assert hashlib.sha256(rule.read_bytes()).hexdigest()[:16] in env.verifier
 
 
@@ -85,7 +86,7 @@ def test_a_reward_that_is_not_finite_counts_as_0(problems: Path, tmp_path: Path)
     rule = tmp_path / "nan_rule.py"
     rule.write_text("def score(question, answer, reference):\n    return float(answer)\n")
     env = build_environment(config(problems, kind="function", dataset=f"{rule}:score", params={"path": str(problems)}))
-    assert [env.reward(0, text) for text in ("nan", "inf", "-3", "0.25")] == [0.0, 0.0, 0.0, 0.25]
+    assert [answer_reward(env, 0, text) for text in ("nan", "inf", "-3", "0.25")] == [0.0, 0.0, 0.0, 0.25]
 
 
 def test_a_plugin_file_cannot_shadow_a_module_of_ours(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def rollout(rng: np.random.Generator, logprob: float) -> Rollout:
         spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=OWN, step=0)),),
     )
     sampling = Sampling(temperature=float(rng.choice([0.7, 1.0])))
-    return Rollout(text="7", trace=trace, sampling=sampling, finish=FinishReason.STOP, claimed_reward=0.0)
+    return Rollout(actions=("7",), trace=trace, sampling=sampling, finish=FinishReason.STOP, claimed_reward=0.0)
 
 
 def drawn(

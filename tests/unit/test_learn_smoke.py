@@ -12,6 +12,7 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, ReplayConfig
 from swarm.environments.char_tasks import KINDS, CharEnvironment
+from swarm.environments.replay import answer_reward
 from swarm.generation.produce import evaluate, produce
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
@@ -38,7 +39,9 @@ def test_thirteen_updates_lift_the_greedy_accuracy_of_the_tiny_model(tmp_path: P
     def accuracy() -> float:
         pairs = [(environment, 500_000 + number) for environment in environments for number in range(40)]
         answers = evaluate(generator, loaded.tokenizer, [env.task(number) for env, number in pairs], 9)
-        return float(np.mean([env.reward(number, text) for (env, number), text in zip(pairs, answers, strict=True)]))
+        return float(
+            np.mean([answer_reward(env, number, text) for (env, number), text in zip(pairs, answers, strict=True)])
+        )
 
     def groups(step: int) -> tuple[DrawnGroup, ...]:
         """Eight groups with signal, one or more of each task, asked with the newest weights."""
@@ -50,7 +53,7 @@ def test_thirteen_updates_lift_the_greedy_accuracy_of_the_tiny_model(tmp_path: P
                 generator, loaded.tokenizer, tasks, 8, sampling, run_id="r", producer=NODE, clock=SystemClock()
             )
             for env, group in zip(environments, made, strict=True):
-                rewards = [env.reward(group.task_id, rollout.text) for rollout in group.rollouts]
+                rewards = [answer_reward(env, group.task_id, rollout.text) for rollout in group.rollouts]
                 scored = ScoredGroup(
                     digest=bytes(32),
                     group=group,

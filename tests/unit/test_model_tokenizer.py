@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from swarm.config import ModelConfig
+from swarm.episode import Message
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
 from swarm.model.tokenizer import CharTokenizer, HfTokenizer, load_tokenizer
-from swarm.types import Message, Task
+from swarm.types import Task
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -136,7 +137,8 @@ def test_an_unknown_source_says_what_is_possible(tmp_path: Path) -> None:
 def test_loading_a_tokenizer_and_encoding_imports_no_torch(folder: Path) -> None:
     program = (
         "import sys\nfrom swarm.config import ModelConfig\nfrom swarm.model.tokenizer import load_tokenizer\n"
-        "from swarm.types import Message, Task\n"
+        "from swarm.episode import Message\n"
+        "from swarm.types import Task\n"
         f"tokenizer = load_tokenizer(ModelConfig(source={str(folder)!r}))\n"
         "tokenizer.encode_prompt(Task(env='e', task_id=0, messages=(Message(role='user', content='hi'),)))\n"
         "load_tokenizer(ModelConfig(source='tiny'))\nassert 'torch' not in sys.modules"

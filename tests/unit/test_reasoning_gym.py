@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.config import EnvironmentConfig
-from swarm.environments.environment import NumberedEnvironment
+from swarm.environments.environment import AnswerEnvironment
 from swarm.environments.formulas import is_formula
 from swarm.environments.load import build_environment, build_environments
 from swarm.environments.reasoning_gym import is_literal
+from swarm.environments.replay import answer_reward
 from swarm.errors import ConfigError
 
 DATASETS = [
@@ -22,10 +23,10 @@ DATASETS = [
 ]
 
 
-def build(dataset: str, **changes: object) -> NumberedEnvironment:
+def build(dataset: str, **changes: object) -> AnswerEnvironment:
     section = {"name": dataset, "kind": "reasoning_gym", "dataset": dataset, **changes}
     env = build_environment(EnvironmentConfig.model_validate(section))
-    assert isinstance(env, NumberedEnvironment)
+    assert isinstance(env, AnswerEnvironment)
     return env
 
 
@@ -34,16 +35,16 @@ def test_the_reference_is_worth_1_and_nonsense_0(dataset: str) -> None:
     env = build(dataset)
     for task_id in (0, 17, 123_456):
         if reference := env.reference(task_id):
-            assert env.reward(task_id, f" {reference}\n") == 1.0
-        assert env.reward(task_id, "zzz ???") == 0.0
-        assert env.reward(task_id, "") == 0.0
+            assert answer_reward(env, task_id, f" {reference}\n") == 1.0
+        assert answer_reward(env, task_id, "zzz ???") == 0.0
+        assert answer_reward(env, task_id, "") == 0.0
 
 
 def test_partial_credit_is_passed_on_only_when_asked_for() -> None:
     exact, partial = build("chain_sum"), build("chain_sum", params={"exact": False})
     verbose = exact.reference(3) + " is it"
-    assert exact.reward(3, verbose) == 0.0
-    assert 0.0 < partial.reward(3, verbose) < 1.0
+    assert answer_reward(exact, 3, verbose) == 0.0
+    assert 0.0 < answer_reward(partial, 3, verbose) < 1.0
     assert exact.verifier != partial.verifier
 
 

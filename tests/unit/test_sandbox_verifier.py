@@ -17,7 +17,7 @@ from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import MAX_REQUEST_BYTES, SandboxVerifier
 from swarm.errors import ConfigError, RolloutFailed, TooLarge
 from swarm.interfaces import Producer, Verifier
-from swarm.testing.builders import InlineVerifier
+from swarm.testing.builders import InlineVerifier, answers
 from swarm.types import NodeId
 
 pytestmark = [
@@ -34,14 +34,14 @@ OBEDIENT = "def score(question, answer, reference):\n    space = {'result': 0.0}
 # takes as many seconds of CPU for an answer as the answer says, and a tenth of a second to build its only task
 SLOW = """
 import time
-from swarm.environments.environment import NumberedEnvironment, Problem
+from swarm.environments.environment import AnswerEnvironment, Problem
 
 def burn(seconds):
     end = time.process_time() + seconds
     while time.process_time() < end:
         pass
 
-class Slow(NumberedEnvironment):
+class Slow(AnswerEnvironment):
     def __init__(self, config):
         super().__init__(config, "slow/1")
 
@@ -97,15 +97,18 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 async def works(verifier: Verifier) -> bool:
     right = build_environments([CHAR])["rev"].reference(1)
-    return (await verifier.score("rev", 1, [right, "no"])).rewards.tolist() == [1.0, 0.0]
+    return (await verifier.verify("rev", 1, answers(right, "no"))).rewards.tolist() == [1.0, 0.0]
 
 
 async def test_sandbox_and_inline_verifier_agree() -> None:
     inline, sandbox = InlineVerifier(build_environments([CHAR])), SandboxVerifier((CHAR,), SandboxConfig())
     try:
         for task_id in range(5):
-            answers = [(await inline.score("rev", task_id, [])).reference, "x", "", "\ud800 lone", "n" * 5000]
-            here, there = await inline.score("rev", task_id, answers), await sandbox.score("rev", task_id, answers)
+            texts = [(await inline.verify("rev", task_id, [])).reference, "x", "", "\ud800 lone", "n" * 5000]
+            here, there = (
+                await inline.verify("rev", task_id, answers(*texts)),
+                await sandbox.verify("rev", task_id, answers(*texts)),
+            )
             assert (here.task, here.verifier, here.reference) == (there.task, there.verifier, there.reference)
             np.testing.assert_array_equal(here.rewards, there.rewards)
             assert there.rewards.dtype == np.float32 and there.rewards.tolist()[0] == 1.0
@@ -120,7 +123,7 @@ async def test_unknown_environment_and_task_are_lookup_errors(kind: str) -> None
     try:
         for env, task_id in (("other", 1), ("rev", -1), ("rev", 10**9)):
             with pytest.raises(LookupError):
-                await verifier.score(env, task_id, ["x"])
+                await verifier.verify(env, task_id, answers("x"))
         assert await works(verifier)
     finally:
         await sandbox.close()
@@ -142,7 +145,7 @@ async def test_every_limit_is_in_force_or_said_not_to_be() -> None:
 
 async def test_code_as_an_answer_to_binary_matrix_is_worth_0_and_runs_nothing(tmp_path: Path) -> None:
     target = tmp_path / "written"
-    answers = [
+    texts = [
         f"__import__('os').system('touch {target}')",
         f"open('{target}', 'w').write('x')",
         "[c for c in ().__class__.__base__.__subclasses__()]",
@@ -154,9 +157,9 @@ async def test_code_as_an_answer_to_binary_matrix_is_worth_0_and_runs_nothing(tm
     ]
     verifier = SandboxVerifier((MATRIX, CHAR), SandboxConfig())
     try:
-        for answer in answers:
-            verdict = await verifier.score("matrix", 0, [answer])
-            right = await verifier.score("matrix", 0, [verdict.reference])
+        for answer in texts:
+            verdict = await verifier.verify("matrix", 0, answers(answer))
+            right = await verifier.verify("matrix", 0, answers(verdict.reference))
             assert (verdict.rewards.tolist(), right.rewards.tolist()) == ([0.0], [1.0]), answer
             assert not target.exists() and verifier.num_started == 1, answer
     finally:
@@ -174,8 +177,8 @@ async def test_code_as_an_answer_to_binary_matrix_is_worth_0_and_runs_nothing(tm
         "import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'\\0\\0\\0\\x03[1]')\n  except OSError: pass",
         "import __main__ as s\ns.Scorer.encode = lambda self, reply: b'[' * 10**6",
         "import __main__ as s, json\n"
-        "s.Scorer.encode = lambda self, r: json.dumps({**r, 'rewards': [10**400], 'cpu_s': 10**400}).encode()",
-        "result = float('nan')\nimport swarm.environments.environment as b\n"
+        "s.Scorer.encode = lambda self, r: json.dumps({**r, 'outcomes': [[10**400, []]], 'cpu_s': 10**400}).encode()",
+        "result = float('nan')\nimport swarm.environments.replay as b\n"
         "b.min = lambda *a: 7.0\nb.max = b.min\nresult = 7.0",
     ],
 )
@@ -184,7 +187,7 @@ async def test_an_answer_that_breaks_the_child_fails_alone_in_bounded_time(
 ) -> None:
     assert await works(obedient)
     with pytest.raises(RolloutFailed):
-        await obedient.score("run", 0, [code])
+        await obedient.verify("run", 0, answers(code))
     assert await works(obedient)
 
 
@@ -217,7 +220,7 @@ async def test_what_the_kernel_refuses_an_answer_is_an_error_of_that_answer(
         pytest.skip("no seccomp filter on this machine")
     before, num_started = contents(folder), obedient.num_started
     with pytest.raises(RolloutFailed):
-        await obedient.score("run", 0, [code.replace("{dir}", str(folder))])
+        await obedient.verify("run", 0, answers(code.replace("{dir}", str(folder))))
     assert contents(folder) == before
     assert await works(obedient) and obedient.num_started == num_started
 
@@ -242,7 +245,7 @@ async def test_an_answer_reads_no_file_of_the_user(obedient: SandboxVerifier, co
     (folder / "secret").write_text("key")
     num_started = obedient.num_started
     with pytest.raises(RolloutFailed):
-        await obedient.score("run", 0, [code.replace("{dir}", str(folder)).replace("{home}", str(Path.home()))])
+        await obedient.verify("run", 0, answers(code.replace("{dir}", str(folder)).replace("{home}", str(Path.home()))))
     assert await works(obedient) and obedient.num_started == num_started
 
 
@@ -272,7 +275,7 @@ async def test_an_answer_leaves_nothing_behind_and_finds_out_nothing(
     (folder / "secret").write_text("key")
     num_started = obedient.num_started
     with pytest.raises(RolloutFailed):
-        await obedient.score("run", 0, [code.replace("{dir}", str(folder))])
+        await obedient.verify("run", 0, answers(code.replace("{dir}", str(folder))))
     assert await works(obedient) and obedient.num_started == num_started
 
 
@@ -284,7 +287,7 @@ async def test_verifiers_still_import_what_is_installed_and_read_their_records(
         "result = float(bool(importlib.resources.files('swarm').joinpath('types.py').read_text()))"
     )
     for _ in range(2):
-        verdict = await obedient.score("run", 0, [code])
+        verdict = await obedient.verify("run", 0, answers(code))
         assert verdict.rewards.tolist() == [1.0] and verdict.reference == "a"
 
 
@@ -293,13 +296,15 @@ async def test_the_child_sees_no_environment_variables_of_ours(
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "x")
     await obedient.close()  # the next child starts with it
-    verdict = await obedient.score("run", 0, ["import os; result = float('SECRET_TOKEN' in os.environ)", "result = 1"])
+    verdict = await obedient.verify(
+        "run", 0, answers("import os; result = float('SECRET_TOKEN' in os.environ)", "result = 1")
+    )
     assert verdict.rewards.tolist() == [0.0, 1.0]
 
 
 async def test_printing_does_not_reach_the_protocol(obedient: SandboxVerifier) -> None:
     code = "import sys, os\nprint('x' * 10**6)\nsys.__stdout__.write('y')\nos.write(1, b'z' * 999)\nresult = 0.5"
-    assert (await obedient.score("run", 0, [code])).rewards.tolist() == [0.5]
+    assert (await obedient.verify("run", 0, answers(code))).rewards.tolist() == [0.5]
     assert await works(obedient)
 
 
@@ -322,7 +327,7 @@ async def test_a_child_killed_from_outside_is_started_again(obedient: SandboxVer
 
 async def test_a_cancelled_request_does_not_shift_the_replies_of_the_next(obedient: SandboxVerifier) -> None:
     assert await works(obedient)
-    request = asyncio.create_task(obedient.score("run", 0, ["while True: pass"]))
+    request = asyncio.create_task(obedient.verify("run", 0, answers("while True: pass")))
     await asyncio.sleep(0.05)  # into the endless loop; earlier would be right as well
     request.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -336,19 +341,19 @@ async def test_a_cancelled_request_does_not_shift_the_replies_of_the_next(obedie
 async def test_the_kernel_ends_an_answer_that_takes_too_much_cpu_time_in_python_and_in_c(
     patient: SandboxVerifier, code: str
 ) -> None:
-    right = (await patient.score("run", 0, ["result = 1.0"])).rewards.tolist()
+    right = (await patient.verify("run", 0, answers("result = 1.0"))).rewards.tolist()
     num_replaced = patient.num_replaced
     with pytest.raises(RolloutFailed, match="answer_cpu_s"):
-        await patient.score("run", 0, ["result = 1.0", code])
+        await patient.verify("run", 0, answers("result = 1.0", code))
     assert patient.num_replaced == num_replaced + 1 and patient._own  # replaced already: nobody else waits for that
-    assert right == (await patient.score("run", 0, ["result = 1.0"])).rewards.tolist() == [1.0]
+    assert right == (await patient.verify("run", 0, answers("result = 1.0"))).rewards.tolist() == [1.0]
 
 
 async def test_without_the_timer_only_the_wall_clock_of_the_request_ends_an_answer(obedient: SandboxVerifier) -> None:
     """The mutation of the test above: an answer takes the timer away."""
     code = "import signal; signal.setitimer(signal.ITIMER_PROF, 0)\nwhile True: pass"
     with pytest.raises(RolloutFailed, match="timeout_s"):
-        await obedient.score("run", 0, [code])
+        await obedient.verify("run", 0, answers(code))
 
 
 async def test_each_answer_has_its_own_time_and_building_the_task_takes_none_of_it(tmp_path: Path) -> None:
@@ -356,9 +361,9 @@ async def test_each_answer_has_its_own_time_and_building_the_task_takes_none_of_
     config = EnvironmentConfig(name="slow", kind="plugin", dataset=f"{tmp_path / 'slow.py'}:Slow")
     verifier = SandboxVerifier((config,), SandboxConfig(timeout_s=60.0))
     try:
-        assert (await verifier.score("slow", 1, ["0.02"] * 10)).rewards.tolist() == [1.0] * 10
+        assert (await verifier.verify("slow", 1, [("0.02",)] * 10)).rewards.tolist() == [1.0] * 10
         with pytest.raises(RolloutFailed, match=r"answer_cpu_s 0\.05"):
-            await verifier.score("slow", 1, ["0.02", "30"])
+            await verifier.verify("slow", 1, answers("0.02", "30"))
     finally:
         await verifier.close()
 
@@ -368,7 +373,7 @@ async def test_an_environment_that_wants_more_time_than_a_request_has_is_a_confi
     config = EnvironmentConfig(name="run", kind="function", dataset=f"{folder / 'rule.py'}:score", params=params)
     verifier = SandboxVerifier((config,), SandboxConfig(timeout_s=0.25))
     with pytest.raises(ConfigError, match=r"answer_cpu_s 0\.5 must be above 0 and at most sandbox\.timeout_s 0\.25"):
-        await verifier.score("run", 0, ["result = 1.0"])
+        await verifier.verify("run", 0, answers("result = 1.0"))
 
 
 @pytest.mark.parametrize("is_one_queue", [False, True])  # the second is the mutation: everybody's answers are own ones
@@ -376,7 +381,7 @@ async def test_own_answers_neither_wait_for_those_of_peers_nor_share_a_process(
     obedient: SandboxVerifier, is_one_queue: bool
 ) -> None:
     peer = None if is_one_queue else STRANGER
-    endless = asyncio.create_task(obedient.score("run", 0, [ASLEEP], peer))
+    endless = asyncio.create_task(obedient.verify("run", 0, answers(ASLEEP), peer))
     await asyncio.sleep(0)  # it has its turn
     assert await works(obedient)
     assert endless.done() is is_one_queue
@@ -393,13 +398,15 @@ async def test_a_known_producer_does_not_wait_behind_a_flood_of_fresh_keys(
     if not is_known:
         monkeypatch.setattr("swarm.environments.sandbox.verifier.FIRST_SHARE", 1.0)
     flood = [
-        asyncio.create_task(obedient.score("run", 0, [ASLEEP], Producer(node_id=NodeId(f"{i:032}"), is_known=False)))
+        asyncio.create_task(
+            obedient.verify("run", 0, answers(ASLEEP), Producer(node_id=NodeId(f"{i:032}"), is_known=False))
+        )
         for i in range(3)
     ]
     await asyncio.sleep(0)
     right = build_environments([CHAR])["rev"].reference(1)
     honest = Producer(node_id=FRIEND.node_id, is_known=is_known)
-    verdict = await obedient.score("rev", 1, [right], honest)
+    verdict = await obedient.verify("rev", 1, answers(right), honest)
     assert verdict.rewards.tolist() == [1.0]
     assert any(task.done() for task in flood) is not is_known
     for task in flood:
@@ -411,7 +418,7 @@ async def test_concurrent_requests_get_their_own_verdicts() -> None:
     verifier = SandboxVerifier((CHAR,), SandboxConfig())
     references = [build_environments([CHAR])["rev"].reference(i) for i in range(20)]
     try:
-        verdicts = await asyncio.gather(*(verifier.score("rev", i, [references[i], "-"]) for i in range(20)))
+        verdicts = await asyncio.gather(*(verifier.verify("rev", i, answers(references[i], "-")) for i in range(20)))
         assert [v.task.task_id for v in verdicts] == list(range(20))
         assert all(v.rewards.tolist() == [1.0, 0.0] for v in verdicts)
     finally:
@@ -422,7 +429,7 @@ async def test_too_many_bytes_are_refused_before_they_are_sent() -> None:
     verifier = SandboxVerifier((CHAR,), SandboxConfig())
     try:
         with pytest.raises(TooLarge):
-            await verifier.score("rev", 0, ["x" * (MAX_REQUEST_BYTES + 1)])
+            await verifier.verify("rev", 0, answers("x" * (MAX_REQUEST_BYTES + 1)))
         assert verifier.num_started == 0
     finally:
         await verifier.close()
@@ -431,4 +438,4 @@ async def test_too_many_bytes_are_refused_before_they_are_sent() -> None:
 async def test_an_environment_that_cannot_be_built_is_a_config_error() -> None:
     verifier = SandboxVerifier((EnvironmentConfig(name="x", kind="char", dataset="absent"),), SandboxConfig())
     with pytest.raises(ConfigError, match="absent"):
-        await verifier.score("x", 0, ["a"])
+        await verifier.verify("x", 0, answers("a"))

@@ -47,7 +47,7 @@ TRACE = TokenTrace(
     spans=(VersionSpan(start=0, version=HEAD), VersionSpan(start=3, version=replace(HEAD, step=13))),
 )
 ROLLOUT = Rollout(
-    text="five", trace=TRACE, sampling=Sampling(temperature=0.7), finish=FinishReason.LENGTH, claimed_reward=0.1
+    actions=("five",), trace=TRACE, sampling=Sampling(temperature=0.7), finish=FinishReason.LENGTH, claimed_reward=0.1
 )
 GROUP = RolloutGroup(
     run_id="demo",
@@ -57,7 +57,7 @@ GROUP = RolloutGroup(
     task_id=41,
     tokenizer_digest=b"t" * 32,
     prompt_ids=np.array([1, 2, 3], dtype=np.int32),
-    rollouts=(ROLLOUT, replace(ROLLOUT, text="six", trace=None)),
+    rollouts=(ROLLOUT, replace(ROLLOUT, actions=("six",), trace=None)),
     verifier="v/1",
     created_at_s=1_700_000_000.5,
 )

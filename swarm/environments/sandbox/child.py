@@ -15,12 +15,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Never
 
+from swarm.environments.replay import replay
 from swarm.environments.sandbox.confine import (
     forbid_system_calls,
     hide_files,
@@ -29,8 +30,10 @@ from swarm.environments.sandbox.confine import (
     limit_scoring,
     python_places,
 )
+from swarm.episode import outcome_to_json
 
 if TYPE_CHECKING:
+    from swarm.episode import Actions
     from swarm.interfaces import Environment
 
 MAX_FRAME_BYTES: Final = 64 * 2**20
@@ -92,7 +95,7 @@ def _build(frame: bytes) -> tuple[dict[str, Any], "dict[str, Environment]", list
         return {"error": "config", "detail": str(error)}, {}, []
     for environment in environments.values():
         with suppress(Exception):  # imports and caches of a first answer are no answer's time
-            environment.reward(0, environment.reference(0))
+            replay(environment, 0, (environment.reference(0),))
     return {"answer_cpu_s": budgets}, environments, [path for config in configs for path in record_paths(config)]
 
 
@@ -128,7 +131,8 @@ class Scorer:
         """The reply to one request frame."""
         request = json.loads(frame)
         try:
-            reply = self._score(request["env"], request["task_id"], request["answers"], request["share"])
+            episodes = [tuple(actions) for actions in request["episodes"]]
+            reply = self._replay(request["env"], request["task_id"], episodes, request["share"])
         except LookupError as error:
             reply = {"error": "lookup", "detail": str(error)}
         except Exception as error:  # a verifier may raise anything on hostile text
@@ -141,23 +145,25 @@ class Scorer:
         """A reply as the bytes of a frame."""
         return json.dumps(reply).encode()
 
-    def _score(self, env: str, task_id: int, answers: list[str], share: float) -> dict[str, Any]:
-        """`share`: of the CPU time that all the answers may take."""
+    def _replay(self, env: str, task_id: int, episodes: "Sequence[Actions]", share: float) -> dict[str, Any]:
+        """`share`: of the CPU time that all the actions may take."""
         environment = self._environments[env]
         task, reference = environment.task(task_id), environment.reference(task_id)
-        rewards, most_s = list[float](), self._answer_cpu_s[env]
-        ends_s = time.process_time() + max(LEAST_SHARE_S, share * most_s * len(answers))
+        outcomes, most_s = list[Any](), self._answer_cpu_s[env]
+        ends_s = time.process_time() + max(LEAST_SHARE_S, share * most_s * sum(map(len, episodes)))
         try:
-            for answer in answers:
-                left_s = min(most_s, ends_s - time.process_time()) if share < 1 else most_s
+            for actions in episodes:
+                left_s = most_s * max(1, len(actions))
+                if share < 1:
+                    left_s = min(left_s, ends_s - time.process_time())
                 if left_s <= 0:
                     return {"error": "share"}
                 # SIGPROF ends this process, also inside of a loop in C that never returns to Python.
                 signal.setitimer(signal.ITIMER_PROF, left_s)
-                rewards.append(environment.reward(task_id, answer))
+                outcomes.append(outcome_to_json(replay(environment, task_id, actions)))
         except LookupError as error:  # of the verifier, not of the task: that exists
             return {"error": "failed", "detail": type(error).__name__}
-        return {"task": asdict(task), "reference": reference, "verifier": environment.verifier, "rewards": rewards}
+        return {"task": asdict(task), "reference": reference, "verifier": environment.verifier, "outcomes": outcomes}
 
 
 def _take_standard_streams() -> socket.socket:

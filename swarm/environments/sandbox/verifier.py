@@ -16,14 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-
 from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.sandbox.scoring_process import ScoringProcess, ScoringProcesses, read_reply
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
+from swarm.episode import Actions, Message, outcome_from_json
 from swarm.errors import ConfigError, RolloutFailed, TooLarge
 from swarm.interfaces import Producer, Verdict
-from swarm.types import Message, Task
+from swarm.types import Task
 
 logger = logging.getLogger(__name__)
 
@@ -60,27 +59,29 @@ class SandboxVerifier:
         self.num_started = 0  # scoring processes
         self.num_replaced = 0  # of them in the place of one that was ended
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str], producer: Producer | None = None) -> Verdict:
-        """Rebuilds the task and scores each answer.
+    async def verify(
+        self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
+    ) -> Verdict:
+        """Rebuilds the task and replays each episode.
 
         Args:
             env: name of the environment.
             task_id: of the task.
-            answers: hostile.
-            producer: of the answers; None: this node.
+            episodes: the actions of each; hostile.
+            producer: of the actions; None: this node.
 
         Raises:
             LookupError: unknown environment or task.
-            RolloutFailed: the verifier crashed, ran out of memory or out of time on these answers.
-            TooLarge: the answers together are beyond MAX_REQUEST_BYTES; nothing was sent.
+            RolloutFailed: the verifier crashed, ran out of memory or out of time on these actions.
+            TooLarge: the actions together are beyond MAX_REQUEST_BYTES; nothing was sent.
             ConfigError: the environments cannot be built.
         """
         if env not in self._names:
             raise LookupError(f"environment {env!r} is not part of this run")
-        body = json.dumps({"env": env, "task_id": task_id, "answers": list(answers)})
+        body = json.dumps({"env": env, "task_id": task_id, "episodes": episodes})
         if len(body) > MAX_REQUEST_BYTES:
-            raise TooLarge(f"answers of {len(body)} bytes exceed {MAX_REQUEST_BYTES}")
-        request = _Request(env, task_id, len(answers), body)
+            raise TooLarge(f"actions of {len(body)} bytes exceed {MAX_REQUEST_BYTES}")
+        request = _Request(env, task_id, len(episodes), body)
         if producer is None:
             async with self._own_turn:
                 reply = await self._ask_one_of(self._own, request)
@@ -208,9 +209,9 @@ class _Request:
 
     env: str
     task_id: int
-    num_answers: int
-    body: str  # all three as JSON
-    share: float = 1.0  # of the CPU time that all answers may take
+    num_episodes: int
+    body: str  # environment, task and actions as JSON
+    share: float = 1.0  # of the CPU time that all actions may take
 
     @property
     def is_first_try(self) -> bool:
@@ -224,12 +225,12 @@ class _Request:
 def _result_of(request: _Request, reply: dict[str, Any]) -> Verdict | Exception:
     """The verdict, or what is to be raised. Raises ValueError for a reply that no verifier makes."""
     try:
-        return _verdict(request.env, request.task_id, request.num_answers, reply)
+        return _verdict(request.env, request.task_id, request.num_episodes, reply)
     except (LookupError, RolloutFailed) as error:
         return error
 
 
-def _verdict(env: str, task_id: int, num_answers: int, reply: dict[str, Any]) -> Verdict:
+def _verdict(env: str, task_id: int, num_episodes: int, reply: dict[str, Any]) -> Verdict:
     """Checks a reply as if its sender were hostile. Raises ValueError for one that no verifier makes."""
     if reply.get("error") == "share":
         raise TookLong(f"environment {env}: the answers took longer than a first try may")
@@ -241,10 +242,10 @@ def _verdict(env: str, task_id: int, num_answers: int, reply: dict[str, Any]) ->
         data = reply["task"]
         messages = tuple(Message(role=str(m["role"]), content=str(m["content"])) for m in data["messages"])
         task = Task(env=env, task_id=task_id, messages=messages, is_held_out=data["is_held_out"] is True)
-        rewards = np.array(reply["rewards"], dtype=np.float32)
+        outcomes = tuple(outcome_from_json(outcome) for outcome in reply["outcomes"])
         verifier, reference = str(reply["verifier"]), str(reply["reference"])
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(type(error).__name__) from None
-    if rewards.shape != (num_answers,) or not np.all((rewards >= 0) & (rewards <= 1)):
-        raise ValueError(f"rewards must be {num_answers} numbers in [0, 1]")
-    return Verdict(task=task, rewards=rewards, verifier=verifier, reference=reference)
+    if len(outcomes) != num_episodes:
+        raise ValueError(f"{len(outcomes)} outcomes of {num_episodes} episodes")
+    return Verdict(task=task, outcomes=outcomes, verifier=verifier, reference=reference)

@@ -39,7 +39,7 @@ HEAVY = ("checkpoints", "weights", "engine")  # of a node's directory: gigabytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Action:
+class ProcessFault:
     """A disturbance of one process, some seconds after the first step of the run."""
 
     at_s: float
@@ -201,8 +201,8 @@ async def _watch(
     preset = PRESETS[options.preset]
     limit_s = 60 * (preset.max_minutes if options.minutes is None else options.minutes)
     everyone = {**nodes, "coordinator": coordinator}
-    actions = [Action(at_s=at_s, kind="kill", name=name) for name, at_s in options.kill]
-    actions += [Action(at_s=at_s, kind="stop", name=name) for name, at_s in options.stop]
+    actions = [ProcessFault(at_s=at_s, kind="kill", name=name) for name, at_s in options.kill]
+    actions += [ProcessFault(at_s=at_s, kind="stop", name=name) for name, at_s in options.stop]
     running = set(trainers)
     started_s, first_step_s = time.monotonic(), None  # kills and the limit count from the first step
     while running:
@@ -221,7 +221,7 @@ async def _watch(
                 actions.remove(action)
                 watch(action.name, await _carry_out(action, everyone[action.name]))
                 if action.kind == "kill" and options.restart:
-                    actions.append(Action(at_s=elapsed_s + RESTART_AFTER_S, kind="restart", name=action.name))
+                    actions.append(ProcessFault(at_s=elapsed_s + RESTART_AFTER_S, kind="restart", name=action.name))
                 elif action.kind != "restart":
                     running.discard(action.name)  # it cannot finish any more
             if elapsed_s > limit_s:
@@ -232,7 +232,7 @@ async def _watch(
         await asyncio.sleep(POLL_S)
 
 
-async def _carry_out(action: Action, process: Process) -> Event:
+async def _carry_out(action: ProcessFault, process: Process) -> Event:
     """Signals or starts the process; returns the event for the live view."""
     match action.kind:
         case "kill":

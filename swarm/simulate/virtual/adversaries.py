@@ -13,7 +13,7 @@ import numpy as np
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
-from swarm.environments.environment import NumberedEnvironment
+from swarm.environments.environment import AnswerEnvironment
 from swarm.generation.produce import UNSCORED
 from swarm.interfaces import Tokenizer
 from swarm.types import (
@@ -83,7 +83,7 @@ class Adversary:
     node_id: NodeId
     config: NodeConfig
     tokenizer: Tokenizer
-    environments: Mapping[str, NumberedEnvironment]
+    environments: Mapping[str, AnswerEnvironment]
     clock: Clock
     rng: random.Random
     heard: Callable[[], Sequence[RolloutGroup]]
@@ -164,7 +164,7 @@ class Adversary:
         mask[: len(answer.before)] = answer.are_trained
         generator = self.config.generator
         return Rollout(
-            text=answer.text,
+            actions=(answer.text,),
             trace=TokenTrace(
                 token_ids=ids,
                 action_mask=mask,

@@ -157,7 +157,7 @@ class HostileNode:
             spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=me, step=step)),),
         )
         rollout = Rollout(
-            text=text,
+            actions=(text,),
             trace=trace,
             sampling=Sampling(
                 temperature=self._config.generator.temperature,

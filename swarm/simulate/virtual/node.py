@@ -17,7 +17,7 @@ from coordinator.core import CoordinatorCore
 from swarm.clock import Clock
 from swarm.config import NodeConfig, ReplayConfig
 from swarm.environments.curriculum import TaskMixture
-from swarm.environments.environment import NumberedEnvironment
+from swarm.environments.environment import AnswerEnvironment
 from swarm.exchange.admission import Admission
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import LocalExchange, Result, Tokenizer
@@ -110,7 +110,7 @@ class ScriptedGenerator:
         self,
         version: PolicyVersion,
         tokenizer: ToyTokenizer,
-        environments: Mapping[str, NumberedEnvironment],
+        environments: Mapping[str, AnswerEnvironment],
         seed: str,
     ) -> None:
         self.version = version
@@ -157,7 +157,7 @@ class ScriptedGenerator:
             text = right if index < num_right else right[::-1] + "#"
             made.append(
                 Rollout(
-                    text=text,
+                    actions=(text,),
                     trace=TokenTrace(**_tokens(self._tokenizer, text), spans=spans),
                     sampling=sampling,
                     finish=FinishReason.STOP,
@@ -257,7 +257,7 @@ def scripted_worker(
     config: NodeConfig,
     disk: Disk,
     tokenizer: ToyTokenizer,
-    environments: Mapping[str, NumberedEnvironment],
+    environments: Mapping[str, AnswerEnvironment],
     clock: Clock,
     paces: Sequence[float],
     incarnation: str,

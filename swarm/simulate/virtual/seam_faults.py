@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from swarm.clock import Clock
+from swarm.episode import Actions
 from swarm.errors import RolloutFailed, StorageFull
 from swarm.interfaces import Offload, Producer, Result, Verdict, Verifier
 from swarm.simulate.virtual.faults import SeamRates, WrongClock
@@ -64,10 +65,12 @@ class _FailingVerifier:
         self._inner = inner
         self._fails = fails
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str], producer: Producer | None = None) -> Verdict:
+    async def verify(
+        self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
+    ) -> Verdict:
         if self._fails():
             raise RolloutFailed("the verifier's process ended")
-        return await self._inner.score(env, task_id, answers, producer)
+        return await self._inner.verify(env, task_id, episodes, producer)
 
 
 class NodeClock:

@@ -12,14 +12,15 @@ from typing import Final, cast
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.char_tasks import CharEnvironment
-from swarm.environments.environment import NumberedEnvironment, Problem, is_held_out
+from swarm.environments.environment import AnswerEnvironment, Problem
+from swarm.episode import Actions, Message
 from swarm.exchange.admission_checks import AdmissionLimits, Finding, check_form
 from swarm.flow import BoundedTable
 from swarm.identity import PUBLIC_KEY_BYTES, Identity, Verify
 from swarm.interfaces import Offload, Producer, Result, Tokenizer, Verdict
 from swarm.simulate.virtual.scale import VIRTUAL_ENVIRONMENTS
 from swarm.testing.builders import InlineVerifier
-from swarm.types import Message, RolloutGroup, Task
+from swarm.types import RolloutGroup, Task
 from swarm.wire.envelopes import open_group
 
 MAX_VERDICTS: Final = 8192  # kept
@@ -45,13 +46,13 @@ class KeptEnvironment(CharEnvironment):
             problem = super().problem(task_id)
             question = self.config.prompt.replace("{question}", problem.question)
             chat = (Message(role="user", content=question),)
-            task = Task(env=self.name, task_id=task_id, messages=chat, is_held_out=is_held_out(problem.question))
+            task = Task(env=self.name, task_id=task_id, messages=chat, is_held_out=problem.is_held_out)
             kept = self._kept[task_id] = problem, task
         return kept
 
 
 @cache  # for all runs of a process
-def kept_environments() -> dict[str, NumberedEnvironment]:
+def kept_environments() -> dict[str, AnswerEnvironment]:
     """The environments of every virtual swarm, by name."""
     return {config.name: KeptEnvironment(config) for config in VIRTUAL_ENVIRONMENTS}
 
@@ -59,17 +60,18 @@ def kept_environments() -> dict[str, NumberedEnvironment]:
 class KeptVerifier(InlineVerifier):
     """A verifier that keeps its newest verdicts: a group is judged by its producer, then by each node that takes it."""
 
-    def __init__(self, environments: Mapping[str, NumberedEnvironment]) -> None:
+    def __init__(self, environments: Mapping[str, AnswerEnvironment]) -> None:
         super().__init__(environments)
-        self._kept = BoundedTable[tuple[str, int, tuple[str, ...]], Verdict](MAX_VERDICTS)
+        self._kept = BoundedTable[tuple[str, int, tuple[Actions, ...]], Verdict](MAX_VERDICTS)
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str], producer: Producer | None = None) -> Verdict:
-        """As `InlineVerifier.score`; the rewards are shared and read-only. Raises LookupError."""
-        key = env, task_id, tuple(answers)
+    async def verify(
+        self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
+    ) -> Verdict:
+        """As `InlineVerifier.verify`. Raises LookupError."""
+        key = env, task_id, tuple(episodes)
         verdict = self._kept.get(key)
         if verdict is None:
-            verdict = self._kept[key] = await super().score(env, task_id, answers)
-            verdict.rewards.flags.writeable = False
+            verdict = self._kept[key] = await super().verify(env, task_id, episodes)
         return verdict
 
 

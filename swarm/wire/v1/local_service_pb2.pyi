@@ -200,24 +200,24 @@ class EvaluatedResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class ScoreRequest(_message.Message):
-    __slots__ = ("env", "task_id", "answers")
+class VerifyRequest(_message.Message):
+    __slots__ = ("env", "task_id", "episodes")
     ENV_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
-    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    EPISODES_FIELD_NUMBER: _ClassVar[int]
     env: str
     task_id: int
-    answers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, env: _Optional[str] = ..., task_id: _Optional[int] = ..., answers: _Optional[_Iterable[str]] = ...) -> None: ...
+    episodes: bytes
+    def __init__(self, env: _Optional[str] = ..., task_id: _Optional[int] = ..., episodes: _Optional[bytes] = ...) -> None: ...
 
-class ScoreResponse(_message.Message):
-    __slots__ = ("task", "rewards", "verifier", "reference")
+class VerifyResponse(_message.Message):
+    __slots__ = ("task", "outcomes", "verifier", "reference")
     TASK_FIELD_NUMBER: _ClassVar[int]
-    REWARDS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
     task: bytes
-    rewards: bytes
+    outcomes: bytes
     verifier: str
     reference: str
-    def __init__(self, task: _Optional[bytes] = ..., rewards: _Optional[bytes] = ..., verifier: _Optional[str] = ..., reference: _Optional[str] = ...) -> None: ...
+    def __init__(self, task: _Optional[bytes] = ..., outcomes: _Optional[bytes] = ..., verifier: _Optional[str] = ..., reference: _Optional[str] = ...) -> None: ...

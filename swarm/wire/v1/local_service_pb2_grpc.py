@@ -90,10 +90,10 @@ class LocalServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.EvaluatedRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.EvaluatedResponse.FromString,
                 _registered_method=True)
-        self.Score = channel.unary_unary(
-                '/swarm.wire.v1.LocalService/Score',
-                request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.ScoreRequest.SerializeToString,
-                response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.ScoreResponse.FromString,
+        self.Verify = channel.unary_unary(
+                '/swarm.wire.v1.LocalService/Verify',
+                request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.VerifyResponse.FromString,
                 _registered_method=True)
 
 
@@ -167,7 +167,7 @@ class LocalServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Score(self, request, context):
+    def Verify(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -231,10 +231,10 @@ def add_LocalServiceServicer_to_server(servicer, server):
                     request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.EvaluatedRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.EvaluatedResponse.SerializeToString,
             ),
-            'Score': grpc.unary_unary_rpc_method_handler(
-                    servicer.Score,
-                    request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.ScoreRequest.FromString,
-                    response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.ScoreResponse.SerializeToString,
+            'Verify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.VerifyRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.VerifyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -546,7 +546,7 @@ class LocalService(object):
             _registered_method=True)
 
     @staticmethod
-    def Score(request,
+    def Verify(request,
             target,
             options=(),
             channel_credentials=None,
@@ -559,9 +559,9 @@ class LocalService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/swarm.wire.v1.LocalService/Score',
-            swarm_dot_wire_dot_v1_dot_local__service__pb2.ScoreRequest.SerializeToString,
-            swarm_dot_wire_dot_v1_dot_local__service__pb2.ScoreResponse.FromString,
+            '/swarm.wire.v1.LocalService/Verify',
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.VerifyRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.VerifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,108 @@
+"""Replay of episodes: recorded actions through an environment's own state machine.
+
+Invariant: whoever replays the same actions of the same task gets the same outcome; a producer plays an episode with the
+same function, one action at a time.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from swarm.environments.tool_calls import parse_action
+from swarm.episode import OUTCOME, Actions, EpisodeOutcome, Transition, TurnStatus
+from swarm.flow import BoundedTable
+from swarm.interfaces import Environment, Episode
+
+MAX_OBSERVATION_CHARS = 8_192  # of one message; an environment that says more is cut there, on every node alike
+_MAX_STATE_CHARS = 256
+
+
+class ReplayedEpisode:
+    """One episode in the making, with the bounds that hold for every environment."""
+
+    def __init__(self, environment: Environment, task_id: int) -> None:
+        """Raises LookupError: no such task."""
+        self._episode: Episode = environment.episode(task_id)
+        self._max_turns = environment.max_turns
+        self.transitions: list[Transition] = []
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it takes no other action."""
+        return bool(self.transitions) and self.transitions[-1].is_end
+
+    def step(self, text: str) -> Transition:
+        """What the environment answers to one more action; it ends at the latest with action number `max_turns`."""
+        assert not self.is_ended, "an episode takes no action after its end"
+        transition = _bounded(self._episode.step(parse_action(text)))
+        if not transition.is_end and len(self.transitions) + 1 >= self._max_turns:
+            transition = replace(transition, messages=(), is_end=True, status=TurnStatus.LIMIT)
+        self.transitions.append(transition)
+        return transition
+
+    def outcome(self) -> EpisodeOutcome:
+        """What it came to so far; the reward of an episode that did not end is 0."""
+        value = self.transitions[-1].rewards.get(OUTCOME, 0.0) if self.transitions else 0.0
+        return EpisodeOutcome(reward=min(max(value, 0.0), 1.0), transitions=tuple(self.transitions))
+
+
+class LiveEpisodes:
+    """Episodes that wait for their next action, found by the actions so far: a step costs one step, not a replay.
+
+    Nothing depends on what is kept: an episode that was dropped is replayed.
+    """
+
+    def __init__(self, max_episodes: int = 1024) -> None:
+        self._waiting = BoundedTable[tuple[str, int, Actions], ReplayedEpisode](max_episodes)
+
+    def step(self, environment: Environment, task_id: int, actions: Actions) -> EpisodeOutcome:
+        """The outcome of an episode after its newest action. Raises LookupError: no such task."""
+        *before, newest = actions
+        key = (environment.name, task_id, tuple(before))
+        episode = self._waiting.pop(key, None)
+        if episode is None:
+            episode = ReplayedEpisode(environment, task_id)
+            for text in before:
+                if not episode.is_ended:
+                    episode.step(text)
+        if not episode.is_ended:
+            episode.step(newest)
+        if not episode.is_ended:
+            self._waiting[environment.name, task_id, actions] = episode
+        return episode.outcome()
+
+
+def replay(environment: Environment, task_id: int, actions: Sequence[str]) -> EpisodeOutcome:
+    """The episode that these actions make; those after its end are left out. May run hostile text.
+
+    Raises:
+        LookupError: no such task.
+    """
+    episode = ReplayedEpisode(environment, task_id)
+    for text in actions:
+        if episode.is_ended:
+            break
+        episode.step(text)
+    return episode.outcome()
+
+
+def answer_reward(environment: Environment, task_id: int, answer: str) -> float:
+    """Reward in [0, 1] of an episode with this one action. Raises LookupError."""
+    return replay(environment, task_id, (answer,)).reward
+
+
+def _bounded(transition: Transition) -> Transition:
+    """The transition with bounded texts and finite rewards."""
+    rewards = {name: value if math.isfinite(value) else 0.0 for name, value in transition.rewards.items()}
+    return replace(
+        transition,
+        messages=tuple(
+            message
+            if len(message.content) <= MAX_OBSERVATION_CHARS
+            else replace(message, content=message.content[:MAX_OBSERVATION_CHARS])
+            for message in transition.messages
+        ),
+        reward=transition.reward if math.isfinite(transition.reward) else 0.0,
+        rewards=rewards,
+        state_key=transition.state_key[:_MAX_STATE_CHARS],
+    )

@@ -1,0 +1,68 @@
+"""Tool calls in the text of a turn: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or that object alone.
+
+Invariant: what a text means depends on the text alone, never on tokenizer or template, so that every node reads the
+same actions; reading takes time linear in the text, and no text raises.
+
+Source: the first form is that of the chat templates of Hermes and Qwen, the second (also with `parameters`) of Llama.
+"""
+
+import json
+from typing import Any, Final, Never, cast
+
+from swarm.episode import Action, ToolCall
+
+OPENING: Final = "<tool_call>"
+CLOSING: Final = "</tool_call>"
+MAX_CALLS: Final = 16  # of one turn; what has more is malformed
+_MAX_CALL_CHARS: Final = 65_536
+
+
+def parse_action(text: str) -> Action:
+    """The action of a turn: its calls in order, or none where it is plain text."""
+    if OPENING in text:
+        calls = _tagged_calls(text)
+        return Action(text=text, calls=calls or (), is_malformed=calls is None)
+    stripped = text.strip()
+    call = _call(stripped) if stripped.startswith("{") and stripped.endswith("}") else None
+    return Action(text=text, calls=() if call is None else (call,))
+
+
+def render_call(call: ToolCall) -> str:
+    """A call in the first form; `parse_action` reads it back."""
+    body = json.dumps({"name": call.name, "arguments": dict(call.arguments)})
+    return f"{OPENING}{body}{CLOSING}"
+
+
+def _tagged_calls(text: str) -> tuple[ToolCall, ...] | None:
+    """Every tagged call; None where one cannot be read, or there are too many."""
+    _, *parts = text.split(OPENING, MAX_CALLS + 1)
+    calls: list[ToolCall] = []
+    for part in parts:
+        body, closing, _ = part.partition(CLOSING)
+        call = _call(body.strip()) if closing else None
+        if call is None or len(calls) == MAX_CALLS:
+            return None
+        calls.append(call)
+    return tuple(calls)
+
+
+def _call(body: str) -> ToolCall | None:
+    """The call that a JSON object describes, None for anything else."""
+    if len(body) > _MAX_CALL_CHARS:
+        return None
+    try:
+        data: object = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict):
+        return None
+    fields = cast("dict[str, Any]", data)
+    name, arguments = fields.get("name"), fields.get("arguments", fields.get("parameters"))
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        return None
+    return ToolCall(name=name, arguments=cast("dict[str, Any]", arguments))
+
+
+def _refuse_constant(name: str) -> Never:
+    """JSON has no NaN and no Infinity, though Python reads them."""
+    raise ValueError(name)

@@ -1,0 +1,129 @@
+"""Values of an episode: what a model does in a turn, what the environment answers, and what it was worth.
+
+An answer to one question is an episode that ends after one action. Invariant: an episode is a pure function of
+(configuration of its environment, task id, actions), so that whoever has these three can rebuild the rest.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, cast
+
+OUTCOME: Final = "outcome"  # the named reward that counts where a configuration weighs nothing else
+Actions = tuple[str, ...]  # text of each turn of an episode, without end tokens, in order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """A message of a chat. A last message of role `assistant` is a prefix that generation continues."""
+
+    role: str  # system, user, assistant or tool
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """A call as the model wrote it."""
+
+    name: str
+    arguments: Mapping[str, Any]  # JSON values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Action:
+    """One turn of the model: its text, and what a parser made of it (`swarm.environments.tool_calls`)."""
+
+    text: str  # all of it, calls included
+    calls: tuple[ToolCall, ...] = ()
+    is_malformed: bool = False  # it begins a call that cannot be read
+
+
+class TurnStatus(StrEnum):
+    """How the environment took an action."""
+
+    OK = "ok"
+    TOOL_ERROR = "tool_error"  # a well-formed call that the tool refused
+    MALFORMED = "malformed"  # a call that cannot be read, or no action where one is needed
+    LIMIT = "limit"  # the last turn, and the environment had not ended
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transition:
+    """What an environment answers to an action."""
+
+    messages: tuple[Message, ...] = ()  # the observation; none at the end
+    is_end: bool = False
+    reward: float = 0.0  # of this turn
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])  # of the episode by name; at its end
+    status: TurnStatus = TurnStatus.OK
+    state_key: str = ""  # of the state after it; equal for equal states, empty where the environment says none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeOutcome:
+    """An episode as replayed on this node.
+
+    Where it has fewer transitions than there were actions, the environment had ended before the others.
+    """
+
+    reward: float  # of the episode, in [0, 1]
+    transitions: tuple[Transition, ...]  # one for each action
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the environment ended it; else it waits for another action."""
+        return bool(self.transitions) and self.transitions[-1].is_end
+
+    @property
+    def rewards(self) -> Mapping[str, float]:
+        """Named rewards of the episode; none where it did not end."""
+        return self.transitions[-1].rewards if self.transitions else {}
+
+
+def outcome_to_json(outcome: EpisodeOutcome) -> list[Any]:
+    """The outcome as nested lists of JSON values."""
+    return [
+        outcome.reward,
+        [
+            [
+                [[message.role, message.content] for message in each.messages],
+                each.is_end,
+                each.reward,
+                dict(each.rewards),
+                each.status,
+                each.state_key,
+            ]
+            for each in outcome.transitions
+        ],
+    ]
+
+
+def outcome_from_json(data: Any) -> EpisodeOutcome:
+    """The inverse of `outcome_to_json`. Raises ValueError for anything else; the data may be hostile."""
+    try:
+        reward, transitions = data
+        return EpisodeOutcome(
+            reward=_number(reward, 0.0, 1.0), transitions=tuple(_transition(each) for each in transitions)
+        )
+    except (TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"no outcome of an episode: {type(error).__name__}") from None
+
+
+def _transition(data: Any) -> Transition:
+    messages, is_end, reward, rewards, status, state_key = data
+    named = cast("dict[Any, Any]", rewards).items()
+    return Transition(
+        messages=tuple(Message(role=str(role), content=str(content)) for role, content in messages),
+        is_end=is_end is True,
+        reward=_number(reward),
+        rewards={str(name): _number(value) for name, value in named},
+        status=TurnStatus(status),
+        state_key=str(state_key),
+    )
+
+
+def _number(value: Any, least: float = -math.inf, most: float = math.inf) -> float:
+    if not isinstance(value, (int, float)) or not least <= value <= most or not abs(value) < math.inf:
+        raise ValueError(f"no finite number in [{least}, {most}]")
+    return float(value)

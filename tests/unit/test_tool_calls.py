@@ -1,0 +1,67 @@
+"""Tool calls in the text of a turn: what is read, what is malformed, and that no text takes long or raises."""
+
+import json
+import time
+
+import pytest
+
+from swarm.environments.tool_calls import CLOSING, MAX_CALLS, OPENING, parse_action, render_call
+from swarm.episode import ToolCall
+
+ADD = ToolCall(name="add", arguments={"a": 1, "b": [2.5, "x", None, True]})
+
+
+def test_a_rendered_call_is_read_back_with_text_around_it() -> None:
+    text = f"I add.\n{render_call(ADD)} and {render_call(ADD)}"
+    action = parse_action(text)
+    assert action.calls == (ADD, ADD) and action.text == text and not action.is_malformed
+
+
+@pytest.mark.parametrize("key", ["arguments", "parameters"])
+def test_an_object_alone_is_a_call(key: str) -> None:
+    assert parse_action(f' {{"name": "add", "{key}": {{"a": 1}}}}\n').calls == (
+        ToolCall(name="add", arguments={"a": 1}),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "12", "{", '{"a": 1}', "{x}", '{"name": 3, "arguments": {}}', CLOSING])
+def test_other_text_is_no_call_and_not_malformed(text: str) -> None:
+    action = parse_action(text)
+    assert action.calls == () and not action.is_malformed
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "{}",
+        "[]",
+        "null",
+        '{"name": "add"}',
+        '{"name": "", "arguments": {}}',
+        '{"name": "add", "arguments": "a"}',
+        '{"name": "add", "arguments": {"a": NaN}}',
+        '{"name": "add", "arguments": {"a": 1}',
+        "[" * 100_000,
+        '{"name": "add", "arguments": {"a": ' + "9" * 5000 + "}}",
+    ],
+)
+def test_a_tagged_call_that_cannot_be_read_is_malformed_as_a_whole(body: str) -> None:
+    action = parse_action(f"{render_call(ADD)}{OPENING}{body}{CLOSING}")
+    assert action.calls == () and action.is_malformed
+
+
+def test_a_call_without_its_end_and_too_many_calls_are_malformed() -> None:
+    assert parse_action(render_call(ADD)[: -len(CLOSING)]).is_malformed
+    assert not parse_action(render_call(ADD) * MAX_CALLS).is_malformed
+    assert parse_action(render_call(ADD) * (MAX_CALLS + 1)).is_malformed
+
+
+def test_reading_takes_time_linear_in_the_text() -> None:
+    def cpu_s(text: str) -> float:
+        began_s = time.process_time()
+        parse_action(text)
+        return time.process_time() - began_s
+
+    for unit in (OPENING, OPENING + CLOSING, render_call(ADD), OPENING + json.dumps({"name": "a", "arguments": {}})):
+        assert cpu_s(unit * 20_000) < 1.0, unit
