@@ -13,7 +13,7 @@ from node.build import build_worker, make_producer
 from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.environments.curriculum import TaskMixture
-from swarm.environments.environment import NumberedEnvironment
+from swarm.environments.environment import AnswerEnvironment
 from swarm.exchange import admission_checks
 from swarm.exchange.agent import Agent
 from swarm.generation.transformers_engine import TransformersGenerator
@@ -72,7 +72,7 @@ def hostile_worker(
     store: MemoryGroupStore,
     *,
     attacks: Sequence[str],
-    environments: Mapping[str, NumberedEnvironment],
+    environments: Mapping[str, AnswerEnvironment],
     clock: Clock,
     has_turned: Callable[[], bool],
 ) -> Worker:

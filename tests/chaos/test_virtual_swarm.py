@@ -137,7 +137,7 @@ class CarelessAdmission(Admission):
         arrival.rewards = np.arange(len(group.rollouts), dtype=np.float32)  # looks like signal
         return (
             await self._duplicate(arrival)
-            or await self._form(group)
+            or await self._form(group, arrival)
             or self._correction(group, arrival)
             or await self._storage(arrival)
         )
