@@ -114,9 +114,13 @@ class Verdict:
 class Producer:
     """Another node whose answers are scored."""
 
-    node_id: NodeId
+    node_id: NodeId  # who signed them
     is_known: bool  # groups of it were admitted before, more of them than were refused
-    origin: str = ""  # whom the time counts against while it is not: subnet or key of who sent them; empty: its key
+    origin: str = ""  # whom the time counts against that newcomers take: party or subnet; empty: the key
+    is_relayed: bool = (
+        False  # the origin is that of who passed the answers on, since nothing is known of their signer's
+    )
+    is_established: bool = False  # counts in full, where that is not true of everybody who is known
 
 
 class Verifier(Protocol):

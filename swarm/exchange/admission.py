@@ -76,7 +76,8 @@ class Admission:
     _usable: frozenset[Correction] = frozenset(Correction)  # what this node's recipe may learn from
     _entry: EntryRule | None = None  # who may take part in the run; None: everybody
     _novelty: Novelty = field(default_factory=Novelty)  # the answers seen so far
-    _origin_of: Callable[[NodeId], str] = str  # whom the time counts against that a newcomer's answers take
+    _origin_of: Callable[[NodeId], str] = str  # whom the time counts against that answers take; empty: not known
+    _is_established: Callable[[NodeId], bool] = lambda _: False  # whether a producer counts in full
 
     def __post_init__(self) -> None:
         self._run_id = self._context.config.run_id
@@ -296,11 +297,7 @@ class Admission:
 
     async def _task_prompt_and_rewards(self, group: RolloutGroup, arrival: Arrival) -> Finding:
         """Task and rewards as the sandbox rebuilds them, against what the producer says; a crash is the producer's."""
-        origin = self._origin_of(arrival.via)
-        if arrival.via != group.producer:  # a relay's own groups do not wait for what it passed on
-            origin = f"relayed by {origin}"
-        is_known = self._reputation.score(group.producer) > 0
-        producer = Producer(node_id=group.producer, is_known=is_known, origin=origin)
+        producer = self._producer_of(group.producer, arrival.via)
         arrival.turn.end()
         try:
             verdict = await self._verifier.verify(
@@ -313,6 +310,20 @@ class Admission:
             return RefusalReason.VERIFIER_FAILED, type(error).__name__
         arrival.rewards = verdict.rewards
         return check_verdict(group, verdict, self._tokenizer, self._limits)
+
+    def _producer_of(self, node_id: NodeId, via: NodeId) -> Producer:
+        """Who signed a group, as far as that is known here; who sent it decides only where nothing is."""
+        origin = self._origin_of(node_id)
+        is_relayed = not origin and via != node_id
+        if is_relayed:  # keys are free: all that one neighbour passes on of such keys counts together
+            origin = f"relayed by {self._origin_of(via) or via}"
+        return Producer(
+            node_id=node_id,
+            is_known=self._reputation.score(node_id) > 0,
+            origin=origin,
+            is_relayed=is_relayed,
+            is_established=self._is_established(node_id),
+        )
 
     def _correction(self, group: RolloutGroup, arrival: Arrival) -> Finding:
         now_s = self._context.clock.now_s()

@@ -139,7 +139,7 @@ class Agent:
         )
         self.version_publisher = self._make_publisher(weights)
         follower = self.weight_follower = self._make_follower(weights)
-        streams = self.streams = GroupStreams(context, store, peers, reputation, self.weight_server)
+        streams = self.streams = GroupStreams(context, store, peers, reputation, self.weight_server, parties.origin_of)
 
         # what comes in: our own groups, and those of peers
         novelty = self.novelty = Novelty(
@@ -163,6 +163,7 @@ class Agent:
             rule,
             novelty,
             parties.origin_of,
+            parties.is_established,
         )
         learns = follower is None
         self.ingest = GroupIngest(

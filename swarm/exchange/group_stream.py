@@ -7,7 +7,7 @@ give groups come first (`send_order.py`).
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -60,9 +60,10 @@ class GroupStreams:
     _peers: Peers  # newest known head of each lineage, ours included
     _reputation: Reputation  # a peer below the floor gets nothing
     _weight_server: WeightServer  # answers for weights
+    _origin_of: Callable[[NodeId], str] = lambda _: ""  # a peer's party or subnet; empty: not known
 
     def __post_init__(self) -> None:
-        self._order = SendOrder(self._reputation, self._context.clock)
+        self._order = SendOrder(self._reputation, self._context.clock, self._origin_of)
         self._node_id = self._context.node_id
         self._config = self._context.config.replay
         self._grew = Signal()  # relaying streams wait for it

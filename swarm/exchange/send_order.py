@@ -4,12 +4,12 @@ Invariant: where all that there is goes out at once nobody waits; elsewhere thos
 item of SHARE. Nobody is refused.
 
 That sending is the limit shows at those who give: most of them are in the middle of an item. One that takes no item for
-STUCK_S does not count, nor do few among many, however many streams they have: who reads slowly is no reason to hold up
-others.
+STUCK_S does not count, nor do few origins among many, however many keys and streams they have: who reads slowly is no
+reason to hold up others.
 """
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -28,7 +28,7 @@ GIVER_SCORE: Final = 0.05  # one admitted group, for five minutes
 class Stream:
     """A stream of groups to a peer."""
 
-    peer: NodeId
+    origin: str  # of the peer
 
 
 class SendOrder:
@@ -37,6 +37,7 @@ class SendOrder:
     Args:
         reputation: what peers gave: an admitted group counts for its producer, whoever relayed it.
         clock: of the node.
+        origin_of: the party or subnet of a peer; empty where that is not known.
 
     Example:
         with order.stream(peer) as stream:
@@ -47,8 +48,9 @@ class SendOrder:
                 yield item
     """
 
-    def __init__(self, reputation: Reputation, clock: Clock) -> None:
+    def __init__(self, reputation: Reputation, clock: Clock, origin_of: Callable[[NodeId], str] = lambda _: "") -> None:
         self._reputation = reputation
+        self._origin_of = origin_of
         self._clock = clock
         self._streams: dict[Stream, float | None] = {}  # to those who give: since when an item is being sent
         self._num_since = 0  # items to those who give, since the last one to others
@@ -62,7 +64,7 @@ class SendOrder:
     @contextmanager
     def stream(self, peer: NodeId) -> Generator[Stream]:
         """A stream to a peer, until it ends."""
-        stream = Stream(peer)
+        stream = Stream(self._origin_of(peer) or peer)
         try:
             yield stream
         finally:
@@ -98,6 +100,6 @@ class SendOrder:
 
     def _is_busy(self) -> bool:
         since_s = self._clock.monotonic_s() - STUCK_S
-        sending = {of.peer for of, began_s in self._streams.items() if began_s is not None and began_s > since_s}
-        givers = {stream.peer for stream in self._streams}
+        sending = {of.origin for of, began_s in self._streams.items() if began_s is not None and began_s > since_s}
+        givers = {stream.origin for stream in self._streams}
         return 2 * len(sending) > len(givers)

@@ -82,7 +82,12 @@ class Parties:
         return (party,) if subnet is None or subnet == party else (party, subnet)
 
     def origin_of(self, node_id: NodeId) -> str:
-        """Whom work counts against that a newcomer causes: the subnet of its public address, else its key."""
+        """Whom work counts against that a key causes: where not everybody is established the party of who is, else the
+        subnet where the key proved itself, or the key for other addresses. Empty where it proved itself nowhere."""
+        if not self.is_private and self.is_established(node_id):
+            return self.party_of(node_id)
+        if self._endpoint_of(node_id) is None:
+            return ""
         return self._subnet_of(node_id) or node_id
 
     def _subnet_of(self, node_id: NodeId) -> str | None:

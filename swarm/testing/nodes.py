@@ -69,6 +69,7 @@ def make_admission(
     entry: EntryRule | None = None,
     novelty: Novelty | None = None,
     origin_of: Callable[[NodeId], str] = str,
+    is_established: Callable[[NodeId], bool] = lambda _: False,
 ) -> Admission:
     """Admission on its own, without credit; by default in the toy environment, and it knows no heads and no versions.
 
@@ -91,4 +92,5 @@ def make_admission(
         entry,
         Novelty() if novelty is None else novelty,
         origin_of,
+        is_established,
     )

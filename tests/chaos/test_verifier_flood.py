@@ -14,7 +14,9 @@ from swarm.config import EnvironmentConfig, NodeConfig, SandboxConfig
 from swarm.environments.load import build_environment
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
 from swarm.environments.sandbox.verifier import SandboxVerifier
+from swarm.exchange.admission import Admission
 from swarm.identity import Identity
+from swarm.interfaces import Producer
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import answers, make_group, make_identity, make_sealed
 from swarm.testing.nodes import make_admission, make_context
@@ -59,7 +61,7 @@ class Node:
         self.is_by_subnet = True
 
     def origin_of(self, node_id: NodeId) -> str:
-        return self.subnets.get(node_id, node_id) if self.is_by_subnet else node_id
+        return self.subnets.get(node_id, "") if self.is_by_subnet else node_id
 
     def sealed(self, identity: Identity, wrong: str) -> SealedGroup:
         """Half of the answers right, half `wrong`."""
@@ -69,8 +71,8 @@ class Node:
         group = make_group(identity.node_id, env="digits", task_id=task_id, texts=texts, created_at_s=now_s)
         return make_sealed(group, identity)
 
-    async def admit(self, identity: Identity, wrong: str) -> ScoredGroup | Refused:
-        return await self.admission.admit(self.sealed(identity, wrong), via=identity.node_id)
+    async def admit(self, identity: Identity, wrong: str, via: Identity | None = None) -> ScoredGroup | Refused:
+        return await self.admission.admit(self.sealed(identity, wrong), via=(via or identity).node_id)
 
 
 @pytest.fixture
@@ -140,6 +142,34 @@ async def test_an_honest_group_passes_a_flood_of_its_own_subnet_once_its_produce
     assert isinstance(await node.admit(honest, GOOD), ScoredGroup)
     flood = await attack(node, num_subnets=1)
     assert (await number_before(node, honest, flood) <= NUM_KEYS // 2) is is_known
+
+
+def by_who_sent_it(self: Admission, node_id: NodeId, via: NodeId) -> Producer:
+    """Mutation: of a newcomer's answers it counts who passed them on."""
+    return Producer(node_id=node_id, is_known=self._reputation.score(node_id) > 0, origin=f"relayed by {via}")
+
+
+@pytest.mark.parametrize("is_at_an_address", [True, False], ids=["proved", "unknown"])
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "by_who_sent_it"])
+async def test_endless_answers_that_a_neighbour_passes_on_are_held_against_their_signer_only(
+    node: Node, is_defended: bool, is_at_an_address: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(Admission, "_producer_of", by_who_sent_it)
+    lanes, lane_of = list[Lane](), ScoringTurns.lane_of
+
+    def note(self: ScoringTurns, producer: Producer) -> Lane:
+        lanes.append(lane_of(self, producer))
+        return lanes[-1]
+
+    monkeypatch.setattr(ScoringTurns, "lane_of", note)
+    relay, culprit, honest = (Identity.create() for _ in range(3))
+    node.subnets = {relay.node_id: "10.1.0.0/24"}
+    if is_at_an_address:
+        node.subnets |= {culprit.node_id: "10.2.0.0/24", honest.node_id: "10.3.0.0/24"}
+    assert isinstance(await node.admit(culprit, ENDLESS, via=relay), Refused)
+    assert isinstance(await node.admit(honest, GOOD, via=relay), ScoredGroup)
+    assert lanes == [Lane.NEW, Lane.NEW if is_defended else Lane.SLOW]
 
 
 async def test_answers_that_take_longer_than_a_first_try_are_scored_in_full_all_the_same(node: Node) -> None:

@@ -27,8 +27,8 @@ class Bench:
             await self.release.wait()
 
 
-def make_producer(name: str, origin: str = "", is_known: bool = False) -> Producer:
-    return Producer(node_id=NodeId(name), is_known=is_known, origin=origin)
+def make_producer(name: str, origin: str = "", is_known: bool = False, **changes: bool) -> Producer:
+    return Producer(node_id=NodeId(name), is_known=is_known, origin=origin, **changes)
 
 
 async def test_newcomers_hold_two_places_one_of_them_where_a_slow_answer_runs() -> None:
@@ -128,6 +128,80 @@ def test_known_keys_of_one_subnet_with_slow_answers_are_one_beside_others(
 
     worst_s = run_virtual(scene())
     assert (worst_s > 5.0) if is_out else (worst_s < 1.5), worst_s
+
+
+def where_it_came_from(producer: Producer) -> set[str]:
+    """Mutation: slow answers are held against whoever passed them on."""
+    return {scoring_turns._account_of(producer), producer.node_id}
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "where_it_came_from"])
+def test_slow_answers_that_a_neighbour_passes_on_send_none_of_its_others_aside(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(scoring_turns, "_blamed", where_it_came_from)
+    bench = Bench()
+    culprit, honest = (make_producer(name, origin="relayed by x", is_relayed=True) for name in ("culprit", "honest"))
+    bench.turns.note_overrun(culprit)
+    assert bench.turns.lane_of(culprit) is Lane.SLOW
+    assert (bench.turns.lane_of(honest) is Lane.NEW) is is_defended
+
+
+async def place_of(bench: Bench, late: Producer, *before: Producer) -> int:
+    """How many of those who came before are served before a known producer that used more than they did lately."""
+    bench.turns.charge(late, 0.02)
+    holding = asyncio.create_task(bench.take(make_producer("first", is_known=True)))
+    holding_too = [asyncio.create_task(bench.take(make_producer(f"new {number}"))) for number in range(2)]
+    await asyncio.sleep(0)
+    tasks = [asyncio.create_task(bench.take(producer)) for producer in (*before, late)]
+    await asyncio.sleep(0)
+    bench.release.set()
+    await asyncio.gather(holding, *holding_too, *tasks)
+    return bench.order.index(late.node_id) - 3
+
+
+def nobody_is_established(producer: Producer) -> str:
+    """Mutation: whose groups were admitted once is known, and that is all."""
+    return f"known from {producer.origin}" if producer.is_known else producer.origin or producer.node_id
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "nobody_is_established"])
+async def test_free_keys_with_an_admitted_group_each_do_not_hold_up_who_is_established(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 subnets, each of which sends one good group first, and then all of them at once."""
+    if not is_defended:
+        monkeypatch.setattr(scoring_turns, "_account_of", nobody_is_established)
+    sybils = [make_producer(f"s{number}", origin=f"s{number}", is_known=True) for number in range(64)]
+    member = make_producer("member", origin="member", is_known=True, is_established=True)
+    place = await place_of(Bench(), member, *sybils)
+    assert (place <= 3) if is_defended else (place == len(sybils)), place
+
+
+async def test_who_is_known_and_not_established_has_one_turn_of_eight() -> None:
+    bench = Bench()
+    members = [make_producer(f"m{i}", origin=f"m{i}", is_known=True, is_established=True) for i in range(24)]
+    assert await place_of(bench, make_producer("other", origin="o", is_known=True), *members) <= 8 + NUM_PLACES
+
+
+def each_key_counts(producer: Producer) -> str:
+    """Mutation: a known key answers for itself."""
+    return producer.node_id if producer.is_known else producer.origin or producer.node_id
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "each_key_counts"])
+async def test_known_keys_of_one_subnet_are_one_beside_a_known_one_of_another(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(scoring_turns, "_account_of", each_key_counts)
+    bench = Bench()
+    keys = [make_producer(f"k{number}", origin="a", is_known=True) for number in range(32)]
+    for key in keys:
+        bench.turns.charge(key, 0.01)
+    place = await place_of(bench, make_producer("honest", origin="b", is_known=True), *keys)
+    assert (place == 0) if is_defended else (place > 16), place
 
 
 async def test_what_was_used_is_forgotten_by_half_every_half_life() -> None:

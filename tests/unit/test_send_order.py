@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -17,9 +18,9 @@ from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.transport import MemoryTransport
-from swarm.testing.builders import make_group, make_identity
+from swarm.testing.builders import make_group, make_identity, make_sealed
 from swarm.testing.nodes import make_agent, make_context
-from swarm.types import Cursor, NodeId, StreamFilter
+from swarm.types import Cursor, NodeId, ScoredGroup, StreamFilter
 
 SERVER = make_identity(1)
 GIVERS = [make_identity(10 + number).node_id for number in range(2)]
@@ -128,6 +129,44 @@ def test_a_giver_that_reads_slowly_on_six_streams_holds_nobody_up(
         assert max(riders) < 0.5 * uplink.num_made, uplink.received
     else:
         assert min(riders) >= 0.8 * uplink.num_made, uplink.received
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "each_key_counts"])
+def test_givers_of_one_subnet_that_read_slowly_are_one_giver(is_defended: bool) -> None:
+    """Eight keys of one owner gave a group each, and take no item; two givers elsewhere are sent all there is."""
+    clock, keys = ManualClock(), [f"{number}" * 64 for number in range(8)]
+
+    def each_key_counts(peer: NodeId) -> str:
+        return peer
+
+    def by_subnet(peer: NodeId) -> str:
+        return "10.0.0.0/24" if peer in keys else peer
+
+    order = SendOrder(Reputation(clock, 6000), clock, by_subnet if is_defended else each_key_counts)
+    with ExitStack() as stack:
+        for peer in (*GIVERS, *keys):
+            stream = stack.enter_context(order.stream(peer))
+            if peer in keys:
+                stack.enter_context(order.item(stream, is_first=True))
+            else:
+                with order.item(stream, is_first=True):
+                    pass
+        assert order._is_busy() is not is_defended
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "the_sender_gives"])
+async def test_who_passes_on_what_others_made_is_no_giver_and_who_made_it_is(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = make_agent(make_context(identity=SERVER), MemoryGroupStore(ManualClock(), 2**24))
+    maker, relay = make_identity(10), make_identity(50)
+    if not is_defended:  # mutation: what is given counts for the neighbour that it came from
+        record = agent.reputation.record_good
+        monkeypatch.setattr(agent.reputation, "record_good", lambda producer: record(relay.node_id))
+    group = make_sealed(make_group(maker.node_id), maker)
+    assert isinstance(await agent.ingest.receive(group, via=relay.node_id), ScoredGroup)
+    givers = [identity for identity in (maker, relay) if agent.streams._order.is_giver(identity.node_id)]
+    assert givers == [maker if is_defended else relay]
 
 
 async def test_a_giver_that_reads_nothing_holds_nobody_up() -> None:

@@ -1,7 +1,9 @@
 """Turns in which answers of peers are scored: who used least time lately goes first, and what takes long goes aside.
 
-Invariant: known producers, newcomers and slow answers have one place each for certain, and newcomers and slow answers
-never hold all places together. Nobody holds two places of one kind.
+What counts is who signed the answers, and where that key proved itself; who passed them on counts only for keys of whom
+neither is known. Invariant: known producers, newcomers and slow answers have one place each for certain, and newcomers
+and slow answers never hold all places together. Nobody holds two places of one kind. Of the known ones those who are
+established go first, and the others have one turn of SHARE for certain: one admitted group makes a free key known.
 """
 
 import asyncio
@@ -18,6 +20,8 @@ NUM_PLACES: Final = 3  # of scoring processes for answers of peers
 HALF_LIFE_S: Final = 30.0  # of the time that counts as used
 SLOW_FOR_S: Final = 60.0  # after an answer that took too long
 MAX_ACCOUNTS: Final = 4096
+SHARE: Final = 8  # of the turns of known ones: one for those who are not established
+_ESTABLISHED: Final = "established: "
 
 
 class Lane(IntEnum):
@@ -54,11 +58,11 @@ class ScoringTurns:
         # By account and, in it, by producer: a flood makes the lines longer, and the choice hardly dearer.
         self._waiting: list[dict[str, FairTable[str, _Waiter]]] = [{} for _ in Lane]
         self._num_waiting = 0
+        self._num_first = 0  # turns of established ones, one after the other
 
     def lane_of(self, producer: Producer) -> Lane:
         """Where the answers of a producer are tried first."""
-        keys = {_account_of(producer), producer.node_id}
-        if any(self._now_s() - self._overran_s.get(key, -SLOW_FOR_S) < SLOW_FOR_S for key in keys):
+        if any(self._now_s() - self._overran_s.get(key, -SLOW_FOR_S) < SLOW_FOR_S for key in _blamed(producer)):
             return Lane.SLOW
         return Lane.KNOWN if producer.is_known else Lane.NEW
 
@@ -75,7 +79,7 @@ class ScoringTurns:
 
     def note_overrun(self, producer: Producer) -> None:
         """Answers of a producer took longer than a first try may: the next ones go aside at once."""
-        for key in {_account_of(producer), producer.node_id}:
+        for key in _blamed(producer):
             self._overran_s[key] = self._now_s()
 
     async def enter(self, account: str, producer: str, lane: Lane) -> None:
@@ -121,6 +125,8 @@ class ScoringTurns:
                 return
             self._remove(waiter)
             self._holding[waiter.lane].add(waiter.account)
+            if waiter.lane is Lane.KNOWN:
+                self._num_first = self._num_first + 1 if waiter.account.startswith(_ESTABLISHED) else 0
             waiter.place.set_result(None)
 
     def _next(self) -> _Waiter | None:
@@ -133,10 +139,18 @@ class ScoringTurns:
         return None
 
     def _next_in(self, lane: Lane) -> _Waiter | None:
-        """Of the account that used least lately and holds no place, the producer that did; of equals who came first."""
+        """Of the account that used least lately and holds no place, the producer that did; of equals who came first.
+
+        Accounts of established ones go before, but for one turn of SHARE.
+        """
         now_s, used_s, holding = self._now_s(), self._used_s, self._holding[lane]
         accounts = [account for account in self._waiting[lane] if account not in holding]
-        for account in sorted(accounts, key=lambda account: used_s.of(account, now_s)):
+        are_last = self._num_first >= SHARE - 1
+
+        def order(account: str) -> tuple[bool, float]:
+            return account.startswith(_ESTABLISHED) is are_last, used_s.of(account, now_s)
+
+        for account in sorted(accounts, key=order):
             queue = self._waiting[lane][account]
             for producer in sorted(queue.parties, key=lambda producer: used_s.of(producer, now_s)):
                 # one that was cancelled just now has not left yet
@@ -147,8 +161,19 @@ class ScoringTurns:
 
 
 def _account_of(producer: Producer) -> str:
-    """A known key answers for itself, a free one for where it comes from."""
-    return producer.node_id if producer.is_known else producer.origin or producer.node_id
+    """Whom time counts against: where a key comes from, of known ones apart from others. A known key of whom that is
+    not known answers for itself: who passes its answers on may pass on others, too."""
+    if producer.is_known:
+        origin = producer.node_id if producer.is_relayed else producer.origin or producer.node_id
+        return f"{_ESTABLISHED if producer.is_established else 'known from '}{origin}"
+    return producer.origin or producer.node_id
+
+
+def _blamed(producer: Producer) -> set[str]:
+    """Who goes aside after slow answers: the key, and while it is not known where it comes from; never a neighbour that
+    passed them on, and with it all others of whom it does."""
+    is_alone = producer.is_known or producer.is_relayed
+    return {producer.node_id} if is_alone else {_account_of(producer), producer.node_id}
 
 
 def _slow_account_of(producer: Producer) -> str:
