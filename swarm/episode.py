@@ -4,8 +4,9 @@ An answer to one question is an episode that ends after one action. Invariant: a
 (configuration of its environment, task id, actions), so that whoever has these three can rebuild the rest.
 """
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, cast
@@ -108,6 +109,19 @@ def outcome_from_json(data: Any) -> EpisodeOutcome:
         )
     except (TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"no outcome of an episode: {type(error).__name__}") from None
+
+
+def outcomes_to_json(outcomes: Sequence[EpisodeOutcome]) -> bytes:
+    """Outcomes of a group as a JSON list."""
+    return json.dumps([outcome_to_json(outcome) for outcome in outcomes], separators=(",", ":")).encode()
+
+
+def outcomes_from_json(data: bytes) -> tuple[EpisodeOutcome, ...]:
+    """The inverse of `outcomes_to_json`. Raises ValueError for anything else."""
+    try:
+        return tuple(outcome_from_json(each) for each in json.loads(data))
+    except TypeError as error:
+        raise ValueError(f"no list of outcomes: {error}") from None
 
 
 def _transition(data: Any) -> Transition:

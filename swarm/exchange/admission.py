@@ -19,7 +19,7 @@ from swarm.exchange.novelty import MIN_BITS, Novelty
 from swarm.exchange.reward_recheck import check_verdict, to_scored_group
 from swarm.exchange.staleness import check_freshness
 from swarm.fairness import FairTurns, Turn
-from swarm.interfaces import GroupStore, Producer, Result, Tokenizer, Verifier
+from swarm.interfaces import GroupStore, Producer, Result, Tokenizer, Verdict, Verifier
 from swarm.node_context import NodeContext
 from swarm.peers.entry import EntryRule
 from swarm.peers.peer_table import Peers
@@ -27,7 +27,6 @@ from swarm.peers.reputation import Reputation
 from swarm.types import (
     Correction,
     Digest,
-    FloatArray,
     NodeId,
     RefusalReason,
     Refused,
@@ -56,7 +55,7 @@ class Arrival:
     group: RolloutGroup | None = None  # once digest, signature and structure hold
     order: int = 0  # among commitments and arrivals, once it is opened
     turn: Turn[NodeId] = field(init=False)  # ends before the answers are scored, which has turns of its own
-    rewards: FloatArray = field(init=False)  # [G], from the sandbox
+    verdict: Verdict = field(init=False)  # of the sandbox
     scored: ScoredGroup = field(init=False)  # once it is stored
 
 
@@ -308,7 +307,7 @@ class Admission:
         except RolloutFailed as error:
             logger.debug("verifier failed on a peer's group", extra={"producer": short(group.producer)})
             return RefusalReason.VERIFIER_FAILED, type(error).__name__
-        arrival.rewards = verdict.rewards
+        arrival.verdict = verdict
         return check_verdict(group, verdict, self._tokenizer, self._limits)
 
     def _producer_of(self, node_id: NodeId, via: NodeId) -> Producer:
@@ -328,7 +327,13 @@ class Admission:
     def _correction(self, group: RolloutGroup, arrival: Arrival) -> Finding:
         now_s = self._context.clock.now_s()
         scored = to_scored_group(
-            group, arrival.sealed, arrival.rewards, self._tokenizer, is_made_here=False, now_s=now_s
+            group,
+            arrival.sealed,
+            arrival.verdict.rewards,
+            self._tokenizer,
+            is_made_here=False,
+            now_s=now_s,
+            outcomes=arrival.verdict.outcomes,
         )
         arrival.scored = scored
         if scored.correction not in self._usable:

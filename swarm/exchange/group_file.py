@@ -39,7 +39,8 @@ CREATE TABLE groups (
     rewards BLOB NOT NULL,
     correction TEXT NOT NULL,
     first_seen_s REAL NOT NULL,
-    size_bytes INTEGER NOT NULL
+    size_bytes INTEGER NOT NULL,
+    outcomes BLOB -- of episodes, where they say more than the rewards
 );
 CREATE INDEX groups_own ON groups(is_made_here, sequence);
 CREATE TABLE bodies (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL);
@@ -168,6 +169,8 @@ class GroupFile:
             self._connection.executescript(f"BEGIN; {script} COMMIT;")
         if "is_established" not in {row[1] for row in self._rows("PRAGMA table_info(drawn)")}:  # a file of 0.1.0
             self._connection.execute("ALTER TABLE drawn ADD COLUMN is_established INTEGER NOT NULL DEFAULT 1")
+        if "outcomes" not in {row[1] for row in self._rows("PRAGMA table_info(groups)")}:  # of before episodes
+            self._connection.execute("ALTER TABLE groups ADD COLUMN outcomes BLOB")
         self._connection.executescript(_SCHEMA_OF_PLACES)
         page_bytes = int(self._scalar("PRAGMA page_size"))
         # Twice the budget: rows, indices and half-filled overflow pages around the bodies.

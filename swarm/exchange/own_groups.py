@@ -96,7 +96,15 @@ class OwnGroups:
         claimed = replace(group, rollouts=rollouts, verifier=verdict.verifier)
         sealed = await self._context.offload(seal_group, claimed, self._context.identity)
         now_s = self._context.clock.now_s()
-        scored = to_scored_group(claimed, sealed, verdict.rewards, self._tokenizer, is_made_here=True, now_s=now_s)
+        scored = to_scored_group(
+            claimed,
+            sealed,
+            verdict.rewards,
+            self._tokenizer,
+            is_made_here=True,
+            now_s=now_s,
+            outcomes=verdict.outcomes,
+        )
         await self._store.put(scored, sealed)
         self._novelty.measure_own(claimed)
         self._novelty.record(claimed, sealed.digest, self._novelty.order(claimed))

@@ -5,10 +5,12 @@ Shape letters: G rollouts.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from swarm.episode import OUTCOME, EpisodeOutcome
 from swarm.exchange.admission_checks import PER_FOREIGN_TOKEN, AdmissionLimits, Finding
 from swarm.interfaces import Tokenizer, Verdict
 from swarm.types import (
@@ -54,6 +56,7 @@ def to_scored_group(
     *,
     is_made_here: bool,
     now_s: float,
+    outcomes: Sequence[EpisodeOutcome] = (),
 ) -> ScoredGroup:
     """The value that store, learner and relay work with.
 
@@ -64,15 +67,30 @@ def to_scored_group(
         tokenizer: of this node's model.
         is_made_here: whether this node generated it.
         now_s: wall clock.
+        outcomes: [G], of the replay on this node; none where rewards are all that is known.
     """
+    correction = correction_of(group, tokenizer)
     return ScoredGroup(
         digest=sealed.digest,
         group=clamp_logprobs(group),
         rewards=rewards,
-        correction=correction_of(group, tokenizer),
+        correction=correction,
+        outcomes=_kept_outcomes(outcomes, correction),
         is_made_here=is_made_here,
         first_seen_s=now_s,
         size_bytes=sealed.size_bytes,
+    )
+
+
+def _kept_outcomes(outcomes: Sequence[EpisodeOutcome], correction: Correction) -> tuple[EpisodeOutcome, ...]:
+    """Outcomes that say more than rewards do; observations only where our own tokens of them are not in the trace."""
+    if all(len(outcome.transitions) < 2 and outcome.rewards.keys() <= {OUTCOME} for outcome in outcomes):
+        return ()
+    if correction is Correction.TEXT_ONLY:
+        return tuple(outcomes)
+    return tuple(
+        replace(outcome, transitions=tuple(replace(each, messages=()) for each in outcome.transitions))
+        for outcome in outcomes
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from swarm.episode import EpisodeOutcome, outcomes_from_json, outcomes_to_json
 from swarm.exchange.reward_recheck import clamp_logprobs
 from swarm.types import Correction, Refused, ScoredGroup, SealedGroup, short
 from swarm.wire.envelopes import open_group
@@ -18,7 +19,9 @@ from swarm.wire.envelopes import open_group
 logger = logging.getLogger(__name__)
 
 SEALED_COLUMNS: Final = "g.sequence, g.digest, g.producer, g.public_key, g.signature, g.is_compressed, b.body"
-SCORED_COLUMNS: Final = f"{SEALED_COLUMNS}, g.is_made_here, g.rewards, g.correction, g.first_seen_s, g.size_bytes"
+SCORED_COLUMNS: Final = (
+    f"{SEALED_COLUMNS}, g.is_made_here, g.rewards, g.correction, g.first_seen_s, g.size_bytes, g.outcomes"
+)
 _MAX_OPENED_BYTES: Final = 64 * 2**20  # the largest max_group_bytes that a configuration allows
 
 
@@ -35,6 +38,7 @@ def scored_columns(scored: ScoredGroup, sealed: SealedGroup) -> dict[str, Any]:
         "correction": str(scored.correction),
         "first_seen_s": scored.first_seen_s,
         "size_bytes": sealed.size_bytes,
+        "outcomes": _packed(scored.outcomes) if scored.outcomes else None,
     }
 
 
@@ -68,7 +72,7 @@ def scored_of(row: tuple[Any, ...]) -> ScoredGroup | None:
     if isinstance(group, Refused):
         logger.warning("stored group does not open", extra={"digest": short(sealed.digest), "reason": group.reason})
         return None
-    is_made_here, blob, name, first_seen_s, size_bytes = row[7:]
+    is_made_here, blob, name, first_seen_s, size_bytes, packed = row[7:]
     try:
         correction = Correction(name)
         plain: bytes = blob[: 4 * len(group.rollouts)]
@@ -76,8 +80,9 @@ def scored_of(row: tuple[Any, ...]) -> ScoredGroup | None:
             raise ValueError("its checksum is another one")
         rewards = np.frombuffer(plain, "<f4").astype(np.float32)
         first_seen_s = float(first_seen_s)
-    except (TypeError, ValueError) as error:
-        rewards, correction = np.zeros(0, np.float32), Correction.EXACT
+        outcomes = () if packed is None else _unpacked(packed, len(group.rollouts))
+    except (TypeError, ValueError, zlib.error) as error:
+        rewards, correction, outcomes = np.zeros(0, np.float32), Correction.EXACT, ()
         logger.warning("stored group has no rewards", extra={"digest": short(sealed.digest), "error": str(error)})
     if len(rewards) != len(group.rollouts) or not np.isfinite(rewards).all():
         return None
@@ -89,9 +94,23 @@ def scored_of(row: tuple[Any, ...]) -> ScoredGroup | None:
         is_made_here=bool(is_made_here),
         first_seen_s=first_seen_s,
         size_bytes=size_bytes,
+        outcomes=outcomes,
     )
 
 
 def _guarded(rewards: bytes, correction: Correction) -> bytes:
     """Rewards with a checksum of them: no signature covers what this node found a group worth."""
     return rewards + zlib.crc32(rewards + str(correction).encode()).to_bytes(4, "little")
+
+
+def _packed(outcomes: tuple[EpisodeOutcome, ...]) -> bytes:
+    """Outcomes as compressed JSON, which has a checksum of its own."""
+    return zlib.compress(outcomes_to_json(outcomes))
+
+
+def _unpacked(data: bytes, count: int) -> tuple[EpisodeOutcome, ...]:
+    """The inverse of `_packed`. Raises TypeError, ValueError and zlib.error where the disk changed it."""
+    outcomes = outcomes_from_json(zlib.decompress(data))
+    if len(outcomes) != count:
+        raise ValueError(f"{len(outcomes)} outcomes of {count} rollouts")
+    return outcomes

@@ -2,7 +2,7 @@
 
 Invariant: totals (`step_tokens`, `step_rollouts`, `step_groups`) are those of the whole optimizer step,
 also in a part of it, so that summing over micro-batches gives the one big batch.
-Shape letters: M groups, N rollouts, L longest response in tokens, P prompt tokens.
+Shape letters: M groups, N rollouts, L longest response in tokens, P prompt tokens, K most turns of a rollout.
 """
 
 import math
@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swarm.episode import Actions, TurnStatus
 from swarm.errors import ConfigError
 from swarm.interfaces import TaskOf, Tokenizer
 from swarm.model.token_alignment import aligned_logprobs
+from swarm.objectives.turn_columns import named_rewards, turn_columns
 from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout, ScoredGroup
 
 RATIO_CEILING = 20.0
@@ -40,7 +42,8 @@ class MassClip:
     used: Tensor | None = None  # float64 [M, 2], what micro-batches before this one took of each group's bound
 
 
-_PER_GROUP = ("baseline_rewards",)  # tensors [M]; every other one is [N] or [N, L]
+_PER_GROUP = ("baseline_rewards",)  # tensors [M]; every other one is [N], [N, L] or [N, K]
+_TUPLES = ("corrections", "texts", "state_keys", "turn_statuses", "actions")  # N values of each, where it is there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +65,7 @@ class Batch:
     is_external: Tensor  # bool [N], of another lineage than our own
     temperature: Tensor  # float32 [N], > 0
     length: Tensor  # int64 [N], trained tokens before any member was dropped
-    max_new_tokens: Tensor  # int64 [N], what the generator was allowed
+    max_new_tokens: Tensor  # int64 [N], what the generator was allowed in all the turns that there were
     is_truncated: Tensor  # bool [N], ended by that limit
     corrections: tuple[Correction, ...]  # N
     texts: tuple[str, ...]  # N responses
@@ -82,6 +85,12 @@ class Batch:
     replayed: Tensor | None = None  # bool [N], of the previous draw and used before
     segment_ids: Tensor | None = None  # int64 [N, L], of text that two tokenizers both cut out; -1: of none
     segment_logprobs: Tensor | None = None  # float32 [N, L], the generator's of a segment, at its first token; else 0
+    turn_rewards: Tensor | None = None  # float32 [N, K], of the replay here; like all below None: single answers only
+    num_turns: Tensor | None = None  # int64 [N]
+    num_calls: Tensor | None = None  # int64 [N, K], well-formed tool calls of each turn
+    state_keys: tuple[tuple[str, ...], ...] | None = None  # N of num_turns, of the state after each turn; "": none
+    turn_statuses: tuple[tuple[TurnStatus, ...], ...] | None = None  # N of num_turns
+    actions: tuple[Actions, ...] | None = None  # N of num_turns, texts of the turns
     outcomes: Tensor | None = None  # float32 [N], rewards before reward parts changed them; None until then
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> float32 [N]
     memory: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the recipe's parts remember, plain data
@@ -102,6 +111,9 @@ class Batch:
             assert getattr(self, name).shape == shape[:1], name
         assert self.is_truncated.shape == shape[:1] and len(self.texts) == len(self.corrections) == shape[0]
         assert len(self.prompts) == len(self.sources) == len(self.task_keys)
+        turns = [getattr(self, name) for name in ("turn_rewards", "num_calls") if getattr(self, name) is not None]
+        assert all(each.shape[:1] == shape[:1] and each.shape == turns[0].shape for each in turns)
+        assert all(len(each) == shape[0] for name in _TUPLES if (each := getattr(self, name)) is not None)
         assert bool((self.temperature > 0).all()), "temperature must be positive"
         is_illegal = torch.isnan(self.behavior_logprobs) & (~self.mask | self.has_logprobs[:, None])
         assert not bool(is_illegal.any()), "NaN log-probs off the mask or on an EXACT rollout"
@@ -142,21 +154,24 @@ class Batch:
 
     @property
     def per_rollout(self) -> dict[str, Tensor]:
-        """Name -> every tensor [N] or [N, L] that is there."""
+        """Name -> every tensor [N], [N, L] or [N, K] that is there."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _PER_GROUP}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def select(self, rollouts: Sequence[int]) -> "Batch":
-        """The part with these rollouts, in this order; groups, L and the totals of the step stay."""
+        """The part with these rollouts, in this order; groups, L, K and the totals of the step stay."""
         index = torch.tensor(list(rollouts), dtype=torch.int64, device=self.mask.device)
         per_rollout: dict[str, Any] = {name: value[index] for name, value in self.per_rollout.items()}
         return replace(
             self,
-            corrections=tuple(self.corrections[i] for i in rollouts),
-            texts=tuple(self.texts[i] for i in rollouts),
             reward_parts={name: values[index] for name, values in self.reward_parts.items()},
+            **{name: tuple(values[i] for i in rollouts) for name, values in self._tuples.items()},
             **per_rollout,
         )
+
+    @property
+    def _tuples(self) -> dict[str, tuple[Any, ...]]:
+        return {name: values for name in _TUPLES if (values := getattr(self, name)) is not None}
 
     def of_groups(self, groups: Sequence[int]) -> "tuple[Tensor, Batch]":
         """The step that consists of these groups alone: renumbered in this order, with totals of its own.
@@ -224,7 +239,7 @@ def make_batch(
         prompt_ids = own_prompt_ids(drawn.scored, tokenizer, task_of)
         assert len(group.rollouts) == drawn.scored.rewards.shape[0] and prompt_ids
         prompts.append(torch.tensor(prompt_ids, dtype=torch.int64, device=device))
-        responses += [_response(rollout, drawn.scored.correction, tokenizer) for rollout in group.rollouts]
+        responses += [_response(drawn.scored, place, tokenizer) for place in range(len(group.rollouts))]
         group_index += [index] * len(group.rollouts)
     rollouts = [rollout for drawn in draw.groups for rollout in drawn.scored.group.rollouts]
     is_from_peer = [not drawn.scored.is_made_here for drawn in draw.groups]
@@ -235,6 +250,8 @@ def make_batch(
     logprobs = np.where(mask, _padded([r.logprobs for r in responses], length, np.float32), np.float32(0))
 
     segments = _segments(responses, mask)
+    turns = turn_columns([drawn.scored for drawn in draw.groups])
+    named = named_rewards([drawn.scored for drawn in draw.groups])
 
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -253,7 +270,7 @@ def make_batch(
         is_newcomer=tensor(_per_rollout(draw.groups, is_newcomer, np.bool_)) if any(is_newcomer) else None,
         temperature=tensor(np.array([_temperature(rollout) for rollout in rollouts], np.float32)),
         length=tensor(mask.sum(axis=1).astype(np.int64)),
-        max_new_tokens=tensor(np.array([rollout.sampling.max_new_tokens for rollout in rollouts], np.int64)),
+        max_new_tokens=tensor(np.array([_most_tokens(rollout) for rollout in rollouts], np.int64)),
         is_truncated=tensor(np.array([rollout.finish is FinishReason.LENGTH for rollout in rollouts], np.bool_)),
         corrections=tuple(response.correction for response in responses),
         prompts=tuple(prompts),
@@ -266,6 +283,13 @@ def make_batch(
         baseline_rewards=tensor(np.array(draw.baselines, np.float32)) if draw.baselines else None,
         segment_ids=None if segments is None else tensor(segments[0]),
         segment_logprobs=None if segments is None else tensor(segments[1]),
+        turn_rewards=None if turns is None else tensor(turns.turn_rewards),
+        num_turns=None if turns is None else tensor(turns.num_turns),
+        num_calls=None if turns is None else tensor(turns.num_calls),
+        state_keys=None if turns is None else turns.state_keys,
+        turn_statuses=None if turns is None else turns.turn_statuses,
+        actions=None if turns is None else turns.actions,
+        reward_parts={name: tensor(values) for name, values in named.items()},
     )
 
 
@@ -279,11 +303,14 @@ def own_prompt_ids(scored: ScoredGroup, tokenizer: Tokenizer, task_of: TaskOf | 
     return tokenizer.encode_prompt(task_of(group.env, group.task_id))
 
 
-def _response(rollout: Rollout, correction: Correction, tokenizer: Tokenizer) -> _Response:
+def _response(scored: ScoredGroup, place: int, tokenizer: Tokenizer) -> _Response:
+    rollout, correction = scored.group.rollouts[place], scored.correction
     trace = rollout.trace
     if correction is Correction.TEXT_ONLY or trace is None:
         token_ids = np.asarray(tokenizer.encode_response(rollout.text), dtype=np.int64)
-        mask = np.full(token_ids.shape, rollout.finish is not FinishReason.ABORTED)
+        # Of an episode the last turn alone would be trained on without what came before it.
+        is_trained = rollout.finish is not FinishReason.ABORTED and len(rollout.actions) < 2
+        mask = np.full(token_ids.shape, is_trained)
         mask[-1:] &= (
             rollout.finish is FinishReason.STOP
         )  # the end that encoding appends is no decision of the generator
@@ -295,7 +322,7 @@ def _response(rollout: Rollout, correction: Correction, tokenizer: Tokenizer) ->
             logprobs=unknown,
             turn_ids=zeros,
             correction=Correction.TEXT_ONLY,
-            segments=aligned_logprobs(rollout, tokenizer),
+            segments=aligned_logprobs(rollout, tokenizer) if is_trained else None,
         )
     if trace.logprobs is None or correction is not Correction.EXACT:
         correction = Correction.NO_LOGPROBS
@@ -317,6 +344,11 @@ def _segments(responses: Sequence[_Response], mask: np.ndarray) -> tuple[np.ndar
     ids = _padded([each[0] + 1 for each in found], mask.shape[1], np.int64) - 1  # -1 where there is none
     logprobs = _padded([each[1] for each in found], mask.shape[1], np.float32)
     return np.where(mask, ids, -1), np.where(mask, logprobs, np.float32(0))
+
+
+def _most_tokens(rollout: Rollout) -> int:
+    """What it may have of action tokens: the generator's limit is a turn's."""
+    return rollout.sampling.max_new_tokens * max(1, len(rollout.actions))
 
 
 def _temperature(rollout: Rollout) -> float:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from swarm.episode import Message, outcome_from_json, outcome_to_json
+from swarm.episode import Message, outcomes_from_json, outcomes_to_json
 from swarm.interfaces import Verdict
 from swarm.types import (
     ApplyReport,
@@ -81,6 +81,7 @@ def _drawn_to_message(drawn: DrawnGroup) -> pb.DrawnGroup:
         age_steps=drawn.age_steps,
         use=drawn.use,
         is_established=drawn.is_established,
+        outcomes=outcomes_to_json(scored.outcomes) if scored.outcomes else b"",
     )
 
 
@@ -93,6 +94,7 @@ def _drawn_from_message(message: pb.DrawnGroup) -> DrawnGroup:
         is_made_here=message.is_made_here,
         first_seen_s=message.first_seen_s,
         size_bytes=message.size_bytes,
+        outcomes=outcomes_from_json(message.outcomes) if message.outcomes else (),
     )
     return DrawnGroup(
         scored=scored, age_steps=message.age_steps, use=message.use, is_established=message.is_established
@@ -151,7 +153,7 @@ def verdict_to_message(verdict: Verdict) -> pb.VerifyResponse:
     """What the sandbox said, as a message."""
     return pb.VerifyResponse(
         task=json.dumps(dataclasses.asdict(verdict.task)).encode(),
-        outcomes=json.dumps([outcome_to_json(outcome) for outcome in verdict.outcomes]).encode(),
+        outcomes=outcomes_to_json(verdict.outcomes),
         verifier=verdict.verifier,
         reference=verdict.reference,
     )
@@ -163,7 +165,7 @@ def verdict_from_message(message: pb.VerifyResponse) -> Verdict:
     messages = tuple(Message(**entry) for entry in fields.pop("messages"))
     return Verdict(
         task=Task(messages=messages, **fields),
-        outcomes=tuple(outcome_from_json(outcome) for outcome in json.loads(message.outcomes)),
+        outcomes=outcomes_from_json(message.outcomes),
         verifier=message.verifier,
         reference=message.reference,
     )

@@ -37,7 +37,7 @@ class PutResponse(_message.Message):
     def __init__(self, reward_mean: _Optional[float] = ...) -> None: ...
 
 class DrawnGroup(_message.Message):
-    __slots__ = ("digest", "producer", "body", "rewards", "correction", "is_made_here", "first_seen_s", "size_bytes", "age_steps", "use", "is_established")
+    __slots__ = ("digest", "producer", "body", "rewards", "correction", "is_made_here", "first_seen_s", "size_bytes", "age_steps", "use", "is_established", "outcomes")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class DrawnGroup(_message.Message):
     AGE_STEPS_FIELD_NUMBER: _ClassVar[int]
     USE_FIELD_NUMBER: _ClassVar[int]
     IS_ESTABLISHED_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     producer: str
     body: _rollout_pb2.GroupBody
@@ -60,7 +61,8 @@ class DrawnGroup(_message.Message):
     age_steps: int
     use: int
     is_established: bool
-    def __init__(self, digest: _Optional[bytes] = ..., producer: _Optional[str] = ..., body: _Optional[_Union[_rollout_pb2.GroupBody, _Mapping]] = ..., rewards: _Optional[bytes] = ..., correction: _Optional[str] = ..., is_made_here: bool = ..., first_seen_s: _Optional[float] = ..., size_bytes: _Optional[int] = ..., age_steps: _Optional[int] = ..., use: _Optional[int] = ..., is_established: bool = ...) -> None: ...
+    outcomes: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., producer: _Optional[str] = ..., body: _Optional[_Union[_rollout_pb2.GroupBody, _Mapping]] = ..., rewards: _Optional[bytes] = ..., correction: _Optional[str] = ..., is_made_here: bool = ..., first_seen_s: _Optional[float] = ..., size_bytes: _Optional[int] = ..., age_steps: _Optional[int] = ..., use: _Optional[int] = ..., is_established: bool = ..., outcomes: _Optional[bytes] = ...) -> None: ...
 
 class DrawRequest(_message.Message):
     __slots__ = ("head",)

@@ -1,0 +1,173 @@
+"""What the learner knows of turns: from the replay through store and local wire into the batch."""
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarm.clock import ManualClock
+from swarm.environments.tool_calls import render_call
+from swarm.episode import EpisodeOutcome, ToolCall, TurnStatus
+from swarm.exchange.group_store import SqliteGroupStore
+from swarm.exchange.reward_recheck import to_scored_group
+from swarm.objectives.batch import make_batch
+from swarm.testing.builders import ToyTokenizer, answer_outcome, make_group, make_scored, make_sealed
+from swarm.testing.episodes import make_episode, make_episode_group, make_outcome, make_scored_episodes
+from swarm.types import Correction, Draw, DrawnGroup, ScoredGroup, SealedGroup
+from swarm.wire.local import draw_from_parts, draw_to_fields
+from swarm.wire.v1 import local_service_pb2 as pb
+
+OUTCOMES = (
+    make_outcome(
+        1.0, observations=("1", "2", ""), turn_rewards=(0.5, -0.25, 1.0), state_keys=("x", "y", "z"), form=0.5
+    ),
+    make_outcome(0.0, observations=("1", ""), state_keys=("x", "w")),
+)
+
+
+def draw_of(*groups: ScoredGroup) -> Draw:
+    return Draw(
+        step=1, groups=tuple(DrawnGroup(scored=each, age_steps=0, use=1) for each in groups), num_zero_variance=0
+    )
+
+
+def stored(outcomes: tuple[EpisodeOutcome, ...] = OUTCOMES) -> tuple[ScoredGroup, SealedGroup]:
+    """As admission makes it."""
+    group = make_scored_episodes(*outcomes).group
+    sealed = make_sealed(group)
+    rewards = make_scored(group, rewards=[outcome.reward for outcome in outcomes]).rewards
+    scored = to_scored_group(group, sealed, rewards, ToyTokenizer(), is_made_here=True, now_s=1.0, outcomes=outcomes)
+    return scored, sealed
+
+
+async def opened(path: Path) -> SqliteGroupStore:
+    return await SqliteGroupStore.open(path, ManualClock(), 100_000)
+
+
+def without_messages(outcome: EpisodeOutcome) -> EpisodeOutcome:
+    return replace(outcome, transitions=tuple(replace(each, messages=()) for each in outcome.transitions))
+
+
+def test_a_scored_group_keeps_outcomes_only_where_they_say_more_than_rewards() -> None:
+    assert stored()[0].outcomes == tuple(map(without_messages, OUTCOMES)), "observation tokens are in the trace"
+    plain = (answer_outcome(1.0), answer_outcome(0.0))
+    assert stored(plain)[0].outcomes == ()
+    assert stored((make_outcome(1.0, form=0.5), answer_outcome(0.0)))[0].outcomes != ()
+    group = make_group(tokenizer=ToyTokenizer("other"), texts=["7", "8"])
+    scored = to_scored_group(
+        group,
+        make_sealed(group),
+        make_scored(group).rewards,
+        ToyTokenizer(),
+        is_made_here=False,
+        now_s=1.0,
+        outcomes=OUTCOMES,
+    )
+    assert scored.outcomes == OUTCOMES, "text only: the observations are encoded here"
+
+
+async def test_outcomes_survive_a_restart_of_the_store_in_draws_too(tmp_path: Path) -> None:
+    scored, sealed = stored()
+    store = await opened(tmp_path / "groups.sqlite")
+    await store.put(scored, sealed)
+    await store.record_draw(draw_of(scored))
+    await store.close()
+    store = await opened(tmp_path / "groups.sqlite")
+    assert [each.outcomes for each in await store.load_scored(5)] == [scored.outcomes]
+    assert [drawn.scored.outcomes for draw in await store.draws(1) for drawn in draw.groups] == [scored.outcomes]
+    await store.close()
+
+
+async def test_a_store_of_before_episodes_opens_and_takes_them(tmp_path: Path) -> None:
+    path = tmp_path / "groups.sqlite"
+    plain, plain_sealed = stored((answer_outcome(1.0), answer_outcome(0.0)))
+    store = await opened(path)
+    await store.put(plain, plain_sealed)
+    await store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE groups DROP COLUMN outcomes")
+    connection.close()
+    store = await opened(path)
+    await store.put(*stored())
+    assert [each.outcomes for each in await store.load_scored(5)] == [(), stored()[0].outcomes]
+    await store.close()
+
+
+@pytest.mark.parametrize("blob", [b"", b"rubbish", "text", 7, "another"])
+async def test_a_group_whose_outcomes_the_disk_changed_is_left_out(tmp_path: Path, blob: object) -> None:
+    path = tmp_path / "groups.sqlite"
+    store = await opened(path)
+    await store.put(*stored())
+    await store.put(*stored((make_outcome(1.0, observations=("", "")), *OUTCOMES)))
+    await store.close()
+    with sqlite3.connect(path) as connection:
+        if blob == "another":  # whole, but of another number of rollouts
+            ((blob,),) = connection.execute("SELECT outcomes FROM groups WHERE sequence = 2")
+        connection.execute("UPDATE groups SET outcomes = ? WHERE sequence = 1", (blob,))
+    connection.close()
+    store = await opened(path)
+    assert [len(each.outcomes) for each in await store.load_scored(5)] == [3]
+    await store.close()
+
+
+def test_a_draw_with_outcomes_arrives_at_the_worker_as_it_was_made() -> None:
+    draw = draw_of(make_scored_episodes(*OUTCOMES), make_scored(rewards=[1.0] * 4 + [0.0] * 4))
+    header, *groups = draw_to_fields(draw)
+    messages = [pb.DrawResponse(**fields) for fields in groups]
+    parts = [pb.DrawResponse.FromString(message.SerializeToString()) for message in messages]
+    arrived = draw_from_parts(pb.DrawResponse(**header), parts)
+    assert [each.scored.outcomes for each in arrived.groups] == [OUTCOMES, ()]
+
+
+def test_a_batch_has_the_turns_of_every_rollout_and_follows_its_groups() -> None:
+    call = render_call(ToolCall(name="add", arguments={"a": 1}))
+    policy_id = make_group().producer
+    called = make_episode([(call * 2, "3"), ("3", "")], policy_id=policy_id)
+    outcome = make_outcome(1.0, observations=("3", ""))
+    group = replace(make_scored(make_episode_group(called), rewards=[1.0]), outcomes=(outcome,))
+    single = make_scored(make_group(texts=["7", "8"]))
+    batch = make_batch(draw_of(make_scored_episodes(*OUTCOMES), single, group), ToyTokenizer())
+    assert batch.turn_rewards is not None and batch.num_turns is not None and batch.num_calls is not None
+    assert batch.turn_rewards.tolist() == [[0.5, -0.25, 1.0], [0] * 3, [0] * 3, [0] * 3, [0] * 3]
+    assert batch.num_turns.tolist() == [3, 2, 1, 1, 2]
+    assert batch.num_calls.tolist() == [[0, 0, 0]] * 4 + [[2, 0, 0]]
+    assert batch.state_keys is not None and batch.state_keys[:2] == (("x", "y", "z"), ("x", "w"))
+    assert batch.turn_statuses == tuple((TurnStatus.OK,) * count for count in (3, 2, 1, 1, 2))
+    assert batch.actions == (("a", "b", "c"), ("a", "b"), ("7",), ("8",), (call * 2, "3"))
+    assert batch.reward_parts["form"].tolist() == [0.5, 0, 0, 0, 0]
+    assert batch.reward_parts["outcome"].tolist() == [1, 0, 0, 0, 1]
+    assert batch.max_new_tokens.tolist() == [24, 16, 8, 8, 16], "8 are a turn's"
+
+    tokens = [int(each) for each in (batch.turn_ids * 10 + batch.mask)[0, :8]]
+    assert tokens == [1, 1, 0, 11, 11, 10, 21, 21], (
+        "an observation belongs to the turn before it, and is not trained on"
+    )
+
+    _, part = batch.of_groups([2, 0])
+    assert part.num_turns is not None and part.num_turns.tolist() == [2, 3, 2]
+    assert part.turn_rewards is not None and part.turn_rewards.shape == (3, 3)
+    assert part.state_keys == (("", ""), ("x", "y", "z"), ("x", "w"))
+    assert part.actions == ((call * 2, "3"), ("a", "b", "c"), ("a", "b"))
+    assert part.reward_parts["form"].tolist() == [0, 0.5, 0]
+
+
+def test_single_answers_have_no_turns() -> None:
+    batch = make_batch(draw_of(make_scored(make_group(texts=["7", "8"]))), ToyTokenizer())
+    assert {batch.turn_rewards, batch.num_turns, batch.num_calls, batch.state_keys, batch.actions} == {None}
+    assert batch.reward_parts == {}
+
+
+def test_actions_behind_the_end_change_nothing() -> None:
+    scored = make_scored_episodes(*OUTCOMES)
+    short = replace(OUTCOMES[0], transitions=OUTCOMES[0].transitions[:1])
+    batch = make_batch(draw_of(replace(scored, outcomes=(short, OUTCOMES[1]))), ToyTokenizer())
+    assert batch.turn_rewards is not None and batch.turn_rewards[0].tolist() == [0.5, 0, 0]
+    assert batch.state_keys is not None and batch.state_keys[0] == ("x", "x", "x")
+
+
+def test_an_episode_in_other_tokens_is_not_trained_on_as_if_its_last_turn_were_all() -> None:
+    scored = make_scored_episodes(*OUTCOMES, correction=Correction.TEXT_ONLY)
+    batch = make_batch(draw_of(scored), ToyTokenizer())
+    assert not bool(batch.mask.any()) and not bool(torch.isnan(batch.behavior_logprobs).any())
