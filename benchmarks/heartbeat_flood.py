@@ -58,10 +58,12 @@ class Usage:
 
 
 @contextmanager
-def role(name: str, **arguments: Any) -> Generator[subprocess.Popen[str]]:
-    """A process that plays a role, ended with the block."""
+def role(name: str, cores: Sequence[int] = (), **arguments: Any) -> Generator[subprocess.Popen[str]]:
+    """A process that plays a role, on some cores or on any, ended with the block."""
     command = [sys.executable, "-m", "benchmarks._heartbeat_flood_roles", name, json.dumps(arguments)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    if cores:
+        os.sched_setaffinity(process.pid, cores)
     try:
         yield process
     finally:
@@ -104,7 +106,9 @@ def measure(case: str, options: argparse.Namespace) -> str:
         listed = [] if options.unlisted else [member.node_id for member in members]
         profile = f"{options.profile}-{kind}-{number}" if options.profile else ""
         sources = ["127.0.0.1"] if options.one_address else [f"127.220.0.{2 + index}" for index in range(NUM_MEMBERS)]
-        with role("coordinator", folder=str(folder / "run"), members=listed, profile=profile) as coordinator:
+        cores = sorted(os.sched_getaffinity(0)) if options.pin else []
+        first, others = cores[:1], cores[1:]
+        with role("coordinator", first, folder=str(folder / "run"), members=listed, profile=profile) as coordinator:
             info = info_of(folder / "run")
             at = {"endpoint": info["listen"], "fingerprint": info["fingerprint"]}
             honest = {
@@ -115,7 +119,7 @@ def measure(case: str, options: argparse.Namespace) -> str:
                 "num_joins": options.joins,
                 "coordinator": coordinator.pid,
             }
-            with role("members", **at, **honest) as processes:
+            with role("members", others, **at, **honest) as processes:
                 until_ready(processes)
                 if kind == "none":
                     return _line(case, _waits(processes, coordinator.pid), None)
@@ -127,7 +131,7 @@ def measure(case: str, options: argparse.Namespace) -> str:
                     "num_idle": NUM_IDLE,
                     "nice": options.nice,
                 }
-                with role("attack", **at, **attack) as attackers:
+                with role("attack", others, **at, **attack) as attackers:
                     until_ready(attackers)
                     time.sleep(options.warm)
                     measured = _waits(processes, coordinator.pid)
@@ -183,6 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--nice", type=int, default=19, help="of the attackers; on a busy machine 19 gets no core at all"
     )
+    parser.add_argument("--pin", action="store_true", help="the coordinator has a core, and all others have the rest")
     parser.add_argument("--joins", type=int, default=10, help="of known peers and strangers, during each case")
     parser.add_argument("--unlisted", action="store_true", help="no member is listed: a private run")
     parser.add_argument("--one-address", action="store_true", help="all members report from one address")

@@ -9,6 +9,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
@@ -28,6 +29,15 @@ KEEP_GONE_S: Final = 24 * 3600.0  # a gone member stays visible for a day
 MAX_SHOWN_ADVICE: Final = 200
 DECIDE_EVERY_S: Final = 0.5  # least time between two decisions
 DECIDE_SHARE: Final = 0.1  # of the time at most is spent on decisions: their cost grows with the number of edges
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TakenReport:
+    """A report that is in memory and not yet on the disk."""
+
+    member: Member
+    evaluations: list[StoredEvaluation]
+    changes: list[AdviceChange]  # of the advice, that it brought about
 
 
 class CoordinatorCore:
@@ -89,6 +99,11 @@ class CoordinatorCore:
             Unavailable: no room for another member.
             StorageFull: the disk is full; the lease in memory is renewed all the same.
         """
+        await self.store_report(self.take_report(node_id, report, subnet))
+        return self.advice(node_id)
+
+    def take_report(self, node_id: NodeId, report: NodeReport, subnet: str = "") -> "TakenReport":
+        """The part of a heartbeat that others wait for: everything but the disk. As `heartbeat`."""
         if report.node_id != node_id:
             raise Unauthenticated(f"node {short(node_id)} reported as {short(report.node_id)}")
         now_s = self.clock.now_s()
@@ -98,11 +113,16 @@ class CoordinatorCore:
         self.num_heartbeats += 1
         self.advisor.report(node_id, report.edges, now_s)
         changes = self._decide(now_s) if abs(now_s - self._decided_s) >= self._next_after_s else []
-        evaluations = self._new_evaluations(report, now_s)
-        async with self._writing:
-            await self.store.put_member(member, report.edges, evaluations)
-            if changes:
-                await self.store.add_advice(changes)
+        return TakenReport(member=member, evaluations=self._new_evaluations(report, now_s), changes=changes)
+
+    async def store_report(self, taken: "TakenReport") -> None:
+        """The other part, which goes to the disk together with those of others. Raises StorageFull."""
+        await self.store.put_member(taken.member, taken.member.report.edges, taken.evaluations)
+        if taken.changes:
+            await self.store.add_advice(taken.changes)
+
+    def advice(self, node_id: NodeId) -> Advice:
+        """What a node is advised now."""
         return self.advisor.advice(node_id, self.membership.lease_s)
 
     async def record_versions(self, node_id: NodeId, versions: Sequence[PolicyVersion]) -> list[LedgerAnswer]:
@@ -156,8 +176,7 @@ class CoordinatorCore:
         self.advisor.forget(node_id)
         if member is not None:
             logger.info("node left", extra={"node": short(node_id), "node_name": member.report.name})
-            async with self._writing:
-                await self.store.put_member(member, (), [])
+            await self.store.put_member(member, (), [])
 
     async def tidy(self) -> None:
         """One round of maintenance: forget the long gone, re-decide, cut the rings."""

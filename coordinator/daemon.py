@@ -17,6 +17,7 @@ from coordinator.dashboard import Dashboard
 from coordinator.manifest_signing import sign_next
 from coordinator.service import CONCURRENT_CALLS, REQUEST_BYTES, STREAMS_PER_CONNECTION, CoordinatorServicer
 from coordinator.sqlite_store import SqliteCoordinatorStore
+from coordinator.turns import CallerTurns
 from swarm.addresses import advertised, is_private_host
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
@@ -120,8 +121,18 @@ class CoordinatorDaemon(Service):
             concurrent_calls=CONCURRENT_CALLS,
             streams_per_connection=STREAMS_PER_CONNECTION,
         )
-        sessions = Sessions(identity, config.run_id, self.clock, limits, require_entry=self.entry.require)
-        servicer = self._servicer = CoordinatorServicer(self.core, sessions, signed, lambda: self._bootstrap())
+        turns = CallerTurns(parties)
+        for member in self.core.membership.all():
+            if parties.is_established(member.node_id):
+                turns.know(member.subnet)
+        require_entry = self.entry.require
+        sessions = Sessions(
+            identity, config.run_id, self.clock, limits, require_entry=require_entry, turn_of=turns.of_peer
+        )
+        servicer = self._servicer = CoordinatorServicer(
+            self.core, sessions, signed, lambda: self._bootstrap(), turns=turns
+        )
+        self._exit.push_async_callback(servicer.finish)
         server, port = await _listen_again(config.listen, before.get("listen"), sessions, servicer)
         self._exit.push_async_callback(server.stop, STOP_GRACE_S)
         self._exit.callback(self.core.watches.end)  # before the server stops: it would wait for them

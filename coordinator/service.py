@@ -5,14 +5,14 @@ Invariant: the caller's identity comes from its session alone, never from a requ
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, Final, TypeVar
 
 import grpc
 
-from coordinator.core import CoordinatorCore
-from coordinator.turns import SubnetTurns
-from swarm.errors import ConfigError, TooLarge, Unavailable
+from coordinator.core import CoordinatorCore, TakenReport
+from coordinator.turns import CallerTurns
+from swarm.errors import ConfigError, StorageFull, TooLarge, Unavailable
 from swarm.flow import RateLimiter
 from swarm.types import NodeId
 from swarm.version_history import MAX_RECORDED
@@ -43,6 +43,9 @@ CONCURRENT_CALLS: Final = STREAMS_PER_CONNECTION * ConnectionBounds().total
 REQUEST_BYTES: Final = 64 * 1024  # the longest report has 45 KB, 100 versions have 25 KB; all calls together 1.5 GiB
 STALL_TIMEOUT_S: Final = 120.0  # a watch of which nothing is read for this long ends
 
+STORING: Final = 1024  # reports of established nodes on their way to the disk
+STRANGERS_STORING: Final = 64
+
 Value = TypeVar("Value")
 Context = grpc.aio.ServicerContext
 
@@ -54,6 +57,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         manifest: of the run; it may be replaced by a newer one.
         bootstrap_peers: addresses of DHT peers, asked for at every call.
         stall_timeout_s: a watch of which nothing is read for this long ends.
+        turns: of callers; None: everybody is established.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         manifest: SignedManifest,
         bootstrap_peers: Callable[[], tuple[str, ...]],
         stall_timeout_s: float = STALL_TIMEOUT_S,
+        turns: CallerTurns | None = None,
     ) -> None:
         self._core = core
         self._sessions = sessions
@@ -71,7 +76,10 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         self._calls = RateLimiter[str](CALLS_PER_S, CALLS_BURST, MAX_CLIENTS)
         self._subnet_calls = RateLimiter[str](SUBNET_CALLS_PER_S, SUBNET_CALLS_BURST, MAX_CLIENTS)
         self._heartbeats = RateLimiter[NodeId](HEARTBEATS_PER_S, HEARTBEATS_BURST, MAX_CLIENTS)
-        self._turns = SubnetTurns()
+        self._turns = turns or CallerTurns()
+        self._places = {True: asyncio.Semaphore(STRANGERS_STORING), False: asyncio.Semaphore(STORING)}  # by is_stranger
+        self._storing = set[asyncio.Task[None]]()
+        self._storage_error = ""  # of the last report that went to the disk
         self._stall_timeout_s = stall_timeout_s
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -92,70 +100,109 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     def _too_many(self, context: Context, bound: str) -> TooLarge:
         return self._sessions.refused(context.peer(), TooLarge(f"more than {bound}; slow down"))
 
-    async def _in_turn(self, context: Context, work: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
-        """Does a call's work when it is its subnet's turn, whole even when the caller hangs up. Raises Unavailable."""
+    async def _in_turn(
+        self, context: Context, node_id: NodeId | None, work: Callable[[], Coroutine[Any, Any, Value]]
+    ) -> Value:
+        """Does a call's work when it is the turn of its caller, whole even when that hangs up. Raises Unavailable."""
+        peer = context.peer()
 
         async def take_turn() -> Value:
-            async with self._turns.of(peer_subnet(context.peer())):
+            async with self._turns.of_peer(peer) if node_id is None else self._turns.of_node(node_id, peer):
                 return await work()
 
         try:
             return await asyncio.shield(asyncio.ensure_future(take_turn()))
         except Unavailable as error:
-            raise self._sessions.refused(context.peer(), error) from None
+            raise self._sessions.refused(peer, error) from None
 
     @rpc
     async def GetManifest(self, request: pb.GetManifestRequest, context: Context) -> Any:
         """The signed run manifest, for anybody who has the link."""
         if not self._calls.spend(peer_subnet(context.peer()), self._core.clock.monotonic_s()):
             raise self._too_many(context, f"{CALLS_PER_S:.0f} calls a second")
-        signed = self.manifest
-        return pb.GetManifestResponse(
-            public_key=signed.public_key,
-            signature=signed.signature,
-            manifest=signed.data,
-            bootstrap_peers=self._bootstrap_peers(),
-        )
+
+        async def read() -> Any:
+            signed = self.manifest
+            return pb.GetManifestResponse(
+                public_key=signed.public_key,
+                signature=signed.signature,
+                manifest=signed.data,
+                bootstrap_peers=self._bootstrap_peers(),
+            )
+
+        return await self._in_turn(context, None, read)
 
     @rpc
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> Any:
-        """Renews the caller's lease."""
+        """Renews the caller's lease; what it reports is stored meanwhile, and an error of the disk told next time."""
         node_id = self._caller(context)
         if not self._heartbeats.try_take(node_id, self._core.clock.monotonic_s()):
             raise self._too_many(context, f"{HEARTBEATS_PER_S:.0f} heartbeats a second")
 
         subnet = peer_subnet(context.peer())
+        is_stranger = self._turns.is_stranger(node_id)
 
         async def beat() -> Any:
+            if is_stranger:
+                del request.edges[:]  # nobody asks a newcomer about others: they are neither read nor kept
             report = heartbeat_to_report(request, node_id)
             if report is None:
                 raise ConfigError("heartbeat out of bounds")
-            return advice_to_message(await self._core.heartbeat(node_id, report, subnet))
+            async with AsyncExitStack() as place:
+                await place.enter_async_context(self._places[is_stranger])  # in turn: the disk is no faster for many
+                taken = self._core.take_report(node_id, report, subnet)
+                storing = asyncio.create_task(self._store(taken, place.pop_all()))
+            self._storing.add(storing)
+            storing.add_done_callback(self._storing.discard)
+            if self._storage_error:
+                raise StorageFull(self._storage_error)
+            return advice_to_message(self._core.advice(node_id))
 
-        return await self._in_turn(context, beat)
+        return await self._in_turn(context, node_id, beat)
+
+    async def _store(self, taken: TakenReport, place: AsyncExitStack) -> None:
+        async with place:
+            try:
+                await self._core.store_report(taken)
+            except StorageFull as error:
+                self._storage_error = str(error)
+            else:
+                self._storage_error = ""
+
+    async def finish(self) -> None:
+        """Waits until all reports are stored; no call comes any more."""
+        await asyncio.gather(*self._storing)
 
     @rpc
     async def RecordVersions(self, request: pb.RecordVersionsRequest, context: Context) -> Any:
         """Adds versions of the caller's lineage; each counts as a call, so that no node fills the ledger faster."""
         num_versions = len(request.versions)
         node_id = self._caller(context, min(max(1, num_versions), MAX_RECORDED))
-        if not 0 < num_versions <= MAX_RECORDED:
-            raise ConfigError(f"{num_versions} versions, expected 1 to {MAX_RECORDED}")
-        versions = [version_or_none(version) for version in request.versions]
-        whole = [version for version in versions if version is not None]
-        if len(whole) < len(versions):
-            raise ConfigError("version out of bounds")
-        answers = await self._in_turn(context, lambda: self._core.record_versions(node_id, whole))
-        return pb.RecordVersionsResponse(
-            answers=[pb.RecordedVersion(accepted=answer.accepted, reason=answer.reason) for answer in answers]
-        )
+
+        async def record() -> Any:
+            if not 0 < num_versions <= MAX_RECORDED:
+                raise ConfigError(f"{num_versions} versions, expected 1 to {MAX_RECORDED}")
+            versions = [version_or_none(version) for version in request.versions]
+            whole = [version for version in versions if version is not None]
+            if len(whole) < len(versions):
+                raise ConfigError("version out of bounds")
+            answers = await self._core.record_versions(node_id, whole)
+            return pb.RecordVersionsResponse(
+                answers=[pb.RecordedVersion(accepted=answer.accepted, reason=answer.reason) for answer in answers]
+            )
+
+        return await self._in_turn(context, node_id, record)
 
     @rpc
     async def WatchVersions(self, request: pb.WatchVersionsRequest, context: Context) -> None:
         """The head of a lineage, then each new one, for as long as the caller reads."""
         node_id = self._caller(context)
-        if not 0 < len(request.policy_id) <= MAX_NAME_CHARS:
-            raise ConfigError(f"policy id of {len(request.policy_id)} characters, expected 1 to {MAX_NAME_CHARS}")
+
+        async def check() -> None:
+            if not 0 < len(request.policy_id) <= MAX_NAME_CHARS:
+                raise ConfigError(f"policy id of {len(request.policy_id)} characters, expected 1 to {MAX_NAME_CHARS}")
+
+        await self._in_turn(context, node_id, check)
         async with aclosing(
             self._core.watch_versions(node_id, request.policy_id, peer_subnet(context.peer()))
         ) as heads:
@@ -172,7 +219,8 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     @rpc
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> Any:
         """Known members, the live ones first; addresses are for callers who are members themselves."""
-        is_member = self._core.is_live_member(self._caller(context))
+        node_id = self._caller(context)
+        is_member = self._core.is_live_member(node_id)
 
         async def list_members() -> Any:
             now_s = self._core.clock.now_s()
@@ -191,11 +239,11 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
                 ]
             )
 
-        return await self._in_turn(context, list_members)
+        return await self._in_turn(context, node_id, list_members)
 
     @rpc
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> Any:
         """Ends the caller's lease."""
         node_id = self._caller(context)
-        await self._in_turn(context, lambda: self._core.leave(node_id))
+        await self._in_turn(context, node_id, lambda: self._core.leave(node_id))
         return pb.LeaveResponse()

@@ -7,7 +7,7 @@ import asyncio
 import json
 import logging
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +53,19 @@ _RINGS: Final = (
     ("advice", MAX_ADVICE_ROWS),
 )
 
-Statements = list[tuple[str, list[tuple[Any, ...]]]]  # SQL, and the rows it is run for
+Rows = list[tuple[Any, ...]]
+Statements = list[tuple[str, Rows]]  # SQL, and the rows it is run for
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class _StoredReport:
+    """Rows of one heartbeat, and what became of them."""
+
+    members: Rows
+    edges: Rows
+    evaluations: Rows
+    is_over: bool = False  # they are on the disk, or cannot be, or nobody waits for them
+    error: str = ""
 
 
 class SqliteCoordinatorStore:
@@ -63,6 +75,7 @@ class SqliteCoordinatorStore:
         self._database = database
         self._path = path
         self._writing = asyncio.Lock()  # of two transactions on one connection the later waits
+        self._reports: list[_StoredReport] = []  # that wait for the disk
 
     @classmethod
     async def open(cls, path: Path) -> "SqliteCoordinatorStore":
@@ -155,21 +168,50 @@ class SqliteCoordinatorStore:
     async def put_member(
         self, member: Member, edges: tuple[EdgeReport, ...], evaluations: list[StoredEvaluation]
     ) -> None:
-        """Stores one heartbeat in one transaction. Raises StorageFull."""
-        record = json.dumps(member, default=_plain)
-        await self._write(
-            [
-                ("INSERT OR REPLACE INTO members VALUES (?, ?)", [(member.node_id, record)]),
-                (
-                    "INSERT INTO edges (at_s, reporter, record) VALUES (?, ?, ?)",
-                    [(member.last_seen_s, member.node_id, json.dumps(edge, default=_plain)) for edge in edges],
-                ),
-                (
-                    "INSERT INTO evaluations (at_s, node_id, step, name, accuracy) VALUES (?, ?, ?, ?, ?)",
-                    [(row.at_s, row.node_id, row.step, row.name, row.accuracy) for row in evaluations],
-                ),
-            ]
+        """Stores one heartbeat, in one transaction with all that came while another was written. Raises StorageFull."""
+        report = _StoredReport(
+            members=[(member.node_id, _encode(member))],
+            edges=[(member.last_seen_s, member.node_id, _encode(edge)) for edge in edges],
+            evaluations=[(row.at_s, row.node_id, row.step, row.name, row.accuracy) for row in evaluations],
         )
+        self._reports.append(report)
+        try:
+            async with self._writing:  # who is first writes for all who wait
+                if not report.is_over:
+                    reports, self._reports = self._reports, []
+                    await self._write_reports(reports)
+        except asyncio.CancelledError:
+            report.is_over = True
+            raise
+        if report.error:
+            raise StorageFull(report.error)
+
+    async def _write_reports(self, reports: list[_StoredReport]) -> None:
+        reports = [report for report in reports if not report.is_over]
+
+        def rows_of(table: str) -> Rows:
+            return [row for report in reports for row in getattr(report, table)]
+
+        try:
+            await self._transact(
+                [
+                    ("INSERT OR REPLACE INTO members VALUES (?, ?)", rows_of("members")),
+                    ("INSERT INTO edges (at_s, reporter, record) VALUES (?, ?, ?)", rows_of("edges")),
+                    (
+                        "INSERT INTO evaluations (at_s, node_id, step, name, accuracy) VALUES (?, ?, ?, ?, ?)",
+                        rows_of("evaluations"),
+                    ),
+                ]
+            )
+        except StorageFull as error:
+            for report in reports:
+                report.is_over, report.error = True, str(error)
+        except BaseException:
+            self._reports = reports + self._reports  # the next one of them writes
+            raise
+        else:
+            for report in reports:
+                report.is_over = True
 
     async def add_advice(self, changes: list[AdviceChange]) -> None:
         rows: list[tuple[Any, ...]] = [(change.at_s, json.dumps(asdict(change))) for change in changes]
@@ -190,18 +232,21 @@ class SqliteCoordinatorStore:
         await self._database.close()
 
     async def _write(self, statements: Statements) -> None:
-        """All or nothing, also when the caller is cancelled between two statements."""
+        async with self._writing:
+            await self._transact(statements)
+
+    async def _transact(self, statements: Statements) -> None:
+        """All or nothing, also when the caller is cancelled between two statements. Raises StorageFull."""
         try:
-            async with self._writing:
-                try:
-                    await self._database.execute("BEGIN IMMEDIATE")
-                    for statement, rows in statements:
-                        if rows:
-                            await self._database.executemany(statement, rows)
-                    await self._database.commit()
-                except BaseException:
-                    await asyncio.shield(self._database.rollback())  # queued behind whatever was cancelled
-                    raise
+            try:
+                await self._database.execute("BEGIN IMMEDIATE")
+                for statement, rows in statements:
+                    if rows:
+                        await self._database.executemany(statement, rows)
+                await self._database.commit()
+            except BaseException:
+                await asyncio.shield(self._database.rollback())  # queued behind whatever was cancelled
+                raise
         except aiosqlite.Error as error:
             raise StorageFull(f"coordinator database: {error}") from error
 
@@ -209,6 +254,9 @@ class SqliteCoordinatorStore:
 def _plain(value: Any) -> Any:
     """A value type as JSON: `asdict` copies every field deeply, and took a third of a heartbeat's time."""
     return value.hex() if isinstance(value, bytes) else {name: getattr(value, name) for name in value.__slots__}
+
+
+_encode: Final = json.JSONEncoder(default=_plain).encode  # `json.dumps` would make an encoder for each value
 
 
 async def _require_readable(database: aiosqlite.Connection, path: Path) -> None:

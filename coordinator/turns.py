@@ -1,18 +1,29 @@
-"""Turns by subnet: who sends much waits for itself, who sends little waits for one of each other at most.
+"""Turns of callers: who sends much waits for itself, who sends little waits for one of each other at most.
 
-Invariant: waiters are bounded per subnet and in all; where all places are taken, the subnet with most loses one.
+Invariant: waiters are bounded per subnet and in all; where all places are taken, the subnet with most loses one. An
+established node never waits for a turn of a stranger, however many there are.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
 from swarm.errors import Unavailable
 from swarm.fairness import FairTable
+from swarm.flow import BoundedTable
+from swarm.peers.parties import Parties
+from swarm.types import NodeId
+from swarm.wire.connection_limits import MAX_KNOWN_SUBNETS, peer_subnet
 
 WAITING_PER_SUBNET: Final = 128  # the nodes behind one address report together after a pause
 WAITING: Final = 1024
+# gRPC takes calls in the order in which they come, and one in two or three rounds of the event loop. They have to come
+# in faster than they are answered: or they wait there, where nobody goes first.
+ROUNDS: Final = 16  # of the event loop between two turns
+# Strangers together have at most half of the time, and 500 turns a second: 2,500 that report every 5 s.
+REST_S: Final = 0.002
 
 
 class SubnetTurns:
@@ -23,9 +34,21 @@ class SubnetTurns:
             ...  # nobody else is in here
     """
 
-    def __init__(self, per_subnet: int = WAITING_PER_SUBNET, total: int = WAITING) -> None:
+    def __init__(
+        self, per_subnet: int = WAITING_PER_SUBNET, total: int = WAITING, rounds: int = 0, rest_s: float = 0.0
+    ) -> None:
+        """What lies between two turns: rounds of the event loop, then a rest, which is no shorter than the turn was.
+
+        Args:
+            per_subnet: how many callers of one subnet may wait.
+            total: how many may wait in all.
+            rounds: of the event loop.
+            rest_s: the shortest rest; 0: none.
+        """
         self._per_subnet = per_subnet
         self._total = total
+        self._rounds = rounds
+        self._rest_s = rest_s
         self._waiting = FairTable[str, asyncio.Future[None]]()
         self._is_taken = False
 
@@ -35,10 +58,11 @@ class SubnetTurns:
         if self._is_taken:
             await self._wait(subnet)
         self._is_taken = True
+        begun_s = time.monotonic()
         try:
             yield
         finally:
-            self._pass_on()
+            self._rest(self._rounds, time.monotonic() - begun_s)
 
     async def _wait(self, subnet: str) -> None:
         num_own = len(self._waiting.of(subnet))
@@ -65,6 +89,15 @@ class SubnetTurns:
         if not waiter.done():  # else it was cancelled, and does not know it yet
             waiter.set_exception(Unavailable("others have fewer calls waiting; try again later"))
 
+    def _rest(self, num_rounds: int, taken_s: float) -> None:
+        """Lets others go on before the next turn."""
+        if num_rounds:
+            asyncio.get_running_loop().call_soon(self._rest, num_rounds - 1, taken_s)
+        elif self._rest_s:
+            asyncio.get_running_loop().call_later(max(self._rest_s, taken_s), self._pass_on)
+        else:
+            self._pass_on()
+
     def _pass_on(self) -> None:
         while self._waiting:
             waiter = self._waiting.pop_oldest(next(iter(self._waiting.parties)))
@@ -72,3 +105,48 @@ class SubnetTurns:
                 waiter.set_result(None)
                 return
         self._is_taken = False
+
+
+class CallerTurns:
+    """Turns of established nodes, whose parties take them one after the other, and of strangers, by subnet, apart.
+
+    Where every node is established a key says nothing, and all take turns by subnet. A subnet from which an
+    established node called is known: what is called from there without a session goes with the nodes.
+
+    Example:
+        async with turns.of_node(node_id, context.peer()):
+            ...
+    """
+
+    def __init__(self, parties: Parties | None = None) -> None:
+        """`parties`: who is established; None: everybody."""
+        self._parties = parties or Parties()
+        self._known = SubnetTurns(rounds=ROUNDS)
+        self._strange = SubnetTurns(rounds=ROUNDS, rest_s=REST_S)
+        self._known_subnets = BoundedTable[str, None](MAX_KNOWN_SUBNETS)
+
+    def is_stranger(self, node_id: NodeId) -> bool:
+        """Whether a node takes turns with strangers."""
+        return not self._parties.is_established(node_id)
+
+    def of_node(self, node_id: NodeId, peer: str) -> AbstractAsyncContextManager[None]:
+        """A turn of a node that proved itself. `peer`: of its connection, as gRPC writes it."""
+        subnet = peer_subnet(peer)
+        if self._parties.is_private:
+            return self._known.of(subnet)
+        if self.is_stranger(node_id):
+            return self._strange.of(subnet)
+        self.know(subnet)
+        return self._known.of(self._parties.party_of(node_id))
+
+    def of_peer(self, peer: str) -> AbstractAsyncContextManager[None]:
+        """A turn of who has proved nothing yet."""
+        return (self._known if self.is_known(peer) else self._strange).of(peer_subnet(peer))
+
+    def is_known(self, peer: str) -> bool:
+        """Whether established nodes call from the subnet of a peer."""
+        return self._parties.is_private or peer_subnet(peer) in self._known_subnets
+
+    def know(self, subnet: str) -> None:
+        """Takes a subnet for one from which an established node calls."""
+        self._known_subnets[subnet] = None

@@ -8,7 +8,8 @@ import asyncio
 import heapq
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
@@ -96,13 +97,16 @@ class Sessions(pb_grpc.SessionServiceServicer):
         limits: ServerLimits | None = None,
         require_allowed: Callable[[NodeId], None] = lambda node_id: None,
         require_entry: Callable[[NodeId, bytes], None] = lambda node_id, credential: None,
+        turn_of: Callable[[str], AbstractAsyncContextManager[None]] = lambda peer: nullcontext(),
     ) -> None:
         """What raises Unavailable for a node that is refused.
 
         Args:
             require_allowed: called at Hello and at every call.
             require_entry: called at Hello, with the credential that was shown.
+            turn_of: a turn of who has not proved itself, by its peer, for each call of SessionService.
         """
+        self._turn_of = turn_of
         self._require_allowed = require_allowed
         self._require_entry = require_entry
         self.certificate: Certificate = create_certificate()
@@ -173,24 +177,35 @@ class Sessions(pb_grpc.SessionServiceServicer):
     async def Challenge(self, request: pb.ChallengeRequest, context: Context) -> pb.ChallengeResponse:
         """Signs the client's nonce and our certificate, and hands out the nonce for Hello."""
         self._count_handshake(context.peer())
-        if len(request.client_nonce) != NONCE_BYTES:
-            raise Unauthenticated(f"nonce of {len(request.client_nonce)} bytes, expected {NONCE_BYTES}")
-        return pb.ChallengeResponse(
-            public_key=self.identity.public_key,
-            server_nonce=self._new_nonce(context.peer()),
-            signature=self.identity.sign(
-                DOMAIN_CHALLENGE, challenge_message(request.client_nonce, self.certificate.digest)
-            ),
-            protocol_version=PROTOCOL_VERSION,
-        )
+        async with self._in_turn(context.peer()):
+            if len(request.client_nonce) != NONCE_BYTES:
+                raise Unauthenticated(f"nonce of {len(request.client_nonce)} bytes, expected {NONCE_BYTES}")
+            return pb.ChallengeResponse(
+                public_key=self.identity.public_key,
+                server_nonce=self._new_nonce(context.peer()),
+                signature=self.identity.sign(
+                    DOMAIN_CHALLENGE, challenge_message(request.client_nonce, self.certificate.digest)
+                ),
+                protocol_version=PROTOCOL_VERSION,
+            )
 
     @rpc
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloResponse:
         """Checks the client's proof over the nonce of this connection and opens its session."""
         self._count_handshake(context.peer())
-        node_id = self._prove(request, context.peer())
-        token = self._open_session(node_id, context.peer())
-        return pb.HelloResponse(session_token=token, expires_in_s=int(self.limits.session_s))
+        async with self._in_turn(context.peer()):
+            node_id = self._prove(request, context.peer())
+            token = self._open_session(node_id, context.peer())
+            return pb.HelloResponse(session_token=token, expires_in_s=int(self.limits.session_s))
+
+    @asynccontextmanager
+    async def _in_turn(self, peer: str) -> AsyncGenerator[None]:
+        async with AsyncExitStack() as turn:
+            try:
+                await turn.enter_async_context(self._turn_of(peer))
+            except Unavailable as error:
+                raise self.refused(peer, error) from None
+            yield
 
     def _new_nonce(self, peer: str) -> bytes:
         now_s = self._clock.monotonic_s()

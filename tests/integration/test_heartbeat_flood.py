@@ -5,7 +5,7 @@ Each attacker subnet is one address of 127/8, from which a forwarder connects; t
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,15 @@ import pytest
 
 from coordinator.daemon import CoordinatorDaemon
 from coordinator.service import STREAMS_PER_CONNECTION
-from coordinator.turns import SubnetTurns
-from swarm.config import CoordinatorConfig, DirectoryConfig, EnvironmentConfig, ModelConfig, NodeConfig
+from coordinator.turns import CallerTurns, SubnetTurns
+from swarm.config import CoordinatorConfig, DirectoryConfig, EntryConfig, EnvironmentConfig, ModelConfig, NodeConfig
 from swarm.errors import SwarmError
 from swarm.identity import Identity
 from swarm.testing.call_flood import RawConnection, forwarding
 from swarm.testing.connection_flood import loopback_addresses
-from swarm.types import EdgeReport, NodeReport, PolicyVersion
+from swarm.types import EdgeReport, NodeId, NodeReport, PolicyVersion
 from swarm.wire import server as wire_server
-from swarm.wire.connection_limits import ConnectionLimiter
+from swarm.wire.connection_limits import ConnectionLimiter, peer_subnet
 from swarm.wire.reports import report_to_heartbeat
 from swarm.wire.request_deadline import RequestDeadline
 from swarm.wire.session import AuthenticatedChannel, open_channel
@@ -75,13 +75,15 @@ async def flood(channel: AuthenticatedChannel, identity: Identity) -> None:
 
 
 @asynccontextmanager
-async def attacking(daemon: CoordinatorDaemon) -> AsyncGenerator[None]:
+async def attacking(
+    daemon: CoordinatorDaemon, num_subnets: int = NUM_SUBNETS, num_keys: int = KEYS_PER_SUBNET
+) -> AsyncGenerator[None]:
     """Free keys of some subnets call as fast as they are answered, each many calls at once."""
     async with AsyncExitStack() as stack:
         floods: list[asyncio.Task[None]] = []
-        for source in loopback_addresses(NUM_SUBNETS):
+        for source in loopback_addresses(num_subnets):
             endpoint = await stack.enter_async_context(forwarding(source, daemon.info["listen"]))
-            for _ in range(KEYS_PER_SUBNET):
+            for _ in range(num_keys):
                 key = Identity.create()
                 channel = await open_channel(endpoint, daemon.info["fingerprint"], key, "test", 10.0)
                 stack.push_async_callback(channel.close)
@@ -110,8 +112,11 @@ async def beat_or_not(channel: AuthenticatedChannel, identity: Identity) -> bool
     return True
 
 
-def config_at(path: Path) -> CoordinatorConfig:
-    values = {"dir": path, "run_id": "test", "directory": DirectoryConfig(kind="none"), "node": NODE}
+def config_at(path: Path, *members: Identity) -> CoordinatorConfig:
+    """A private run, or one that lists members."""
+    listed = EntryConfig(established="members", members=tuple(member.node_id for member in members))
+    node = NODE.model_copy(update={"entry": listed}) if members else NODE
+    values = {"dir": path, "run_id": "test", "directory": DirectoryConfig(kind="none"), "node": node}
     return CoordinatorConfig.model_validate(values)
 
 
@@ -145,6 +150,34 @@ async def test_an_honest_heartbeat_waits_for_few_others_under_a_flood_of_many(
         await channel.close()
     # One that runs, one of each subnet, and some that came while the request was on its way.
     assert (sorted(waited_for)[4] <= 3 * NUM_SUBNETS) is is_defended, waited_for
+
+
+def as_strangers(self: CallerTurns, node_id: NodeId, peer: str) -> AbstractAsyncContextManager[None]:
+    """The defence taken out: established nodes and strangers take turns by subnet, all together."""
+    return self._strange.of(peer_subnet(peer))
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "all take turns together"])
+async def test_a_listed_node_waits_for_few_strangers_however_many_subnets_they_come_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_defended: bool
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(CallerTurns, "of_node", as_strangers)
+    monkeypatch.setattr("coordinator.service.HEARTBEATS_BURST", 100_000.0)  # so one key stands for many
+    honest = Identity.create()
+    async with CoordinatorDaemon(config_at(tmp_path, honest)) as daemon, attacking(daemon, 24, 1):
+        channel = await open_channel(daemon.info["listen"], daemon.info["fingerprint"], honest, "test", 10.0)
+        while daemon.core.num_heartbeats < 200:  # noqa: ASYNC110 - the flood raises it
+            await asyncio.sleep(0.01)
+        waited_for: list[int] = []
+        for _ in range(9):
+            before = daemon.core.num_heartbeats
+            await beat(channel, honest)
+            waited_for.append(daemon.core.num_heartbeats - before - 1)
+        await channel.close()
+    # Those that were answered while the report and its answer were on their way, through the loop of the attackers too.
+    assert (sorted(waited_for)[4] <= 8) is is_defended, waited_for
 
 
 @pytest.mark.timeout(90)

@@ -2,12 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import pairwise
 
 import pytest
 
-from coordinator.turns import SubnetTurns
+from coordinator.turns import CallerTurns, SubnetTurns
+from swarm.clock import ManualClock
+from swarm.config import EntryConfig
 from swarm.errors import Unavailable
+from swarm.peers.entry import EntryRule
+from swarm.peers.parties import Parties
+from swarm.wire.connection_limits import peer_subnet
 
 
 @asynccontextmanager
@@ -114,3 +120,100 @@ async def test_turns_go_on_when_all_who_wait_were_cancelled() -> None:
     assert not turns._is_taken
     async with turns.of("d"):
         pass
+
+
+ADA, BOB, EVE = (letter * 64 for letter in "abe")
+
+
+def listing(*members: str) -> Parties:
+    return Parties(EntryRule(EntryConfig(members=members), "run", ManualClock()))
+
+
+async def order_of(turns: CallerTurns, node_ids: list[str]) -> list[str]:
+    """Nodes in the order of their turns; each calls from a subnet of its own, all at once."""
+    served: list[str] = []
+
+    async def come(number: int, node_id: str) -> None:
+        async with turns.of_node(node_id, f"ipv4:127.0.{number}.1:4000"):
+            served.append(node_id)
+
+    async with asyncio.TaskGroup() as group:
+        for number, node_id in enumerate(node_ids):
+            group.create_task(come(number, node_id))
+    return served
+
+
+def all_together(self: CallerTurns, node_id: str, peer: str) -> AbstractAsyncContextManager[None]:
+    """The defence taken out: one queue for established nodes and strangers."""
+    return self._strange.of(peer_subnet(peer))
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "all together"])
+async def test_a_listed_node_waits_for_no_stranger(monkeypatch: pytest.MonkeyPatch, is_defended: bool) -> None:
+    if not is_defended:
+        monkeypatch.setattr(CallerTurns, "of_node", all_together)
+    served = await order_of(CallerTurns(listing(ADA)), [EVE] * 50 + [ADA])
+    assert (served.index(ADA) <= 1) is is_defended and len(served) == 51
+
+
+async def test_a_listed_node_that_floods_waits_for_itself() -> None:
+    served = await order_of(CallerTurns(listing(ADA, BOB)), [BOB] * 50 + [ADA])
+    assert served.index(ADA) <= 2
+
+
+async def test_strangers_have_turns_of_their_own_while_listed_nodes_flood() -> None:
+    served = await order_of(CallerTurns(listing(ADA)), [ADA] * 50 + [EVE])
+    assert served.index(EVE) <= 2
+
+
+async def test_a_subnet_is_known_once_an_established_node_called_from_it() -> None:
+    turns = CallerTurns(listing(ADA))
+    turns.know("127.0.5.1")
+    async with turns.of_node(ADA, "ipv4:127.0.0.1:4000"), turns.of_node(EVE, "ipv4:127.0.1.1:4000"):
+        pass  # one is known, and the other is not
+    kinds = [turns._known if turns.is_known(f"ipv4:127.0.{number}.1:9") else turns._strange for number in (5, 0, 1)]
+    assert kinds == [turns._known, turns._known, turns._strange]
+
+
+async def test_where_everybody_is_established_a_key_says_nothing_and_subnets_take_turns() -> None:
+    turns, served = CallerTurns(), list[str]()
+
+    async def come(node_id: str, host: str) -> None:
+        async with turns.of_node(node_id, f"ipv4:{host}:4000"):
+            served.append(host)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(50):
+            group.create_task(come(f"{number:064x}", "127.0.0.2"))
+        group.create_task(come(ADA, "127.0.0.1"))
+    assert served.index("127.0.0.1") <= 2
+
+
+@pytest.mark.parametrize("rounds", [0, 8])
+async def test_calls_come_in_between_two_turns(rounds: int) -> None:
+    turns = SubnetTurns(rounds=rounds)
+    num_rounds, at = 0, list[int]()
+
+    async def count() -> None:
+        nonlocal num_rounds
+        while len(at) < 3:
+            await asyncio.sleep(0)
+            num_rounds += 1
+
+    async def come() -> None:
+        async with turns.of("a"):
+            at.append(num_rounds)
+
+    await asyncio.gather(count(), *(come() for _ in range(3)))
+    assert all((after - before >= 8) is (rounds == 8) for before, after in pairwise(at)), at
+
+
+async def test_a_stranger_rests_after_its_turn_and_others_do_not_wait_for_it() -> None:
+    turns = CallerTurns(listing(ADA))
+    turns._strange = SubnetTurns(rest_s=3600.0)
+    async with turns.of_node(EVE, "ipv4:127.0.0.1:4000"):
+        pass
+    waiting = asyncio.ensure_future(order_of(turns, [EVE]))
+    assert await order_of(turns, [ADA, ADA]) == [ADA, ADA] and not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)

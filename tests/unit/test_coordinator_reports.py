@@ -1,0 +1,210 @@
+"""Reports on their way to the coordinator's disk: what waits for it, what it is told, and what is not kept at all."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import aiosqlite
+import grpc
+import pytest
+
+from coordinator.core import CoordinatorCore
+from coordinator.service import STRANGERS_STORING, CoordinatorServicer
+from coordinator.sqlite_store import SqliteCoordinatorStore
+from coordinator.store import MemoryCoordinatorStore
+from coordinator.turns import CallerTurns
+from swarm.clock import ManualClock
+from swarm.config import EntryConfig
+from swarm.errors import StorageFull
+from swarm.peers.entry import EntryRule
+from swarm.peers.parties import Parties
+from swarm.types import EdgeReport, NodeReport, PolicyVersion
+from swarm.wire.reports import report_to_heartbeat
+
+ADA, EVE = "a" * 64, "e" * 64
+EDGE = EdgeReport(source=ADA, num_groups=4, age_mean_steps=2.0, ess_share=0.2, mismatch_kl=0.01, reward_mean=0.5)
+REPORT = NodeReport(
+    node_id=ADA,
+    name="ada",
+    roles=(),
+    endpoints=(),
+    head=PolicyVersion(policy_id=ADA, step=1, digest=bytes(32)),
+    tokens_per_s=1.0,
+    reward_mean=0.5,
+    num_local=0,
+    num_external=0,
+    num_refused=0,
+    edges=(EDGE,),
+)
+
+
+class Caller:
+    """A call of a node, as the servicer sees it."""
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+
+    def peer(self) -> str:
+        return f"ipv4:127.0.0.{1 + (self.node_id == EVE)}:4000"
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise StorageFull(details) if code is grpc.StatusCode.FAILED_PRECONDITION else AssertionError(code, details)
+
+
+class KnownSessions:
+    """Sessions in which everybody has proved itself."""
+
+    def require(self, context: Any) -> str:
+        return context.node_id
+
+    def refused(self, peer: str, error: Exception, num: int = 1) -> Exception:
+        return error
+
+
+class SlowDisk(MemoryCoordinatorStore):
+    """A store that writes a report only when it is told to, or fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = asyncio.Event()
+        self.is_full = False
+        self.stored: list[tuple[str, int]] = []  # node, edges
+
+    async def put_member(self, member: Any, edges: Any, evaluations: Any) -> None:
+        await self.written.wait()
+        if self.is_full:
+            raise StorageFull("no room")
+        self.stored.append((member.node_id, len(edges)))
+
+
+def servicer_over(disk: SlowDisk, parties: Parties | None = None) -> CoordinatorServicer:
+    core = CoordinatorCore(ManualClock(), disk, parties=parties)
+    return CoordinatorServicer(core, cast(Any, KnownSessions()), cast(Any, None), tuple, turns=CallerTurns(parties))
+
+
+def listing_ada() -> Parties:
+    return Parties(EntryRule(EntryConfig(members=(ADA,)), "run", ManualClock()))
+
+
+async def beat(servicer: CoordinatorServicer, node_id: str) -> Any:
+    request = report_to_heartbeat(replace(REPORT, node_id=node_id))
+    return await servicer.Heartbeat(request, cast(Any, Caller(node_id)))
+
+
+async def test_a_heartbeat_is_answered_before_the_disk_has_it_and_finish_waits() -> None:
+    disk = SlowDisk()
+    servicer = servicer_over(disk)
+    assert (await beat(servicer, ADA)).lease_s == 30.0 and not disk.stored
+    finishing = asyncio.ensure_future(servicer.finish())
+    await asyncio.sleep(0)
+    assert not finishing.done()
+    disk.written.set()
+    await finishing
+    assert disk.stored == [(ADA, 1)]
+
+
+async def test_an_error_of_the_disk_is_told_by_the_next_heartbeat_until_a_report_is_stored() -> None:
+    disk = SlowDisk()
+    disk.is_full = True
+    disk.written.set()
+    servicer = servicer_over(disk)
+    await beat(servicer, ADA)
+    await servicer.finish()
+    with pytest.raises(StorageFull, match="no room"):
+        await beat(servicer, ADA)
+    await servicer.finish()
+    disk.is_full = False
+    with pytest.raises(StorageFull, match="no room"):
+        await beat(servicer, ADA)
+    await servicer.finish()
+    await beat(servicer, ADA)
+    await servicer.finish()
+
+
+@pytest.mark.parametrize("is_listing", [True, False])
+async def test_what_a_stranger_says_of_others_is_not_kept(is_listing: bool) -> None:
+    disk = SlowDisk()
+    disk.written.set()
+    servicer = servicer_over(disk, listing_ada() if is_listing else None)
+    for node_id in (ADA, EVE):
+        await beat(servicer, node_id)
+    await servicer.finish()
+    assert disk.stored == [(ADA, 1), (EVE, 0 if is_listing else 1)]
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "one bound for all"])
+async def test_strangers_whose_reports_wait_for_a_slow_disk_leave_room_for_a_listed_node(
+    monkeypatch: pytest.MonkeyPatch, is_defended: bool
+) -> None:
+    monkeypatch.setattr("coordinator.service.HEARTBEATS_BURST", 1000.0)
+    disk = SlowDisk()
+    servicer = servicer_over(disk, listing_ada())
+    if not is_defended:
+        servicer._places[False] = servicer._places[True]
+    flood = [asyncio.ensure_future(beat(servicer, EVE)) for _ in range(STRANGERS_STORING + 8)]
+    while not servicer._places[True].locked():  # noqa: ASYNC110 - the flood takes them
+        await asyncio.sleep(0.001)
+    honest = asyncio.ensure_future(beat(servicer, ADA))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert honest.done() is is_defended
+    disk.written.set()
+    await asyncio.gather(honest, *flood)
+    await servicer.finish()
+
+
+async def each_alone(self: SqliteCoordinatorStore, reports: list[Any]) -> None:
+    """The defence taken out: a transaction for each report."""
+    for report in reports:
+        await self._transact([("INSERT OR REPLACE INTO members VALUES (?, ?)", report.members)])
+        report.is_over = True
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "each in its own transaction"])
+async def test_reports_that_wait_for_the_disk_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_defended: bool
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(SqliteCoordinatorStore, "_write_reports", each_alone)
+    num_commits = 0
+    commit = aiosqlite.Connection.commit
+
+    async def counting(self: aiosqlite.Connection) -> None:
+        nonlocal num_commits
+        num_commits += 1
+        await commit(self)
+
+    store = await SqliteCoordinatorStore.open(tmp_path / "c.sqlite")
+    core = CoordinatorCore(ManualClock(), store)
+    monkeypatch.setattr(aiosqlite.Connection, "commit", counting)
+    keys = [f"{number:064x}" for number in range(50)]
+    await asyncio.gather(*(core.heartbeat(key, replace(REPORT, node_id=key)) for key in keys))
+    num_stored = len((await store.load()).members)
+    await store.close()
+    assert (num_commits <= 3) is is_defended, num_commits  # the first, all others, and the advice
+    assert num_stored == len(keys)
+
+
+async def test_who_writes_for_others_and_is_cancelled_takes_none_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await SqliteCoordinatorStore.open(tmp_path / "c.sqlite")
+    core = CoordinatorCore(ManualClock(), store)
+    keys = [f"{number:064x}" for number in range(4)]
+    transact, writing = SqliteCoordinatorStore._transact, list[asyncio.Task[Any]]()
+
+    async def cancelling(self: SqliteCoordinatorStore, statements: Any) -> None:
+        if len(statements[0][1]) == 3:  # the others wait in it
+            monkeypatch.undo()
+            writing[1].cancel()
+            writing[2].cancel()
+        await transact(self, statements)
+
+    monkeypatch.setattr(SqliteCoordinatorStore, "_transact", cancelling)
+    writing += [asyncio.create_task(core.heartbeat(key, replace(REPORT, node_id=key))) for key in keys]
+    results = await asyncio.gather(*writing, return_exceptions=True)
+    stored = {member.node_id for member in (await store.load()).members}
+    await store.close()
+    assert [isinstance(result, asyncio.CancelledError) for result in results] == [False, True, True, False]
+    assert stored == {keys[0], keys[3]} and not store._reports
