@@ -1,7 +1,8 @@
 """Tool calls in the text of a turn: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or that object alone.
 
 Invariant: what a text means depends on the text alone, never on tokenizer or template, so that every node reads the
-same actions; reading takes time linear in the text, and no text raises.
+same actions; reading takes time linear in the text, and no text raises. A change of what is read raises
+`swarm.episode.TOOL_SYNTAX`, so that nodes of both sides of the change do not take each other's turns as exact.
 
 Source: the first form is that of the chat templates of Hermes and Qwen, the second (also with `parameters`) of Llama.
 """

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from swarm.config import ModelConfig
+from swarm.episode import TOOL_SYNTAX
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
 from swarm.model.source import TINY, resolve_source
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _NO_TEXT = "\ufffd"  # shown for an id that stands for no text, as for bytes that are no UTF-8
+RENDERER = 1  # version of how messages become tokens here; it enters the digest
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789:=#>+-*? "
 
 
@@ -36,7 +38,7 @@ class CharTokenizer:
     _first = 2
 
     def __init__(self) -> None:
-        self.digest: Digest = hashlib.sha256(b"swarm char codec 1\0" + ALPHABET.encode()).digest()
+        self.digest: Digest = _digest({"codec": "swarm char codec 1", "alphabet": ALPHABET, "ends": [self.eos_id]})
         self.vocab_size = len(ALPHABET) + self._first
         self.eos_ids = frozenset({self.eos_id})
         self._ids = {char: self._first + index for index, char in enumerate(ALPHABET)}
@@ -77,13 +79,20 @@ class HfTokenizer:
         settings = _read_json(folder / "tokenizer_config.json")
         self._special = {k: _token_text(v) for k, v in settings.items() if k.endswith("_token")}
         self._template = _chat_template(folder, settings)
-        canonical = json.dumps(json.loads(self._tokenizer.to_str()), sort_keys=True, separators=(",", ":"))
-        self.digest: Digest = hashlib.sha256(canonical.encode()).digest()
         # Embeddings are often padded beyond the tokenizer; such an id is legal and stands for no text.
         in_model = _read_json(folder / "config.json").get("vocab_size", 0)
         self.vocab_size = max(int(in_model), self._tokenizer.get_vocab_size(with_added_tokens=True))
         self._textless_ids = frozenset(range(self.vocab_size)) - set(self._tokenizer.get_vocab(True).values())
         self.eos_ids = self._find_eos_ids()
+        self.digest: Digest = _digest(
+            {
+                "tokenizer": json.loads(self._tokenizer.to_str()),
+                "template": self._template,
+                # Only those that it can write: names of padding tokens differ between copies of one model.
+                "tokens": {name: text for name, text in self._special.items() if name in self._template},
+                "ends": [self._eos_id, *sorted(self.eos_ids)],
+            }
+        )
         self._letter_ids: list[int] = self._tokenizer.encode("a", add_special_tokens=False).ids
         self._letter = str(self._tokenizer.decode(self._letter_ids, skip_special_tokens=False))
 
@@ -177,6 +186,12 @@ def load_tokenizer(config: ModelConfig, cache_dir: Path | None = None) -> Tokeni
     if config.source == TINY:
         return CharTokenizer()
     return HfTokenizer(resolve_source(config, cache_dir, with_weights=False))
+
+
+def _digest(parts: dict[str, Any]) -> Digest:
+    """Names all that decides which tokens a conversation has: nodes of one digest write the same ids."""
+    canonical = json.dumps(parts | {"renderer": RENDERER, "tools": TOOL_SYNTAX}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).digest()
 
 
 def _without_end(token_ids: Sequence[int], eos_ids: frozenset[int]) -> list[int]:

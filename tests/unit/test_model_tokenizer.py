@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,64 @@ def test_digest_is_of_the_mapping_not_of_the_file_layout(folder: Path) -> None:
     swap["a"], swap["b"] = swap["b"], swap["a"]
     path.write_text(json.dumps(data))
     assert HfTokenizer(folder).digest != first
+
+
+def _another_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 300, "eos_token_id": [257]}))
+
+
+def _an_end_in_generation_config(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
+
+
+def _another_template(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("\n{% endfor", "{% endfor"))
+
+
+def _another_start_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "bos_token": "<|im_end|>"}))
+
+
+def _another_response_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_start|>", "bos_token": "a"}))
+
+
+def _another_tool_syntax(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.model.tokenizer.TOOL_SYNTAX", 1000)
+
+
+def _another_renderer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.model.tokenizer.RENDERER", 1000)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _another_end,
+        _an_end_in_generation_config,
+        _another_template,
+        _another_start_token,
+        _another_response_end,
+        _another_tool_syntax,
+        _another_renderer,
+    ],
+)
+def test_digest_covers_all_that_decides_the_tokens_of_a_conversation(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path, pytest.MonkeyPatch], None]
+) -> None:
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}" + TEMPLATE)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "bos_token": "a"}))
+    first, tiny = HfTokenizer(folder).digest, CharTokenizer().digest
+    assert HfTokenizer(folder).digest == first
+    change(folder, monkeypatch)
+    assert HfTokenizer(folder).digest != first
+    assert (CharTokenizer().digest != tiny) == (change in (_another_tool_syntax, _another_renderer))
+
+
+def test_tokens_that_the_template_does_not_write_are_no_part_of_the_digest(folder: Path) -> None:
+    first = HfTokenizer(folder).digest
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}))
+    assert HfTokenizer(folder).digest == first
 
 
 @pytest.mark.parametrize("missing", ["tokenizer.json", "config.json"])

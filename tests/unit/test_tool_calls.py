@@ -1,12 +1,13 @@
 """Tool calls in the text of a turn: what is read, what is malformed, and that no text takes long or raises."""
 
+import hashlib
 import json
 import time
 
 import pytest
 
 from swarm.environments.tool_calls import CLOSING, MAX_CALLS, OPENING, parse_action, render_call
-from swarm.episode import ToolCall
+from swarm.episode import TOOL_SYNTAX, ToolCall
 
 ADD = ToolCall(name="add", arguments={"a": 1, "b": [2.5, "x", None, True]})
 
@@ -49,6 +50,17 @@ def test_other_text_is_no_call_and_not_malformed(text: str) -> None:
 def test_a_tagged_call_that_cannot_be_read_is_malformed_as_a_whole(body: str) -> None:
     action = parse_action(f"{render_call(ADD)}{OPENING}{body}{CLOSING}")
     assert action.calls == () and action.is_malformed
+
+
+def test_what_is_read_changes_only_with_its_version() -> None:
+    """Nodes of equal digests read the same calls: raise TOOL_SYNTAX with whatever turns this red, then pin both."""
+    bodies = ('{"name": "add", "arguments": {"a": 1}}', '{"name": "x", "parameters": {}}', '{"name": "x"}', "[1]", "{")
+    tagged = [f"{before}{OPENING}{body}{after}" for body in bodies for before in ("", "a") for after in ("", CLOSING)]
+    texts = [*tagged, *(body + after for body in bodies for after in ("", "\n", "b")), OPENING * 17, CLOSING, ""]
+    actions = [parse_action(text) for text in texts]
+    read = [[a.is_malformed, [[call.name, dict(call.arguments)] for call in a.calls]] for a in actions]
+    found = hashlib.sha256(json.dumps(read).encode()).hexdigest()
+    assert (TOOL_SYNTAX, found[:16]) == (1, "426c55ea94119018")
 
 
 def test_a_call_without_its_end_and_too_many_calls_are_malformed() -> None:
