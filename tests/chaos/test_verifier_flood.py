@@ -13,6 +13,7 @@ from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, NodeConfig, SandboxConfig
 from swarm.environments.load import build_environment
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
+from swarm.environments.sandbox.spare_processes import NUM_SPARE
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.exchange.admission import Admission
 from swarm.identity import Identity
@@ -114,6 +115,11 @@ def first_come_first_served(self: ScoringTurns, lane: Lane) -> Any:
     return next(free, None)
 
 
+def nobody_is_probed(self: ScoringTurns, lane: Lane) -> bool:
+    """Mutation: whoever nobody knows has as long a first try as others have."""
+    return False
+
+
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("num_subnets", [1, NUM_KEYS])
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "first come, first served"])
@@ -124,6 +130,7 @@ async def test_an_honest_newcomer_passes_a_flood_of_fresh_keys(
         monkeypatch.setattr(ScoringTurns, "_next_in", first_come_first_served)
         monkeypatch.setattr(ScoringTurns, "note_overrun", lambda self, producer: None)
         monkeypatch.setattr("swarm.environments.sandbox.verifier.FIRST_SHARE", 1.0)
+        monkeypatch.setattr(ScoringTurns, "is_crowded", nobody_is_probed)
         node.is_by_subnet = False
     flood = await attack(node, num_subnets)
     num_before = await number_before(node, Identity.create(), flood)
@@ -170,6 +177,59 @@ async def test_endless_answers_that_a_neighbour_passes_on_are_held_against_their
     assert isinstance(await node.admit(culprit, ENDLESS, via=relay), Refused)
     assert isinstance(await node.admit(honest, GOOD, via=relay), ScoredGroup)
     assert lanes == [Lane.NEW, Lane.NEW if is_defended else Lane.SLOW]
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "nobody_is_probed"])
+async def test_at_the_first_moment_of_a_flood_by_unknown_subnets_each_has_a_very_short_try(
+    node: Node, is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 subnets send their first group together, and then an honest newcomer of another one sends its own."""
+    if not is_defended:
+        monkeypatch.setattr(ScoringTurns, "is_crowded", nobody_is_probed)
+    num_long, ask = 0, SandboxVerifier._ask_one_of
+
+    async def count(self: SandboxVerifier, idle: Any, request: Any, producer: Producer | None = None) -> Any:
+        nonlocal num_long
+        num_long += request.share > 0
+        return await ask(self, idle, request, producer)
+
+    monkeypatch.setattr(SandboxVerifier, "_ask_one_of", count)
+    keys = [Identity.create() for _ in range(24)]
+    node.subnets = {key.node_id: f"10.{number}.0.0/24" for number, key in enumerate(keys)}
+    await node.admit(Identity.create(), GOOD)  # the imports
+    num_long = 0
+    flood = [asyncio.create_task(node.admit(key, ENDLESS)) for key in keys]
+    await asyncio.sleep(0)
+    assert isinstance(await node.admit(Identity.create(), GOOD), ScoredGroup)
+    assert (num_long <= 8) is is_defended, num_long
+    assert all(isinstance(result, Refused) for result in await asyncio.gather(*flood))
+
+
+async def test_spare_processes_are_few_and_end_with_the_verifier(node: Node) -> None:
+    verifier = node.verifier
+    assert isinstance(await node.admit(Identity.create(), GOOD), ScoredGroup)
+    keys = [Identity.create() for _ in range(6)]
+    await asyncio.gather(*(node.admit(key, ENDLESS) for key in keys))
+    spares = verifier._spares
+    async with asyncio.timeout(60):
+        while len(spares._waiting) < NUM_SPARE or spares._tasks:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    pids = [process.pid for process in spares._waiting]
+    assert len(pids) == NUM_SPARE and all(map(is_alive, pids))
+    await verifier.close()
+    async with asyncio.timeout(60):
+        while any(map(is_alive, pids)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert not spares._waiting and not spares._tasks
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs or waits; what ended with its parent is perhaps collected by nobody."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 async def test_answers_that_take_longer_than_a_first_try_are_scored_in_full_all_the_same(node: Node) -> None:

@@ -15,6 +15,7 @@ import sysconfig
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -124,10 +125,9 @@ def forbid_system_calls() -> bool:
     Returns:
         Whether the kernel took the filter; it cannot be removed. Needs no-new-privileges.
     """
-    known = _ARCHITECTURES.get(platform.machine()) if sys.platform == "linux" else None
-    if known is None:
+    program = _program()
+    if not program:
         return False
-    program = _filter(*known)
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))  # struct sock_fprog
     return _prctl(_PR_SET_SECCOMP, 2, ctypes.c_char_p(header))
@@ -196,6 +196,13 @@ def leave_readable(places: Iterable[Path]) -> bool:
         os.close(ruleset)
 
 
+@cache
+def _program() -> bytes:
+    """The filter of this machine; empty where there is none."""
+    known = _ARCHITECTURES.get(platform.machine()) if sys.platform == "linux" else None
+    return b"" if known is None else _filter(*known)
+
+
 def _filter(architecture: int, opens: dict[int, int], refused: str) -> bytes:
     """The classic BPF program over struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}."""
     load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -224,6 +231,7 @@ def _prctl(option: int, value: int, pointer: ctypes.c_char_p | int = 0) -> bool:
     return _libc().prctl(option, ctypes.c_ulong(value), pointer, ctypes.c_ulong(0), ctypes.c_ulong(0)) == 0
 
 
+@cache  # every fork inherits it
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 

@@ -71,6 +71,16 @@ class ScoringTurns:
         account = _slow_account_of(producer) if lane is Lane.SLOW else _account_of(producer)
         return _Place(self, account, producer.node_id, lane)
 
+    def is_unused(self, producer: Producer) -> bool:
+        """Whether nothing was scored lately for a producer that is not known, nor for where it comes from."""
+        now_s = self._now_s()
+        keys = (_account_of(producer), producer.node_id)
+        return not producer.is_known and not any(self._used_s.of(key, now_s) for key in keys)
+
+    def is_crowded(self, lane: Lane) -> bool:
+        """Whether somebody waits for a place of that kind."""
+        return bool(self._waiting[lane])
+
     def charge(self, producer: Producer, seconds: float, *, is_slow: bool = False) -> None:
         """Counts the time that a process spent on a producer's answers; `is_slow`: among the slow ones."""
         keys = {_account_of(producer), producer.node_id}

@@ -17,8 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from swarm.config import EnvironmentConfig, SandboxConfig
+from swarm.environments.sandbox.child import LEAST_SHARE_S
 from swarm.environments.sandbox.scoring_process import ScoringProcess, ScoringProcesses, read_reply
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
+from swarm.environments.sandbox.spare_processes import SpareProcesses
 from swarm.episode import Actions, Message, outcome_from_json
 from swarm.errors import ConfigError, RolloutFailed, TooLarge
 from swarm.interfaces import Producer, Verdict
@@ -30,6 +32,8 @@ MAX_REQUEST_BYTES: Final = 16 * 2**20
 # Of the CPU time that all answers of a request may take (8 ms for 8 answers of 50 ms): a first try. Honest answers
 # take a tenth of a millisecond to a few; beyond it the whole request is scored again among the slow ones.
 FIRST_SHARE: Final = 0.02
+# CPU seconds of the very first try of those whom nobody knows: 8 honest answers right after a fork take .9 ms.
+PROBE_S: Final = 0.003
 FIRST_TIMEOUT_SHARE: Final = 0.2  # of timeout_s
 SLOW_NICE: Final = 5  # of the process of slow answers: a third of the CPU where others want it, too
 
@@ -56,6 +60,7 @@ class SandboxVerifier:
         self._turns = ScoringTurns(lambda: asyncio.get_running_loop().time())
         self._external: list[ScoringProcess] = []  # those that wait for a request
         self._slow: list[ScoringProcess] = []  # at most one; empty while it is busy
+        self._spares = SpareProcesses(self._processes)  # in place of those that a first try costs
         self.num_started = 0  # scoring processes
         self.num_replaced = 0  # of them in the place of one that was ended
 
@@ -106,14 +111,22 @@ class SandboxVerifier:
             pool.clear()
         for process in idle:
             process.writer.close()
+        await self._spares.close()
         await self._processes.close()
 
     async def _score_external(self, request: "_Request", producer: Producer) -> Verdict | Exception:
         """The verdict on answers of a peer, or what is to be raised: after a short first try among the slow ones."""
         lane = self._turns.lane_of(producer)
         if lane is not Lane.SLOW:
-            async with self._turns.of(producer, lane):
-                first = await self._ask_one_of(self._external, replace(request, share=FIRST_SHARE), producer)
+            first: Verdict | Exception | None = None
+            while first is None:
+                async with self._turns.of(producer, lane):
+                    # where others wait that nobody knows either, many may have come at one moment
+                    is_probe = self._turns.is_unused(producer) and self._turns.is_crowded(lane)
+                    part = {"share": 0.0, "least_s": PROBE_S} if is_probe else {"share": FIRST_SHARE}
+                    first = await self._ask_one_of(self._external, replace(request, **part), producer)
+                if is_probe and isinstance(first, TookLong):
+                    first = None  # it comes again after those of whom nothing was tried
             if not isinstance(first, TookLong):
                 return first
             self._turns.note_overrun(producer)
@@ -124,7 +137,7 @@ class SandboxVerifier:
         self, idle: list[ScoringProcess], request: "_Request", producer: Producer | None = None
     ) -> Verdict | Exception:
         """The verdict of a process that waits, or of a new one; what was ended is replaced before the turn is over."""
-        process = await self._waiting(idle) or await self._start(idle)
+        process = await self._waiting(idle) or await self._replacement(idle)
         began_s = asyncio.get_running_loop().time()
         try:
             return await self._ask_and_replace(process, idle, request)
@@ -158,7 +171,7 @@ class SandboxVerifier:
         if not self._processes.is_running:  # closed meanwhile
             return result
         try:
-            idle.append(await self._start(idle))
+            idle.append(await self._replacement(idle))
             self.num_replaced += 1
         except (RolloutFailed, ConfigError):
             logger.warning("a scoring process could not be replaced", exc_info=True)  # the next request tries again
@@ -173,6 +186,14 @@ class SandboxVerifier:
             await self._processes.end(process)
             self.num_replaced += 1
         return None
+
+    async def _replacement(self, idle: list[ScoringProcess]) -> ScoringProcess:
+        """A new process; for first tries one that was made ahead, where there is one."""
+        process = self._spares.take() if idle is self._external else None
+        if process is None:
+            return await self._start(idle)
+        self.num_started += 1
+        return process
 
     async def _start(self, pool: list[ScoringProcess]) -> ScoringProcess:
         process = await self._processes.start()
@@ -191,9 +212,10 @@ class SandboxVerifier:
 
     async def _failure(self, process: ScoringProcess, request: "_Request", problem: Exception) -> RolloutFailed:
         env = request.env
-        signal_number = await self._processes.end(process)
-        if request.is_first_try and (isinstance(problem, TimeoutError) or signal_number == signal.SIGPROF):
+        if request.is_first_try and isinstance(problem, (EOFError, TimeoutError)):
+            self._spares.end(process)  # of what, the next try will show: nobody waits for it
             return TookLong(f"environment {env}: the answers took longer than a first try may")
+        signal_number = await self._processes.end(process)
         if isinstance(problem, TimeoutError):
             return RolloutFailed(f"environment {env}: scoring took longer than timeout_s {self._limits.timeout_s:g}")
         if signal_number == signal.SIGPROF:
@@ -212,13 +234,14 @@ class _Request:
     num_episodes: int
     body: str  # environment, task and actions as JSON
     share: float = 1.0  # of the CPU time that all actions may take
+    least_s: float = LEAST_SHARE_S  # of it, where there are few
 
     @property
     def is_first_try(self) -> bool:
         return self.share < 1.0
 
     def frame(self, nonce: str) -> bytes:
-        head = json.dumps({"nonce": nonce, "share": self.share})
+        head = json.dumps({"nonce": nonce, "share": self.share, "least_s": self.least_s})
         return f"{head[:-1]}, {self.body[1:]}".encode()
 
 
