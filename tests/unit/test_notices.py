@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from swarm.config import ReplayConfig
+from swarm.episode import Actions
 from swarm.errors import Unavailable
 from swarm.exchange.admission import Admission
 from swarm.interfaces import Producer, StreamItem, Verdict
@@ -109,10 +110,12 @@ def test_a_burst_that_is_worked_off_loses_nothing() -> None:
 class SlowVerifier(ScriptedVerifier):
     """Takes a minute for answers of some."""
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str], producer: Producer | None = None) -> Verdict:
-        if any(SLOW in answer for answer in answers):
+    async def verify(
+        self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
+    ) -> Verdict:
+        if any(SLOW in str(actions) for actions in episodes):
             await asyncio.sleep(60.0)
-        return await super().score(env, task_id, answers, producer)
+        return await super().verify(env, task_id, episodes, producer)
 
 
 class Relaying(Neighbour):
