@@ -24,18 +24,17 @@ import torch
 from swarm.clock import ManualClock
 from swarm.config import GeneratorConfig, ModelConfig, NodeConfig
 from swarm.exchange.reward_recheck import to_scored_group
-from swarm.interfaces import Tokenizer
 from swarm.model.tokenizer import load_tokenizer
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ToyTokenizer, make_group, make_identity, make_sealed
 from swarm.testing.hostile_groups import (
     GROUP_SIZE,
     MAX_NEW_TOKENS,
-    REENCODED,
     Kind,
     Vocabulary,
     any_group,
     kind_of,
+    rows_of,
     step_cost,
     wrong_about,
 )
@@ -59,9 +58,8 @@ class Findings:
     wrong: list[str] = field(default_factory=list[str])  # what the oracle found
     longest: dict[str, int] = field(default_factory=dict[str, int])  # tokens of a row, by kind
     steps: int = 0
-    worst_of_tokens: float = 0.0  # cost of a step of groups with our tokens, over the costliest honest one
-    worst_of_texts: float = 0.0  # of a step with texts that are cut here, over one of texts as long as they may be
-    worst_over_own: float = 0.0  # the same, over the costliest step of honest groups of our own tokenizer
+    worst_of_tokens: float = 0.0  # cost of a step of groups with our tokens, over the costliest honest one of as many
+    worst_of_texts: float = 0.0  # the same of a step with texts that are encoded here
 
     @classmethod
     def of_line(cls, line: dict[str, Any]) -> "Findings":
@@ -79,7 +77,6 @@ class Findings:
         self.steps += other.steps
         self.worst_of_tokens = max(self.worst_of_tokens, other.worst_of_tokens)
         self.worst_of_texts = max(self.worst_of_texts, other.worst_of_texts)
-        self.worst_over_own = max(self.worst_over_own, other.worst_over_own)
 
 
 def play_block(number: int, vocabulary: Vocabulary, num_groups: int = BLOCK) -> Findings:
@@ -102,11 +99,11 @@ async def _play_block(rng: Random, vocabulary: Vocabulary, num_groups: int) -> F
             continue
         kind = kind_of(result.group, tokenizer)
         findings.admitted[str(kind)] += 1
-        wrong = wrong_about(result.group, tokenizer)
+        wrong = wrong_about(result, tokenizer)
         if wrong is not None:
             findings.wrong.append(wrong)
-        rows = [row_length(result, index, tokenizer) for index in range(len(result.group.rollouts))]
-        findings.longest[str(kind)] = max(findings.longest.get(str(kind), 0), *rows)
+        rows = rows_of(result, tokenizer)
+        findings.longest[str(kind)] = max(findings.longest.get(str(kind), 0), *map(len, rows))
         for name in ("ours" if kind is Kind.TOKENS else "texts", "any"):
             waiting[name].append(result)
             if len(waiting[name]) == DRAW:
@@ -115,41 +112,22 @@ async def _play_block(rng: Random, vocabulary: Vocabulary, num_groups: int) -> F
     return findings
 
 
-def row_length(scored: ScoredGroup, index: int, tokenizer: Tokenizer) -> int:
-    """Tokens of an answer as the learner has them."""
-    rollout = scored.group.rollouts[index]
-    if rollout.trace is not None and kind_of(scored.group, tokenizer) is Kind.TOKENS:
-        return rollout.trace.token_ids.size
-    return len(tokenizer.encode_response(rollout.text))
-
-
 def _count_step(groups: Sequence[ScoredGroup], vocabulary: Vocabulary, findings: Findings) -> None:
-    cost = step_cost(groups, vocabulary.tokenizer)
-    num_texts = sum(kind_of(each.group, vocabulary.tokenizer) is not Kind.TOKENS for each in groups)
+    over_honest = step_cost(groups, vocabulary.tokenizer) / costliest_honest(vocabulary, len(groups))
     findings.steps += 1
-    over_honest = cost / costliest_honest(vocabulary, len(groups) - num_texts, num_texts)
-    if not num_texts:
+    if all(kind_of(each.group, vocabulary.tokenizer) is Kind.TOKENS for each in groups):
         findings.worst_of_tokens = max(findings.worst_of_tokens, over_honest)
-        return
-    findings.worst_of_texts = max(findings.worst_of_texts, over_honest)
-    findings.worst_over_own = max(findings.worst_over_own, cost / costliest_honest(vocabulary, len(groups), 0))
+    else:
+        findings.worst_of_texts = max(findings.worst_of_texts, over_honest)
 
 
 @functools.cache
-def costliest_honest(vocabulary: Vocabulary, num_own: int, num_texts: int) -> int:
-    """Cost of the costliest step of honest groups, all of whose answers are equally long.
-
-    Args:
-        vocabulary: of the learner.
-        num_own: groups of its tokenizer.
-        num_texts: groups whose texts are cut here, each into REENCODED times as many tokens as an own one may have.
-    """
-    costs: list[int] = []
-    for length in range(1, MAX_NEW_TOKENS + 1):
-        own = [_honest(vocabulary, length, number) for number in range(num_own)]
-        texts = [_honest(vocabulary, REENCODED * MAX_NEW_TOKENS, num_own + number) for number in range(num_texts)]
-        costs.append(step_cost([*own, *texts], vocabulary.tokenizer))
-    return max(costs)
+def costliest_honest(vocabulary: Vocabulary, num_groups: int) -> int:
+    """Cost of the costliest step of so many honest groups of our tokenizer, all of whose answers are equally long."""
+    return max(
+        step_cost([_honest(vocabulary, length, number) for number in range(num_groups)], vocabulary.tokenizer)
+        for length in range(1, MAX_NEW_TOKENS + 1)
+    )
 
 
 def _honest(vocabulary: Vocabulary, length: int, number: int) -> ScoredGroup:

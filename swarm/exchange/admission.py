@@ -16,7 +16,7 @@ from swarm.errors import RolloutFailed, StorageFull
 from swarm.exchange.admission_checks import AdmissionLimits, Finding, check_form
 from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.novelty import MIN_BITS, Novelty
-from swarm.exchange.reward_recheck import check_verdict, to_scored_group
+from swarm.exchange.reward_recheck import check_verdict, correction_of, cut_group, to_scored_group
 from swarm.exchange.staleness import check_freshness
 from swarm.fairness import FairTurns, Turn
 from swarm.interfaces import GroupStore, Producer, Result, Tokenizer, Verdict, Verifier
@@ -53,6 +53,7 @@ class Arrival:
     via: NodeId  # the authenticated peer that sent it
     is_small: bool  # also when it is decompressed
     group: RolloutGroup | None = None  # once digest, signature and structure hold
+    learned: RolloutGroup = field(init=False)  # as far as a batch takes its texts, once its form is right
     order: int = 0  # among commitments and arrivals, once it is opened
     turn: Turn[NodeId] = field(init=False)  # ends before the answers are scored, which has turns of its own
     verdict: Verdict = field(init=False)  # of the sandbox
@@ -118,6 +119,10 @@ class Admission:
         in what stops whoever learns from it, after every restart again."""
         return scored.is_made_here or check_form(scored.group, self._tokenizer, self._limits) is None
 
+    def as_learned(self, scored: ScoredGroup) -> RolloutGroup:
+        """A stored group as far as a batch takes its texts: its answers are those that are remembered."""
+        return scored.group if scored.is_made_here else cut_group(scored.group, self._tokenizer)
+
     def refuse_items(self, via: NodeId) -> Refused:
         """A neighbour's stream exceeds its quota of items; it is charged."""
         return self._count(
@@ -167,10 +172,10 @@ class Admission:
             with self._counting_against_credit(group):
                 return (
                     await self._form(group, arrival)
-                    or self._novelty_of_answers(arrival, group)
+                    or self._novelty_of_answers(arrival)
                     or await self._task_prompt_and_rewards(group, arrival)
                     or self._correction(group, arrival)
-                    or self._novelty_of_answers(arrival, group)  # again: a copy may have come through
+                    or self._novelty_of_answers(arrival)  # again: a copy may have come through
                     or await self._storage(arrival)
                 )
         finally:
@@ -286,10 +291,15 @@ class Admission:
     # --- opened: content and answers -----------------------------------------------------------------
 
     async def _form(self, group: RolloutGroup, arrival: Arrival) -> Finding:
-        return await self._compute(arrival, check_form, group, self._tokenizer, self._limits)
+        finding = await self._compute(arrival, check_form, group, self._tokenizer, self._limits)
+        if finding is None:
+            arrival.learned = group
+            if correction_of(group, self._tokenizer) is Correction.TEXT_ONLY:
+                arrival.learned = await self._compute(arrival, cut_group, group, self._tokenizer)
+        return finding
 
-    def _novelty_of_answers(self, arrival: Arrival, group: RolloutGroup) -> Finding:
-        bits = self._novelty.copied_bits(group, arrival.sealed.digest, arrival.order)
+    def _novelty_of_answers(self, arrival: Arrival) -> Finding:
+        bits = self._novelty.copied_bits(arrival.learned, arrival.sealed.digest, arrival.order)
         if bits >= MIN_BITS:
             return RefusalReason.COPIED, f"{bits:.0f} bits of its answers were given before, at most {MIN_BITS:.0f}"
         return None
@@ -300,7 +310,7 @@ class Admission:
         arrival.turn.end()
         try:
             verdict = await self._verifier.verify(
-                group.env, group.task_id, [r.actions for r in group.rollouts], producer
+                group.env, group.task_id, [r.actions for r in arrival.learned.rollouts], producer
             )
         except LookupError:
             return RefusalReason.UNKNOWN_TASK, f"no task {group.task_id}"
@@ -308,7 +318,7 @@ class Admission:
             logger.debug("verifier failed on a peer's group", extra={"producer": short(group.producer)})
             return RefusalReason.VERIFIER_FAILED, type(error).__name__
         arrival.verdict = verdict
-        return check_verdict(group, verdict, self._tokenizer, self._limits)
+        return check_verdict(group, arrival.learned, verdict, self._tokenizer, self._limits)
 
     def _producer_of(self, node_id: NodeId, via: NodeId) -> Producer:
         """Who signed a group, as far as that is known here; who sent it decides only where nothing is."""
@@ -342,8 +352,7 @@ class Admission:
         return None
 
     async def _storage(self, arrival: Arrival) -> Finding:
-        group, digest = arrival.group, arrival.sealed.digest
-        assert group is not None
+        group, digest = arrival.learned, arrival.sealed.digest
         self._novelty.record(group, digest, arrival.order)
         try:
             await self._store.put(arrival.scored, arrival.sealed)

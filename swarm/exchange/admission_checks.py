@@ -32,7 +32,6 @@ _ROUNDING_NATS: Final = 1e-4  # a log-prob this far above 0 is rounding and is c
 _LEAST_LOGPROB: Final = -100.0  # e ** -100: no sampler ever draws such a token
 _TEMPERATURE_TOLERANCE: Final = 1e-3  # relative; it travels as float32
 _TEXT_CHARS_PER_TOKEN: Final = 32  # bound of a text before it is re-encoded here
-PER_FOREIGN_TOKEN: Final = 8  # tokens that one token of another tokenizer may become: a word's characters
 # An honest sample is often not its text's usual cut (9 of 32 of SmolLM2 at temperature 1), and then hardly longer. The
 # bound is for a whole group, since one answer may have collapsed to what merges: 64 spaces are 2 tokens.
 _CUT_FACTOR: Final = 2
@@ -190,27 +189,14 @@ def _check_tokens(group: RolloutGroup, traces: Sequence[TokenTrace], tokenizer: 
 
 
 def _check_reencoded(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-    """Texts that are cut anew become rows of bounded length, which say what the texts say.
-
-    A single row may be several times as long as our own, since other tokenizers need fewer tokens; the group costs at
-    most what one of ours would whose answers are all twice as long as allowed, in tokens and in their squares.
-    """
+    """Texts that are encoded here say what they say; what has too many tokens is cut off later (`cut_to_limit`)."""
     bound = _TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
     longest = max(len(rollout.text) for rollout in group.rollouts)
     if longest > bound:
         return RefusalReason.BAD_TOKENS, f"{longest} characters exceed {bound}"
-    factor = _CUT_FACTOR if group.tokenizer_digest == tokenizer.digest else PER_FOREIGN_TOKEN
-    most, squares = factor * limits.max_new_tokens, 0
-    for rollout in group.rollouts:
-        token_ids = tokenizer.encode_response(rollout.text)
-        if len(token_ids) > most:
-            return RefusalReason.UNUSABLE_TEXT, f"{len(token_ids)} tokens here exceed {most}"
-        if tokenizer.decode(token_ids) != rollout.text:  # a character unknown here would be learned as another
+    for rollout in group.rollouts:  # a character unknown here would be learned as another
+        if tokenizer.decode(tokenizer.encode_response(rollout.text)) != rollout.text:
             return RefusalReason.UNUSABLE_TEXT, "the text has characters that are lost here"
-        squares += len(token_ids) ** 2
-    most_squares = len(group.rollouts) * (_CUT_FACTOR * limits.max_new_tokens) ** 2
-    if squares > most_squares:
-        return RefusalReason.UNUSABLE_TEXT, f"{squares} squared tokens here exceed {most_squares}"
     return None
 
 

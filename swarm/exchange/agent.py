@@ -199,12 +199,13 @@ class Agent:
         if self.weight_follower is None:
             self.replay.restore(await self.store.uses(), usable)
         await self.streams.restore(usable)
-        for scored in groups:
+        learned = await self.context.offload(lambda: [*map(self.admission.as_learned, groups)])
+        for scored, answers in zip(groups, learned, strict=True):
             if scored.is_made_here:
                 self.novelty.measure_own(scored.group)
             elif scored.is_own_policy(self.node_id) and self.parties.is_established(scored.group.producer):
                 self.novelty.measure_follower(scored.group, self.parties.party_of(scored.group.producer))
-            self.novelty.record(scored.group, scored.digest, self.novelty.order(scored.group))
+            self.novelty.record(answers, scored.digest, self.novelty.order(answers))
             if not scored.is_made_here:
                 self.peers.learn_head(scored.group)  # so that ages are counted as before the restart
         doubtful_s = self.config.replay.max_age_s + CLOCK_SKEW_S

@@ -11,8 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from swarm.episode import OUTCOME, EpisodeOutcome
-from swarm.exchange.admission_checks import PER_FOREIGN_TOKEN, AdmissionLimits, Finding
+from swarm.exchange.admission_checks import AdmissionLimits, Finding
 from swarm.interfaces import Tokenizer, Verdict
+from swarm.model.token_alignment import cut_to_limit
 from swarm.types import (
     Correction,
     FloatArray,
@@ -24,10 +25,33 @@ from swarm.types import (
 )
 
 _TEMPLATE_TOKENS = 1024  # of another model's chat template
+_PER_FOREIGN_TOKEN = 8  # tokens that one of ours may be in another tokenizer: a word's characters
 
 
-def check_verdict(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-    """Task, prompt and rewards as rebuilt here, against what the producer says."""
+def cut_group(group: RolloutGroup, tokenizer: Tokenizer) -> RolloutGroup:
+    """A group of another node as far as the learner takes it: what is scored is what is learned.
+
+    The same object where nothing is too long, and where its tokens are ours.
+    """
+    if correction_of(group, tokenizer) is not Correction.TEXT_ONLY:
+        return group
+    rollouts = tuple(cut_to_limit(rollout, tokenizer) for rollout in group.rollouts)
+    is_whole = all(cut is rollout for cut, rollout in zip(rollouts, group.rollouts, strict=True))
+    return group if is_whole else replace(group, rollouts=rollouts)
+
+
+def check_verdict(
+    group: RolloutGroup, scored: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, limits: AdmissionLimits
+) -> Finding:
+    """Task, prompt and rewards as rebuilt here, against what the producer says.
+
+    Args:
+        group: as it came.
+        scored: as far as the learner takes it; claims are about whole answers.
+        verdict: on that.
+        tokenizer: our own.
+        limits: of the run.
+    """
     rewards: list[float] = verdict.rewards.tolist()
     if verdict.rewards.shape != (len(group.rollouts),) or not all(map(math.isfinite, rewards)):
         return RefusalReason.VERIFIER_FAILED, "the verifier gave no finite reward for each answer"
@@ -37,13 +61,13 @@ def check_verdict(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, l
     prompt_ids = tokenizer.encode_prompt(verdict.task)
     if is_ours and group.prompt_ids.tolist() != prompt_ids:
         return RefusalReason.WRONG_PROMPT, "the prompt is not that of the task"
-    num_tokens, most = group.prompt_ids.size, PER_FOREIGN_TOKEN * len(prompt_ids) + _TEMPLATE_TOKENS
+    num_tokens, most = group.prompt_ids.size, _PER_FOREIGN_TOKEN * len(prompt_ids) + _TEMPLATE_TOKENS
     if num_tokens > most:  # nobody here reads it, but it takes memory
         return RefusalReason.UNUSABLE_TEXT, f"{num_tokens} tokens of a prompt exceed {most}"
     if group.verifier == verdict.verifier:
-        for rollout, reward in zip(group.rollouts, rewards, strict=True):
+        for rollout, kept, reward in zip(group.rollouts, scored.rollouts, rewards, strict=True):
             error = abs(rollout.claimed_reward - reward)
-            if not error <= limits.reward_tolerance:  # catches NaN
+            if kept is rollout and not error <= limits.reward_tolerance:  # catches NaN
                 return RefusalReason.FALSE_REWARD, f"claim off by {error:.4f}, at most {limits.reward_tolerance}"
     return None
 

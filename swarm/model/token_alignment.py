@@ -1,4 +1,4 @@
-"""Token alignment: the finest common segments of two tokenisations of one text.
+"""Texts of other tokenizers: how far they fit here, and the finest common segments of two tokenisations.
 
 Invariant: segments cover the text exactly and in order; a segment ends where a token of each side ends, at the same
 byte. Positions are bytes of the text's UTF-8.
@@ -15,6 +15,8 @@ from swarm.interfaces import Tokenizer
 from swarm.types import FinishReason, IntArray, Rollout
 
 Positions = NDArray[np.int64]
+
+_CUT_TRIES = 8  # a character is four tokens at most, of bytes
 
 UNALIGNED = -1
 """Segment of a token that has no counterpart: an end token where the other side was cut off."""
@@ -97,6 +99,28 @@ def with_byte_lengths(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
     if trace.token_ids.tolist() != canonical:
         return rollout
     return replace(rollout, trace=replace(trace, byte_lengths=np.array(lengths, np.int32)))
+
+
+def cut_to_limit(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
+    """A rollout whose text becomes more tokens here than it may have, as if it had been cut off there.
+
+    The same object where it fits. What is left is a beginning of the text, about which its sender's log-probs say
+    nothing: scored and learned as an answer of our own that was cut off.
+    """
+    most, text = rollout.sampling.max_new_tokens, rollout.text
+    token_ids = tokenizer.encode_response(text)
+    if len(token_ids) - (rollout.finish is not FinishReason.STOP) <= most:
+        return rollout
+    for count in range(most, max(0, most - _CUT_TRIES), -1):
+        kept = tokenizer.decode(token_ids[:count])
+        # Not inside a character; and what is encoded by itself may be cut in another way at its end.
+        if text.startswith(kept) and len(tokenizer.encode_response(kept)) - 1 <= most:
+            break
+    else:
+        kept = ""
+    trace = rollout.trace and replace(rollout.trace, logprobs=None, byte_lengths=None)
+    actions = (*rollout.actions[:-1], kept)
+    return replace(rollout, actions=actions, finish=FinishReason.LENGTH, trace=trace)
 
 
 def aligned_logprobs(rollout: Rollout, tokenizer: Tokenizer) -> tuple[Positions, NDArray[np.float32]] | None:

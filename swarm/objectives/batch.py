@@ -17,7 +17,7 @@ from torch import Tensor
 from swarm.episode import Actions, TurnStatus
 from swarm.errors import ConfigError
 from swarm.interfaces import TaskOf, Tokenizer
-from swarm.model.token_alignment import aligned_logprobs
+from swarm.model.token_alignment import aligned_logprobs, cut_to_limit
 from swarm.objectives.turn_columns import named_rewards, turn_columns
 from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout, ScoredGroup
 
@@ -231,7 +231,7 @@ def make_batch(
     """
     if not draw.groups:
         raise ConfigError(f"draw for step {draw.step} has no group to learn from")
-    responses: list[_Response] = []
+    rollouts: list[Rollout] = []
     prompts: list[Tensor] = []
     group_index: list[int] = []
     for index, drawn in enumerate(draw.groups):
@@ -239,9 +239,10 @@ def make_batch(
         prompt_ids = own_prompt_ids(drawn.scored, tokenizer, task_of)
         assert len(group.rollouts) == drawn.scored.rewards.shape[0] and prompt_ids
         prompts.append(torch.tensor(prompt_ids, dtype=torch.int64, device=device))
-        responses += [_response(drawn.scored, place, tokenizer) for place in range(len(group.rollouts))]
+        rollouts += _rollouts(drawn.scored, tokenizer)
         group_index += [index] * len(group.rollouts)
-    rollouts = [rollout for drawn in draw.groups for rollout in drawn.scored.group.rollouts]
+    corrections = [drawn.scored.correction for drawn in draw.groups]
+    responses = [_response(each, corrections[at], tokenizer) for each, at in zip(rollouts, group_index, strict=True)]
     is_from_peer = [not drawn.scored.is_made_here for drawn in draw.groups]
     is_newcomer = [not drawn.is_established for drawn in draw.groups]
     is_external = is_from_peer if policy_id is None else [not d.scored.is_own_policy(policy_id) for d in draw.groups]
@@ -303,17 +304,27 @@ def own_prompt_ids(scored: ScoredGroup, tokenizer: Tokenizer, task_of: TaskOf | 
     return tokenizer.encode_prompt(task_of(group.env, group.task_id))
 
 
-def _response(scored: ScoredGroup, place: int, tokenizer: Tokenizer) -> _Response:
-    rollout, correction = scored.group.rollouts[place], scored.correction
+def _rollouts(scored: ScoredGroup, tokenizer: Tokenizer) -> list[Rollout]:
+    """The rollouts of a group as they were scored: texts that others send cost no more than answers of our own."""
+    if scored.is_made_here or scored.correction is not Correction.TEXT_ONLY:
+        return list(scored.group.rollouts)
+    return [cut_to_limit(rollout, tokenizer) for rollout in scored.group.rollouts]
+
+
+def _response(rollout: Rollout, correction: Correction, tokenizer: Tokenizer) -> _Response:
     trace = rollout.trace
     if correction is Correction.TEXT_ONLY or trace is None:
         token_ids = np.asarray(tokenizer.encode_response(rollout.text), dtype=np.int64)
         # Of an episode the last turn alone would be trained on without what came before it.
         is_trained = rollout.finish is not FinishReason.ABORTED and len(rollout.actions) < 2
+        segments = aligned_logprobs(rollout, tokenizer) if is_trained else None
         mask = np.full(token_ids.shape, is_trained)
-        mask[-1:] &= (
-            rollout.finish is FinishReason.STOP
-        )  # the end that encoding appends is no decision of the generator
+        if rollout.finish is not FinishReason.STOP:  # the end that encoding appends is no decision of the generator
+            if token_ids.size > 1:
+                token_ids, mask = token_ids[:-1], mask[:-1]
+                segments = None if segments is None else (segments[0][:-1], segments[1][:-1])
+            else:
+                mask[-1:] = False
         unknown = np.full(token_ids.shape, np.nan, np.float32)
         zeros = np.zeros(token_ids.shape, np.int64)
         return _Response(
@@ -322,7 +333,7 @@ def _response(scored: ScoredGroup, place: int, tokenizer: Tokenizer) -> _Respons
             logprobs=unknown,
             turn_ids=zeros,
             correction=Correction.TEXT_ONLY,
-            segments=aligned_logprobs(rollout, tokenizer) if is_trained else None,
+            segments=segments,
         )
     if trace.logprobs is None or correction is not Correction.EXACT:
         correction = Correction.NO_LOGPROBS

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
-from math import isqrt
 from typing import Final
 
 import numpy as np
@@ -37,8 +36,7 @@ from swarm.types import (
 GROUP_SIZE: Final = 4
 MAX_NEW_TOKENS: Final = 8
 FOREIGN_DIGEST: Final = bytes(range(32))  # of a tokenizer that nobody here has
-LONGEST_FOREIGN: Final = 8  # times MAX_NEW_TOKENS, of one row
-REENCODED: Final = 2  # times MAX_NEW_TOKENS, of the rows of a group in the mean of their squares
+_CHARACTERS_PER_TOKEN: Final = 32  # of a text, at most
 _TOKEN_BUDGET: Final = 512  # of a micro-batch: several for each step
 _BREAK_EVEN: Final = 576.0  # of the tiny model
 _CHARACTERS: Final = " \n\ta7.<|_\u00e9\u0416\u4e2d\u0939\u0301\u200b\ufffd\U0001f600"
@@ -185,16 +183,15 @@ def _texts(rng: random.Random, vocabulary: Vocabulary, size: int) -> list[str]:
 
 
 def _long_texts(rng: random.Random, vocabulary: Vocabulary, size: int) -> list[str]:
-    """Texts that become rows at the bounds of one row and of a group, and just beyond."""
+    """Texts that would become rows at the bound of one, just beyond it and far beyond."""
     most = MAX_NEW_TOKENS
     lengths = rng.choice(
         [
-            [REENCODED * most] * size,
-            [REENCODED * most] * size,
-            [min(LONGEST_FOREIGN * most, isqrt(size * (REENCODED * most) ** 2 - size + 1)), *[1] * (size - 1)],
-            [LONGEST_FOREIGN * most, *[1] * (size - 1)],
-            [REENCODED * most + rng.randint(-2, 2) for _ in range(size)],
-            [rng.randint(1, LONGEST_FOREIGN * most + 2) for _ in range(size)],
+            [2 * most] * size,
+            [_CHARACTERS_PER_TOKEN * most] * size,
+            [_CHARACTERS_PER_TOKEN * most + 2, *[1] * (size - 1)],
+            [most + rng.randint(-2, 2) for _ in range(size)],
+            [rng.randint(1, 8 * most) for _ in range(size)],
             [most] * size,
         ]
     )
@@ -246,42 +243,54 @@ def _rollout(
 # --- the oracle --------------------------------------------------------------------------------------
 
 
-def wrong_about(group: RolloutGroup, tokenizer: Tokenizer) -> str | None:
+def wrong_about(scored: ScoredGroup, tokenizer: Tokenizer) -> str | None:
     """What is wrong about a group that was admitted; None where nothing is."""
-    kind = kind_of(group, tokenizer)
-    lengths: list[int] = []
-    num_usual = 0
-    for rollout in group.rollouts:
-        usual = tokenizer.encode_response(rollout.text)
-        num_usual += len(usual)
-        if kind is not Kind.TOKENS:
-            lengths.append(len(usual))
-            if tokenizer.decode(usual) != rollout.text:
-                return "the row says something else than the text"
-            continue
-        if rollout.trace is None:
-            return "some have tokens, and some have none"
-        ids = rollout.trace.token_ids.tolist()
-        lengths.append(len(ids))
-        if not rollout.trace.action_mask.all() or rollout.trace.turn_ids.any():
-            return "tokens that the model did not choose"
-        shown = ids[:-1] if ids[-1] in tokenizer.eos_ids else ids
-        if set(shown) & tokenizer.eos_ids:
-            return "an end before the end"
-        if rollout.finish is FinishReason.STOP and shown == ids:
-            return "ended without an end"
-        if rollout.finish is FinishReason.LENGTH and len(ids) < MAX_NEW_TOKENS:
-            return "cut off before the most tokens that are allowed"
-        if not _is_shown(shown, rollout.text, tokenizer):
-            return "tokens that the text does not show"
-    longest = {Kind.TOKENS: 1, Kind.TEXT: REENCODED, Kind.FOREIGN: LONGEST_FOREIGN}[kind] * MAX_NEW_TOKENS
-    if max(lengths) > longest:
-        return f"a row of {max(lengths)} tokens, more than {longest}"
-    if kind is Kind.TOKENS and sum(lengths) > 2 * num_usual + 4:
-        return f"{sum(lengths)} tokens for texts of {num_usual}"
-    if sum(length**2 for length in lengths) > len(lengths) * (REENCODED * MAX_NEW_TOKENS) ** 2:
-        return f"rows of {lengths} tokens cost more than {len(lengths)} of {REENCODED * MAX_NEW_TOKENS}"
+    kind = kind_of(scored.group, tokenizer)
+    rows = rows_of(scored, tokenizer)
+    if max(map(len, rows)) > MAX_NEW_TOKENS:
+        return f"a row of {max(map(len, rows))} tokens, more than {MAX_NEW_TOKENS}"
+    find = _wrong_about_tokens if kind is Kind.TOKENS else _wrong_about_text
+    for rollout, row in zip(scored.group.rollouts, rows, strict=True):
+        wrong = find(rollout, row, tokenizer)
+        if wrong is not None:
+            return wrong
+    num_usual = sum(len(tokenizer.encode_response(rollout.text)) for rollout in scored.group.rollouts)
+    if kind is Kind.TOKENS and sum(map(len, rows)) > 2 * num_usual + 4:
+        return f"{sum(map(len, rows))} tokens for texts of {num_usual}"
     return None
+
+
+def rows_of(scored: ScoredGroup, tokenizer: Tokenizer) -> list[list[int]]:
+    """Tokens of the answers as the learner has them, trained or not."""
+    batch = make_batch(_draw([scored]), tokenizer, task_of=toy_task)
+    is_used = batch.mask | (batch.token_ids != 0)
+    ends = [int(used.nonzero().max()) + 1 if used.any() else 0 for used in is_used]
+    return [ids[:end].tolist() for ids, end in zip(batch.token_ids, ends, strict=True)]
+
+
+def _wrong_about_text(rollout: Rollout, row: list[int], tokenizer: Tokenizer) -> str | None:
+    """A text that is encoded here: the row says all of it, or its beginning where it has too many tokens."""
+    said = tokenizer.decode(row)
+    num_usual = len(tokenizer.encode_response(rollout.text)) - (rollout.finish is not FinishReason.STOP)
+    if said != rollout.text and (num_usual <= MAX_NEW_TOKENS or not rollout.text.startswith(said)):
+        return "the row says something else than the text"
+    return None
+
+
+def _wrong_about_tokens(rollout: Rollout, row: list[int], tokenizer: Tokenizer) -> str | None:
+    if rollout.trace is None:
+        return "some have tokens, and some have none"
+    ids = rollout.trace.token_ids.tolist()
+    if ids != row or not rollout.trace.action_mask.all() or rollout.trace.turn_ids.any():
+        return "tokens that the model did not choose"
+    shown = ids[:-1] if ids[-1] in tokenizer.eos_ids else ids
+    if set(shown) & tokenizer.eos_ids:
+        return "an end before the end"
+    if rollout.finish is FinishReason.STOP and shown == ids:
+        return "ended without an end"
+    if rollout.finish is FinishReason.LENGTH and len(ids) < MAX_NEW_TOKENS:
+        return "cut off before the most tokens that are allowed"
+    return None if _is_shown(shown, rollout.text, tokenizer) else "tokens that the text does not show"
 
 
 def _is_shown(ids: Sequence[int], text: str, tokenizer: Tokenizer) -> bool:
@@ -296,7 +305,11 @@ def _is_shown(ids: Sequence[int], text: str, tokenizer: Tokenizer) -> bool:
 
 def step_cost(groups: Sequence[ScoredGroup], tokenizer: Tokenizer) -> int:
     """Padded tokens of a step's rows squared, plus these tokens."""
-    drawn = tuple(DrawnGroup(scored=scored, age_steps=0, use=1) for scored in groups)
-    batch = make_batch(Draw(step=1, groups=drawn, num_zero_variance=0), tokenizer, task_of=toy_task)
+    batch = make_batch(_draw(groups), tokenizer, task_of=toy_task)
     sizes = [rows.token_ids.shape for rows in pack(batch, _TOKEN_BUDGET, break_even=_BREAK_EVEN)]
     return sum(count * longest * longest + count * longest for count, longest in sizes)
+
+
+def _draw(groups: Sequence[ScoredGroup]) -> Draw:
+    drawn = tuple(DrawnGroup(scored=scored, age_steps=0, use=1) for scored in groups)
+    return Draw(step=1, groups=drawn, num_zero_variance=0)

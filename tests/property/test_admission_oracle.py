@@ -16,6 +16,7 @@ from swarm.exchange.admission_checks import AdmissionLimits, check_form
 from swarm.identity import Identity
 from swarm.interfaces import Tokenizer
 from swarm.model.tokenizer import HfTokenizer
+from swarm.objectives import batch
 from swarm.testing.builders import ToyTokenizer, make_group, make_identity
 from swarm.testing.hostile_groups import Kind, Vocabulary
 from swarm.types import FinishReason, RefusalReason, Rollout, RolloutGroup
@@ -66,8 +67,7 @@ def played(tokenizer: Tokenizer, num_groups: int, until: str = "") -> Findings:
 def check(findings: Findings) -> None:
     """The figures that hold for any number of groups."""
     assert not findings.wrong, findings.wrong[:3]
-    assert findings.longest[Kind.TOKENS] <= 8 and findings.longest[Kind.TEXT] <= 16
-    assert findings.longest[Kind.FOREIGN] <= 64
+    assert max(findings.longest.values()) <= 8 and set(findings.longest) == set(Kind)
     assert findings.worst_of_tokens <= 1.0, "no step costs more than the costliest honest one of as many groups"
     assert findings.worst_of_texts <= 1.0
     assert min(findings.admitted.values()) > findings.groups / 50, "groups that are all refused show nothing"
@@ -96,7 +96,6 @@ def test_the_same_with_tokens_that_merge_share_characters_and_have_no_text(mergi
         ("_check_cut_off", "cut off before"),
         ("_check_cut", "tokens for texts of"),
         ("_check_reencoded", "the row says something else than the text"),
-        ("_check_reencoded", "cost more than"),
     ],
 )
 def test_mutation_without_a_check_the_oracle_finds_what_it_refuses(
@@ -113,33 +112,11 @@ def travelled(group: RolloutGroup, identity: Identity = EVE) -> RolloutGroup | N
     return opened if isinstance(opened, RolloutGroup) else None
 
 
-def cost(opened: RolloutGroup) -> int:
-    """Squared tokens of the rows that the learner makes of the answers."""
-    is_ours = opened.tokenizer_digest == OURS.digest
-    return sum(
-        (rollout.trace.token_ids.size if is_ours and rollout.trace else len(OURS.encode_response(rollout.text))) ** 2
-        for rollout in opened.rollouts
-    )
-
-
-def of_texts(*texts: str) -> RolloutGroup:
-    """A group of a node with another tokenizer, to which each text is a few tokens."""
-    trace = HONEST.trace
-    assert trace is not None
-    return replace(OF_THEIRS, rollouts=tuple(replace(HONEST, actions=(text,), trace=trace) for text in texts))
-
-
-def test_one_long_text_among_short_ones_is_admitted_and_a_group_of_them_is_not() -> None:
-    assert check_form(of_texts("7" * 20, "7"), OURS, LIMITS) is None
-    finding = check_form(of_texts("7" * 60, "7" * 60), OURS, LIMITS)
-    assert finding is not None and finding[0] is RefusalReason.UNUSABLE_TEXT
-
-
-def test_mutation_without_the_bound_of_a_group_it_costs_sixteen_times_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission_checks, "_CUT_FACTOR", admission_checks.PER_FOREIGN_TOKEN)
-    group = of_texts("7" * 60, "7" * 60)
-    assert check_form(group, OURS, LIMITS) is None
-    assert cost(group) > 14 * 2 * (2 * LIMITS.max_new_tokens) ** 2
+def test_mutation_where_texts_are_not_cut_off_steps_cost_more_than_honest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "cut_to_limit", lambda rollout, tokenizer: rollout)
+    findings = played(OURS, 500)
+    assert any("a row of" in each for each in findings.wrong)
+    assert findings.worst_of_tokens <= 1.0 and findings.worst_of_texts > 3.0
 
 
 def unended(group: RolloutGroup, finish: FinishReason, has_trace: bool = True) -> RolloutGroup:

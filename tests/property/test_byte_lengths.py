@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.model.token_alignment import cut_to_limit
 from swarm.model.tokenizer import CharTokenizer, HfTokenizer
+from swarm.types import FinishReason, Rollout, Sampling
 
 CORPUS = [
     "the cat sat on the mat\n  and then  left",
@@ -75,3 +77,23 @@ def test_a_character_of_several_tokens_counts_for_the_first() -> None:
     lengths = tokenizer.byte_lengths("a\U0001f9ffb")
     assert lengths[:3] == [1, 4, 0] and lengths[-2:] == [1, 0] and sum(lengths) == 6
     assert CharTokenizer().byte_lengths("a\u00e9") == [1, 2, 0]
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "byte fallback", "characters"])
+@given(text=texts, is_ended=st.booleans(), limit=st.integers(1, 9))
+def test_a_text_that_is_too_long_is_cut_to_a_beginning_that_fits_and_is_hardly_shorter_than_it_has_to_be(
+    kind: str, text: str, is_ended: bool, limit: int
+) -> None:
+    tokenizer = CharTokenizer() if kind == "characters" else trained(kind, 300 if kind == "byte-level" else 700)
+    finish = FinishReason.STOP if is_ended else FinishReason.LENGTH
+    sampling = Sampling(max_new_tokens=limit)
+    rollout = Rollout(actions=(text,), trace=None, sampling=sampling, finish=finish, claimed_reward=0.0)
+    token_ids = tokenizer.encode_response(text)
+    cut = cut_to_limit(rollout, tokenizer)
+    assert (cut is rollout) is (len(token_ids) - (not is_ended) <= limit)
+    if cut is rollout or tokenizer.decode(token_ids) != text:  # the second is refused before
+        return
+    assert cut.finish is FinishReason.LENGTH and text.startswith(cut.text)
+    assert len(tokenizer.encode_response(cut.text)) - 1 <= limit
+    longer = text[: len(cut.text) + 2]
+    assert longer == text or len(tokenizer.encode_response(longer)) - 1 >= limit
