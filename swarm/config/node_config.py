@@ -39,13 +39,24 @@ class EnvironmentConfig(Model):
 
     name: str = Field(pattern=r"^[a-z0-9_]{1,40}$")
     """Name used by every node of the run."""
-    kind: Literal["reasoning_gym", "jsonl", "char", "function", "plugin"]
-    """Which loader builds it. `function` and `plugin` name local code and are refused in a join manifest."""
+    kind: Literal[
+        "reasoning_gym",
+        "jsonl",
+        "char",
+        "function",
+        "plugin",
+        "calculator",
+        "retry",
+        "look_up",
+        "grid_world",
+    ]
+    """Which loader builds it, see docs/environments.md. `function` and `plugin` name local code and are refused in a
+    join manifest."""
     dataset: str = ""
-    """reasoning_gym: dataset name. jsonl: path. char: task name. function: `module:function`, plugin: `module:Class`;
-    in place of a module a path ending in .py."""
+    """reasoning_gym: dataset name. jsonl: path. char: task name. function: `module:function`, plugin: `module:Class`
+    (in place of a module a path ending in .py), or the name of an entry point of the group `swarm.environments`."""
     params: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the dataset."""
+    """Parameters of the kind or dataset; retry: `inner` is a section like this one, without a name."""
     seed: NotNegative = 0
     """Seed from which every node rebuilds the same problems."""
     num_tasks: Positive = 1_000_000
@@ -56,6 +67,25 @@ class EnvironmentConfig(Model):
     """Beginning of the assistant's turn that generation continues."""
     digest: str = ""
     """jsonl: SHA-256 of the file, required in a join manifest."""
+
+    @property
+    def inner(self) -> "EnvironmentConfig | None":
+        """The environment that this one wraps, where it wraps one: with its name, seed and number of tasks."""
+        if self.kind != "retry":
+            return None
+        section: object = self.params.get("inner")
+        if not isinstance(section, dict):
+            raise ValueError("kind retry: params.inner must be the section of another environment")
+        shared = {"seed": self.seed, "num_tasks": self.num_tasks}
+        inner = EnvironmentConfig.model_validate({**shared, **section, "name": self.name})
+        if inner.kind == "retry":
+            raise ValueError("kind retry: params.inner.kind is retry again")
+        return inner
+
+    @model_validator(mode="after")
+    def _inner_fits(self) -> "EnvironmentConfig":
+        _ = self.inner
+        return self
 
 
 class ModelConfig(Model):

@@ -13,7 +13,7 @@ from swarm.errors import ConfigError
 from swarm.interfaces import Environment
 from swarm.plugins import load_object
 
-READS_FILES: Final = ("jsonl", "function", "plugin")  # kinds whose paths may start at the node's working directory
+_READS_FILES: Final = ("jsonl", "function", "plugin")
 # of interfaces.Environment
 _MEMBERS: Final = ("name", "verifier", "num_tasks", "max_turns", "task", "episode", "reference")
 
@@ -37,6 +37,23 @@ def build_environment(config: EnvironmentConfig) -> Environment:
         from swarm.environments.jsonl import FunctionEnvironment
 
         return FunctionEnvironment(config)
+    if config.kind == "calculator":
+        from swarm.environments.calculator import CalculatorEnvironment
+
+        return CalculatorEnvironment(config)
+    if config.kind == "retry":
+        from swarm.environments.retry import RetryEnvironment
+
+        assert config.inner is not None
+        return RetryEnvironment(config, build_environment(config.inner))
+    if config.kind == "look_up":
+        from swarm.environments.look_up import LookUpEnvironment
+
+        return LookUpEnvironment(config)
+    if config.kind == "grid_world":
+        from swarm.environments.grid_world import GridWorldEnvironment
+
+        return GridWorldEnvironment(config)
     return load_plugin(config)
 
 
@@ -83,10 +100,16 @@ def build_environments(configs: Iterable[EnvironmentConfig]) -> dict[str, Enviro
     return environments
 
 
+def reads_files(config: EnvironmentConfig) -> bool:
+    """Whether the paths of a section may start at the node's working directory."""
+    return (config.inner or config).kind in _READS_FILES
+
+
 def record_paths(config: EnvironmentConfig) -> list[Path]:
     """Files and folders of this machine that an environment goes on reading after it was built, if any."""
+    config = config.inner or config
     where = config.params.get("path") or (config.dataset if config.kind == "jsonl" else "")
-    if config.kind not in READS_FILES or not where:
+    if config.kind not in _READS_FILES or not where:
         return []
     path = Path(str(where)).expanduser()
     return [path.resolve()] if path.exists() else []

@@ -34,6 +34,7 @@ MAX_ENVIRONMENTS: Final = 64
 BUILT_IN_MODELS: Final = ("smollm2", "tiny")
 
 _PLAIN_NAME: Final = re.compile(r"[a-z0-9_]{1,60}")
+_WITHOUT_DATASET: Final = ("calculator", "retry", "look_up", "grid_world")
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _JSONL_PATH: Final = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}/){0,8}[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\.jsonl")
 
@@ -168,7 +169,7 @@ def _check_environment(where: str, env: EnvironmentConfig) -> None:
             raise ConfigError(f"{where}.digest: unknown_environment: jsonl needs the SHA-256 of the file (64 hex)")
         if not _JSONL_PATH.fullmatch(env.dataset) or "path" in env.params:
             raise ConfigError(f"{where}.dataset: unknown_environment: expected a relative path to a .jsonl file, no ..")
-    elif not _PLAIN_NAME.fullmatch(env.dataset):
+    elif not _PLAIN_NAME.fullmatch(env.dataset) and (env.dataset or env.kind not in _WITHOUT_DATASET):
         raise ConfigError(f"{where}.dataset: unknown_environment: {env.dataset[:200]!a} is no built-in name")
     if env.kind == "reasoning_gym" and env.params.get("exact", True) is not True:
         raise ConfigError(f"{where}.params.exact: partial credit pays wrong and extended answers; leave it out")
@@ -178,7 +179,9 @@ def _check_environment(where: str, env: EnvironmentConfig) -> None:
     for name in ("seed", "num_tasks"):
         if getattr(env, name) > _MAX_INTEGER:
             raise ConfigError(f"{where}.{name}: exceeds {_MAX_INTEGER}")
-    _check_params(f"{where}.params", env.params)
+    if env.inner is not None:
+        _check_environment(f"{where}.params.inner", env.inner)
+    _check_params(f"{where}.params", {key: value for key, value in env.params.items() if key != "inner"})
 
 
 def _check_params(where: str, value: Any, depth: int = 0) -> None:

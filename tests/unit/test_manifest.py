@@ -78,6 +78,23 @@ def test_a_wrong_link_names_the_part_that_is_wrong(text: str, part: str) -> None
         ({"environments": environment(kind="function", dataset="os:system")}, "unknown_environment"),
         ({"environments": environment()}, r"mine\).digest: unknown_environment"),
         ({"environments": environment(digest="AB" * 32)}, "digest"),
+        (
+            {
+                "environments": environment(
+                    kind="retry", dataset="", params={"inner": {"kind": "plugin", "dataset": "os:x"}}
+                )
+            },
+            r"params\.inner\.kind: unknown_environment",
+        ),
+        (
+            {
+                "environments": environment(
+                    kind="retry", dataset="", params={"inner": {"kind": "jsonl", "dataset": "/a.jsonl"}}
+                )
+            },
+            r"params\.inner\.digest: unknown_environment",
+        ),
+        ({"environments": environment(kind="calculator", dataset="os:system")}, "dataset: unknown_environment"),
         ({"environments": environment(kind="char", dataset="os:getcwd")}, "dataset: unknown_environment"),
         ({"environments": environment(kind="reasoning_gym", dataset="../x")}, "dataset: unknown_environment"),
         ({"environments": environment(kind="reasoning_gym", dataset="gcd", params={"exact": False})}, "params.exact"),
@@ -172,6 +189,15 @@ def test_the_trainer_that_the_coordinator_names_is_whom_joining_nodes_follow(tmp
         signed = read_manifest(data, identity.public_key, signature, identity.node_id, "demo")
         joined = NodeConfig.model_validate(node_config_from_manifest(signed, link, (), tmp_path))
         assert joined.follow == FollowConfig(policy=trainer)
+
+
+def test_a_manifest_may_name_the_environments_that_ship() -> None:
+    kinds = ("calculator", "look_up", "grid_world")
+    configs = [EnvironmentConfig(name=kind, kind=kind, params={"max_turns": 6}) for kind in kinds]
+    inner = {"kind": "reasoning_gym", "dataset": "chain_sum", "params": {"max_terms": 2}}
+    configs.append(EnvironmentConfig(name="again", kind="retry", params={"inner": inner, "hint": "order"}))
+    manifest = manifest_of(NodeConfig(environments=tuple(configs)), "demo", "", created_at_s=5.0)
+    assert manifest.environments[-1].inner == EnvironmentConfig.model_validate({**inner, "name": "again"})
 
 
 def test_a_run_of_local_code_makes_no_manifest() -> None:

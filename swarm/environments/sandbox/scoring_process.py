@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from swarm.config import EnvironmentConfig, SandboxConfig
-from swarm.environments.load import READS_FILES
+from swarm.environments.load import reads_files
 from swarm.environments.sandbox.child import COMMAND_BYTES, FORK, KILL
 from swarm.errors import ConfigError, RolloutFailed
 
@@ -151,7 +151,7 @@ class ScoringProcesses:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
                 env=_CHILD_ENVIRONMENT,
-                cwd="/" if not any(config.kind in READS_FILES for config in self._configs) else None,
+                cwd=None if any(reads_files(config) for config in self._configs) else "/",
                 start_new_session=True,
             )
         configs = [config.model_dump(mode="json") for config in self._configs]

@@ -1,0 +1,130 @@
+"""Arithmetic with a calculator: the model may call it, reads the result, and answers in plain text.
+
+Invariant: a turn is one call or the answer, and the answer is one number and nothing else, so that neither listing
+numbers nor many calls in a turn pays; an expression takes time linear in its length, and Python evaluates nothing.
+"""
+
+import random
+import re
+from typing import Any, Final
+
+from swarm.config import EnvironmentConfig
+from swarm.environments.environment import NumberedEnvironment, Problem
+from swarm.environments.formulas import exact_value
+from swarm.environments.params import Params, verifier_name
+from swarm.environments.tool_calls import render_call
+from swarm.episode import OUTCOME, Action, Actions, Message, ToolCall, Transition, TurnStatus
+
+TOOL: Final = "calculator"
+_MAX_EXPRESSION_CHARS: Final = 200
+_MAX_RESULT_CHARS: Final = 60
+_ANSWER: Final = re.compile(r"(?:answer: ?)?([-+]?[0-9]{1,40})\.?", re.IGNORECASE | re.ASCII)
+
+
+class CalculatorEnvironment(NumberedEnvironment):
+    """Sums, differences and products of random numbers.
+
+    Params: `digits` (2) of each number, `operations` ("+*": those drawn from), `terms` (2), `max_turns` (4). Rewards:
+    outcome 1 for the right answer, with or without a call; `called` 1 if the tool has given the right value for an
+    expression with an operation in it.
+    """
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        """Raises ConfigError."""
+        params = Params(config)
+        self._digits = params.integer("digits", 2, 1, 6)
+        self._operations = params.text("operations", "+*", "+-*")
+        self._terms = params.integer("terms", 2, 2, 6)
+        self.max_turns = params.turns(4)
+        params.finish()
+        super().__init__(config, verifier_name(config, 1))
+
+    def build(self, task_id: int) -> Problem:
+        """A question after an explanation with one worked example, the same in every question."""
+        example = self._draw(random.Random(f"{self.config.seed}:example"))
+        source = random.Random(f"{self.config.seed}:{task_id}")
+        asked = self._draw(source)
+        while asked == example:  # its answer is in the prompt
+            asked = self._draw(source)
+        call = render_call(ToolCall(name=TOOL, arguments={"expression": example}))
+        return Problem(
+            question=(
+                "Use the calculator, then answer.\n\n"
+                f"Example\nQuestion: {example} = ?\nYou: {call}\nCalculator: {value_of(example)}\n"
+                f"You: Answer: {value_of(example)}\n\nQuestion: {asked} = ?"
+            ),
+            reference=value_of(asked) or "",
+            initial_state=asked,
+        )
+
+    def begin(self, problem: Problem) -> "Calculation":
+        """Nothing is called yet."""
+        return Calculation(problem.reference)
+
+    def demonstration(self, task_id: int) -> Actions:
+        """Actions that earn every reward. Raises LookupError."""
+        problem = self.problem(task_id)
+        call = render_call(ToolCall(name=TOOL, arguments={"expression": problem.initial_state}))
+        return call, f"Answer: {problem.reference}"
+
+    def _draw(self, source: random.Random) -> str:
+        least, most = (10 ** (self._digits - 1), 10**self._digits - 1) if self._digits > 1 else (2, 9)
+        text = str(source.randint(least, most))
+        for _ in range(self._terms - 1):
+            text += f" {source.choice(self._operations)} {source.randint(least, most)}"
+        return text
+
+
+class Calculation:
+    """One try: calls, then an answer."""
+
+    def __init__(self, right: str) -> None:
+        self._right = right
+        self._last = ""  # what the tool said
+        self._is_called = False
+
+    def step(self, action: Action) -> Transition:
+        """A result for a call, the end for plain text."""
+        if action.is_malformed:
+            return self._say("error: the call cannot be read", TurnStatus.MALFORMED)
+        if not action.calls:
+            value = number_in(action.text)
+            rewards = {OUTCOME: float(value == self._right), "called": float(self._is_called)}
+            status = TurnStatus.OK if value else TurnStatus.MALFORMED
+            return Transition(is_end=True, rewards=rewards, status=status, state_key="end")
+        call, *others = action.calls
+        if others:
+            return self._say("error: one call at a time", TurnStatus.TOOL_ERROR)
+        expression: Any = call.arguments.get("expression")
+        if call.name != TOOL:
+            return self._say(f"error: the only tool is {TOOL}", TurnStatus.TOOL_ERROR)
+        value = value_of(expression) if isinstance(expression, str) else None
+        if value is None:
+            return self._say("error: expected an expression such as 12 + 34", TurnStatus.TOOL_ERROR)
+        has_operation = bool(re.search(r"[0-9)]\s*[-+*/]", expression))
+        self._is_called = self._is_called or (value == self._right and has_operation)
+        return self._say(value, TurnStatus.OK)
+
+    def _say(self, text: str, status: TurnStatus) -> Transition:
+        self._last = text
+        key = f"{'called' if self._is_called else 'open'}:{self._last}"
+        return Transition(messages=(Message(role="tool", content=text),), status=status, state_key=key)
+
+
+def value_of(expression: str) -> str | None:
+    """Value of an expression over whole numbers with + - * / and brackets: `46`, or `7/2` where it is no whole number.
+
+    None for any other text, for a division by zero and for a result of more than 60 characters.
+    """
+    if len(expression) > _MAX_EXPRESSION_CHARS:
+        return None
+    exact = exact_value(expression)
+    if exact is None or abs(exact[0].numerator) >= 10**_MAX_RESULT_CHARS or exact[0].denominator >= 10**9:
+        return None
+    return str(exact[0])
+
+
+def number_in(answer: str) -> str | None:
+    """The whole number that an answer consists of, as `str` writes it; `Answer:` before and a point after it may be."""
+    found = _ANSWER.fullmatch(answer.strip()) if len(answer) < 100 else None
+    return str(int(found[1])) if found else None

@@ -1,0 +1,120 @@
+"""Retry: any environment of single answers, asked again after a wrong one, with or without a hint.
+
+Invariant: an answer is judged by the wrapped environment alone, on a fresh episode, and what is held out is what that
+one holds out; a hint depends on the right answer and the last one only.
+"""
+
+import re
+from decimal import Decimal
+from typing import Final
+
+from swarm.config import EnvironmentConfig
+from swarm.environments.environment import ANSWER_CPU_S
+from swarm.environments.params import Params, verifier_name
+from swarm.episode import OUTCOME, Action, Actions, Message, Transition
+from swarm.errors import ConfigError
+from swarm.interfaces import Environment
+from swarm.types import Task
+
+HINTS: Final = ("none", "length", "first", "order")
+_NUMBER: Final = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,18})?", re.ASCII)
+
+
+class RetryEnvironment:
+    """Tries at one question until the answer is right.
+
+    Params: `inner` (section of the wrapped environment, which asks single answers), `max_turns` (3) tries, `hint`
+    (none, length, first character, order: higher or lower, for numbers), `discount` (1.0, of the outcome for each try
+    after the first), `style` (text, or char in the alphabet of the tiny model; that of the inner kind where left out).
+    Rewards: outcome of the last answer, discounted; `first_try` what the first answer was worth; `attempts` their
+    number.
+    """
+
+    def __init__(self, config: EnvironmentConfig, inner: Environment) -> None:
+        """`inner`: built from `config.inner`. Raises ConfigError."""
+        where = f"environment {config.name}"
+        params = Params(config.model_copy(update={"params": {k: v for k, v in config.params.items() if k != "inner"}}))
+        self.max_turns = params.turns(3)
+        self.hint = params.choice("hint", "none", HINTS)
+        self.discount = params.number("discount", 1.0, 0.0, 1.0)
+        is_char = config.inner is not None and config.inner.kind == "char"
+        self.style = params.choice("style", "char" if is_char else "text", ("char", "text"))
+        params.finish()
+        if config.prompt != "{question}" or config.prefill:
+            raise ConfigError(f"{where}: kind retry: set prompt and prefill in params.inner")
+        if inner.max_turns != 1:
+            raise ConfigError(f"{where}: kind retry wraps single answers; {inner.verifier} has {inner.max_turns} turns")
+        self.name = config.name
+        self.config = config
+        self.inner = inner
+        self.num_tasks = inner.num_tasks
+        self.verifier = f"{verifier_name(config, 1)}+{inner.verifier}"
+        self.answer_cpu_s = float(getattr(inner, "answer_cpu_s", ANSWER_CPU_S))
+
+    def task(self, task_id: int) -> Task:
+        """The inner task, held out where that one is. Raises LookupError."""
+        return self.inner.task(task_id)
+
+    def episode(self, task_id: int) -> "Attempts":
+        """A new series of tries. Raises LookupError."""
+        return Attempts(self, task_id, self.inner.reference(task_id))
+
+    def reference(self, task_id: int) -> str:
+        """The right answer. Raises LookupError."""
+        return self.inner.reference(task_id)
+
+    def demonstration(self, task_id: int) -> Actions:
+        """Actions that earn every reward. Raises LookupError."""
+        return (self.reference(task_id),)
+
+
+class Attempts:
+    """Answers to one question until one is right, or the tries are used up."""
+
+    def __init__(self, environment: RetryEnvironment, task_id: int, right: str) -> None:
+        self._environment = environment
+        self._task_id = task_id
+        self._right = right
+        self._num_attempts = 0
+        self._first = 0.0
+
+    def step(self, action: Action) -> Transition:
+        """The end for a right or last answer, else the word that it was wrong."""
+        retry = self._environment
+        judged = retry.inner.episode(self._task_id).step(action)
+        value = min(max(judged.rewards.get(OUTCOME, 0.0), 0.0), 1.0)
+        self._num_attempts += 1
+        if self._num_attempts == 1:
+            self._first = value
+        if value >= 1.0 or self._num_attempts >= retry.max_turns:
+            rewards = {
+                **judged.rewards,
+                OUTCOME: value * retry.discount ** (self._num_attempts - 1),
+                "first_try": self._first,
+                "attempts": float(self._num_attempts),
+            }
+            return Transition(is_end=True, rewards=rewards, status=judged.status, state_key="end")
+        told = self._hint(action.text.strip())
+        message = f"no{told}=" if retry.style == "char" else f"No, that is wrong.{told} Try again."
+        key = f"{self._num_attempts}:{told}"
+        messages = (Message(role="user", content=message),)
+        return Transition(messages=messages, status=judged.status, state_key=key)
+
+    def _hint(self, answer: str) -> str:
+        right, is_char = self._right, self._environment.style == "char"
+        if not right:
+            return ""
+        match self._environment.hint:
+            case "length":
+                return f"{len(right)}" if is_char else f" The answer has {len(right)} characters."
+            case "first":
+                return f":{right[0]}" if is_char else f" The answer begins with {right[0]!r}."
+            case "order" if (
+                _NUMBER.fullmatch(answer) and _NUMBER.fullmatch(right) and Decimal(answer) != Decimal(right)
+            ):
+                is_higher = Decimal(right) > Decimal(answer)
+                if is_char:
+                    return "+" if is_higher else "-"
+                return f" The answer is {'higher' if is_higher else 'lower'}."
+            case _:
+                return ""

@@ -1,0 +1,310 @@
+"""Environments that ship: what earns rewards and what does not, equal on every machine, and unmoved by hostile text."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from swarm.config import EnvironmentConfig
+from swarm.environments.calculator import CalculatorEnvironment, number_in, value_of
+from swarm.environments.char_tasks import ALPHABET
+from swarm.environments.environment import is_held_out
+from swarm.environments.grid_world import GridWorldEnvironment
+from swarm.environments.load import build_environment
+from swarm.environments.look_up import LookUpEnvironment
+from swarm.environments.replay import ReplayedEpisode, replay
+from swarm.environments.retry import RetryEnvironment
+from swarm.environments.tool_calls import render_call
+from swarm.episode import Actions, EpisodeOutcome, ToolCall, TurnStatus
+from swarm.errors import ConfigError
+from swarm.interfaces import Environment
+from swarm.testing.hostile_actions import hostile_actions
+
+Shipped = CalculatorEnvironment | LookUpEnvironment | GridWorldEnvironment | RetryEnvironment
+
+REVERSE = {"kind": "char", "dataset": "reverse"}
+SUMS = {"kind": "reasoning_gym", "dataset": "chain_sum"}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "calculator": ("calculator", {}),
+    "calculator of six": ("calculator", {"digits": 6, "terms": 6, "operations": "+-*"}),
+    "look_up": ("look_up", {}),
+    "look_up in characters": ("look_up", {"style": "char"}),
+    "grid_world": ("grid_world", {"size": 5, "keys": 1, "max_turns": 20}),
+    "grid_world in characters": ("grid_world", {"style": "char"}),
+    "retry of characters": ("retry", {"inner": REVERSE, "hint": "first"}),
+    "retry of sums": ("retry", {"inner": SUMS, "hint": "order", "discount": 0.5}),
+}
+TOOLS: Mapping[str, dict[str, tuple[str, ...]]] = {
+    "calculator": {"calculator": ("expression",)},
+    "look_up": {"search": ("query",)},
+}
+
+
+def config_of(case: str, **changes: object) -> EnvironmentConfig:
+    kind, params = CASES[case]
+    data: dict[str, object] = {"name": "shipped", "kind": kind, "params": params, "num_tasks": 500, **changes}
+    return EnvironmentConfig.model_validate(data)
+
+
+def shipped(case: str, **changes: object) -> Shipped:
+    made = build_environment(config_of(case, **changes))
+    assert isinstance(made, Shipped)
+    return made
+
+
+def made(kind: str, **params: object) -> Shipped:
+    built = build_environment(EnvironmentConfig.model_validate({"name": "made", "kind": kind, "params": params}))
+    assert isinstance(built, Shipped)
+    return built
+
+
+def said(environment: Environment, task_id: int, actions: Actions) -> list[str]:
+    return [message.content for each in replay(environment, task_id, actions).transitions for message in each.messages]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_demonstration_earns_every_reward(case: str) -> None:
+    environment = shipped(case)
+    for task_id in range(60):
+        outcome = replay(environment, task_id, environment.demonstration(task_id))
+        assert outcome.is_ended and outcome.reward == 1.0 and set(outcome.rewards.values()) == {1.0}
+        assert all(each.status is TurnStatus.OK for each in outcome.transitions)
+        assert 0 <= sum(each.reward for each in outcome.transitions) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equal_configurations_play_equal_episodes_in_any_order_and_share_nothing(case: str) -> None:
+    one, other = shipped(case), shipped(case)
+    actions = [("1", "up", "no"), one.demonstration(7), ("left", "?abc", "2", "right")]
+    forward = [replay(one, task_id, each) for task_id in range(20) for each in actions]
+    backward = [replay(other, task_id, each) for task_id in reversed(range(20)) for each in reversed(actions)]
+    assert forward == backward[::-1]
+    assert [one.task(i) for i in range(20)] == [other.task(i) for i in range(20)]
+    assert one.verifier == other.verifier != shipped(case, seed=5).verifier
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_about_a_quarter_of_the_problems_is_held_out_and_most_questions_differ(case: str) -> None:
+    tasks = [shipped(case).task(task_id) for task_id in range(400)]
+    assert 60 <= sum(task.is_held_out for task in tasks) <= 140
+    assert len({task.messages for task in tasks}) >= 200
+
+
+@pytest.mark.parametrize("case", [case for case, (_, params) in CASES.items() if "char" in str(params)])
+def test_texts_of_style_char_are_letters_of_the_tiny_model_and_fit_its_context(case: str) -> None:
+    environment = shipped(case)
+    for task_id in range(200):
+        prompt = environment.task(task_id).messages[-1].content
+        wrong = replay(environment, task_id, ("?zzz", "x", "?", *"urdlurdl")).transitions
+        right = replay(environment, task_id, environment.demonstration(task_id)).transitions
+        heard = [message.content for each in (*wrong, *right) for message in each.messages]
+        assert not set(prompt + "".join(heard)) - set(ALPHABET)
+        longest = max(map(len, heard), default=0) + max(map(len, environment.demonstration(task_id))) + 1
+        assert len(prompt) + environment.max_turns * longest <= 128
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_hostile_actions_raise_nothing_earn_nothing_and_take_bounded_time(case: str) -> None:
+    environment, kind = shipped(case), CASES[case][0]
+    others = [environment.reference(task_id) for task_id in range(1, 40)]
+    worst_s = 0.0
+    for task_id in range(2):
+        question, right = environment.task(task_id).messages[-1].content, environment.reference(task_id)
+        others_only = [each for each in others if each != right]
+        texts = hostile_actions(TOOLS.get(kind, {}), question, right, others_only, seed=task_id, count=200)
+        for text in texts:
+            for before in ((), environment.demonstration(task_id)[:-1]):
+                episode = ReplayedEpisode(environment, task_id)
+                for action in before:
+                    episode.step(action)
+                began_s = time.process_time()
+                transition = episode.step(text)
+                worst_s = max(worst_s, time.process_time() - began_s)
+                is_paid = transition.is_end and episode.outcome().reward > 0
+                assert not is_paid or is_plainly_right(text, right), (text[:200], right)
+    assert worst_s < 0.05
+
+
+def is_plainly_right(text: str, right: str) -> bool:
+    """The right answer and nothing else, in a form that the question allows."""
+    plain = text.strip().lower().removeprefix("answer:").strip().removesuffix(".")
+    return plain in (right.lower(), "+" + right) or (plain.isdigit() and int(plain) == int(right))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_parameter_that_does_not_exist_or_fit_is_refused_by_name(case: str) -> None:
+    params = CASES[case][1]
+    with pytest.raises(ConfigError, match=r"unknown param 'digts'; known: \['"):
+        shipped(case, params={**params, "digts": 3})
+    for wrong in (0, 1000, 2.5, True, "2", None):
+        with pytest.raises(ConfigError, match=r"params\.max_turns must be a whole number"):
+            shipped(case, params={**params, "max_turns": wrong})
+    with pytest.raises(ConfigError, match="takes no dataset"):
+        shipped(case, dataset="x")
+
+
+# --- calculator ----------------------------------------------------------------------------------
+
+
+def call(expression: object, name: str = "calculator") -> str:
+    return render_call(ToolCall(name=name, arguments={"expression": expression}))
+
+
+def test_the_calculator_is_exact_and_reads_nothing_but_short_arithmetic() -> None:
+    assert value_of("12 + 34*2") == "80" and value_of("(1 - 3) * 4") == "-8" and value_of("7/2") == "7/2"
+    for text in (
+        "1/0",
+        "9**9",
+        "1.5",
+        "x",
+        "1+" * 100 + "1",
+        "",
+        "1 2",
+        "sin(1)",
+        "9" * 12 + "*999999999999" * 5,
+    ):
+        assert value_of(text) is None
+    assert [number_in(text) for text in ("46", "Answer: 46.", "answer:-7", "+5")] == ["46", "46", "-7", "5"]
+    assert {number_in(text) for text in ("46 47", "46\n47", "It is 46", "\u0661", "4e1", "4.0", "9" * 41, "")} == {None}
+
+
+def test_the_part_called_needs_the_right_value_of_an_operation() -> None:
+    environment = made("calculator")
+    right = environment.reference(0)
+
+    def parts(*actions: str) -> EpisodeOutcome:
+        return replay(environment, 0, (*actions, right))
+
+    (asked, _) = environment.demonstration(0)
+    assert parts(asked).rewards == {"outcome": 1.0, "called": 1.0}
+    for tried in ((), (call("1 + 1"),), (call(right),), (call(f"-(-{right})"),), (asked * 2,), (call("x"),)):
+        assert parts(*tried).rewards == {"outcome": 1.0, "called": 0.0}, tried
+
+
+def test_calls_that_the_calculator_refuses_say_why() -> None:
+    environment = made("calculator", max_turns=6)
+    tried = (call("2 +"), call(7), call("1+1", "adder"), call("1+1") * 2, "<tool_call>{")
+    outcome = replay(environment, 0, tried)
+    statuses = [each.status for each in outcome.transitions]
+    assert statuses == [TurnStatus.TOOL_ERROR] * 4 + [TurnStatus.MALFORMED]
+    assert all(each.messages[0].content.startswith("error: ") for each in outcome.transitions)
+
+
+# --- retry ---------------------------------------------------------------------------------------
+
+
+def test_a_retry_is_judged_held_out_and_numbered_as_its_inner_task() -> None:
+    retry = made("retry", inner=REVERSE)
+    inner = build_environment(EnvironmentConfig.model_validate({**REVERSE, "name": "made"}))
+    assert [retry.task(i) for i in range(30)] == [inner.task(i) for i in range(30)]
+    assert retry.task(0).is_held_out == is_held_out(retry.task(0).messages[-1].content)
+    outcome = replay(retry, 3, ("x", "y", inner.reference(3)))
+    assert outcome.rewards == {"outcome": 1.0, "first_try": 0.0, "attempts": 3.0}
+    assert replay(retry, 3, ("x", "y", "z")).rewards == {"outcome": 0.0, "first_try": 0.0, "attempts": 3.0}
+
+
+def test_hints_tell_what_they_say_and_no_more() -> None:
+    right = made("retry", inner=REVERSE).reference(4)
+    assert said(made("retry", inner=REVERSE), 4, ("x",)) == ["no="]
+    assert said(made("retry", inner=REVERSE, hint="length"), 4, ("x",)) == [f"no{len(right)}="]
+    assert said(made("retry", inner=REVERSE, hint="first"), 4, ("x",)) == [f"no:{right[0]}="]
+    sums = made("retry", inner=SUMS, hint="order", max_turns=9)
+    value = int(sums.reference(4))
+    told = said(sums, 4, (str(value - 1), str(value + 1), "nan", "9" * 400, "\u0661"))
+    assert ["higher" in each for each in told] == [True, False, False, False, False]
+    assert ["lower" in each for each in told] == [False, True, False, False, False]
+
+
+def test_later_tries_are_worth_less_where_they_are_discounted() -> None:
+    retry = made("retry", inner=SUMS, discount=0.5)
+    right = retry.reference(1)
+    assert [replay(retry, 1, ("x",) * wrong + (right,)).reward for wrong in range(3)] == [1.0, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({}, "params.inner must be"),
+        ({"inner": 3}, "params.inner must be"),
+        ({"inner": {"kind": "retry", "params": {"inner": REVERSE}}}, "retry again"),
+        ({"inner": {"kind": "no_such"}}, "kind"),
+        ({"inner": {"kind": "look_up"}}, "single answers"),
+    ],
+)
+def test_a_retry_around_nothing_that_answers_is_refused(params: dict[str, object], words: str) -> None:
+    with pytest.raises((ConfigError, ValueError), match=words):
+        made("retry", **params)
+
+
+# --- look-up -------------------------------------------------------------------------------------
+
+
+def test_only_the_right_thing_pays_and_only_hops_of_the_question_count() -> None:
+    environment = made("look_up")
+    table = environment.problem(2).entry if isinstance(environment, LookUpEnvironment) else None
+    assert table is not None
+    person, place, thing = table.chain
+    other = next(name for name in table.where if name != person)
+    outcome = replay(environment, 2, (f"search {other}", f"SEARCH: {person}", f"search {person}", f"Answer: {thing}"))
+    assert [each.reward for each in outcome.transitions] == [0.0, 0.5, 0.0, 0.0]
+    assert outcome.rewards == {"outcome": 1.0, "found": 0.5}
+    every = " ".join(table.what.values())
+    for answer in (every, f"{thing} {thing}", place, f"search {thing}", "", f"Answer: {every}"):
+        assert replay(environment, 2, (answer,)).reward == 0.0
+    as_call = render_call(ToolCall(name="search", arguments={"query": person}))
+    assert said(environment, 2, (as_call,)) == [f"{person} lives in {place}."]
+    assert replay(environment, 2, (as_call * 2,)).transitions[0].status is TurnStatus.TOOL_ERROR
+
+
+def test_equal_findings_have_equal_keys_in_any_order() -> None:
+    environment = made("look_up", style="char")
+    ask, then, _ = environment.demonstration(0)
+    keys = [
+        replay(environment, 0, order).transitions[-1].state_key
+        for order in ((ask, then), (then, ask), (then, ask, ask))
+    ]
+    assert len(set(keys)) == 1 and replay(environment, 0, (ask,)).transitions[0].state_key != keys[0]
+
+
+# --- grid world ----------------------------------------------------------------------------------
+
+
+def test_walking_in_circles_earns_nothing_and_comes_back_to_the_same_state() -> None:
+    environment = made("grid_world", walls=0.0, size=3)
+    circle = ("right", "down", "left", "up")
+    outcomes = [replay(environment, task_id, circle) for task_id in range(40)]
+    closed = [
+        each for each in outcomes if not each.is_ended and all(t.status is TurnStatus.OK for t in each.transitions)
+    ]
+    assert closed
+    for outcome in closed:
+        assert sum(each.reward for each in outcome.transitions) == pytest.approx(0.0)
+        again = (*circle, *circle)
+        keys = [each.state_key for each in replay(environment, outcomes.index(outcome), again).transitions]
+        assert keys[:4] == keys[4:8] and len(set(keys[:4])) == 4
+
+
+def test_walls_and_words_that_are_no_step_leave_the_state_as_it_is() -> None:
+    environment = made("grid_world", walls=0.0, size=3)
+    outcome = replay(environment, 0, ("up",) * 3 + ("up up", "up down left right", ""))
+    statuses = [each.status for each in outcome.transitions]
+    assert statuses[2:] == [TurnStatus.TOOL_ERROR] + [TurnStatus.MALFORMED] * 3 or outcome.is_ended
+    assert len({each.state_key for each in outcome.transitions[2:]}) == 1
+
+
+def test_a_locked_goal_counts_with_the_key_only() -> None:
+    environment = made("grid_world", walls=0.0, keys=1, size=3, max_turns=10)
+    assert isinstance(environment, GridWorldEnvironment)
+    ended = [replay(environment, task_id, environment.demonstration(task_id)) for task_id in range(50)]
+    assert all(each.reward == 1.0 for each in ended)
+    passed = 0
+    for task_id in range(50):
+        grid = environment.problem(task_id).entry
+        (row, column), _ = grid.start
+        steps = ("down",) * (grid.goal[0] - row) + ("up",) * (row - grid.goal[0])
+        steps += ("right",) * (grid.goal[1] - column) + ("left",) * (column - grid.goal[1])
+        outcome = replay(environment, task_id, steps)
+        has_met_key = any(each.state_key.endswith(",1") for each in outcome.transitions)
+        passed += not has_met_key and not outcome.is_ended
+    assert passed > 5
