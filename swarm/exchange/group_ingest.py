@@ -40,41 +40,49 @@ class Announcer(Protocol):
         ...
 
 
+Fetch = dict[Announcer, None]  # who announced a group meanwhile, in order of their notices; one object for each fetch
+
+
 class FetchQueue:
     """Announced groups that are being fetched, each with the other neighbours that announced it too.
 
-    Invariant: a group is fetched from one neighbour at a time, and another one tries where that one does not deliver.
+    Invariant: a group is fetched from one neighbour at a time, and another one tries where that one does not deliver,
+    or not soon.
 
     Example:
         if not queue.announce(digest, announcer):
-            queue.begin(digest)  # this neighbour fetches it, then calls `settle` or `pass_on`
+            fetch = queue.begin(digest)  # this neighbour fetches it, then calls `settle`, or `pass_on`, also ahead
     """
 
     def __init__(self) -> None:
-        self._announcers: dict[Digest, dict[Announcer, None]] = {}  # in order of their notices
+        self._fetches: dict[Digest, Fetch] = {}
 
     def __len__(self) -> int:
-        return len(self._announcers)
+        return len(self._fetches)
 
     def announce(self, digest: Digest, announcer: Announcer) -> bool:
         """Whether the group is being fetched already; then this neighbour is remembered as one more source of it."""
-        announcers = self._announcers.get(digest)
-        if announcers is not None:
-            announcers.setdefault(announcer)
-        return announcers is not None
+        fetch = self._fetches.get(digest)
+        if fetch is not None:
+            fetch.setdefault(announcer)
+        return fetch is not None
 
-    def begin(self, digest: Digest) -> None:
+    def begin(self, digest: Digest) -> Fetch:
         """Somebody begins to fetch the group."""
-        self._announcers[digest] = {}
+        fetch = self._fetches[digest] = {}
+        return fetch
 
-    def settle(self, digest: Digest) -> None:
+    def settle(self, digest: Digest, fetch: Fetch) -> None:
         """The group came and was judged: nobody needs to fetch it any more."""
-        del self._announcers[digest]
+        if self._fetches.get(digest) is fetch:
+            del self._fetches[digest]
 
-    def pass_on(self, digest: Digest) -> None:
+    def pass_on(self, digest: Digest, fetch: Fetch) -> None:
         """One of the others that announced it fetches it, or whoever announces it from now on."""
-        for announcer in self._announcers.pop(digest):
-            announcer.fetch_later()
+        if self._fetches.get(digest) is fetch:
+            del self._fetches[digest]
+            for announcer in fetch:
+                announcer.fetch_later()
 
 
 @dataclass(eq=False, repr=False)

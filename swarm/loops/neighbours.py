@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
+from swarm.exchange.group_ingest import Fetch
 from swarm.flow import Backoff
 from swarm.interfaces import Discovery, PeerAddress, PeerClient, StreamItem, Transport
 from swarm.loops.address_trials import AddressTrials
@@ -25,6 +26,9 @@ from swarm.types import Advert, Cursor, Refused, SealedGroup, StreamFilter, shor
 logger = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S: Final = 30.0
+# After so long, and as long as its bytes take on a slow line, a group that others announced is fetched there, too.
+PASS_ON_S: Final = 3.0
+_SLOW_BYTES_PER_S: Final = 2**17
 MAX_ROUNDS: Final = 4  # of trials begun after one look-up, while addresses answer
 RELAY_S: Final = 600.0  # that neighbours announce the groups of others after there were more nodes than neighbours
 LASTING_S: Final = 30.0  # a stream that ends sooner and brought nothing counts as a failure
@@ -99,7 +103,7 @@ class NeighbourStream:
             wants_commitments=True,
         )
         self._cursors = positions.cursors
-        self._notices = positions.notices_of(address.node_id)
+        self._notices = positions.notices_of(address.node_id, agent.standing)
         self._rng = rng
         self._backoff, self._fetch_backoff = Backoff(rng), Backoff(rng)
         self._client: PeerClient | None = None  # while connected
@@ -195,7 +199,7 @@ class NeighbourStream:
             assert client is not None and self._group is not None
             try:
                 self._agent.reputation.require_allowed(self._address.node_id)
-                sealed = await self._fetch(client, notice)
+                fetched = await self._fetch(client, notice)
             except BaseException as error:
                 self._notices.put_back(notice)
                 if not isinstance(error, Unavailable):
@@ -204,14 +208,14 @@ class NeighbourStream:
                 await self._fetch_backoff.wait()
                 continue
             self._fetch_backoff.reset()
-            if sealed is None:
+            if fetched is None:
                 self._notices.end(notice)
             else:
                 # of the loop's group and not of this stream: it ends when the verdict is there
-                self._group.create_task(self._judge(sealed, notice), name=f"judge {short(notice.digest)}")
+                self._group.create_task(self._judge(*fetched, notice), name=f"judge {short(notice.digest)}")
 
-    async def _fetch(self, client: PeerClient, notice: Notice) -> SealedGroup | None:
-        """The group of a notice, which `FetchQueue` then knows as begun; None where there is nothing to fetch here.
+    async def _fetch(self, client: PeerClient, notice: Notice) -> tuple[SealedGroup, Fetch] | None:
+        """The group of a notice, whose `Fetch` is not settled yet; None where there is nothing to fetch here.
 
         Raises Unavailable where the neighbour does not deliver; another one that announced it tries.
         """
@@ -223,18 +227,20 @@ class NeighbourStream:
             return None
         if not ingest.is_wanted_from(self._address.node_id):
             return None
-        ingest.fetching.begin(digest)
-        sealed = None
+        fetch, sealed = ingest.fetching.begin(digest), None
+        soon_s = PASS_ON_S + notice.size_bytes / _SLOW_BYTES_PER_S
+        late = asyncio.get_running_loop().call_later(soon_s, ingest.fetching.pass_on, digest, fetch)
         try:
             sealed = await client.fetch(digest, notice.size_bytes, FETCH_TIMEOUT_S)
         except (NotHeld, TooLarge) as error:
             logger.debug("notice not followed", extra={"peer": short(self._address.node_id), "error": str(error)})
         finally:
+            late.cancel()
             if sealed is None:
-                ingest.fetching.pass_on(digest)
-        return sealed
+                ingest.fetching.pass_on(digest, fetch)
+        return None if sealed is None else (sealed, fetch)
 
-    async def _judge(self, sealed: SealedGroup, notice: Notice) -> None:
+    async def _judge(self, sealed: SealedGroup, fetch: Fetch, notice: Notice) -> None:
         """Admission of a group that was fetched; one that anybody may have forged is fetched from the next."""
         is_settled = False
 
@@ -248,9 +254,9 @@ class NeighbourStream:
         finally:
             self._notices.end(notice)
             if is_settled:
-                self._agent.ingest.fetching.settle(notice.digest)
+                self._agent.ingest.fetching.settle(notice.digest, fetch)
             else:
-                self._agent.ingest.fetching.pass_on(notice.digest)
+                self._agent.ingest.fetching.pass_on(notice.digest, fetch)
 
     # --- what it made ------------------------------------------------------------------------------
 

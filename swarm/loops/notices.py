@@ -2,21 +2,26 @@
 
 Invariant: of each origin one group is fetched or judged at a time, of all of them at most MAX_AT_ONCE groups, and two
 of the largest size in bytes; so a group whose verdict takes long holds up those of its own origin only, and what the
-neighbour made itself waits for nobody else's. At most MAX_WAITING wait.
+neighbour made itself waits for nobody else's. At most MAX_WAITING wait. Origins whose groups were admitted before go
+first but for one turn of SHARE, keep half of the places, and lose theirs last: keys are free, and an honest neighbour
+passes on what each of them made.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from swarm.fairness import FairTable
 from swarm.flow import BoundedTable, Signal
+from swarm.peers.parties import SHARE
 from swarm.peers.peer_table import MAX_PEERS
 from swarm.peers.quotas import MAX_NEIGHBOURS
 from swarm.types import Cursor, Digest, NodeId
 
 MAX_WAITING: Final = 256  # notices of one neighbour: no more than commitments of it are remembered
 MAX_AT_ONCE: Final = 16  # groups of one neighbour that are fetched or judged, beside those that it made itself
+MAX_OF_NEWCOMERS: Final = MAX_AT_ONCE // 2
 PATIENCE_S: Final = 1.0  # that a neighbour is not read from where no room comes
 
 
@@ -35,6 +40,7 @@ class Notices:
     Args:
         neighbour: its own groups go first.
         max_group_bytes: of the largest group.
+        standing: of an origin, 0 for one that is not known.
 
     Example:
         await notices.add(notice)
@@ -44,18 +50,22 @@ class Notices:
         notices.end(notice)
     """
 
-    def __init__(self, neighbour: NodeId, max_group_bytes: int) -> None:
-        self._neighbour = neighbour
+    def __init__(
+        self, neighbour: NodeId, max_group_bytes: int, standing: Callable[[NodeId], int] = lambda _: 0
+    ) -> None:
+        self._neighbour, self._standing = neighbour, standing
         self._max_bytes = 2 * max_group_bytes
-        self._waiting = FairTable[NodeId, Digest]()  # by origin
+        self._known, self._new = FairTable[NodeId, Digest](), FairTable[NodeId, Digest]()  # that wait, by origin
         self._notices: dict[Digest, Notice] = {}  # those that wait, and those under way
         self._under_way: dict[NodeId, Notice] = {}  # by origin
+        self._is_new: dict[NodeId, bool] = {}  # of those under way: nothing was known of the origin
+        self._num_known = 0  # taken of known origins, since the last one of another
         self._is_stuck = False  # no room came in time, and half of the table is not free again
         self.changed = Signal()
         self.num_dropped = 0  # for want of room
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._known) + len(self._new)
 
     @property
     def num_under_way(self) -> int:
@@ -67,10 +77,10 @@ class Notices:
         the origin with most loses its oldest."""
         if notice.digest in self._notices:
             return
-        if len(self._waiting) >= MAX_WAITING and not self._is_stuck:
+        if len(self) >= MAX_WAITING and not self._is_stuck:
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    await self.changed.until(lambda: len(self._waiting) < MAX_WAITING)
+                    await self.changed.until(lambda: len(self) < MAX_WAITING)
             except TimeoutError:
                 self._is_stuck = True
         self.put(notice)
@@ -79,31 +89,36 @@ class Notices:
         """Adds one at once, unless it is there."""
         if notice.digest in self._notices:
             return
-        if len(self._waiting) >= MAX_WAITING:
-            dropped = self._notices.pop(self._waiting.oldest_of_longest())
-            self._waiting.remove(dropped.origin, dropped.digest)
+        if len(self) >= MAX_WAITING:
+            table = self._new or self._known
+            dropped = self._notices.pop(table.oldest_of_longest())
+            table.remove(dropped.origin, dropped.digest)
             self.num_dropped += 1
         self._notices[notice.digest] = notice
-        self._waiting.add(notice.origin, notice.digest)
+        is_known = notice.origin == self._neighbour or self._standing(notice.origin) > 0
+        (self._known if is_known else self._new).add(notice.origin, notice.digest)
         self.changed.fire()
 
     def has_next(self) -> bool:
         """Whether one of those that wait may be fetched now."""
-        return self._next_origin() is not None
+        return self._next() is not None
 
     def take(self) -> Notice:
         """The next one, which is under way until `end` or `put_back`; `has_next` holds."""
-        origin = self._next_origin()
-        assert origin is not None
-        notice = self._under_way[origin] = self._notices[self._waiting.pop_oldest(origin)]
-        if len(self._waiting) <= MAX_WAITING // 2:
+        found = self._next()
+        assert found is not None
+        table, origin = found
+        notice = self._under_way[origin] = self._notices[table.pop_oldest(origin)]
+        self._is_new[origin] = table is self._new
+        self._num_known = 0 if table is self._new else self._num_known + 1
+        if len(self) <= MAX_WAITING // 2:
             self._is_stuck = False
         self.changed.fire()
         return notice
 
     def end(self, notice: Notice) -> None:
         """It was judged, or nobody needs to fetch it here."""
-        del self._notices[notice.digest], self._under_way[notice.origin]
+        del self._notices[notice.digest], self._under_way[notice.origin], self._is_new[notice.origin]
         self.changed.fire()
 
     def put_back(self, notice: Notice) -> None:
@@ -111,19 +126,26 @@ class Notices:
         self.end(notice)
         self.put(notice)
 
-    def _next_origin(self) -> NodeId | None:
-        waiting, under_way = self._waiting.parties, self._under_way
-        if self._neighbour in waiting and self._neighbour not in under_way:
-            return self._neighbour
+    def _next(self) -> tuple[FairTable[NodeId, Digest], NodeId] | None:
+        """The table and origin whose oldest is next."""
+        under_way = self._under_way
+        if self._neighbour in self._known.parties and self._neighbour not in under_way:
+            return self._known, self._neighbour
         others = [notice for origin, notice in under_way.items() if origin != self._neighbour]
         if len(others) >= MAX_AT_ONCE:
             return None
-        origin = next((origin for origin in waiting if origin not in under_way), None)
+        # Few are under way, so the first that is not is found soon.
+        known = next((origin for origin in self._known.parties if origin not in under_way), None)
+        new = None
+        if sum(self._is_new.values()) < MAX_OF_NEWCOMERS:
+            new = next((origin for origin in self._new.parties if origin not in under_way), None)
+        is_turn_of_new = known is None or (new is not None and self._num_known >= SHARE - 1)
+        table, origin = (self._new, new) if is_turn_of_new else (self._known, known)
         if origin is None:
             return None
-        size_bytes = self._notices[self._waiting.oldest(origin)].size_bytes
+        size_bytes = self._notices[table.oldest(origin)].size_bytes
         has_room = not others or size_bytes + sum(other.size_bytes for other in others) <= self._max_bytes
-        return origin if has_room else None
+        return (table, origin) if has_room else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +167,9 @@ class StreamPositions:
         self.cursors = BoundedTable[NodeId, Cursor](MAX_PEERS)
         self._notices = BoundedTable[NodeId, Notices](MAX_NEIGHBOURS)
 
-    def notices_of(self, neighbour: NodeId) -> Notices:
+    def notices_of(self, neighbour: NodeId, standing: Callable[[NodeId], int]) -> Notices:
         """Its notices; empty ones where it was no neighbour lately."""
         notices = self._notices.get(neighbour)
         if notices is None:
-            notices = self._notices[neighbour] = Notices(neighbour, self._max_group_bytes)
+            notices = self._notices[neighbour] = Notices(neighbour, self._max_group_bytes, standing)
         return notices

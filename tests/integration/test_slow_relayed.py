@@ -132,9 +132,10 @@ async def test_what_a_neighbour_made_does_not_wait_for_slow_groups_that_it_relay
     await node.verifier.close()
 
 
-def one_at_a_time(self: Notices) -> NodeId | None:
+def one_at_a_time(self: Notices) -> Any:
     """Mutation: the next is fetched when the verdict on the one before is there."""
-    return None if self._under_way else next(iter(self._waiting.parties), None)
+    table = self._new or self._known
+    return None if self._under_way or not table else (table, next(iter(table.parties)))
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "one_at_a_time"])
@@ -142,7 +143,7 @@ async def test_honest_groups_that_a_neighbour_relays_do_not_wait_for_slow_ones_o
     is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_defended:
-        monkeypatch.setattr(Notices, "_next_origin", one_at_a_time)
+        monkeypatch.setattr(Notices, "_next", one_at_a_time)
     async with ScoringNode(tmp_path) as node:
         await node.verifier.limits_in_force()
         slow = [node.group_of(make_identity(100 + number % 4), "77") for number in range(NUM_SLOW)]

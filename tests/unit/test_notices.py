@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from swarm.episode import Actions
 from swarm.errors import Unavailable
 from swarm.exchange.admission import Admission
 from swarm.interfaces import Producer, StreamItem, Verdict
+from swarm.loops import neighbours as neighbours_module
 from swarm.loops import notices as notices_module
 from swarm.loops.notices import MAX_AT_ONCE, MAX_WAITING, Notice, Notices, StreamPositions
 from swarm.simulate.virtual.loop import run_virtual
@@ -29,8 +30,8 @@ def make_notice(number: int, origin: str = "a", size_bytes: int = 1) -> Notice:
     return Notice(number.to_bytes(32), size_bytes, origin)
 
 
-def make_notices(*waiting: Notice) -> Notices:
-    notices = Notices(NEIGHBOUR, 100)
+def make_notices(*waiting: Notice, known: Callable[[NodeId], bool] = lambda _: True) -> Notices:
+    notices = Notices(NEIGHBOUR, 100, known)
     for notice in waiting:
         notices.put(notice)
     return notices
@@ -65,6 +66,41 @@ def test_two_of_the_largest_size_are_under_way_at_a_time() -> None:
     assert notices.has_next()
 
 
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "nobody_is_known"])
+def test_free_keys_whose_groups_fill_a_honest_neighbour_neither_delay_nor_displace_those_of_known_origins(
+    is_defended: bool,
+) -> None:
+    """Each free key made one group that takes long; mutation: nobody is known."""
+
+    def is_known(origin: NodeId) -> bool:
+        return is_defended and origin == "honest"
+
+    honest = [make_notice(5000 + number, "honest") for number in range(4)]
+    notices = make_notices(*(make_notice(number, f"o{number}") for number in range(MAX_WAITING)), known=is_known)
+    while notices.has_next():
+        notices.take()  # whose verdict nobody waits for
+    for notice in honest:
+        notices.put(notice)
+    for number in range(MAX_WAITING):
+        notices.put(make_notice(1000 + number, f"p{number}"))
+    taken = list[Notice]()
+    while notices.has_next():
+        taken.append(notices.take())
+        notices.end(taken[-1])
+    assert (taken == honest) is is_defended and len(notices) <= MAX_WAITING
+
+
+def test_an_origin_that_nobody_knows_has_one_turn_of_eight() -> None:
+    notices = make_notices(*(make_notice(number, "k") for number in range(20)), known=lambda origin: origin == "k")
+    notices.put(make_notice(99, "new"))
+    order = list[NodeId]()
+    while notices.has_next():
+        notice = notices.take()
+        notices.end(notice)
+        order.append(notice.origin)
+    assert order.index("new") == 7
+
+
 def test_where_no_room_comes_the_origin_with_most_loses_its_oldest_and_nobody_waits_twice() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -83,7 +119,7 @@ def test_where_no_room_comes_the_origin_with_most_loses_its_oldest_and_nobody_wa
 
 def test_a_burst_that_is_worked_off_loses_nothing() -> None:
     async def main() -> None:
-        notices, taken = Notices(NEIGHBOUR, 100), 0
+        notices, taken = make_notices(), 0
 
         async def work() -> None:
             nonlocal taken
@@ -127,6 +163,7 @@ class Relaying(Neighbour):
         self.by_digest = {sealed.digest: sealed for sealed in groups}
 
     async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
+        await asyncio.sleep(self.after_s)
         for number, sealed in enumerate(self.groups):
             if number < cursor.sequence:
                 continue
@@ -182,7 +219,7 @@ def test_over_breaks_every_announced_group_is_admitted_once_whatever_waits(
     play(scene, {"verifier": SlowVerifier()}, replay=ReplayConfig(max_age_s=3600.0))
 
 
-def forget_what_waits(self: StreamPositions, neighbour: NodeId) -> Notices:
+def forget_what_waits(self: StreamPositions, neighbour: NodeId, standing: Callable[[NodeId], int]) -> Notices:
     """Mutation: what was announced and not fetched ends with the stream."""
     return Notices(neighbour, 2**22)
 
@@ -206,6 +243,38 @@ def test_what_waits_when_a_stream_ends_is_fetched_by_the_next_one_of_that_neighb
         assert bench.agent.ingest.num_admitted == (2 if is_defended else 1)
 
     play(scene, {"verifier": SlowVerifier()})
+
+
+class Stalling(Relaying):
+    """Announces what others made before anybody else does, and delivers nothing."""
+
+    async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
+        self.fetched.append(digest)
+        await asyncio.sleep(timeout_s)
+        raise Unavailable("not in time")
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "PASS_ON_S"])
+def test_neighbours_that_announce_first_and_do_not_deliver_withhold_an_origin_for_seconds_only(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of them, one after the other; the mutation lets each have all of FETCH_TIMEOUT_S."""
+    if not is_defended:
+        monkeypatch.setattr(neighbours_module, "PASS_ON_S", 1e9)
+
+    async def scene(bench: Bench) -> None:
+        victim = bench.made(1)
+        for number in range(3):
+            bench.add(Stalling(make_identity(30 + number).node_id, [victim], random.Random(number)))
+        honest = Relaying(SECOND.node_id, [victim], random.Random(9))
+        honest.after_s = 1.0
+        bench.add(honest)
+        await asyncio.sleep(25.0)
+        assert (bench.agent.ingest.num_admitted == 1) is is_defended
+        await asyncio.sleep(200.0)
+        assert bench.agent.ingest.num_admitted == 1 and not bench.agent.num_failures
+
+    play(scene)
 
 
 def test_a_neighbour_that_fails_to_deliver_is_asked_again_after_longer_and_longer_waits() -> None:
