@@ -49,6 +49,8 @@ class EnvironmentConfig(Model):
         "retry",
         "look_up",
         "grid_world",
+        "apps",
+        "dialogue",
     ]
     """Which loader builds it, see docs/environments.md. `function` and `plugin` name local code and are refused in a
     join manifest."""

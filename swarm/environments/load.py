@@ -54,6 +54,14 @@ def build_environment(config: EnvironmentConfig) -> Environment:
         from swarm.environments.grid_world import GridWorldEnvironment
 
         return GridWorldEnvironment(config)
+    if config.kind == "apps":
+        from swarm.environments.apps import AppsEnvironment
+
+        return AppsEnvironment(config)
+    if config.kind == "dialogue":
+        from swarm.environments.dialogue import DialogueEnvironment
+
+        return DialogueEnvironment(config)
     return load_plugin(config)
 
 

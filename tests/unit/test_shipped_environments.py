@@ -7,21 +7,31 @@ from typing import Any
 import pytest
 
 from swarm.config import EnvironmentConfig
+from swarm.environments.apps import KINDS, AppsEnvironment
+from swarm.environments.apps import TOOLS as APP_TOOLS
 from swarm.environments.calculator import CalculatorEnvironment, number_in, value_of
 from swarm.environments.char_tasks import ALPHABET
+from swarm.environments.dialogue import DialogueEnvironment
 from swarm.environments.environment import is_held_out
 from swarm.environments.grid_world import GridWorldEnvironment
 from swarm.environments.load import build_environment
 from swarm.environments.look_up import LookUpEnvironment
 from swarm.environments.replay import ReplayedEpisode, replay
 from swarm.environments.retry import RetryEnvironment
-from swarm.environments.tool_calls import render_call
+from swarm.environments.tool_calls import parse_action, render_call
 from swarm.episode import Actions, EpisodeOutcome, ToolCall, TurnStatus
 from swarm.errors import ConfigError
 from swarm.interfaces import Environment
 from swarm.testing.hostile_actions import hostile_actions
 
-Shipped = CalculatorEnvironment | LookUpEnvironment | GridWorldEnvironment | RetryEnvironment
+Shipped = (
+    CalculatorEnvironment
+    | LookUpEnvironment
+    | GridWorldEnvironment
+    | RetryEnvironment
+    | AppsEnvironment
+    | DialogueEnvironment
+)
 
 REVERSE = {"kind": "char", "dataset": "reverse"}
 SUMS = {"kind": "reasoning_gym", "dataset": "chain_sum"}
@@ -32,12 +42,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "look_up in characters": ("look_up", {"style": "char"}),
     "grid_world": ("grid_world", {"size": 5, "keys": 1, "max_turns": 20}),
     "grid_world in characters": ("grid_world", {"style": "char"}),
+    "apps": ("apps", {}),
+    "dialogue": ("dialogue", {"slots": 6, "missing": 3}),
     "retry of characters": ("retry", {"inner": REVERSE, "hint": "first"}),
     "retry of sums": ("retry", {"inner": SUMS, "hint": "order", "discount": 0.5}),
 }
 TOOLS: Mapping[str, dict[str, tuple[str, ...]]] = {
     "calculator": {"calculator": ("expression",)},
     "look_up": {"search": ("query",)},
+    "apps": {name: known for name, (known, _) in APP_TOOLS.items()},
+    "dialogue": {"book": ("name", "day", "time", "guests", "place", "food")},
 }
 
 
@@ -70,7 +84,7 @@ def test_the_demonstration_earns_every_reward(case: str) -> None:
         outcome = replay(environment, task_id, environment.demonstration(task_id))
         assert outcome.is_ended and outcome.reward == 1.0 and set(outcome.rewards.values()) == {1.0}
         assert all(each.status is TurnStatus.OK for each in outcome.transitions)
-        assert 0 <= sum(each.reward for each in outcome.transitions) <= 1 + 1e-9
+        assert -0.1 <= sum(each.reward for each in outcome.transitions) <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -114,7 +128,8 @@ def test_hostile_actions_raise_nothing_earn_nothing_and_take_bounded_time(case: 
         others_only = [each for each in others if each != right]
         texts = hostile_actions(TOOLS.get(kind, {}), question, right, others_only, seed=task_id, count=200)
         for text in texts:
-            for before in ((), environment.demonstration(task_id)[:-1]):
+            # the last action of apps is any word: what counts is done before it
+            for before in ((), environment.demonstration(task_id)[: -2 if kind == "apps" else -1]):
                 episode = ReplayedEpisode(environment, task_id)
                 for action in before:
                     episode.step(action)
@@ -128,6 +143,9 @@ def test_hostile_actions_raise_nothing_earn_nothing_and_take_bounded_time(case: 
 
 def is_plainly_right(text: str, right: str) -> bool:
     """The right answer and nothing else, in a form that the question allows."""
+    asked, wanted = parse_action(text.lower()).calls, parse_action(right.lower()).calls
+    if len(asked) == 1 and asked == wanted:
+        return True
     plain = text.strip().lower().removeprefix("answer:").strip().removesuffix(".")
     return plain in (right.lower(), "+" + right) or (plain.isdigit() and int(plain) == int(right))
 
@@ -308,3 +326,66 @@ def test_a_locked_goal_counts_with_the_key_only() -> None:
         has_met_key = any(each.state_key.endswith(",1") for each in outcome.transitions)
         passed += not has_met_key and not outcome.is_ended
     assert passed > 5
+
+
+# --- apps ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("errand", KINDS)
+def test_every_errand_takes_two_to_four_calls_and_a_part_of_it_earns_a_part(errand: str) -> None:
+    environment = made("apps", errand=errand)
+    for task_id in range(20):
+        *calls, done = environment.demonstration(task_id)
+        assert 2 <= len(calls) <= 4
+        worth = [replay(environment, task_id, (*calls[:count], done)).reward for count in range(len(calls) + 1)]
+        assert worth[0] == 0.0 and worth == sorted(worth) and worth[-1] == 1.0
+        at_once = replay(environment, task_id, ("".join(calls), done))
+        assert at_once.reward == 1.0 and len(at_once.transitions[0].messages) == len(calls)
+
+
+def test_other_changes_cost_what_required_ones_earn() -> None:
+    environment = made("apps", errand="tell")
+    *calls, done = environment.demonstration(0)
+    spam = render_call(ToolCall(name="mail_send", arguments={"to": "Ada", "text": "hello"}))
+    outcome = replay(environment, 0, (*calls, spam, done))
+    assert outcome.rewards == {"outcome": 0.0, "effects": 1.0, "tidy": 0.0}
+    assert [each.reward for each in outcome.transitions] == [0.0, 1.0, -1.0, 0.0]
+    every_time = [
+        render_call(ToolCall(name="mail_send", arguments={"to": "Ada", "text": f"{h}:00"})) for h in range(8, 22)
+    ]
+    turns = ["".join(every_time[at : at + 4]) for at in range(0, 14, 4)]
+    assert replay(environment, 0, (*turns, done)).reward == 0.0
+    assert replay(environment, 0, (*calls, calls[-1], done)).reward == 0.0, "the same mail twice"
+
+
+def test_what_was_undone_is_the_state_that_was() -> None:
+    environment = made("apps", errand="save")
+    write = render_call(ToolCall(name="file_write", arguments={"name": "x", "text": "y"}))
+    delete = render_call(ToolCall(name="file_delete", arguments={"name": "x"}))
+    listing = render_call(ToolCall(name="file_list", arguments={}))
+    keys = [each.state_key for each in replay(environment, 0, (listing, write, delete, listing)).transitions]
+    assert keys[0] == keys[2] == keys[3] != keys[1]
+
+
+# --- dialogue ------------------------------------------------------------------------------------
+
+
+def test_the_guest_says_one_thing_for_each_question() -> None:
+    environment = made("dialogue", slots=6, missing=6)
+    everything = "What is the name, day, time, guests, place and food?"
+    outcome = replay(environment, 0, (everything, everything, "And the day?", "Tell me all.", "name day" * 200))
+    keys = [each.state_key for each in outcome.transitions]
+    assert keys == ["name", "name", "day name", "day name", "day name"]
+    assert all(each.reward == pytest.approx(-0.02) for each in outcome.transitions)
+
+
+def test_only_the_whole_form_is_right_and_it_ends_the_episode() -> None:
+    environment = made("dialogue")
+    *asked, form = environment.demonstration(3)
+    assert replay(environment, 3, (form,)).rewards == {"outcome": 1.0, "slots": 1.0, "brief": 1.0}
+    wasted = replay(environment, 3, (*asked, *asked, form)).rewards
+    assert wasted == {"outcome": 1.0, "slots": 1.0, "brief": 0.5}
+    wrong = render_call(ToolCall(name="book", arguments=dict.fromkeys(("name", "day", "time", "guests"), "5")))
+    assert replay(environment, 3, (wrong, form)).reward == 0.0
+    partial = replay(environment, 3, (render_call(ToolCall(name="book", arguments={"name": "x"})),))
+    assert not partial.is_ended and partial.transitions[0].status is TurnStatus.TOOL_ERROR
