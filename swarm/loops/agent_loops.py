@@ -88,9 +88,10 @@ async def tidy_loop(agent: Agent) -> None:
 
 async def credit_loop(agent: Agent) -> None:
     """Writes off what followers did not deliver when it is due: nothing else may happen until then."""
+    ledger = agent.credit_ledger
     while True:
-        await asyncio.sleep(max(CREDIT_PAUSE_S, agent.credit_ledger.next_expiry_in_s))
-        if agent.credit_ledger.expire():
+        await asyncio.sleep(max(CREDIT_PAUSE_S, min(ledger.next_expiry_in_s, ledger.patience_s)))
+        if ledger.expire():
             agent.context.changed.fire()  # what was not delivered is for other followers, and for our own generator
 
 

@@ -1,16 +1,19 @@
 """Credit-based flow control: how many groups each generator may start for this trainer, so that none arrives too old.
 
 Invariant: whenever credit is granted, `num_granted - num_delivered - num_expired <= capacity` over all generators that
-deliver (in rounds up to the rounding of equal shares). The total granted on a stream only grows; what a generator that
-disconnected or stalls had outstanding is free again. A generator that never delivered gets a trial of one group outside
-the capacity, in turn with the others, so that free identities cannot starve proven ones. In an open run newcomers have
-an eighth of the capacity together, or one group, with what waits of theirs, trials included. Pure bookkeeping,
-single-threaded.
+deliver and are not late (in rounds up to the rounding of equal shares). The total granted on a stream only grows; what
+a generator that disconnected or stalls had outstanding is free again. A generator that never delivered gets a trial of
+one group outside the capacity, in turn with the others, so that free identities cannot starve proven ones. In an open
+run newcomers have an eighth of the capacity together, or one group, with what waits of theirs, trials included. Who
+takes far longer than most is late, long before its grants expire: it gets no more, its groups are still taken, and what
+it holds is free for others. Else a few that hold credit and bring nothing stop every step until it expires. Pure
+bookkeeping, single-threaded.
 """
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Final
 
 from swarm.clock import Clock
@@ -22,6 +25,9 @@ from swarm.types import Credit, JsonDict, NodeId
 EXPIRY_SHARE: Final = 0.5  # of a group's life: the group of an older grant was lost, or comes too late to matter
 TRIAL_SHARE: Final = 0.05  # of a group's life: a trial lasts no longer while other generators wait for theirs
 GROUPS_PER_TRIAL: Final = 4  # of capacity for each trial at a time; one trial at least
+LATE: Final = 3.0  # times what the median party took at most from grant to group
+_LEAST_PATIENCE_S: Final = 1.0
+_MEMORY: Final = 0.9  # of that time, with each group: it is short while credit grows, and long where weights are loaded
 
 
 @dataclass(eq=False, slots=True)
@@ -30,6 +36,7 @@ class GeneratorRecord:
 
     max_outstanding: int = 1  # doubles with each useful group, back to 1 with a useless one or when a grant expires
     late_s: deque[float] = field(default_factory=deque[float])  # of ended grants whose groups may still arrive
+    delivery_s: float | None = None  # from a grant to its group, the most lately; None before the first
 
     @property
     def is_proven(self) -> bool:
@@ -51,6 +58,7 @@ class CreditLine:
     num_expired: int = 0  # of them: not delivered in time
     outstanding_s: deque[float] = field(default_factory=deque[float])  # monotonic times of open grants, oldest first
     is_trial: bool = False  # the open grant is one
+    is_late: bool = False  # its oldest open grant is, as of the last call of `expire`
     is_closed: bool = False  # the stream ended, or the peer opened a newer one
 
     @property
@@ -65,8 +73,12 @@ class CreditLine:
 
     @property
     def wants_more(self) -> bool:
-        """Whether a generator that delivers has less outstanding than it may."""
-        return self.record.is_proven and self.num_outstanding < min(self.window, self.record.max_outstanding)
+        """Whether a generator that delivers has less outstanding than it may, and is not late."""
+        return (
+            self.record.is_proven
+            and not self.is_late
+            and self.num_outstanding < min(self.window, self.record.max_outstanding)
+        )
 
     @property
     def awaits_trial(self) -> bool:
@@ -79,9 +91,10 @@ class CreditLedger:
 
     The next grant goes to the party with the fewest groups outstanding or waiting for a draw, and of its generators to
     the one with the fewest: a slow one holds at most an equal share of the capacity, a fast one is served as often as
-    it delivers, and one that floods, or comes with many keys, does not become the main source. A grant expires when its
-    group has not arrived after a share of a group's life; the generator starts again with a trial. Its group is still
-    taken if it arrives before it is too old.
+    it delivers, and one that floods, or comes with many keys, does not become the main source. A generator is late when
+    its oldest grant is open for LATE times what the median party needs. A grant expires when its group has not arrived
+    after a share of a group's life; the generator starts again with a trial. Its group is still taken if it arrives
+    before it is too old.
 
     Args:
         clock: monotonic and wall.
@@ -235,8 +248,10 @@ class CreditLedger:
         if line is not None:
             line.party, line.is_newcomer = self._parties.party_of(producer), not self._parties.is_established(producer)
         if line is not None and line.outstanding_s:
-            line.outstanding_s.popleft()
-            if not is_admitted:
+            granted_s = line.outstanding_s.popleft()
+            if is_admitted:
+                record.delivery_s = max(self._clock.monotonic_s() - granted_s, _MEMORY * (record.delivery_s or 0.0))
+            else:
                 self._add_late(record, 1)
             self._end_turn(line)
         elif is_admitted and record.late_s:
@@ -252,7 +267,7 @@ class CreditLedger:
         return line is not None and created_at_s < line.opened_at_s
 
     def expire(self) -> bool:
-        """Ends the grants that were not delivered in time. True where there were any."""
+        """Ends the grants that were not delivered in time, and notes who is late. True where others get room by it."""
         now_s, num_expired = self._clock.monotonic_s(), 0
         trial_s = self._trial_s if any(line.awaits_trial for line in self._lines.values()) else self._expiry_s
         for line in list(self._lines.values()):
@@ -264,7 +279,11 @@ class CreditLedger:
                 self._add_late(line.record, 1)
                 self._end_turn(line)
                 num_expired += 1
-        return num_expired > 0
+        late_s, num_late = now_s - self.patience_s, 0
+        for line in self._lines.values():
+            was_late, line.is_late = line.is_late, bool(line.outstanding_s) and line.outstanding_s[0] < late_s
+            num_late += line.is_late and not was_late
+        return num_expired + num_late > 0
 
     @property
     def next_expiry_in_s(self) -> float:
@@ -274,9 +293,24 @@ class CreditLedger:
         return min(self._trial_s, due_in_s)
 
     @property
+    def patience_s(self) -> float:
+        """Seconds from a grant until its group is late, at most until it expires; a round waits for everybody.
+
+        Fewer than half of the parties cannot move it beyond what the others take.
+        """
+        fastest: dict[str, float] = {}
+        for line in self._lines.values():
+            taken_s = line.record.delivery_s
+            if taken_s is not None and not line.is_newcomer:
+                fastest[line.party] = min(taken_s, fastest.get(line.party, taken_s))
+        if self._in_rounds or not fastest:
+            return self._expiry_s
+        return min(self._expiry_s, max(_LEAST_PATIENCE_S, LATE * median_low(fastest.values())))
+
+    @property
     def num_outstanding(self) -> int:
-        """`granted - delivered - expired` over all generators, trials excepted."""
-        return sum(line.num_outstanding for line in self._lines.values() if not line.is_trial)
+        """`granted - delivered - expired` over all generators, trials and those that are late excepted."""
+        return sum(line.num_outstanding for line in self._lines.values() if not (line.is_trial or line.is_late))
 
     @property
     def followers(self) -> frozenset[NodeId]:

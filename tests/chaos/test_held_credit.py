@@ -1,0 +1,96 @@
+"""Followers that take a trainer's credit and bring nothing: every step goes on without them.
+
+Agents, admission, credit and draws are the product's own, over the in-memory network in virtual time.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.config import EntryConfig, ExchangeConfig, GeneratorConfig, ReplayConfig
+from swarm.testing.builders import make_identity
+from swarm.weight_sync.credit import CreditLedger
+
+from . import following_world
+from .following_world import TRAINER, Generator, Trainer, World, made_by, play, until
+
+NUM_FOLLOWERS, NUM_HOLDING = 9, 3
+MAX_AGE_S = 600.0
+NUM_STEPS = 8
+REPLAY = ReplayConfig(local_groups=8, external_groups=0, max_age_steps=2, max_age_s=MAX_AGE_S)
+LOOKUPS = ExchangeConfig(lookup_every_s=5.0, advert_every_s=30.0)
+MEMBERS = EntryConfig(members=(TRAINER.node_id, *(make_identity(100 + n).node_id for n in range(1, NUM_FOLLOWERS + 1))))
+
+
+@pytest.fixture(autouse=True)
+def small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions are not what is tested here."""
+    monkeypatch.setattr(following_world, "NUM_ELEMENTS", 4000)
+
+
+class Follower(Generator):
+    """A member of the run; one that turned takes credit, and what it makes never leaves it."""
+
+    has_turned = False
+
+    async def _generate(self) -> None:
+        while True:
+            count = min(await self.agent.wait_capacity(), self.config.generator.groups_per_batch)
+            await asyncio.sleep(self.seconds)
+            for _ in range(count):
+                self.num_made += 1
+                if self.has_turned:
+                    follower = self.agent.weight_follower
+                    assert follower is not None
+                    follower.credit.record_stored()
+                    continue
+                await self.agent.put(made_by(self, self.engine.version, 1000 * self.number + self.num_made))
+
+
+async def swarm_of(world: World) -> tuple[Trainer, list[Follower]]:
+    """A trainer and its followers."""
+    shared: dict[str, Any] = {
+        "replay": REPLAY,
+        "entry": MEMBERS,
+        "generator": GeneratorConfig(groups_per_batch=2),
+        "exchange": LOOKUPS,
+    }
+    trainer = Trainer(world, **shared)
+    await trainer.start()
+    await trainer.publish()
+    followers = [Follower(world, number, seconds=1.0, **shared) for number in range(1, NUM_FOLLOWERS + 1)]
+    for follower in followers:
+        await follower.start()
+    await until(lambda: len(trainer.agent.credit_ledger.followers) == NUM_FOLLOWERS, "all follow")
+    return trainer, followers
+
+
+async def seconds_of_steps(trainer: Trainer, count: int) -> float:
+    loop = asyncio.get_running_loop()
+    begin_s = loop.time()
+    for _ in range(count):
+        await trainer.learn(1)
+        await asyncio.sleep(1.0)
+    return loop.time() - begin_s
+
+
+@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: nobody is late before it expires"])
+def test_members_that_hold_credit_stop_no_step(tmp_path: Path, is_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_out:
+        monkeypatch.setattr(CreditLedger, "patience_s", property(lambda self: self._expiry_s))
+    taken_s: list[float] = []
+
+    async def scene(world: World) -> None:
+        trainer, followers = await swarm_of(world)
+        await seconds_of_steps(trainer, NUM_STEPS)
+        for follower in followers[-NUM_HOLDING:]:
+            follower.has_turned = True
+        taken_s.append(await seconds_of_steps(trainer, NUM_STEPS))
+
+    play(tmp_path, scene)
+    if is_out:
+        assert taken_s[0] > MAX_AGE_S / 4, taken_s
+    else:
+        assert taken_s[0] < 8 * NUM_STEPS, taken_s
