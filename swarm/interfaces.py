@@ -117,9 +117,7 @@ class Producer:
     node_id: NodeId  # who signed them
     is_known: bool  # groups of it were admitted before, more of them than were refused
     origin: str = ""  # whom the time counts against that newcomers take: party or subnet; empty: the key
-    is_relayed: bool = (
-        False  # the origin is that of who passed the answers on, since nothing is known of their signer's
-    )
+    is_relayed: bool = False  # the origin is that of who passed the answers on: of their signer's nothing is known
     is_established: bool = False  # counts in full, where that is not true of everybody who is known
 
 

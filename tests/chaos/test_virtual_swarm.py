@@ -4,9 +4,9 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 
-import numpy as np
 import pytest
 import zstandard
 from google.protobuf.message import DecodeError
@@ -133,8 +133,9 @@ class CarelessAdmission(Admission):
     async def _check_opened(self, arrival: Arrival) -> Finding:
         group = arrival.group
         assert group is not None
-        await self._verifier.verify(group.env, group.task_id, [r.actions for r in group.rollouts])
-        arrival.rewards = np.arange(len(group.rollouts), dtype=np.float32)  # looks like signal
+        verdict = await self._verifier.verify(group.env, group.task_id, [r.actions for r in group.rollouts])
+        outcomes = [replace(outcome, reward=float(i)) for i, outcome in enumerate(verdict.outcomes)]
+        arrival.verdict = replace(verdict, outcomes=tuple(outcomes))  # looks like signal
         return (
             await self._duplicate(arrival)
             or await self._form(group, arrival)
