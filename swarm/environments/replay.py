@@ -92,7 +92,12 @@ def answer_reward(environment: Environment, task_id: int, answer: str) -> float:
 
 
 def _bounded(transition: Transition) -> Transition:
-    """The transition with bounded texts and finite rewards."""
+    """The transition with bounded texts and finite rewards; the same object where they are, as nearly always."""
+    texts = [message.content for message in transition.messages]
+    is_short = not texts or max(map(len, texts)) <= MAX_OBSERVATION_CHARS
+    numbers = (transition.reward, *transition.rewards.values())
+    if is_short and len(transition.state_key) <= _MAX_STATE_CHARS and all(map(math.isfinite, numbers)):
+        return transition
     rewards = {name: value if math.isfinite(value) else 0.0 for name, value in transition.rewards.items()}
     return replace(
         transition,

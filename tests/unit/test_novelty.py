@@ -1,6 +1,7 @@
 """Whose answers are: copies never displace originals, and honest groups of equal tasks are never taken for copies."""
 
 import math
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from swarm.types import Digest, NodeId, RefusalReason, Refused, RolloutGroup, Sc
 from swarm.wire.envelopes import seal_group
 
 OURS, ALICE, BOB, EVE = (make_identity(number) for number in range(4))
-NUM_TRIES = 10_000
+NUM_TRIES = int(os.environ.get("SWARM_NOVELTY_TRIES", "1000"))  # .ci/run: 10,000
 ALPHABET = "abcdefghijklmnopqrstuvwxyz012345"
 GROUP_SIZE, NUM_CHARS = 8, 7  # of ToyTokenizer: a token each, and the end
 
@@ -165,7 +166,7 @@ def test_an_established_thief_uses_what_newcomers_made_and_takes_it_from_nobody(
     """What no newcomer can claim ahead, an established node can copy: within its share, and the original stays."""
     rng, node = informed(only_the_thief)
     results = [race(rng, node) for _ in range(NUM_TRIES // 10)]
-    assert all(is_used for is_used, _ in results) and sum(is_copy_used for _, is_copy_used in results) > 900
+    assert all(is_used for is_used, _ in results) and sum(used for _, used in results) > 0.9 * len(results)
 
 
 def test_a_newcomers_claim_does_not_hide_the_first_established_one() -> None:

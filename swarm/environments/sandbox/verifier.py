@@ -21,7 +21,7 @@ from swarm.environments.sandbox.child import LEAST_SHARE_S
 from swarm.environments.sandbox.scoring_process import ScoringProcess, ScoringProcesses, read_reply
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
 from swarm.environments.sandbox.spare_processes import SpareProcesses
-from swarm.episode import Actions, Message, outcome_from_json
+from swarm.episode import Actions, EpisodeOutcome, Message, outcome_from_json
 from swarm.errors import ConfigError, RolloutFailed, TooLarge
 from swarm.interfaces import Producer, Verdict
 from swarm.types import Task
@@ -265,10 +265,23 @@ def _verdict(env: str, task_id: int, num_episodes: int, reply: dict[str, Any]) -
         data = reply["task"]
         messages = tuple(Message(role=str(m["role"]), content=str(m["content"])) for m in data["messages"])
         task = Task(env=env, task_id=task_id, messages=messages, is_held_out=data["is_held_out"] is True)
-        outcomes = tuple(outcome_from_json(outcome) for outcome in reply["outcomes"])
+        outcomes = _outcomes(reply["outcomes"])
         verifier, reference = str(reply["verifier"]), str(reply["reference"])
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(type(error).__name__) from None
     if len(outcomes) != num_episodes:
         raise ValueError(f"{len(outcomes)} outcomes of {num_episodes} episodes")
     return Verdict(task=task, outcomes=outcomes, verifier=verifier, reference=reference)
+
+
+def _outcomes(values: Any) -> tuple[EpisodeOutcome, ...]:
+    """Outcomes of a reply. Raises ValueError and TypeError for anything else; equal neighbours are read once."""
+    outcomes: list[EpisodeOutcome] = []
+    known: list[tuple[Any, EpisodeOutcome]] = []  # the last few: answers are mostly right or wrong
+    for value in values:
+        outcome = next((read for each, read in known if each == value), None)
+        if outcome is None:
+            outcome = outcome_from_json(value)
+            known = [*known[-3:], (value, outcome)]
+        outcomes.append(outcome)
+    return tuple(outcomes)
