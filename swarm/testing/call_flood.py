@@ -135,6 +135,7 @@ class RawConnection:
                 while True:
                     await self.call(path, message)
 
+        await self._is_greeted.wait()  # more streams than the server allows would be refused for that alone
         await asyncio.gather(*(one_after_the_other() for _ in range(self._num_streams)))
 
     def _headers(self, path: str) -> bytes:
@@ -153,6 +154,7 @@ class RawConnection:
         except (OSError, EOFError):
             pass
         finally:
+            self._is_greeted.set()
             self._has_window.set()
             for call in self._calls.values():
                 if not call.done.done():

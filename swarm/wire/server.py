@@ -49,6 +49,7 @@ _PROMPT_REFUSALS: Final = 4
 _ANSWERED_PER_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 60.0
 _PAUSED_SHARE: Final = 1 / 8  # of the calls that the server takes may be refusals that wait
+STREAMS_PER_CONNECTION: Final = 16
 _WITHOUT_SESSION: Final = 4  # what such a call counts: an honest node says Hello first
 
 Refusal = TypeVar("Refusal", bound=SwarmError)
@@ -58,9 +59,13 @@ Refusal = TypeVar("Refusal", bound=SwarmError)
 class ServerLimits:
     """Bounds of what callers may cost, authenticated or not."""
 
-    request_bytes: int = 256 * 1024  # largest request, refused before it is parsed
-    streams_per_connection: int = 32
-    concurrent_calls: int = 1024
+    # Largest request, refused before it is parsed: those between nodes have less than 1 KB; all calls together 0.8 GB.
+    request_bytes: int = 16 * 1024
+    # A node has up to six streams and eight chunks on a connection; the calls beyond wait at the client. Beyond
+    # `concurrent_calls` gRPC refuses everybody, whoever fills it, so it has to be more than the connections that stay
+    # open can make: with 32 and 1,024, 32 connections without a key filled a node.
+    streams_per_connection: int = STREAMS_PER_CONNECTION
+    concurrent_calls: int = STREAMS_PER_CONNECTION * ConnectionBounds().total
     # Between two looks at the connections there may be more than their bounds allow; gRPC itself refuses beyond this.
     connections: int = 6144
     bounds: ConnectionBounds = field(default_factory=ConnectionBounds)
