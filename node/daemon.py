@@ -21,6 +21,7 @@ from node.worker_process import WorkerProcess
 from swarm.addresses import advertised
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
+from swarm.environments.determinism import require_repeatable
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import StorageFull, SwarmError
 from swarm.events import Event, NodeFinished, NodeStarted, StoreDamaged
@@ -118,6 +119,8 @@ class Daemon(Service):
         self._exit.callback(os.close, lock_directory(config.dir))
         held = await asyncio.to_thread(load_held, config.dir, config.run_id)
         config = self.config = with_held(config, held)
+        if not config.is_alone:
+            await require_repeatable(config.environments)
         (config.dir / STATUS).unlink(missing_ok=True)  # of the process before: this one is starting
         identity = load_or_create_identity(config.dir / "identity.key")
         await self._start_telemetry(config.name or short(identity.node_id))

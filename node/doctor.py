@@ -20,6 +20,7 @@ import psutil
 from swarm.addresses import endpoint_of
 from swarm.clock import SystemClock
 from swarm.config import NodeConfig, load_config
+from swarm.environments.determinism import FIX, LOCAL_KINDS, differences
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError, Unavailable
 from swarm.exchange.staleness import CLOCK_SKEW_S
@@ -55,6 +56,7 @@ async def examine(config_path: Path | None) -> list[Finding]:
         *_check_ports(config),
         await _check_clock(config),
         await _check_sandbox(config),
+        *await _check_environments(config),
         *[
             await _check_reachable("coordinator.address", address)
             for address in config.coordinator.address.split(",")
@@ -234,6 +236,23 @@ async def _check_sandbox(config: NodeConfig) -> Finding:
         fix="no_network, other_files_hidden: allow unprivileged user namespaces; file_reads: a kernel from 5.13 on "
         "with landlock among its lsm=; else run the node as a user or in a container that holds nothing to read",
     )
+
+
+async def _check_environments(config: NodeConfig) -> list[Finding]:
+    """Whether other nodes could replay the episodes of local environments."""
+    if not any((each.inner or each).kind in LOCAL_KINDS for each in config.environments):
+        return []
+    found = await differences(config.environments)
+    detail = "; ".join(f"{name}: {part} differs between two processes" for name, part in found.items())
+    return [
+        Finding(
+            name="environments",
+            is_ok=not found,
+            detail=detail or "episodes of local code are the same in another process",
+            fix=FIX,
+            is_fatal=not config.is_alone,
+        )
+    ]
 
 
 async def _check_reachable(key: str, address: str) -> Finding:

@@ -1,4 +1,4 @@
-"""Plug-ins: the object that "module:name" or "path/my_file.py:name" names.
+"""Plug-ins: the object that "module:name" or "path/my_file.py:name" names, or an entry point of an installed package.
 
 Invariant: the name comes from this node's own configuration, never from a peer or a manifest, and a file
 is loaded under a private module name, so that it can neither replace nor shadow one of ours.
@@ -6,6 +6,7 @@ is loaded under a private module name, so that it can neither replace nor shadow
 
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import sys
 from pathlib import Path
@@ -39,6 +40,19 @@ def load_object(spec: str) -> object:
             raise ConfigError(f"{spec!r}: {where} has no {name!r}; it has {known}")
         found = getattr(found, part)
     return found
+
+
+def load_entry_point(group: str, name: str) -> object:
+    """The object that an installed package offers by name. Raises ConfigError: names the known ones and the fix."""
+    offered = importlib.metadata.entry_points(group=group)
+    if name not in offered.names:
+        known = ", ".join(sorted(offered.names)) or "none"
+        fix = "install its package, or write package.module:name or path/file.py:name"
+        raise ConfigError(f"{name!r}: no entry point of the group {group} (installed: {known}); {fix}")
+    try:
+        return offered[name].load()
+    except Exception as error:
+        raise ConfigError(f"{name!r}: loading {offered[name].value} failed: {type(error).__name__}: {error}") from error
 
 
 def module_of(spec: str) -> str:

@@ -140,15 +140,20 @@ def check(
 ) -> None:
     """Validate a node's or a run's configuration, its recipes included, without starting anything."""
     from swarm.config import CoordinatorConfig, NodeConfig, has_section, load_config
+    from swarm.environments.determinism import differences, require_repeatable
     from swarm.objectives.methods import recipes_of
 
     is_run = has_section(config, "node")  # what the nodes of a run start from
     settings = load_config(CoordinatorConfig, config, set_).node if is_run else load_config(NodeConfig, config, set_)
     recipes = recipes_of(settings)
+    if not settings.is_alone:
+        asyncio.run(require_repeatable(settings.environments))
     console.print(f"{config}: valid; recipe {recipes.main.name} ({recipes.main.acronym or recipes.main.verification})")
     for kind in Correction:
         found = recipes.of(kind)
         console.print(f"  {kind.name} groups: {'refused' if found is None else found[1].name}")
+    for name, part in asyncio.run(differences(settings.environments)).items() if settings.is_alone else ():
+        console.print(f"  environment {name}: {part} differs between two processes; use it alone only", markup=False)
 
 
 @keys_app.command("new")

@@ -471,6 +471,11 @@ class NodeConfig(Model):
     faults: FaultConfig = FaultConfig()
 
     @property
+    def is_alone(self) -> bool:
+        """Whether the node looks for no other: what it makes never leaves it."""
+        return self.directory.kind == "none" and not self.exchange.anchors
+
+    @property
     def is_private(self) -> bool:
         """Whether the groups of every node that reaches this one count in full, as `entry.established` says."""
         entry = self.entry

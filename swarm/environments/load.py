@@ -11,9 +11,10 @@ from typing import Final, cast
 from swarm.config import EnvironmentConfig
 from swarm.errors import ConfigError
 from swarm.interfaces import Environment
-from swarm.plugins import load_object
+from swarm.plugins import load_entry_point, load_object
 
 _READS_FILES: Final = ("jsonl", "function", "plugin")
+ENTRY_POINTS: Final = "swarm.environments"  # group in which packages offer environments by name
 # of interfaces.Environment
 _MEMBERS: Final = ("name", "verifier", "num_tasks", "max_turns", "task", "episode", "reference")
 
@@ -66,7 +67,7 @@ def build_environment(config: EnvironmentConfig) -> Environment:
 
 
 def load_plugin(config: EnvironmentConfig) -> Environment:
-    """An instance of the class that `config.dataset` names ("module:Class" or "path/file.py:Class").
+    """An instance of the class that `config.dataset` names ("module:Class", "path/file.py:Class", or an entry point).
 
     It is called with the configuration section, and must be an `interfaces.Environment`. Its code runs in the sandbox
     to score answers, and in the worker to ask questions.
@@ -78,7 +79,7 @@ def load_plugin(config: EnvironmentConfig) -> Environment:
         load_plugin(EnvironmentConfig(name="sums", kind="plugin", dataset="my_sums.py:Sums"))
     """
     origin = f"environment {config.name}: {config.dataset}"
-    make = load_object(config.dataset)
+    make = load_object(config.dataset) if ":" in config.dataset else load_entry_point(ENTRY_POINTS, config.dataset)
     if not isinstance(make, type):
         raise ConfigError(f"{origin} is not a class; kind `function` takes a function, kind `plugin` an Environment")
     try:

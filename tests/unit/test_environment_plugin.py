@@ -94,3 +94,25 @@ def test_a_class_that_only_implements_the_protocol_is_enough(tmp_path: Path) -> 
 def test_a_plugin_that_cannot_work_is_refused_with_the_fix(tmp_path: Path, code: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build_environment(plugin(tmp_path, code))
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that offers two environments, one of which cannot be imported."""
+    (tmp_path / "offered_sums.py").write_text(PLAIN, encoding="utf-8")
+    folder = tmp_path / "offered-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: offered\nVersion: 1.0\n", encoding="utf-8")
+    offers = "[swarm.environments]\nplain = offered_sums:Plain\nbroken = offered_sums:Missing\n"
+    (folder / "entry_points.txt").write_text(offers, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_package_offers_environments_by_name() -> None:
+    config = EnvironmentConfig(name="sums", kind="plugin", dataset="plain")
+    assert answer_reward(build_environment(config), 2, "2") == 1.0
+    with pytest.raises(ConfigError, match="Missing"):
+        build_environment(config.model_copy(update={"dataset": "broken"}))
+    with pytest.raises(ConfigError, match=r"'other'.*installed: .*plain.*install its package"):
+        build_environment(config.model_copy(update={"dataset": "other"}))
