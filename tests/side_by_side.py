@@ -18,10 +18,10 @@ Halves = dict[str, list[str]]
 
 def halves_of(which: str) -> Halves:
     """Name of each process -> what it runs."""
-    if which == "test":  # one computes, beside one that mostly waits for processes
+    if which == "test":  # one computes, beside one that mostly waits for processes, about as long
         return {
-            "computes": ["tests/unit", "tests/property", "tests/golden", "tests/packaging"],
-            "waits": ["tests/integration", "tests/chaos"],
+            "computes": ["tests/unit", "tests/property", "tests/golden", "tests/packaging", "tests/chaos"],
+            "waits": ["tests/integration"],
         }
     unit = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/test_*.py"))
     return {"even": [*unit[::2], "tests/property"], "odd": unit[1::2]}

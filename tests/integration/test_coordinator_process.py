@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.daemon import CoordinatorDaemon
 from node.join import join_swarm
+from swarm.clock import ManualClock
 from swarm.config import (
     CoordinatorConfig,
     CoordinatorLink,
@@ -200,6 +201,7 @@ async def test_a_client_of_another_run_is_refused(tmp_path: Path) -> None:
 async def test_a_client_over_its_rate_is_told_so_and_others_are_not_hurt(tmp_path: Path) -> None:
     noisy, calm = Identity.create(), Identity.create()
     async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
+        daemon.core.clock = ManualClock(daemon.clock.now_s())  # stands still: a burst on any machine
         first, second = client_of(daemon, noisy), client_of(daemon, calm)
         await second.heartbeat(report_of(calm))
         with pytest.raises(Unavailable, match="calls a second"):
