@@ -63,7 +63,8 @@ class CoordinatorCore:
         self.membership = Membership(lease_s)
         self.ledger = Ledger()
         self.watches = HeadWatches()
-        self.advisor = OffPolicyAdvisor(base_max_age_steps, limits, parties)
+        self.parties = parties or Parties()
+        self.advisor = OffPolicyAdvisor(base_max_age_steps, limits, self.parties)
         self.advice_log: deque[AdviceChange] = deque(maxlen=MAX_SHOWN_ADVICE)
         self.num_heartbeats = 0
         self.num_versions = 0  # ever recorded, abandoned branches included

@@ -70,6 +70,7 @@ class Dashboard:
                 {
                     "node_id": member.node_id,
                     "name": member.report.name,
+                    "standing": core.parties.standing_of(member.node_id),
                     "is_live": member.is_live(now_s),
                     "last_seen_s": member.last_seen_s,
                     "step": member.report.head.step,

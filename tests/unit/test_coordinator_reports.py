@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from coordinator.core import CoordinatorCore
+from coordinator.dashboard import Dashboard
 from coordinator.service import STRANGERS_STORING, CoordinatorServicer
 from coordinator.sqlite_store import SqliteCoordinatorStore
 from coordinator.store import MemoryCoordinatorStore
@@ -19,6 +20,7 @@ from swarm.config import EntryConfig
 from swarm.errors import StorageFull
 from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
+from swarm.telemetry import Telemetry
 from swarm.types import EdgeReport, NodeReport, PolicyVersion
 from swarm.wire.reports import report_to_heartbeat
 
@@ -208,3 +210,13 @@ async def test_who_writes_for_others_and_is_cancelled_takes_none_with_it(
     await store.close()
     assert [isinstance(result, asyncio.CancelledError) for result in results] == [False, True, True, False]
     assert stored == {keys[0], keys[3]} and not store._reports
+
+
+@pytest.mark.parametrize("is_listing", [True, False])
+async def test_the_page_says_who_is_listed_and_who_is_a_newcomer(is_listing: bool) -> None:
+    core = CoordinatorCore(ManualClock(), parties=listing_ada() if is_listing else None)
+    for node_id in (ADA, EVE):
+        await core.heartbeat(node_id, replace(REPORT, node_id=node_id))
+    status = Dashboard(core, "run", str, Telemetry("coordinator")).status()
+    standing = {member["node_id"]: member["standing"] for member in status["members"]}
+    assert standing == ({ADA: "member", EVE: "newcomer"} if is_listing else {ADA: "", EVE: ""})
