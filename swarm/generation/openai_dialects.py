@@ -84,7 +84,7 @@ class VllmServer:
             "logprobs": 0,  # the sampled token's alone
             "return_token_ids": True,
         }
-        return _read(self._completions(body), self._completion)
+        return _read(self._completions(body), lambda reply: self._completion(reply, sampling.max_new_tokens))
 
     def score(self, model: str, sequence: Sequence[int]) -> list[float]:
         """By `prompt_logprobs`; one more token has to be made, and is thrown away.
@@ -117,7 +117,7 @@ class VllmServer:
                 raise Unavailable(f"the server lost an adapter: it was restarted ({error})") from error
             raise
 
-    def _completion(self, reply: Any) -> Completion:
+    def _completion(self, reply: Any, most: int) -> Completion:
         choice = reply["choices"][0]
         if choice.get("token_ids") is None:
             raise ConfigError(
@@ -126,7 +126,7 @@ class VllmServer:
             )
         ids = [int(token) for token in choice["token_ids"]]
         given = (choice.get("logprobs") or {}).get("token_logprobs")
-        return _checked(ids, given, choice["finish_reason"], self._eos_ids)
+        return _checked(ids, given, choice["finish_reason"], self._eos_ids, most)
 
 
 class SglangServer:
@@ -158,7 +158,7 @@ class SglangServer:
             },
             "return_logprob": True,
         }
-        return _read(self._generate(model, body), self._completion)
+        return _read(self._generate(model, body), lambda reply: self._completion(reply, sampling.max_new_tokens))
 
     def score(self, model: str, sequence: Sequence[int]) -> list[float]:
         """By the log-probs of the input."""
@@ -185,11 +185,11 @@ class SglangServer:
             raise Unavailable(f"the server has weights {has!r} in place of {model!r}: it was restarted or given others")
         return reply
 
-    def _completion(self, reply: Any) -> Completion:
+    def _completion(self, reply: Any, most: int) -> Completion:
         entries = reply["meta_info"]["output_token_logprobs"]
         ids = [int(entry[1]) for entry in entries]
         finish = reply["meta_info"]["finish_reason"]["type"]
-        return _checked(ids, [entry[0] for entry in entries], finish, self._eos_ids)
+        return _checked(ids, [entry[0] for entry in entries], finish, self._eos_ids, most)
 
 
 def find_server(client: JsonClient, model: str, eos_ids: Collection[int]) -> Server:
@@ -253,10 +253,18 @@ def _read(reply: object, read: Callable[[Any], Value]) -> Value:
         raise Unavailable(f"the server's reply is malformed: {type(error).__name__}: {error}") from error
 
 
-def _checked(ids: list[int], given: list[float | None] | None, finish: str | None, eos_ids: list[int]) -> Completion:
+def _checked(
+    ids: list[int], given: list[float | None] | None, finish: str | None, eos_ids: list[int], most: int
+) -> Completion:
     reason = _FINISHES.get(finish or "", FinishReason.ABORTED)
     if reason is FinishReason.STOP and (not ids or ids[-1] not in eos_ids):
         logger.warning("the server ended a response without an end token; it will not be trained on")
+        reason = FinishReason.ABORTED
+    if reason is FinishReason.LENGTH and len(ids) < most:  # other nodes would refuse it, and charge us
+        logger.warning(
+            "the server cut a response off early; it will not be trained on: give it a longer context",
+            extra={"num_tokens": len(ids), "max_new_tokens": most},
+        )
         reason = FinishReason.ABORTED
     logprobs = None if given is None else [float(value) for value in given if value is not None]
     if logprobs is not None and (len(logprobs) != len(ids) or not all(value <= _NOISE for value in logprobs)):

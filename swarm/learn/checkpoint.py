@@ -11,15 +11,17 @@ import json
 import logging
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, NonFiniteStep
 from swarm.model.version_digest import weights_digest
 from swarm.process import sync_path
 
@@ -48,7 +50,11 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint) -> Path:
 
     Raises:
         OSError: the disk refuses. Every checkpoint that was there can still be read, and nothing half written stays.
+        NonFiniteStep: a tensor holds NaN or infinity. Nothing is written, so that the good ones stay.
     """
+    broken = _first_not_finite(checkpoint.tensors)
+    if broken:
+        raise NonFiniteStep(f"step {checkpoint.step}: {broken} holds numbers that are not finite; it is not saved")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     for draft in root.glob(_draft("checkpoint-*")):  # of a crash
         shutil.rmtree(draft)
@@ -129,7 +135,15 @@ def _read_files(folder: Path) -> Checkpoint:
         for name, tensor in tensors.items():
             if weights_digest({name: tensor}).hex() != digests[name]:
                 raise ValueError(f"{_TENSORS}: {name} is not as it was written")
+    broken = _first_not_finite(tensors)
+    if broken:  # saved by an older release, or damaged before its digests were taken
+        raise ValueError(f"{_TENSORS}: {broken} holds numbers that are not finite")
     return Checkpoint(step=int(state["step"]), tensors=tensors, state=state)
+
+
+def _first_not_finite(tensors: Mapping[str, Tensor]) -> str:
+    """Name of the first tensor with NaN or infinity; empty where there is none."""
+    return next((name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())), "")
 
 
 def _checksum(state: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, NonFiniteStep
 from swarm.learn import checkpoint as module
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
 
@@ -273,3 +274,29 @@ def test_what_the_disk_does_not_take_leaves_nothing_behind(
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]
     write_checkpoint(tmp_path, moments(2))
     assert read_checkpoint(tmp_path).step == 2
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_neither_saved_nor_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    """Red without the defence: digests say only that it is what was written."""
+    broken = moments(2)
+    broken.tensors["master.layer"][7] = value
+    write_checkpoint(tmp_path, moments(1))
+    with pytest.raises(NonFiniteStep, match=r"step 2: master\.layer holds numbers that are not finite"):
+        write_checkpoint(tmp_path, broken)
+    assert number_of_step(tmp_path) == [1]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_first_not_finite", lambda _: "")  # pyright: ignore[reportUnknownLambdaType]
+        write_checkpoint(tmp_path, broken)  # as an older release did
+        assert read_checkpoint(tmp_path).step == 2
+    assert read_checkpoint(tmp_path).step == 1
+    shutil.rmtree(tmp_path / "checkpoint-00000001")
+    with pytest.raises(ConfigError, match=r"master\.layer holds numbers that are not finite.*put a copy of one back"):
+        read_checkpoint(tmp_path)
+
+
+def number_of_step(root: Path) -> list[int]:
+    """Steps of the checkpoints that are there."""
+    return sorted(int(path.name.rpartition("-")[2]) for path in root.glob("checkpoint-*"))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from swarm.generation.openai_dialects import Completion, log_probs_are_scaled
+from swarm.generation.openai_dialects import Completion, _checked, log_probs_are_scaled
 from swarm.types import FinishReason, Sampling
 
 PROMPTS = [[7], [8, 9], [10, 11, 12]]
@@ -79,3 +79,13 @@ def test_a_sample_without_log_probs_is_of_a_server_without(first: int) -> None:
     server = ScriptedServer(long, [0.9])
     server.lacks_on = first
     assert log_probs_are_scaled(server, "m", PROMPTS) is None
+
+
+@pytest.mark.parametrize("most", [3, 4])
+def test_what_a_server_cuts_off_before_the_limit_is_not_sent_to_others(
+    most: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A context that is too short for prompt and answer; admission of others takes a cut answer for whole ones only."""
+    made = _checked([5, 6, 7], None, "length", [2], most)
+    assert made.finish is (FinishReason.LENGTH if most == 3 else FinishReason.ABORTED)
+    assert ("give it a longer context" in caplog.text) is (most == 4)
