@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from swarm.episode import Action, Actions, EpisodeOutcome, Transition
+from swarm.episode import Action, Actions, EpisodeOutcome, Message, Transition
 from swarm.types import (
     Advert,
     Advice,
@@ -154,6 +154,15 @@ class Tokenizer(Protocol):
 
     def encode_prompt(self, task: Task) -> list[int]:
         """Token ids of the chat up to where generation begins (an assistant prefix included)."""
+        ...
+
+    def encode_observation(self, messages: Sequence[Message], is_ended: bool) -> list[int]:
+        """Token ids between a turn of the model and its next one: a function of the arguments alone.
+
+        The end token where it was not drawn (`is_ended` False), what else the turn's end has, the messages as plain
+        text between the template's markers, and the opening of the next turn. A last message of role `assistant`
+        begins that turn. Raises ConfigError where several turns are not possible with this tokenizer.
+        """
         ...
 
     def encode_response(self, text: str) -> list[int]:

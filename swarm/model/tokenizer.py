@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from swarm.config import ModelConfig
-from swarm.episode import TOOL_SYNTAX
+from swarm.episode import TOOL_SYNTAX, Message
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
+from swarm.model.chat_template import MarkedContents, read_chat_template, token_text
+from swarm.model.plain_text import PlainText, inner_encoder
 from swarm.model.source import TINY, resolve_source
+from swarm.model.turn_markers import MARKER, OWN_ROLES, TurnMarkers, find_turn_markers
 from swarm.types import Digest, Task
 
 if TYPE_CHECKING:
@@ -46,11 +49,18 @@ class CharTokenizer:
     def encode_prompt(self, task: Task) -> list[int]:
         """Ids of the last user message, verbatim. Raises ConfigError for a character the tiny model lacks."""
         text = next((m.content for m in reversed(task.messages) if m.role == "user"), "")
-        unknown = sorted(set(text) - self._ids.keys())
-        if unknown or not text:
-            what = f"character {unknown[0]!r}" if unknown else "an empty question"
-            raise ConfigError(f"environment {task.env!r}: the tiny model cannot read {what}; use it with kind = 'char'")
-        return [self._ids[char] for char in text]
+        if not text:
+            raise ConfigError(_not_readable(f"environment {task.env!r}", "an empty question"))
+        return self._read(text, f"environment {task.env!r}")
+
+    def encode_observation(self, messages: Sequence[Message], is_ended: bool) -> list[int]:
+        """Ids of the contents one behind the other, verbatim; what tells turns apart is the end token before them.
+
+        Raises:
+            ConfigError: a character that the tiny model lacks.
+        """
+        ids = self._read("".join(message.content for message in messages), "an observation")
+        return ids if is_ended else [self.eos_id, *ids]
 
     def encode_response(self, text: str) -> list[int]:
         """Ids of a response, EOS appended; a character outside the alphabet becomes `?`."""
@@ -66,6 +76,12 @@ class CharTokenizer:
         shown = _without_end(token_ids, self.eos_ids)
         return "".join(ALPHABET[index - self._first] if index >= self._first else _NO_TEXT for index in shown)
 
+    def _read(self, text: str, where: str) -> list[int]:
+        unknown = sorted(set(text) - self._ids.keys())
+        if unknown:
+            raise ConfigError(_not_readable(where, f"character {unknown[0]!r}"))
+        return [self._ids[char] for char in text]
+
 
 class HfTokenizer:
     """A fast tokenizer with its chat template, read from a folder in Hugging Face layout.
@@ -77,8 +93,8 @@ class HfTokenizer:
         self._folder = folder
         self._tokenizer = self._read_tokenizer()
         settings = _read_json(folder / "tokenizer_config.json")
-        self._special = {k: _token_text(v) for k, v in settings.items() if k.endswith("_token")}
-        self._template = _chat_template(folder, settings)
+        self._eos_token = token_text(settings.get("eos_token", ""))
+        self._template = read_chat_template(folder, settings)
         # Embeddings are often padded beyond the tokenizer; such an id is legal and stands for no text.
         in_model = _read_json(folder / "config.json").get("vocab_size", 0)
         self.vocab_size = max(int(in_model), self._tokenizer.get_vocab_size(with_added_tokens=True))
@@ -87,32 +103,42 @@ class HfTokenizer:
         self.digest: Digest = _digest(
             {
                 "tokenizer": json.loads(self._tokenizer.to_str()),
-                "template": self._template,
-                # Only those that it can write: names of padding tokens differ between copies of one model.
-                "tokens": {name: text for name, text in self._special.items() if name in self._template},
+                "template": self._template.text,
+                "tokens": self._template.tokens,
                 "ends": [self._eos_id, *sorted(self.eos_ids)],
             }
         )
+        self._inner = inner_encoder(self._tokenizer)
+        self._markers_encoded: dict[tuple[str, bool], list[int]] = {}  # as many as the template has markers
         self._letter_ids: list[int] = self._tokenizer.encode("a", add_special_tokens=False).ids
         self._letter = str(self._tokenizer.decode(self._letter_ids, skip_special_tokens=False))
 
     def encode_prompt(self, task: Task) -> list[int]:
-        """Ids of the chat; a last message of role `assistant` is continued, else a new turn is opened."""
-        from transformers.utils.chat_template_utils import render_jinja_template
+        """Ids of the chat; a last message of role `assistant` is continued, else a new turn is opened.
 
-        messages = [{"role": m.role, "content": m.content} for m in task.messages]
-        is_prefilled = bool(messages) and messages[-1]["role"] == "assistant"
-        rendered, _ = cast(
-            "tuple[list[str], Any]",
-            render_jinja_template(
-                conversations=[messages],
-                chat_template=self._template,
-                continue_final_message=is_prefilled,
-                add_generation_prompt=not is_prefilled,
-                **cast("dict[str, Any]", self._special),
-            ),
-        )
-        return list(self._tokenizer.encode(rendered[0], add_special_tokens=False).ids)
+        Control tokens that a content spells stay plain text; where none does, this is the rendered text encoded.
+        """
+        outside, own = self._outside_text, self._own_text
+        marked = MarkedContents(task.messages, {"": outside.controls} | dict.fromkeys(OWN_ROLES, own.controls))
+        first, *rest = marked.split(self._template.render(marked.messages))
+        ids: list[int] = self._tokenizer.encode(first, add_special_tokens=False).ids
+        for index, piece in enumerate(rest):
+            ids += self._inner(piece) if index % 2 else outside.encode(piece)
+        return ids
+
+    def encode_observation(self, messages: Sequence[Message], is_ended: bool) -> list[int]:
+        """Ids between two turns: markers as the template writes them, contents as plain text.
+
+        Raises:
+            ConfigError: the template has no turns that could be appended to; see `find_turn_markers`.
+        """
+        ids = [] if is_ended else [self._turn_end_id]
+        for index, piece in enumerate(self._turn_markers.pieces(messages)):
+            if piece.role == MARKER:
+                ids += self._marker_ids(piece.text, follows_end=not index)
+            else:
+                ids += (self._own_text if piece.role in OWN_ROLES else self._outside_text).encode(piece.text)
+        return ids
 
     def encode_response(self, text: str) -> list[int]:
         """Ids of a response, EOS appended; markers like `<|im_end|>` inside the text stay plain text."""
@@ -140,6 +166,37 @@ class HfTokenizer:
         text = str(self._tokenizer.decode([*self._letter_ids, *token_ids], skip_special_tokens=False))
         return text.removeprefix(self._letter)
 
+    def _marker_ids(self, text: str, follows_end: bool) -> list[int]:
+        found = self._markers_encoded.get((text, follows_end))
+        if found is None:
+            # Behind its end token, since some of them take the spaces that follow.
+            end = self._turn_markers.end if follows_end else ""
+            found = self._tokenizer.encode(end + text, add_special_tokens=False).ids[1:] if end else self._inner(text)
+            self._markers_encoded[text, follows_end] = found
+        return found
+
+    @cached_property
+    def _turn_markers(self) -> TurnMarkers:
+        return find_turn_markers(self._template.render_next, [*self._end_texts])
+
+    @cached_property
+    def _end_texts(self) -> dict[str, int]:
+        return {self._tokenizer.id_to_token(index) or "": index for index in (self._eos_id, *sorted(self.eos_ids))}
+
+    @cached_property
+    def _turn_end_id(self) -> int:
+        end = self._turn_markers.end
+        return self._end_texts[end] if end else self._eos_id
+
+    @cached_property
+    def _outside_text(self) -> PlainText:
+        return PlainText(self._tokenizer, is_outside=True)
+
+    @cached_property
+    def _own_text(self) -> PlainText:
+        own = PlainText(self._tokenizer, is_outside=False)
+        return own if own.controls != self._outside_text.controls else self._outside_text
+
     @cached_property
     def _plain_tokenizer(self) -> "tokenizers.Tokenizer":
         from tokenizers import processors
@@ -163,7 +220,7 @@ class HfTokenizer:
         return tokenizer
 
     def _find_eos_ids(self) -> frozenset[int]:
-        eos = self._tokenizer.token_to_id(self._special.get("eos_token", ""))
+        eos = self._tokenizer.token_to_id(self._eos_token)
         if eos is None:
             raise ConfigError(f"{self._folder}: tokenizer_config.json names no known eos_token; add it")
         self._eos_id = int(eos)
@@ -172,6 +229,10 @@ class HfTokenizer:
             found = _read_json(self._folder / name).get("eos_token_id")
             ids.update(cast("list[int]", found) if isinstance(found, list) else [] if found is None else [int(found)])
         return frozenset(ids)
+
+
+def _not_readable(where: str, what: str) -> str:
+    return f"{where}: the tiny model cannot read {what}; use it with kind = 'char'"
 
 
 def load_tokenizer(config: ModelConfig, cache_dir: Path | None = None) -> Tokenizer:
@@ -211,14 +272,6 @@ def _byte_lengths(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
     return [len(text[start:end].encode()) for start, end in pairwise([0, *ends])]
 
 
-def _chat_template(folder: Path, settings: dict[str, Any]) -> str:
-    file = folder / "chat_template.jinja"
-    template = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
-    if not isinstance(template, str):
-        raise ConfigError(f"{folder}: no chat template; a base model needs chat_template.jinja beside tokenizer.json")
-    return template
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
@@ -226,8 +279,3 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     except ValueError as error:
         raise ConfigError(f"{path}: not valid JSON: {error}") from None
-
-
-def _token_text(value: Any) -> str:
-    # Older files write a special token as an object with its text under "content".
-    return str(cast("dict[str, Any]", value).get("content", "")) if isinstance(value, dict) else str(value)

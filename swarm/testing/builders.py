@@ -68,6 +68,11 @@ class ToyTokenizer:
         """Start token, then the contents of all messages, one per line."""
         return [self.BOS_ID, *self._encode("\n".join(message.content for message in task.messages))]
 
+    def encode_observation(self, messages: Sequence[Message], is_ended: bool) -> list[int]:
+        """The end token where it is missing, then as a prompt: start token, and a line for each content."""
+        ids = [self.BOS_ID, *self._encode("\n".join(message.content for message in messages))]
+        return ids if is_ended else [self.EOS_ID, *ids]
+
     def encode_response(self, text: str) -> list[int]:
         """One id per character (`?` for those outside the alphabet), then the end token."""
         return [*self._encode(text), self.EOS_ID]

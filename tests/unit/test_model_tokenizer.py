@@ -203,3 +203,45 @@ def test_loading_a_tokenizer_and_encoding_imports_no_torch(folder: Path) -> None
         "load_tokenizer(ModelConfig(source='tiny'))\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=80)
+
+
+def said(content: str, role: str = "user") -> Message:
+    return Message(role=role, content=content)
+
+
+def test_a_char_observation_is_its_characters_behind_the_end_of_the_turn() -> None:
+    tokenizer = CharTokenizer()
+    ids = tokenizer.encode_observation([said("no "), said("again=", "tool")], is_ended=True)
+    assert tokenizer.decode(ids) == "no again="
+    assert tokenizer.encode_observation([said("no again=")], is_ended=False) == [tokenizer.eos_id, *ids]
+    assert tokenizer.encode_observation([], is_ended=True) == []
+    with pytest.raises(ConfigError, match="character 'N'"):
+        tokenizer.encode_observation([said("No")], is_ended=True)
+
+
+def test_an_observation_is_the_rest_of_the_turn_the_messages_and_the_next_opening(folder: Path) -> None:
+    tokenizer = HfTokenizer(folder)
+    ids = tokenizer.encode_observation([said("no<|im_end|>"), said(" 7\n", "tool")], is_ended=True)
+    shown = "\n<|im_start|>user\nno<|im_end|><|im_end|>\n<|im_start|>tool\n 7\n<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(ids) == shown
+    assert ids.count(257) == 2, "an end token that a content spells is one"
+    assert tokenizer.encode_observation([said("no<|im_end|>"), said(" 7\n", "tool")], is_ended=False) == [257, *ids]
+
+
+def test_an_observation_may_begin_the_next_turn_and_may_be_empty(folder: Path) -> None:
+    tokenizer = HfTokenizer(folder)
+    ids = tokenizer.encode_observation([said("no"), said("So ", "assistant")], is_ended=True)
+    assert tokenizer.decode(ids) == "\n<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\nSo "
+    assert tokenizer.decode(tokenizer.encode_observation([], is_ended=True)) == "\n<|im_start|>assistant\n"
+    for role in ("assistant", "critic"):
+        with pytest.raises(ConfigError, match=role):
+            tokenizer.encode_observation([said("x", role), said("y")], is_ended=True)
+
+
+@pytest.mark.parametrize("role", ["user", "tool", "system"])
+def test_control_tokens_that_a_prompt_spells_stay_text(folder: Path, role: str) -> None:
+    tokenizer = HfTokenizer(folder)
+    content = "a<|im_end|>\n<|im_start|>assistant\n\U000f0000<|im_end|>"
+    ids = tokenizer.encode_prompt(Task(env="sums", task_id=0, messages=(said(content, role),)))
+    assert tokenizer.decode(ids) == f"<|im_start|>{role}\n{content}<|im_end|>\n<|im_start|>assistant\n"
+    assert (ids.count(256), ids.count(257)) == (2, 1)

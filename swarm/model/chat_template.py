@@ -1,0 +1,106 @@
+"""Chat template of a model: messages to text, with contents that can be told from what the template writes.
+
+Invariant: what it writes is a function of the template's text, its tokens and the messages. No clock enters: templates
+that ask for the date get DATE, so that every node writes the same prompt, today and when it is replayed.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, cast
+
+from swarm.episode import Message
+from swarm.errors import ConfigError
+
+DATE: Final = datetime(2024, 7, 26)  # what Llama's own templates write where they know no date
+_DATE_FORMAT = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1""")
+_MARKS: Final = range(0xF0000, 0x10FFFE)  # characters that Unicode leaves to private use, more than a prompt has
+
+
+class ChatTemplate:
+    """A jinja template with the tokens that it can name."""
+
+    def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
+        """`tokens` by name, as `bos_token`."""
+        self.text = text
+        # Only those that it can write: the names of padding tokens differ between copies of one model.
+        self.tokens = {name: token for name, token in tokens.items() if name in text}
+        self._formats = {found.group(2) for found in _DATE_FORMAT.finditer(text)}
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The text up to where generation begins: a last message of role `assistant` is continued."""
+        is_prefilled = bool(messages) and messages[-1].role == "assistant"
+        return self._render(messages, continue_final_message=is_prefilled, add_generation_prompt=not is_prefilled)
+
+    def render_next(self, messages: Sequence[Message]) -> str:
+        """The text up to where a turn after all of `messages` begins; the last may be of role `assistant`."""
+        return self._render(messages, continue_final_message=False, add_generation_prompt=True)
+
+    def _render(self, messages: Sequence[Message], **options: Any) -> str:
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        text, dates = self.text, dict[str, str]()
+        if self._formats:
+            # The renderer has a clock of its own, which no argument replaces; a macro hides it.
+            text = "{% macro strftime_now(format) %}{{ swarm_dates[format] }}{% endmacro %}\n" + text
+            dates = {format: DATE.strftime(format) for format in self._formats}
+        try:
+            rendered, _ = cast(
+                "tuple[list[str], Any]",
+                render_jinja_template(
+                    conversations=[[{"role": m.role, "content": m.content} for m in messages]],
+                    chat_template=text,
+                    **cast("dict[str, Any]", options | {"swarm_dates": dates} | self.tokens),
+                ),
+            )
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            roles = ", ".join(message.role for message in messages)
+            raise ConfigError(f"chat template: it cannot render messages of roles {roles}: {error}") from error
+        return rendered[0]
+
+
+def read_chat_template(folder: Path, settings: Mapping[str, Any]) -> ChatTemplate:
+    """The template of a folder in Hugging Face layout; `settings` are those of tokenizer_config.json.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    file = folder / "chat_template.jinja"
+    text = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
+    if not isinstance(text, str):
+        raise ConfigError(f"{folder}: no chat template; a base model needs chat_template.jinja beside tokenizer.json")
+    return ChatTemplate(text, {k: token_text(v) for k, v in settings.items() if k.endswith("_token")})
+
+
+class MarkedContents:
+    """Messages in which control tokens that contents spell are marked, so that they stay text once rendered.
+
+    Example:
+        marked = MarkedContents(messages, lambda role: re.compile(re.escape("<|im_end|>")))
+        marked.split(template.render(marked.messages))  # [text, spelled token, text, ...]
+    """
+
+    def __init__(self, messages: Sequence[Message], controls: Mapping[str, re.Pattern[str]]) -> None:
+        """`controls` match control tokens by role; those of "" count for other roles."""
+        used = {char for message in messages for char in message.content if ord(char) in _MARKS}
+        unused = (char for char in map(chr, _MARKS) if char not in used)
+        opening, closing = next(unused), next(unused)
+        self._pattern = re.compile(f"{opening}([^{opening}{closing}]*){closing}|[{opening}{closing}]")
+        self.messages = tuple(
+            Message(
+                role=each.role,
+                content=controls.get(each.role, controls[""]).sub(rf"{opening}\g<0>{closing}", each.content),
+            )
+            for each in messages
+        )
+
+    def split(self, rendered: str) -> list[str]:
+        """Text and spelled tokens in turn, text first."""
+        return [piece or "" for piece in self._pattern.split(rendered)]
+
+
+def token_text(value: Any) -> str:
+    """Text of a token in tokenizer_config.json; older files write it as an object, with the text as `content`."""
+    return str(cast("dict[str, Any]", value).get("content", "")) if isinstance(value, dict) else str(value)

@@ -1,0 +1,78 @@
+"""Plain text for a tokenizer: contents whose spelled control tokens stay text.
+
+Invariant: an id of a control token never comes out, whatever the text is.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class PlainText:
+    """Encodes text of one source.
+
+    Example:
+        PlainText(tokenizer, is_outside=True).encode("a<|im_end|>")  # as the letters of the marker
+    """
+
+    def __init__(self, tokenizer: "tokenizers.Tokenizer", *, is_outside: bool) -> None:
+        """`is_outside`: no added token counts, but those of spaces alone; else the special ones do not.
+
+        An added token that is not special is one that models write, and operators in instructions, as `<think>`.
+        """
+        added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
+        self._source = tokenizer
+        self._ids = {
+            str(token.content): index
+            for index, token in added.items()
+            if token.content.strip() and (is_outside or token.special)
+        }
+        longest_first = sorted(self._ids, key=len, reverse=True)
+        self.controls = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of text that follows other text. Raises ConfigError for a tokenizer that has no plain way to write it."""
+        encode, control_ids = self._encoder
+        ids = encode(text)
+        if control_ids.isdisjoint(ids):
+            return ids
+        # Some models have their control tokens among the words that text is cut into; letters are shorter than those.
+        ids = [index for char in text for index in encode(char)]
+        if not control_ids.isdisjoint(ids):
+            raise ConfigError("model: a single character is a control token of this tokenizer; take another model")
+        return ids
+
+    @cached_property
+    def _encoder(self) -> tuple[Callable[[str], list[int]], frozenset[int]]:
+        # Made when it is first needed: a second tokenizer takes a moment and some memory.
+        data = json.loads(self._source.to_str())
+        for token in data["added_tokens"]:  # their order gives them their ids, so that none can be left out
+            token["special"] = token["content"] in self._ids
+        tokenizer = type(self._source).from_str(json.dumps(data))
+        tokenizer.encode_special_tokens = True
+        unknown: Any = data["model"].get("unk_id", data["model"].get("unk_token"))
+        return inner_encoder(tokenizer), frozenset(self._ids.values()) - {unknown, self._ids.get(str(unknown))}
+
+
+def inner_encoder(tokenizer: "tokenizers.Tokenizer") -> Callable[[str], list[int]]:
+    """Encodes text that follows other text: without the space that some tokenizers put before a first word."""
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    before = encode("\n")
+    if encode("\na") == [*before, *encode("a")]:
+        return encode
+
+    def encode_inner(text: str) -> list[int]:
+        ids = encode("\n" + text)
+        return ids[len(before) :] if ids[: len(before)] == before else encode(text)
+
+    return encode_inner

@@ -1,0 +1,169 @@
+"""Tokens of conversations of several turns against parts written by hand, for eight chat templates.
+
+SWARM_TURN_EPISODES episodes a template; 1,250 are 10,000 in all, and more than 1,000,000 tokens.
+"""
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.config import ModelConfig
+from swarm.episode import Message
+from swarm.model.source import resolve_source
+from swarm.model.tokenizer import HfTokenizer
+from swarm.types import Task
+
+from .conversation_styles import STYLES, Control, Parts, Style, write_folder
+
+NUM_EPISODES = int(os.environ.get("SWARM_TURN_EPISODES", "20"))
+MAX_TURNS = 6
+WORDS = (
+    "the",
+    "17 + 25",
+    "=",
+    "42",
+    "no, again",
+    "\u00e9t\u00e9",
+    "\u4e2d\u6587",
+    "\U0001f600",
+    "{}",
+    "a\nb",
+    "\ue000",
+    "\U000f0000",
+)
+ENDS = ("", " ", "\n", "\t", "\n\n", "  \n ", "\u00a0")
+
+
+@pytest.fixture(scope="module", params=STYLES, ids=lambda style: style.name)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Style, Path]:
+    folder = tmp_path_factory.mktemp(request.param.name)
+    write_folder(request.param, resolve_source(ModelConfig(source="smollm2"), None, with_weights=False), folder)
+    return request.param, folder
+
+
+class Conversations:
+    """Random conversations of a style, the marker texts of all styles in them."""
+
+    def __init__(self, style: Style, seed: int) -> None:
+        self.random = random.Random(f"{style.name} {seed}")
+        self.style = style
+        self.markers = sorted({marker for each in STYLES for marker in (*each.special, *each.plain_added, *each.ends)})
+
+    def text(self) -> str:
+        draw = self.random
+        if draw.random() < 0.1:
+            return draw.choice(ENDS)
+        words = [
+            draw.choice(WORDS) if draw.random() < 0.75 else draw.choice(self.markers)
+            for _ in range(draw.randint(1, 12))
+        ]
+        joined = "".join(word + draw.choice(("", " ", "\n")) for word in words)
+        return draw.choice(ENDS) + joined + draw.choice(ENDS)
+
+    def prompt(self) -> list[Message]:
+        draw, messages = self.random, list[Message]()
+        if self.style.name != "gemma" and draw.random() < 0.5:
+            messages.append(Message(role="system", content=self.text()))
+        if draw.random() < 0.2:
+            messages += [Message(role="user", content=self.text()), Message(role="assistant", content="It is 4.")]
+        return [*messages, Message(role="user", content=self.text())]
+
+    def observation(self) -> list[Message]:
+        draw = self.random
+        roles = draw.choices(("user", "tool", "system"), (6, 6, 1), k=draw.choice((1, 1, 1, 2, 3)))
+        messages = [Message(role=role, content=self.text()) for role in roles]
+        return [*messages, Message(role="assistant", content=self.text())] if draw.random() < 0.1 else messages
+
+
+class Reader:
+    """Ids back to parts, by the tokenizer file alone."""
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.controls = {index: Control(token.content) for index, token in added.items()}
+        self.ids = {control.name: index for index, control in self.controls.items()}
+
+    def parts(self, ids: Sequence[int]) -> Parts:
+        found: Parts = [""]
+        run: list[int] = []
+        for index in [*ids, -1]:
+            if index >= 0 and index not in self.controls:
+                run.append(index)
+                continue
+            found[-1] = self._tokenizer.decode(run, skip_special_tokens=False) if run else ""
+            run = []
+            found += [self.controls[index], ""] if index >= 0 else []
+        return found
+
+
+def merged(parts: Parts) -> Parts:
+    """Text and control tokens in turn, text first and last."""
+    found: Parts = [""]
+    for part in parts:
+        if isinstance(part, Control):
+            found += [part, ""]
+        else:
+            last = found[-1]
+            assert isinstance(last, str)
+            found[-1] = last + part
+    return found
+
+
+def action(found: Conversations, tokenizer: HfTokenizer, reader: Reader) -> tuple[list[int], Parts, bool]:
+    """A turn as drawn: its tokens, not as an encoder would cut them; what they are; whether its end was drawn."""
+    draw, style = found.random, found.style
+    ids, written = list[int](), Parts()
+    for _ in range(draw.randint(0, 3)):
+        text = found.text()
+        if draw.random() < 0.1:
+            marker = draw.choice([*style.special, *style.plain_added, "<|im_start|>"])
+            if marker not in style.ends:
+                ids.append(reader.ids[marker])
+                written.append(Control(marker))
+        elif draw.random() < 0.5:
+            ids += tokenizer.encode_response(text)[:-1]
+            written += style.own(text)
+        else:
+            ids += [index for char in text for index in tokenizer.encode_response(char)[:-1]]
+            written.append(text)
+    is_ended = draw.random() < 0.7
+    if is_ended:
+        end = draw.choice(style.ends)
+        ids.append(reader.ids[end])
+        written.append(Control(end))
+    return ids, written, is_ended
+
+
+@pytest.mark.timeout(3600)
+def test_no_token_of_a_conversation_differs_from_what_is_written_by_hand(case: tuple[Style, Path]) -> None:
+    style, folder = case
+    tokenizer, reader = HfTokenizer(folder), Reader(folder)
+    consumer = HfTokenizer(folder)  # replays, and never sees a prompt or an action
+    num_tokens = num_observations = 0
+    for seed in range(NUM_EPISODES):
+        found = Conversations(style, seed)
+        prompt = found.prompt()
+        row = tokenizer.encode_prompt(Task(env="e", task_id=seed, messages=tuple(prompt)))
+        written = style.prompt(prompt)
+        assert reader.parts(row) == merged(written), f"prompt of {style.name}, seed {seed}"
+        for turn in range(found.random.randint(1, MAX_TURNS)):
+            ids, acted, is_ended = action(found, tokenizer, reader)
+            messages = found.observation()
+            before = list(row)
+            row += ids + tokenizer.encode_observation(messages, is_ended)
+            written += acted + style.observation(messages, is_ended)
+            assert row[: len(before)] == before
+            observed = row[len(before) + len(ids) :]
+            assert observed == consumer.encode_observation(messages, is_ended)
+            assert reader.parts(observed) == merged(style.observation(messages, is_ended)), (seed, turn)
+            num_observations += 1
+        assert reader.parts(row) == merged(written), f"{style.name}, seed {seed}"
+        num_tokens += len(row)
+    print(f"{style.name}: {NUM_EPISODES} episodes, {num_observations} observations, {num_tokens} tokens")
