@@ -123,7 +123,7 @@ class CoordinatorDaemon(Service):
         )
         turns = CallerTurns(parties)
         for member in self.core.membership.all():
-            if parties.is_established(member.node_id):
+            if not parties.is_private and parties.is_established(member.node_id):
                 turns.know(member.subnet)
         require_entry = self.entry.require
         sessions = Sessions(

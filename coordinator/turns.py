@@ -110,8 +110,9 @@ class SubnetTurns:
 class CallerTurns:
     """Turns of established nodes, whose parties take them one after the other, and of strangers, by subnet, apart.
 
-    Where every node is established a key says nothing, and all take turns by subnet. A subnet from which an
-    established node called is known: what is called from there without a session goes with the nodes.
+    Where every node is established a key says nothing: all nodes take turns by subnet, and those who have proved
+    nothing yet apart from them. Elsewhere a subnet from which an established node called is known: what is called from
+    there without a session goes with the nodes.
 
     Example:
         async with turns.of_node(node_id, context.peer()):
@@ -144,8 +145,8 @@ class CallerTurns:
         return (self._known if self.is_known(peer) else self._strange).of(peer_subnet(peer))
 
     def is_known(self, peer: str) -> bool:
-        """Whether established nodes call from the subnet of a peer."""
-        return self._parties.is_private or peer_subnet(peer) in self._known_subnets
+        """Whether established nodes call from the subnet of a peer; of a private run nobody knows."""
+        return peer_subnet(peer) in self._known_subnets
 
     def know(self, subnet: str) -> None:
         """Takes a subnet for one from which an established node calls."""

@@ -187,6 +187,7 @@ async def test_where_everybody_is_established_a_key_says_nothing_and_subnets_tak
             group.create_task(come(f"{number:064x}", "127.0.0.2"))
         group.create_task(come(ADA, "127.0.0.1"))
     assert served.index("127.0.0.1") <= 2
+    assert not turns.is_known("ipv4:127.0.0.1:4000"), "who joins does not wait for the reports of nodes"
 
 
 @pytest.mark.parametrize("rounds", [0, 8])
