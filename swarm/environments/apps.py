@@ -75,6 +75,7 @@ class AppsEnvironment(NumberedEnvironment):
         self._errand = params.choice("errand", "all", ("all", *KINDS))
         self._entries = params.integer("entries", 4, 2, 12)
         self.max_turns = params.turns(8)
+        self.signals = frozenset({"turn_rewards", "state_keys", "tool_calls", "reward_parts"})
         params.finish()
         super().__init__(config, verifier_name(config, 1))
 

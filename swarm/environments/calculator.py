@@ -36,6 +36,7 @@ class CalculatorEnvironment(NumberedEnvironment):
         self._operations = params.text("operations", "+*", "+-*")
         self._terms = params.integer("terms", 2, 2, 6)
         self.max_turns = params.turns(4)
+        self.signals = frozenset({"state_keys", "tool_calls", "reward_parts"})
         params.finish()
         super().__init__(config, verifier_name(config, 1))
 

@@ -51,6 +51,7 @@ class DialogueEnvironment(NumberedEnvironment):
         self._missing = params.integer("missing", 2, 1, self._slots)
         self._cost = params.number("cost", 0.02, 0.0, 0.1)
         self.max_turns = params.turns(self._missing + 4)
+        self.signals = frozenset({"turn_rewards", "state_keys", "reward_parts"})
         params.finish()
         super().__init__(config, verifier_name(config, 1))
 

@@ -51,6 +51,7 @@ class NumberedEnvironment(ABC):
 
     answer_cpu_s = ANSWER_CPU_S  # that taking one action may take, seconds of CPU without the building of its problem
     max_turns = 1  # most actions of an episode
+    signals: frozenset[str] = frozenset()  # what its transitions say besides the outcome: some of `load.SIGNALS`
 
     def __init__(self, config: EnvironmentConfig, verifier: str, num_tasks: int | None = None) -> None:
         """`num_tasks`: how many problems exist where that is fewer than the configuration asks for."""

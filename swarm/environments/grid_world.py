@@ -59,6 +59,7 @@ class GridWorldEnvironment(NumberedEnvironment):
         self._has_key = bool(params.integer("keys", 0, 0, 1))
         self.style = params.choice("style", "text", ("text", "char"))
         self.max_turns = params.turns(8)
+        self.signals = frozenset({"turn_rewards", "state_keys", "reward_parts"})
         self._most_steps = params.integer("steps", 0, 0, 63) or max(2, self.max_turns // 2)
         params.finish()
         super().__init__(config, verifier_name(config, 1))

@@ -17,6 +17,10 @@ _READS_FILES: Final = ("jsonl", "function", "plugin")
 ENTRY_POINTS: Final = "swarm.environments"  # group in which packages offer environments by name
 # of interfaces.Environment
 _MEMBERS: Final = ("name", "verifier", "num_tasks", "max_turns", "task", "episode", "reference")
+SINGLE_ANSWERS: Final = ("reasoning_gym", "jsonl", "char", "function")  # kinds that say nothing besides the outcome
+SIGNALS: Final = ("turn_rewards", "state_keys", "tool_calls", "reward_parts")
+"""What an environment may say besides the outcome (its attribute `signals`): a reward for each turn, a key of
+each state, tools, several named rewards."""
 
 
 def build_environment(config: EnvironmentConfig) -> Environment:
@@ -97,6 +101,14 @@ def load_plugin(config: EnvironmentConfig) -> Environment:
     if made.name != config.name:
         raise ConfigError(f"{origin}.name is {made.name!r}; take it from the configuration: config.name")
     return made
+
+
+def signals_of(environment: Environment) -> frozenset[str]:
+    """What it says besides the outcome; nothing where it does not name it. Raises ConfigError for another name."""
+    signals: frozenset[str] = frozenset(getattr(environment, "signals", ()))
+    if unknown := sorted(signals - set(SIGNALS)):
+        raise ConfigError(f"environment {environment.name}: signals {', '.join(unknown)}; known: {', '.join(SIGNALS)}")
+    return signals
 
 
 def build_environments(configs: Iterable[EnvironmentConfig]) -> dict[str, Environment]:

@@ -65,6 +65,8 @@ class LookUpEnvironment(NumberedEnvironment):
         self.style = params.choice("style", "text", ("text", "char"))
         self._length = params.integer("length", 3, 2, 8)
         self.max_turns = params.turns(5)
+        tools = {"tool_calls"} if self.style == "text" else set[str]()
+        self.signals = frozenset({"turn_rewards", "state_keys", "reward_parts"}) | tools
         params.finish()
         if self.style == "char" and self._length == 2 and self._people > 12:
             raise ConfigError(f"environment {config.name}: params.length 2 has too few words for {self._people} people")

@@ -35,6 +35,7 @@ class RetryEnvironment:
         where = f"environment {config.name}"
         params = Params(config.model_copy(update={"params": {k: v for k, v in config.params.items() if k != "inner"}}))
         self.max_turns = params.turns(3)
+        self.signals = frozenset({"state_keys", "reward_parts"})
         self.hint = params.choice("hint", "none", HINTS)
         self.discount = params.number("discount", 1.0, 0.0, 1.0)
         is_char = config.inner is not None and config.inner.kind == "char"

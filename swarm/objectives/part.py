@@ -59,7 +59,10 @@ class Requirement(StrEnum):
     BASELINE_ROLLOUT = "baseline_rollout"  # one greedy response to each prompt
     ZERO_VARIANCE_GROUPS = "zero_variance_groups"  # groups whose rewards are all equal
     SEVERAL_UPDATES = "several_updates"  # a batch is used for more than one optimizer update
-    TURNS = "turns"  # turn boundaries
+    TURNS = "turns"  # episodes of several turns
+    TURN_REWARDS = "turn_rewards"  # a reward for each turn
+    STATE_KEYS = "state_keys"  # equal for equal states of an environment
+    TOOL_CALLS = "tool_calls"  # turns that call a tool
     REPEATED_PROMPTS = "repeated_prompts"  # the same prompt comes back, so that its history means something
     PREVIOUS_DRAW = "previous_draw"  # the draw before comes once more, and is updated on first
     BUDGETS = "budgets"  # members of a group were asked to keep to different numbers of tokens

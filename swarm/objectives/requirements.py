@@ -5,7 +5,8 @@ Invariant: every `Need` has an entry, which says what is missing and what to cha
 
 from collections.abc import Collection
 
-from swarm.config import NodeConfig
+from swarm.config import EnvironmentConfig, NodeConfig
+from swarm.environments.load import SINGLE_ANSWERS, build_environment, signals_of
 from swarm.errors import ConfigError
 from swarm.objectives.part import Requirement
 from swarm.objectives.recipe import Recipe
@@ -24,14 +25,13 @@ _ALWAYS = frozenset(
 NOT_YET = frozenset(
     {
         Requirement.REFERENCE_REWARDS,
-        Requirement.TURNS,
         Requirement.PREVIOUS_DRAW,
         Requirement.BUDGETS,
-        Requirement.REWARD_PARTS,
     }
 )
 """What no run can supply yet, whatever its configuration."""
 
+_CHOOSE = "choose a recipe without this need, or an environment whose `signals` have"
 _NOT_BUILT = "no part of a run makes them yet; choose a recipe without this need (`swarm recipes list`)"
 _FIXES = {
     Requirement.BEHAVIOR_LOGPROBS: "the generator must sample at a temperature above 0 "
@@ -46,6 +46,9 @@ _FIXES = {
     "set learner.updates_per_step = 2 or more",
     Requirement.TURNS: "every environment of this run is single-turn: choose a recipe without this need, "
     "or an environment with several turns",
+    Requirement.TURN_REWARDS: f"no environment of this run rewards a turn: {_CHOOSE} `turn_rewards`",
+    Requirement.STATE_KEYS: f"no environment of this run says in which state it is: {_CHOOSE} `state_keys`",
+    Requirement.TOOL_CALLS: f"no environment of this run has tools: {_CHOOSE} `tool_calls`",
     Requirement.REPEATED_PROMPTS: "prompts hardly ever come back, so that their history means nothing: "
     f"set num_tasks of each environment that is asked to {MAX_REPEATED_TASKS} or less",
     Requirement.VARIED_GROUPS: "every group has generator.group_size rollouts: "
@@ -55,8 +58,7 @@ _FIXES = {
     "set generator.byte_lengths = true on every node",
     Requirement.PERTURBED_LOGPROBS: "the learner perturbs its layers itself",
     Requirement.BUDGETS: f"prompts that ask for a number of tokens: {_NOT_BUILT}",
-    Requirement.REWARD_PARTS: "every environment of this run gives one reward: choose a recipe without this need, "
-    "or an environment that names its rewards",
+    Requirement.REWARD_PARTS: f"every environment of this run gives one reward: {_CHOOSE} `reward_parts`",
 }
 
 
@@ -91,7 +93,16 @@ def supplied_by(config: NodeConfig) -> frozenset[Requirement]:
         found.add(Requirement.VARIED_GROUPS)
     if asked and all(env.num_tasks <= MAX_REPEATED_TASKS for env in asked):
         found.add(Requirement.REPEATED_PROMPTS)
-    return frozenset(found)
+    return frozenset(found).union(*(_supplied_by(env) for env in asked))
+
+
+def _supplied_by(config: EnvironmentConfig) -> frozenset[Requirement]:
+    """What an environment says of turns and rewards. Raises ConfigError where it cannot be built."""
+    if config.kind in SINGLE_ANSWERS:  # and slow to build
+        return frozenset()
+    environment = build_environment(config)
+    signals = frozenset(map(Requirement, signals_of(environment)))
+    return signals | {Requirement.TURNS} if environment.max_turns > 1 else signals
 
 
 def check_safe(safe: Recipe, needs: frozenset[Requirement], supplied: frozenset[Requirement]) -> None:

@@ -4,15 +4,14 @@ Invariant: turns are those of `Rollout.actions`; a rollout without a replayed ou
 Shape letters: N rollouts, K most turns of one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swarm.environments.tool_calls import parse_action
-from swarm.episode import Actions, EpisodeOutcome, Transition, TurnStatus
+from swarm.episode import OUTCOME, Actions, EpisodeOutcome, Transition, TurnStatus
 from swarm.types import FloatArray, Rollout, ScoredGroup
 
 
@@ -51,8 +50,14 @@ def turn_columns(groups: Sequence[ScoredGroup]) -> TurnColumns | None:
 
 
 def named_rewards(groups: Sequence[ScoredGroup]) -> dict[str, FloatArray]:
-    """Every named reward [N]; 0 where an episode does not have it."""
-    rewards: list[Any] = [{} if each is None else each.rewards for group in groups for each in _outcomes(group)]
+    """Every named reward [N], none where rewards say it all; 0 where an episode does not have it."""
+    if not any(group.outcomes for group in groups):
+        return {}
+    rewards: list[Mapping[str, float]] = [
+        {OUTCOME: value} if outcome is None else outcome.rewards
+        for group in groups
+        for outcome, value in zip(_outcomes(group), group.rewards.tolist(), strict=True)
+    ]
     names = sorted({name for each in rewards for name in each})
     return {name: np.array([each.get(name, 0.0) for each in rewards], np.float32) for name in names}
 

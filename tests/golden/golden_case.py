@@ -5,6 +5,7 @@ mu the generator, pi_ref the reference; R reward, A advantage, |o_i| trained tok
 """
 
 import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swarm.episode import TurnStatus
 from swarm.objectives.batch import Batch
 from swarm.testing.batches import toy_batch
 
@@ -56,6 +58,15 @@ class Response:
     parts: dict[str, float]  # named rewards
     budget: int  # tokens it was asked to keep to
     replayed: bool  # of the previous draw
+    turn_rewards: list[float]  # one for each turn, as the next ones
+    calls: list[int]
+    states: list[str]  # after the turn
+    statuses: list[str]
+    actions: list[str]
+
+    @property
+    def num_turns(self) -> int:
+        return len(self.turn_rewards)
 
 
 @dataclass(slots=True)
@@ -200,7 +211,33 @@ def random_batch(kind: str, seed: int, memory: Mapping[str, Any] | None = None) 
     certainty = (0.1, 0.16, 0.24)[seed % 3] if kind == "tight" else 1.0  # entropies near the targets of controllers
     entropy = torch.where(mask, certainty * (0.05 + 2 * uniform(count, LENGTH)), 0.0)
     segments, sent = _segments(batch, uniform(count, LENGTH) > 0.5, spread * normal(count, LENGTH))
-    return replace(batch, segment_ids=segments, segment_logprobs=sent), logprobs, entropy
+    batch = replace(batch, segment_ids=segments, segment_logprobs=sent, **_episodes(batch, kind, seed))
+    return batch, logprobs, entropy
+
+
+def _episodes(batch: Batch, kind: str, seed: int) -> dict[str, Any]:
+    """Turns of two places each, up to the last trained one."""
+    dice = random.Random(f"{kind} {seed}")
+    places, most = torch.arange(LENGTH), LENGTH // 2
+    num_turns = (torch.where(batch.mask, places, 0).max(dim=1).values // 2 + 1).tolist()
+    rewards = torch.zeros((len(num_turns), most), dtype=torch.float64)
+    calls = torch.zeros((len(num_turns), most), dtype=torch.int64)
+    for row, count in enumerate(num_turns):
+        for turn in range(count):
+            rewards[row, turn] = 0.0 if kind in ("binary", "equal") else dice.choice((-0.5, 0.0, 0.0, 0.25, 1.0))
+            calls[row, turn] = dice.choice((0, 1, 1, 2))
+
+    def texts(*values: Any) -> tuple[tuple[Any, ...], ...]:
+        return tuple(tuple(dice.choice(values) for _ in range(count)) for count in num_turns)
+
+    return {
+        "turn_rewards": rewards,
+        "num_turns": torch.tensor(num_turns),
+        "num_calls": calls,
+        "state_keys": texts("", "lake", "hill", "hill"),
+        "turn_statuses": texts(*[TurnStatus.OK] * 6, *TurnStatus),
+        "actions": texts("go", "Go ", "stay"),
+    }
 
 
 def _segments(batch: Batch, cuts: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,6 +268,8 @@ def predictions(batch: Batch) -> tuple[Tensor, Tensor]:
 
 def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
     """The same step in plain Python; gradients of a formula flow into `logprobs` and `entropy`."""
+    assert batch.turn_rewards is not None and batch.num_calls is not None and batch.state_keys is not None
+    assert batch.turn_statuses is not None and batch.actions is not None
     groups = [Group(key=key, baseline=math.nan, members=[]) for key in batch.task_keys]
     for index, group in enumerate(groups):
         if batch.baseline_rewards is not None:
@@ -276,6 +315,11 @@ def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
             budget=LENGTH if batch.budgets is None else int(batch.budgets[i]),
             replayed=batch.replayed is not None and bool(batch.replayed[i]),
             parts={name: float(values[i]) for name, values in batch.reward_parts.items()},
+            turn_rewards=batch.turn_rewards[i, : len(batch.actions[i])].tolist(),
+            calls=batch.num_calls[i, : len(batch.actions[i])].tolist(),
+            states=list(batch.state_keys[i]),
+            statuses=[str(status) for status in batch.turn_statuses[i]],
+            actions=list(batch.actions[i]),
         )
         groups[int(batch.group_index[i])].members.append(response)
     return Case(groups=groups, memory=batch.memory, rate=batch.learning_rate)

@@ -41,7 +41,7 @@ ALLOWED_IMPORTS = {
     "torch",
     "golden_case",
 }
-NEVER_NEGATIVE = {"pass_at_k_grpo", "psr", "a_lol"}
+NEVER_NEGATIVE = {"pass_at_k_grpo", "psr", "a_lol", "ipa"}
 NEEDLESS_LABELS = {f"detach gone from {place}" for place in NEEDLESS}
 
 

@@ -5,13 +5,16 @@ admission lets in into a source's groups: any log-probs, rewards, lengths and an
 """
 
 import functools
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from swarm.episode import TurnStatus
 from swarm.objectives import coefficients as objective
 from swarm.objectives import fallbacks
 from swarm.objectives.batch import Batch, MassClip, Masses
@@ -76,11 +79,47 @@ def honest(seed: int) -> Step:
         budgets=torch.tensor([2, 4, 6, 8]).repeat(NUM_GROUPS),
         replayed=torch.arange(count) < SIZE,
         reward_parts={"correct": rewards, "format": 1 - 0.5 * rewards},
+        **episodes(0),
         **{name: torch.where(mask, each, 0.0) for name, each in values.items()},
     )
     logprobs = torch.where(mask, (behavior + noise(0.25)).clamp(max=-1e-3), 0.0)
     entropy = torch.rand((count, LENGTH), generator=generator, dtype=DTYPE) + 0.2
     return Step(batch=batch, logprobs=logprobs, entropy=torch.where(mask, entropy, 0.0))
+
+
+def episodes(seed: int, *, is_extreme: bool = False) -> dict[str, Any]:
+    """Two turns, or one; rewards and states are of the replay, so that extremes are those of an environment."""
+    dice = random.Random(seed)
+    num_turns = [dice.choice((1, 2)) if is_extreme else 2 - (row % 5 == 0) for row in range(NUM_GROUPS * SIZE)]
+    rewards = (-5.0, 0.0, 5.0) if is_extreme else (0.0, 0.25, 0.5)
+    statuses = tuple(TurnStatus) if is_extreme else (TurnStatus.OK,) * 7 + tuple(TurnStatus)
+
+    def each(*values: Any) -> tuple[tuple[Any, ...], ...]:
+        return tuple(tuple(dice.choice(values) for _ in range(count)) for count in num_turns)
+
+    def table(*values: float) -> list[list[float]]:
+        return [[*row, 0.0][:2] for row in each(*values)]
+
+    return {
+        "turn_rewards": torch.tensor(table(*rewards), dtype=DTYPE),
+        "num_calls": torch.tensor(table(0, 1, 16 if is_extreme else 2), dtype=torch.int64),
+        "num_turns": torch.tensor(num_turns),
+        "state_keys": each("", "here", "there"),
+        "turn_statuses": each(*statuses),
+        "actions": each("go", "stay"),
+    }
+
+
+def attacked_turns(old: Batch, changed: dict[str, Any], bad: Tensor) -> dict[str, Any]:
+    """The stranger's turns of `changed`, all others as they were."""
+
+    def chosen(name: str) -> Any:
+        before, after = getattr(old, name), changed[name]
+        if isinstance(before, Tensor):
+            return torch.where(bad if before.dim() == 1 else bad[:, None], after, before)
+        return tuple(new if is_bad else was for was, new, is_bad in zip(before, after, bad.tolist(), strict=True))
+
+    return {name: chosen(name) for name in changed}
 
 
 def attack(step: Step, seed: int) -> Step:
@@ -129,6 +168,7 @@ def attack(step: Step, seed: int) -> Step:
         reference_logprobs=placed(old.reference_logprobs, tokens(-1e-6, -2.0, -40.0)),
         reward_parts={"correct": rewards, "format": 1 - 0.5 * rewards},
         texts=tuple("same" if is_bad else text for text, is_bad in zip(old.texts, bad.tolist(), strict=True)),
+        **attacked_turns(old, episodes(seed + 1, is_extreme=True), bad),
     )
     entropy = placed(step.entropy, tokens(0.0, 0.01, 4.0))
     return Step(batch=batch, logprobs=placed(step.logprobs, policy), entropy=entropy)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -246,12 +246,22 @@ def needing(*missing: Requirement) -> Recipe:
     return dataclasses.replace(load_recipe("sapo_swarm"), terms=(Needy(),))
 
 
+def episodes(kind: Literal["retry", "grid_world", "calculator", "look_up"], **changes: Any) -> NodeConfig:
+    single = EnvironmentConfig(name="sums", kind="char", dataset="sum")
+    return NodeConfig(environments=(single, EnvironmentConfig(name="episodes", kind=kind, **changes)))
+
+
 @pytest.mark.parametrize("need", list(Requirement))
 def test_a_need_is_met_or_refused_with_its_name_and_the_fix(need: Requirement) -> None:
     fed = {
         Requirement.ZERO_VARIANCE_GROUPS: node(replay=ReplayConfig(keep_zero_variance=True)),
         Requirement.SEVERAL_UPDATES: node(learner=LearnerConfig(updates_per_step=4)),
         Requirement.REPEATED_PROMPTS: node(num_tasks=200),
+        Requirement.TURNS: episodes("retry", params={"inner": {"kind": "char", "dataset": "reverse"}}),
+        Requirement.TURN_REWARDS: episodes("grid_world"),
+        Requirement.STATE_KEYS: episodes("grid_world"),
+        Requirement.TOOL_CALLS: episodes("calculator"),
+        Requirement.REWARD_PARTS: episodes("look_up", params={"style": "char"}),
         Requirement.VARIED_GROUPS: node(generator=GeneratorConfig(group_size=8, largest_group=32)),
     }
     always = {

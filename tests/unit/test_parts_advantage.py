@@ -21,7 +21,6 @@ from swarm.objectives.methods.aepo import EntropyScaled
 from swarm.objectives.methods.asymre import ShiftedMean
 from swarm.objectives.methods.bnpo import BetaNormalised
 from swarm.objectives.methods.campo import RepeatedTail, ends_in_a_loop
-from swarm.objectives.methods.dapo import Overlong
 from swarm.objectives.methods.dcpo import CumulativeScore, RolloutMeanSum
 from swarm.objectives.methods.drpo import PromptSum
 from swarm.objectives.methods.gdpo import PerRewardScore
@@ -49,6 +48,7 @@ from swarm.objectives.parts.advantage import (
 )
 from swarm.objectives.parts.aggregate import ConstantLength, RolloutSum
 from swarm.objectives.parts.prompts import renewed
+from swarm.objectives.parts.reward import Overlong
 from swarm.testing.batches import toy_batch, toy_scored
 
 

@@ -52,14 +52,16 @@ def test_recipes_list_says_the_same_as_recipes() -> None:
 def test_a_recipe_that_no_run_can_feed_says_so_wherever_it_is_shown() -> None:
     """What runs supply is computed from the widest configuration, not from the list that marks the recipes."""
     env = EnvironmentConfig(name="sums", kind="char", dataset="sum", num_tasks=100)
+    episodes = EnvironmentConfig(name="apps", kind="apps", num_tasks=100)
     widest = NodeConfig(
-        environments=(env,),
+        environments=(env, episodes),
         replay=ReplayConfig(keep_zero_variance=True),
         generator=GeneratorConfig(byte_lengths=True, group_size=4, largest_group=8),
         learner=LearnerConfig(updates_per_step=2),
     )
     idle = {name for name in list_recipes() if load_recipe(name).needs - supplied_by(widest)}
-    assert {"at2po", "hbpo", "gdpo"} <= idle
+    assert {"hbpo", "pipo"} <= idle
+    assert not {"at2po", "gigpo", "otc_po", "matchtir", "gdpo"} & idle
     rows = json.loads(swarm("recipes", "--json").stdout)
     assert {row["name"] for row in rows if row["not_yet"]} == idle
     assert all(set(row["not_yet"]) <= set(row["needs"]) for row in rows)
@@ -69,7 +71,7 @@ def test_a_recipe_that_no_run_can_feed_says_so_wherever_it_is_shown() -> None:
         line = next(line for line in table.splitlines() if line.startswith(f"| `{name}` |"))
         assert line.endswith("| yes |") == (name not in idle), name
         assert (f"  {name} (" in shown) == (name in idle), name
-    assert "not yet: nothing supplies turns" in swarm("recipes", "show", "at2po").stdout
+    assert "not yet: nothing supplies budgets" in swarm("recipes", "show", "hbpo").stdout
 
 
 def test_a_recipe_is_shown_with_its_equation_and_the_address_of_every_constant() -> None:

@@ -14,6 +14,8 @@ import pytest
 from swarm.clock import ManualClock
 from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, ReplayConfig
 from swarm.environments.char_tasks import KINDS, CharEnvironment
+from swarm.environments.tool_calls import render_call
+from swarm.episode import EpisodeOutcome, ToolCall, Transition, TurnStatus
 from swarm.generation.produce import produce
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
@@ -21,7 +23,7 @@ from swarm.model.network import LoadedModel, load_model
 from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import Requirement
 from swarm.objectives.requirements import NOT_YET
-from swarm.types import Correction, Draw, DrawnGroup, PolicyVersion, Sampling, ScoredGroup, StepReport
+from swarm.types import Correction, Draw, DrawnGroup, PolicyVersion, Rollout, Sampling, ScoredGroup, StepReport
 
 pytestmark = pytest.mark.timeout(120)  # the first of them loads the model and samples every draw
 
@@ -81,8 +83,36 @@ def groups(number: int) -> tuple[tuple[ScoredGroup, ...], tuple[float, ...]]:
     return tuple(kept), tuple(rng.integers(0, 2, len(kept)).astype(float))
 
 
-def draw(step: int, keep_zero_variance: bool) -> Draw:
+def as_episodes(scored: ScoredGroup, seed: int) -> ScoredGroup:
+    """The same tokens in two turns where there are two, with rewards, states, calls and statuses of each."""
+    rng = np.random.default_rng(seed)
+    rollouts: list[Rollout] = []
+    outcomes: list[EpisodeOutcome] = []
+    for rollout, reward in zip(scored.group.rollouts, scored.rewards.tolist(), strict=True):
+        assert rollout.trace is not None
+        size = rollout.trace.token_ids.size
+        turns = 2 if size > 1 else 1
+        call = render_call(ToolCall(name="add", arguments={})) * int(rng.integers(0, 3))
+        turn_ids = (np.arange(size) >= (size + 1) // 2).astype(np.int16)
+        actions = (call, rollout.text)[-turns:]
+        rollouts.append(replace(rollout, actions=actions, trace=replace(rollout.trace, turn_ids=turn_ids)))
+        transitions = tuple(
+            Transition(
+                is_end=turn == turns - 1,
+                reward=float(rng.choice((-0.5, 0.0, 0.25, 1.0))),
+                status=TurnStatus(rng.choice(["ok", "ok", "ok", *TurnStatus])),
+                state_key=str(rng.choice(("", "here", "there"))),
+            )
+            for turn in range(turns)
+        )
+        outcomes.append(EpisodeOutcome(reward=reward, transitions=transitions))
+    return replace(scored, group=replace(scored.group, rollouts=tuple(rollouts)), outcomes=tuple(outcomes))
+
+
+def draw(step: int, keep_zero_variance: bool, has_turns: bool) -> Draw:
     found, baselines = groups(step - 1)
+    if has_turns:
+        found = tuple(as_episodes(each, 10 * step + place) for place, each in enumerate(found))
     chosen = [place for place, group in enumerate(found) if keep_zero_variance or group.has_signal]
     return Draw(
         step=step,
@@ -103,7 +133,8 @@ def reports(name: str, folder: Path) -> list[StepReport]:
     try:
         learner = PolicyLearner(tiny().network, tiny().tokenizer, recipe, config, ReplayConfig(), NODE, folder)
         keep = Requirement.ZERO_VARIANCE_GROUPS in recipe.needs
-        return [learner.step(draw(step, keep)) for step in range(1, len(REWARDS) + 1)]
+        has_turns = Requirement.TURNS in recipe.needs
+        return [learner.step(draw(step, keep, has_turns)) for step in range(1, len(REWARDS) + 1)]
     finally:
         tiny().network.load_state_dict(start)
 

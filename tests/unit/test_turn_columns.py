@@ -137,7 +137,7 @@ def test_a_batch_has_the_turns_of_every_rollout_and_follows_its_groups() -> None
     assert batch.turn_statuses == tuple((TurnStatus.OK,) * count for count in (3, 2, 1, 1, 2))
     assert batch.actions == (("a", "b", "c"), ("a", "b"), ("7",), ("8",), (call * 2, "3"))
     assert batch.reward_parts["form"].tolist() == [0.5, 0, 0, 0, 0]
-    assert batch.reward_parts["outcome"].tolist() == [1, 0, 0, 0, 1]
+    assert batch.reward_parts["outcome"].tolist() == [1, 0, 1, 0, 1], "a single answer has its reward"
     assert batch.max_new_tokens.tolist() == [24, 16, 8, 8, 16], "8 are a turn's"
 
     tokens = [int(each) for each in (batch.turn_ids * 10 + batch.mask)[0, :8]]

@@ -3,14 +3,14 @@
     z + clip(-2 (p - mean p) / mean |o|, +-.7 |z|) for successes with a call at p; clip .2, token mean
 
 Added to the reward it would be normalised away or let a wrong answer win; added here it can never turn a
-sign. Ours: the call stands at the end of the first turn; clip and token mean around it.
+sign. Ours: the call stands at the end of the first turn that has one; clip and token mean around it.
 """
 
 import torch
 from torch import Tensor
 
 from swarm.objectives.part import AdvantagePart, Batch, NotNegative, Requirement
-from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_scores, group_statistics, group_sum
+from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_scores, group_statistics, group_sum, turns_of
 from swarm.objectives.recipe import Recipe
 
 
@@ -18,7 +18,7 @@ class EarlyCall(AdvantagePart):
     """Z-score, and for successes that called a tool a bounded bonus for calling it earlier than the others did."""
 
     equation = "A_i = z_i + clip(-strength (p_i - mean_G p) / mean_G |o|, -bound |z_i|, bound |z_i|)"
-    always_needs = frozenset({Requirement.TURNS})
+    always_needs = frozenset({Requirement.TURNS, Requirement.TOOL_CALLS})
     strength: float = 2.0
     bound: NotNegative = 0.7
     correct: float = 0.5  # a success has a higher reward
@@ -27,10 +27,10 @@ class EarlyCall(AdvantagePart):
     def __call__(self, batch: Batch) -> Tensor:
         rewards = batch.rewards.to(torch.float64)
         scores = group_scores(rewards, batch.group_index, self.floor)
-        first_turn = torch.where(batch.mask, batch.turn_ids, batch.turn_ids.max() + 1).min(dim=1, keepdim=True).values
-        in_first = batch.mask & (batch.turn_ids == first_turn)
-        place = in_first.sum(dim=1).to(torch.float64)
-        called = (batch.rewards > self.correct) & (batch.mask & ~in_first).any(dim=1)
+        calls = turns_of(batch).calls > 0
+        first = calls.int().argmax(dim=1, keepdim=True)  # turn of the first call
+        place = (batch.mask & (batch.turn_ids <= first)).sum(dim=1).to(torch.float64)
+        called = (batch.rewards > self.correct) & calls.any(dim=1)
         # ours: the usual place is that of the successes that called
         callers = group_sum(called, batch.group_index).clamp(min=1)
         usual = group_sum(torch.where(called, place, 0.0), batch.group_index) / callers

@@ -8,11 +8,10 @@ sampler's work. The overlong buffer is 4096 of 20480 tokens; ours: the same shar
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from swarm.objectives.part import Batch, CorrectionPart, PositiveShare, RewardPart, Scored
-from swarm.objectives.parts import Clip, GroupZScore, TokenMean, TokenRatio, allowed_length
+from swarm.objectives.part import CorrectionPart, Scored
+from swarm.objectives.parts import Clip, GroupZScore, Overlong, TokenMean, TokenRatio
 from swarm.objectives.recipe import Recipe
 
 
@@ -30,25 +29,6 @@ class FinishedOnly(CorrectionPart):
     def __call__(self, scored: Scored) -> Tensor:
         is_kept = ~scored.batch.is_truncated[:, None]
         return is_kept.to(scored.advantages.dtype).expand(scored.mask.shape)
-
-
-class Overlong(RewardPart):
-    """A penalty that grows over the last part of the allowed length, from 0 to `factor`.
-
-    DAPO's buffer is 4096 of 20480 tokens. Here it is a share of what each generator was allowed.
-
-    Source: DAPO, arXiv:2503.14476 section 3.4; verl `DAPORewardManager`.
-    """
-
-    equation = "R <- R + min(0, -factor (|o| - (Lmax - Lbuf)) / Lbuf), Lbuf = share Lmax"
-    share: PositiveShare = 0.2
-    factor: float = 1.0
-
-    def __call__(self, batch: Batch) -> Tensor:
-        limit = allowed_length(batch).to(torch.float64)
-        buffer = self.share * limit
-        excess = (batch.length.to(torch.float64) - (limit - buffer)) / buffer
-        return batch.rewards - (self.factor * excess.clamp(min=0)).to(batch.rewards.dtype)
 
 
 RECIPE = Recipe(

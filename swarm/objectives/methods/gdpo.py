@@ -11,6 +11,7 @@ Mechanism: per reward normalised.
 import torch
 from torch import Tensor
 
+from swarm.episode import OUTCOME
 from swarm.errors import ConfigError
 from swarm.objectives.part import AdvantagePart, Batch, Requirement
 from swarm.objectives.parts import Clip, TokenMean, TokenRatio, group_scores, whitened
@@ -38,10 +39,10 @@ class PerRewardScore(AdvantagePart):
             raise ConfigError(f"weights: {self.weights!r} is not like 'correct=1, format=0.5'") from error
 
     def __call__(self, batch: Batch) -> Tensor:
-        assert batch.reward_parts, "the run does not supply reward_parts"
+        parts = batch.reward_parts or {OUTCOME: batch.rewards}  # a draw may hold single answers alone
         total = torch.zeros(batch.num_rollouts, dtype=torch.float64, device=batch.mask.device)
-        for name in sorted(batch.reward_parts):
-            values = batch.reward_parts[name].to(torch.float64)
+        for name in sorted(parts):
+            values = parts[name].to(torch.float64)
             total = total + self.weight_of(name) * group_scores(values, batch.group_index, self.floor)
         tokens = total[:, None].expand(batch.mask.shape)
         return whitened(tokens, batch.mask, self.whitening_floor).to(batch.rewards.dtype)

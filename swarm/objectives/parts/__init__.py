@@ -15,3 +15,5 @@ from swarm.objectives.parts.likelihood import *
 from swarm.objectives.parts.mismatch_correction import *
 from swarm.objectives.parts.prompts import *
 from swarm.objectives.parts.ratio import *
+from swarm.objectives.parts.reward import *
+from swarm.objectives.parts.turns import *

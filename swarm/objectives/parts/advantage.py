@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from swarm.objectives.part import AdvantagePart, Batch, NotNegative, PositiveShare, Requirement
-from swarm.objectives.parts.group_statistics import group_centred, group_scores, group_statistics, where_signal
+from swarm.objectives.parts.group_statistics import (
+    group_centred,
+    group_left_out,
+    group_scores,
+    group_statistics,
+    where_signal,
+)
 from swarm.objectives.parts.ratio import log_ratio
 
 
@@ -47,10 +53,7 @@ class LeaveOneOut(AdvantagePart):
     equation = "A_i = R_i - mean_{j != i} R_j; R_i in a group of one"
 
     def __call__(self, batch: Batch) -> Tensor:
-        group = group_statistics(batch.rewards, batch.group_index)
-        rewards = batch.rewards.to(group.mean.dtype)
-        left_out = group.count / (group.count - 1).clamp(min=1) * (rewards - group.mean)
-        return torch.where(group.count > 1, where_signal(left_out, group, rewards), rewards).to(batch.rewards.dtype)
+        return group_left_out(batch.rewards, batch.group_index)
 
 
 def whitened(values: Tensor, mask: Tensor, floor: float) -> Tensor:

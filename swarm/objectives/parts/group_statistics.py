@@ -83,3 +83,11 @@ def group_scores(values: Tensor, group_index: Tensor, floor: float) -> Tensor:
     """(value - mean) / (unbiased std + floor) of the group: [N] in the dtype of `values`, exactly 0 as above."""
     group = group_statistics(values, group_index)
     return where_signal((values.to(group.mean.dtype) - group.mean) / (group.std + floor), group, values)
+
+
+def group_left_out(values: Tensor, group_index: Tensor) -> Tensor:
+    """Value minus the mean of the others [N], in the dtype of `values`; alone in its group, the value itself."""
+    group = group_statistics(values, group_index)
+    exact = values.to(group.mean.dtype)
+    left_out = group.count / (group.count - 1).clamp(min=1) * (exact - group.mean)
+    return torch.where(group.count > 1, where_signal(left_out, group, exact), exact).to(values.dtype)

@@ -6,10 +6,11 @@ from golden_case import Case, Response, Tensor, log_ratio, mean, ppo_min, z_scor
 
 
 def call(response: Response) -> int | None:
-    """Trained tokens before the first call, of a success that calls."""
-    first = response.tokens[0].turn
-    has_called = response.reward > 0.5 and any(token.turn != first for token in response.tokens)
-    return sum(token.turn == first for token in response.tokens) if has_called else None
+    """Trained tokens up to the end of the first turn with a call, of a success that calls."""
+    if response.reward <= 0.5 or not any(response.calls):
+        return None
+    first = [count > 0 for count in response.calls].index(True)
+    return sum(token.turn <= first for token in response.tokens)
 
 
 def loss(case: Case) -> Tensor:

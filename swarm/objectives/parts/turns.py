@@ -1,0 +1,114 @@
+"""Turns of episodes: their rewards and returns, statistics over turns alike, and back to tokens.
+
+Invariant: statistics are of one group, and a rollout counts in them with the turns that it has; a single answer is an
+episode of one turn. What other nodes choose are actions alone: rewards, states and statuses are of the replay here.
+Shape letters: N rollouts, L longest response in tokens, K most turns.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarm.episode import TurnStatus
+from swarm.objectives.part import Batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turns:
+    """Of each rollout."""
+
+    exists: Tensor  # bool [N, K]
+    rewards: Tensor  # float64 [N, K], of the turn
+    calls: Tensor  # int64 [N, K], well-formed tool calls
+    is_last: Tensor  # bool [N, K]
+
+    @property
+    def num_turns(self) -> Tensor:
+        """int64 [N], at least 1."""
+        return self.exists.sum(dim=1)
+
+    def with_outcome(self, batch: Batch) -> Tensor:
+        """Rewards [N, K] of the turns, that of the episode added at its last turn."""
+        return self.rewards + torch.where(self.is_last, batch.rewards.to(torch.float64)[:, None], 0.0)
+
+
+def turns_of(batch: Batch) -> Turns:
+    """The turns of a batch; one each where it has only single answers."""
+    device, count = batch.mask.device, batch.num_rollouts
+    if batch.turn_rewards is None or batch.num_turns is None or batch.num_calls is None:
+        one = torch.ones((count, 1), dtype=torch.bool, device=device)
+        zeros = torch.zeros((count, 1), dtype=torch.float64, device=device)
+        return Turns(exists=one, rewards=zeros, calls=zeros.to(torch.int64), is_last=one)
+    place = torch.arange(batch.turn_rewards.shape[1], device=device)[None]
+    num_turns = batch.num_turns.clamp(min=1)[:, None]
+    exists = place < num_turns
+    rewards = torch.where(exists, batch.turn_rewards.to(torch.float64), 0.0)
+    calls = torch.where(exists, batch.num_calls, 0)
+    return Turns(exists=exists, rewards=rewards, calls=calls, is_last=place == num_turns - 1)
+
+
+def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
+    """sum_{j >= k} gamma^(j-k) r_j: [N, K] of rewards [N, K], which are 0 behind the last turn."""
+    returns, following = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
+    for turn in reversed(range(rewards.shape[1])):
+        following = rewards[:, turn] + gamma * following
+        returns[:, turn] = following
+    return returns
+
+
+def on_turn_tokens(values: Tensor, batch: Batch) -> Tensor:
+    """`values` [N, K] at the tokens of each turn: [N, L]. Tokens of a turn that is not there have the last one's."""
+    return values.gather(1, batch.turn_ids.clamp(min=0, max=values.shape[1] - 1))
+
+
+def by_cell(values: Tensor, cells: Tensor, turns: Turns, statistic: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """A statistic of `values` [N, K] over the turns that share a cell: [N, K], 0 where there is no turn.
+
+    Args:
+        values: float64.
+        cells: int64 [N, K], >= 0.
+        turns: which there are.
+        statistic: of values [n] and their cells [n], such as `group_centred`.
+    """
+    found = torch.zeros_like(values)
+    numbers = torch.unique(cells[turns.exists], return_inverse=True)[1]
+    found[turns.exists] = statistic(values[turns.exists], numbers)
+    return found
+
+
+def turn_cells(batch: Batch, turns: Turns) -> Tensor:
+    """Turns with the same number in episodes of one group: int64 [N, K]."""
+    most = turns.exists.shape[1]
+    return batch.group_index[:, None] * most + torch.arange(most, device=batch.mask.device)[None]
+
+
+def state_cells(batch: Batch, turns: Turns) -> Tensor:
+    """Turns that begin in the same state of episodes of one group: int64 [N, K].
+
+    All begin in one state; a turn is alone where the environment does not say in which state it begins.
+    """
+    if batch.state_keys is None:
+        return turn_cells(batch, turns)
+    numbers: dict[Hashable, int] = {}
+    groups: Sequence[int] = batch.group_index.tolist()
+    rows: list[list[int]] = []
+    for row, (group, keys) in enumerate(zip(groups, batch.state_keys, strict=True)):
+        names: list[Hashable] = [
+            (group,),
+            *((group, key) if key else (group, row, turn) for turn, key in enumerate(keys)),
+        ]
+        places = [numbers.setdefault(name, len(numbers)) for name in names]
+        rows.append((places + [0] * turns.exists.shape[1])[: turns.exists.shape[1]])
+    return torch.tensor(rows, dtype=torch.int64, device=batch.mask.device)
+
+
+def status_mask(batch: Batch, *statuses: TurnStatus) -> Tensor:
+    """bool [N, K]: turns that ended with one of these."""
+    exists = turns_of(batch).exists
+    found = torch.zeros_like(exists)
+    for row, of_rollout in enumerate(batch.turn_statuses or ()):
+        for turn, status in enumerate(of_rollout):
+            found[row, turn] = status in statuses
+    return found & exists
