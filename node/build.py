@@ -28,6 +28,7 @@ from swarm.interfaces import Environment, Generator, LocalExchange, TaskOf, Toke
 from swarm.learn.guarded_learner import GuardedLearner
 from swarm.loops import Ask, Worker
 from swarm.model.network import LoadedModel, load_model
+from swarm.model.tokenizer import check_turns
 from swarm.model.version_digest import PublishedTensors, published_state, snapshot, weights_digest
 from swarm.objectives.batch import own_prompt_ids
 from swarm.objectives.fallbacks import RecipeSet
@@ -79,6 +80,7 @@ def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange, 
     evaluations = make_evaluation_tasks(config, environments)
     loaded = load_model(config.model)
     tokenizer = loaded.tokenizer
+    check_turns(tokenizer, environments.values())
     if config.weights.publish:
         require_store_room(config, loaded)
     closing = ExitStack()
@@ -148,6 +150,7 @@ def build_generator(config: NodeConfig, node_id: NodeId, exchange: LocalExchange
     environments = build_environments(config.environments)
     evaluations = make_evaluation_tasks(config, environments)
     loaded = load_model(config.model)
+    check_turns(loaded.tokenizer, environments.values())
     weights = snapshot(loaded.network)
     base = PolicyVersion(policy_id=BASE_MODEL, step=0, digest=weights_digest(weights))
     engine = load_engine(config, loaded.tokenizer, base, loaded.network)

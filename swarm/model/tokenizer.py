@@ -5,7 +5,7 @@ Invariant: the text of a rollout is always `decode` of its tokens, so that what 
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from swarm.config import ModelConfig
 from swarm.episode import TOOL_SYNTAX, Message
 from swarm.errors import ConfigError
-from swarm.interfaces import Tokenizer
+from swarm.interfaces import Environment, Tokenizer
 from swarm.model.chat_template import MarkedContents, read_chat_template, token_text
 from swarm.model.plain_text import PlainText, inner_encoder
 from swarm.model.source import TINY, resolve_source
@@ -247,6 +247,20 @@ def load_tokenizer(config: ModelConfig, cache_dir: Path | None = None) -> Tokeni
     if config.source == TINY:
         return CharTokenizer()
     return HfTokenizer(resolve_source(config, cache_dir, with_weights=False))
+
+
+def check_turns(tokenizer: Tokenizer, environments: Iterable[Environment]) -> None:
+    """Refuses environments of several turns with a tokenizer that cannot append to a conversation.
+
+    Raises:
+        ConfigError: names the environments, what the chat template depends on, and the fix.
+    """
+    names = [environment.name for environment in environments if environment.max_turns > 1]
+    if names and isinstance(tokenizer, HfTokenizer):
+        try:
+            tokenizer.encode_observation([Message(role="user", content="a")], is_ended=False)
+        except ConfigError as error:
+            raise ConfigError(f"environments of several turns ({', '.join(names)}): {error}") from error
 
 
 def _digest(parts: dict[str, Any]) -> Digest:

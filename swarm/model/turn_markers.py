@@ -197,8 +197,8 @@ def _histories(tool: str | None, is_paired: bool) -> list[tuple[str, Sequence[Me
     thinking = [say(content="q"), act(content="<think>\nhm\n</think>\n\na"), say(content="r")]
     found = [
         ("another question", [say(content=" what?\n")]),
-        ("a system message", [system, *_USER_ONLY]),
         ("the number of turns", [*long, say(content="q")]),
+        ("a system message", [system, *_USER_ONLY]),
         ("a system message in a long conversation", [system, *long, say(content="q")]),
         ("thinking in an earlier turn", thinking),
     ]
