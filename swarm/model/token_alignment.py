@@ -102,25 +102,34 @@ def with_byte_lengths(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
 
 
 def cut_to_limit(rollout: Rollout, tokenizer: Tokenizer) -> Rollout:
-    """A rollout whose text becomes more tokens here than it may have, as if it had been cut off there.
+    """A rollout whose turns become more tokens here than they may have, as if they had been cut off there.
 
-    The same object where it fits. What is left is a beginning of the text, about which its sender's log-probs say
-    nothing: scored and learned as an answer of our own that was cut off.
+    The same object where all fit. What is left of a turn is a beginning of its text, about which its sender's log-probs
+    say nothing: scored and learned as one of our own that was cut off.
     """
-    most, text = rollout.sampling.max_new_tokens, rollout.text
-    token_ids = tokenizer.encode_response(text)
-    if len(token_ids) - (rollout.finish is not FinishReason.STOP) <= most:
+    most, last = rollout.sampling.max_new_tokens, len(rollout.actions) - 1
+    actions, finish = list(rollout.actions), rollout.finish
+    is_whole = True
+    for turn, text in enumerate(actions):
+        is_end_drawn = turn == last and rollout.finish is FinishReason.STOP  # else it may have been, and need not fit
+        token_ids = tokenizer.encode_response(text)
+        if len(token_ids) - (not is_end_drawn) > most:
+            actions[turn], is_whole = _beginning(text, token_ids, most, tokenizer), False
+            finish = FinishReason.LENGTH if turn == last else finish
+    if is_whole:
         return rollout
+    trace = rollout.trace and replace(rollout.trace, logprobs=None, byte_lengths=None)
+    return replace(rollout, actions=tuple(actions), finish=finish, trace=trace)
+
+
+def _beginning(text: str, token_ids: Sequence[int], most: int, tokenizer: Tokenizer) -> str:
+    """The longest beginning of a text that is as many tokens at most, as far as a few tries find it."""
     for count in range(most, max(0, most - _CUT_TRIES), -1):
         kept = tokenizer.decode(token_ids[:count])
         # Not inside a character; and what is encoded by itself may be cut in another way at its end.
         if text.startswith(kept) and len(tokenizer.encode_response(kept)) - 1 <= most:
-            break
-    else:
-        kept = ""
-    trace = rollout.trace and replace(rollout.trace, logprobs=None, byte_lengths=None)
-    actions = (*rollout.actions[:-1], kept)
-    return replace(rollout, actions=actions, finish=FinishReason.LENGTH, trace=trace)
+            return kept
+    return ""
 
 
 def aligned_logprobs(rollout: Rollout, tokenizer: Tokenizer) -> tuple[Positions, NDArray[np.float32]] | None:

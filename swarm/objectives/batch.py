@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swarm.episode import Actions, TurnStatus
+from swarm.episode import Actions, EpisodeOutcome, TurnStatus
 from swarm.errors import ConfigError
 from swarm.interfaces import TaskOf, Tokenizer
 from swarm.model.token_alignment import aligned_logprobs, cut_to_limit
-from swarm.objectives.turn_columns import named_rewards, turn_columns
+from swarm.objectives.turn_columns import named_rewards, outcome_of, turn_columns
 from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout, ScoredGroup
 
 RATIO_CEILING = 20.0
@@ -234,15 +234,16 @@ def make_batch(
     rollouts: list[Rollout] = []
     prompts: list[Tensor] = []
     group_index: list[int] = []
-    for index, drawn in enumerate(draw.groups):
-        group = drawn.scored.group
-        prompt_ids = own_prompt_ids(drawn.scored, tokenizer, task_of)
-        assert len(group.rollouts) == drawn.scored.rewards.shape[0] and prompt_ids
+    responses: list[_Response] = []
+    groups = [_as_scored(drawn.scored, tokenizer) for drawn in draw.groups]
+    for index, scored in enumerate(groups):
+        prompt_ids = own_prompt_ids(scored, tokenizer, task_of)
+        count = len(scored.group.rollouts)
+        assert count == scored.rewards.shape[0] and prompt_ids
         prompts.append(torch.tensor(prompt_ids, dtype=torch.int64, device=device))
-        rollouts += _rollouts(drawn.scored, tokenizer)
-        group_index += [index] * len(group.rollouts)
-    corrections = [drawn.scored.correction for drawn in draw.groups]
-    responses = [_response(each, corrections[at], tokenizer) for each, at in zip(rollouts, group_index, strict=True)]
+        rollouts += scored.group.rollouts
+        responses += [_response(scored, place, tokenizer) for place in range(count)]
+        group_index += [index] * count
     is_from_peer = [not drawn.scored.is_made_here for drawn in draw.groups]
     is_newcomer = [not drawn.is_established for drawn in draw.groups]
     is_external = is_from_peer if policy_id is None else [not d.scored.is_own_policy(policy_id) for d in draw.groups]
@@ -251,8 +252,7 @@ def make_batch(
     logprobs = np.where(mask, _padded([r.logprobs for r in responses], length, np.float32), np.float32(0))
 
     segments = _segments(responses, mask)
-    turns = turn_columns([drawn.scored for drawn in draw.groups])
-    named = named_rewards([drawn.scored for drawn in draw.groups])
+    turns, named = turn_columns(groups), named_rewards(groups)
 
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -304,37 +304,19 @@ def own_prompt_ids(scored: ScoredGroup, tokenizer: Tokenizer, task_of: TaskOf | 
     return tokenizer.encode_prompt(task_of(group.env, group.task_id))
 
 
-def _rollouts(scored: ScoredGroup, tokenizer: Tokenizer) -> list[Rollout]:
-    """The rollouts of a group as they were scored: texts that others send cost no more than answers of our own."""
+def _as_scored(scored: ScoredGroup, tokenizer: Tokenizer) -> ScoredGroup:
+    """A group with its rollouts as they were scored: texts that others send cost no more than answers of our own."""
     if scored.is_made_here or scored.correction is not Correction.TEXT_ONLY:
-        return list(scored.group.rollouts)
-    return [cut_to_limit(rollout, tokenizer) for rollout in scored.group.rollouts]
+        return scored
+    rollouts = tuple(cut_to_limit(rollout, tokenizer) for rollout in scored.group.rollouts)
+    return replace(scored, group=replace(scored.group, rollouts=rollouts))
 
 
-def _response(rollout: Rollout, correction: Correction, tokenizer: Tokenizer) -> _Response:
+def _response(scored: ScoredGroup, place: int, tokenizer: Tokenizer) -> _Response:
+    rollout, correction = scored.group.rollouts[place], scored.correction
     trace = rollout.trace
     if correction is Correction.TEXT_ONLY or trace is None:
-        token_ids = np.asarray(tokenizer.encode_response(rollout.text), dtype=np.int64)
-        # Of an episode the last turn alone would be trained on without what came before it.
-        is_trained = rollout.finish is not FinishReason.ABORTED and len(rollout.actions) < 2
-        segments = aligned_logprobs(rollout, tokenizer) if is_trained else None
-        mask = np.full(token_ids.shape, is_trained)
-        if rollout.finish is not FinishReason.STOP:  # the end that encoding appends is no decision of the generator
-            if token_ids.size > 1:
-                token_ids, mask = token_ids[:-1], mask[:-1]
-                segments = None if segments is None else (segments[0][:-1], segments[1][:-1])
-            else:
-                mask[-1:] = False
-        unknown = np.full(token_ids.shape, np.nan, np.float32)
-        zeros = np.zeros(token_ids.shape, np.int64)
-        return _Response(
-            token_ids=token_ids,
-            mask=mask,
-            logprobs=unknown,
-            turn_ids=zeros,
-            correction=Correction.TEXT_ONLY,
-            segments=segments,
-        )
+        return _reencoded(rollout, outcome_of(scored, place), tokenizer)
     if trace.logprobs is None or correction is not Correction.EXACT:
         correction = Correction.NO_LOGPROBS
         logprobs = np.full(trace.token_ids.shape, np.nan, np.float32)
@@ -344,6 +326,47 @@ def _response(rollout: Rollout, correction: Correction, tokenizer: Tokenizer) ->
     return _Response(
         token_ids=trace.token_ids, mask=mask, logprobs=logprobs, turn_ids=trace.turn_ids, correction=correction
     )
+
+
+def _reencoded(rollout: Rollout, outcome: EpisodeOutcome | None, tokenizer: Tokenizer) -> _Response:
+    """A rollout in our own tokens, turn by turn; the observations are those of our own replay."""
+    ids: list[int] = []
+    is_trained: list[bool] = []
+    turn_ids: list[int] = []
+    for turn, text in enumerate(rollout.actions):
+        action = tokenizer.encode_response(text)
+        is_end_chosen = _is_ended(rollout, turn, len(action))
+        if not is_end_chosen and len(action) > 1:  # the end that encoding appends is no decision of the generator
+            action = action[:-1]
+        is_trained += [True] * (len(action) - 1) + [is_end_chosen or action[-1] not in tokenizer.eos_ids]
+        seen: list[int] = []
+        if turn < len(rollout.actions) - 1:
+            messages = outcome.transitions[turn].messages if outcome and turn < len(outcome.transitions) else ()
+            seen = tokenizer.encode_observation(messages, action[-1] in tokenizer.eos_ids)
+        ids += [*action, *seen]
+        is_trained += [False] * len(seen)
+        turn_ids += [turn] * (len(action) + len(seen))
+    segments = aligned_logprobs(rollout, tokenizer) if len(rollout.actions) == 1 else None
+    return _Response(
+        token_ids=np.array(ids, np.int64),
+        mask=np.array(is_trained, np.bool_) & (rollout.finish is not FinishReason.ABORTED),
+        logprobs=np.full(len(ids), np.nan, np.float32),
+        turn_ids=np.array(turn_ids, np.int64),
+        correction=Correction.TEXT_ONLY,
+        segments=None if segments is None else (segments[0][: len(ids)], segments[1][: len(ids)]),
+    )
+
+
+def _is_ended(rollout: Rollout, turn: int, length: int) -> bool:
+    """Whether the generator ended a turn itself, and so that its `length` tokens here are within its limit.
+
+    Of a turn before the last it shows in the number of its tokens.
+    """
+    if turn == len(rollout.actions) - 1:
+        return rollout.finish is FinishReason.STOP
+    trace = rollout.trace
+    num_tokens = 0 if trace is None else int(((trace.turn_ids == turn) & trace.action_mask).sum())
+    return num_tokens < rollout.sampling.max_new_tokens and length <= rollout.sampling.max_new_tokens
 
 
 def _segments(responses: Sequence[_Response], mask: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:

@@ -9,13 +9,14 @@ import torch
 
 from swarm.clock import ManualClock
 from swarm.environments.tool_calls import render_call
-from swarm.episode import EpisodeOutcome, ToolCall, TurnStatus
+from swarm.episode import EpisodeOutcome, Message, ToolCall, TurnStatus
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.reward_recheck import to_scored_group
+from swarm.model.token_alignment import cut_to_limit
 from swarm.objectives.batch import make_batch
-from swarm.testing.builders import ToyTokenizer, answer_outcome, make_group, make_scored, make_sealed
+from swarm.testing.builders import ToyTokenizer, answer_outcome, make_group, make_scored, make_sealed, toy_task
 from swarm.testing.episodes import make_episode, make_episode_group, make_outcome, make_scored_episodes
-from swarm.types import Correction, Draw, DrawnGroup, ScoredGroup, SealedGroup
+from swarm.types import Correction, Draw, DrawnGroup, FinishReason, ScoredGroup, SealedGroup
 from swarm.wire.local import draw_from_parts, draw_to_fields
 from swarm.wire.v1 import local_service_pb2 as pb
 
@@ -167,7 +168,38 @@ def test_actions_behind_the_end_change_nothing() -> None:
     assert batch.state_keys is not None and batch.state_keys[0] == ("x", "x", "x")
 
 
-def test_an_episode_in_other_tokens_is_not_trained_on_as_if_its_last_turn_were_all() -> None:
-    scored = make_scored_episodes(*OUTCOMES, correction=Correction.TEXT_ONLY)
-    batch = make_batch(draw_of(scored), ToyTokenizer())
-    assert not bool(batch.mask.any()) and not bool(torch.isnan(batch.behavior_logprobs).any())
+def test_an_episode_in_other_tokens_is_encoded_turn_by_turn_with_the_observations_of_our_replay() -> None:
+    ours, theirs = ToyTokenizer(), ToyTokenizer("other")
+    first = make_episode([("7", "not what we saw"), ("88", "")], policy_id="p" * 64, tokenizer=theirs)
+    cut = replace(first, sampling=replace(first.sampling, max_new_tokens=2), finish=FinishReason.LENGTH)
+    gone = replace(first, trace=None, finish=FinishReason.ABORTED)
+    scored = make_scored(
+        make_episode_group(first, cut, gone, tokenizer=theirs), rewards=[1.0, 0.0, 0.0], correction=Correction.TEXT_ONLY
+    )
+    scored = replace(scored, outcomes=(make_outcome(1.0, observations=("12", "")),) * 3)
+    batch = make_batch(draw_of(scored), ours, task_of=toy_task)
+    seven, eight, end = ours.encode_response("7")[0], ours.encode_response("8")[0], ours.EOS_ID
+    seen = ours.encode_observation([Message(role="user", content="12")], True)
+    assert batch.token_ids[0].tolist() == [seven, end, *seen, eight, eight, end]
+    assert batch.mask[0].tolist() == [True, True, *[False] * len(seen), True, True, True]
+    assert batch.turn_ids[0].tolist() == [0, 0, *[0] * len(seen), 1, 1, 1]
+    assert batch.token_ids[1].tolist() == [seven, end, *seen, eight, eight, 0], "both turns were cut off"
+    assert batch.mask[1].tolist() == [True, False, *[False] * len(seen), True, True, False]
+    assert not bool(batch.mask[2].any()), "aborted"
+    assert bool(torch.isnan(batch.behavior_logprobs[batch.mask]).all())
+
+
+def test_a_turn_that_is_too_long_here_is_cut_off_and_its_end_is_not_trained_on() -> None:
+    ours, theirs = ToyTokenizer(), ToyTokenizer("other")
+    long = make_episode([("12345", "9"), ("7", "")], policy_id="p" * 64, tokenizer=theirs)
+    long = replace(long, sampling=replace(long.sampling, max_new_tokens=3))
+    cut = cut_to_limit(long, ours)
+    assert cut.actions == ("123", "7") and cut.finish is FinishReason.STOP
+    group = make_episode_group(long, long, tokenizer=theirs)
+    scored = make_scored(group, rewards=[1.0, 0.0], correction=Correction.TEXT_ONLY, is_made_here=False)
+    scored = replace(scored, outcomes=(make_outcome(1.0, observations=("9", "")),) * 2)
+    batch = make_batch(draw_of(scored), ours, task_of=toy_task)
+    end = ours.encode_observation([Message(role="user", content="9")], False)
+    assert batch.token_ids[0].tolist() == [*ours.encode_response("123")[:-1], *end, *ours.encode_response("7")]
+    assert batch.mask[0].tolist() == [True] * 3 + [False] * len(end) + [True] * 2
+    assert batch.actions is not None and batch.actions[0] == ("123", "7"), "as it was replayed"
