@@ -1,12 +1,15 @@
 """Environments that ship: what earns rewards and what does not, equal on every machine, and unmoved by hostile text."""
 
+import json
+import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from swarm.config import EnvironmentConfig
+from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.apps import KINDS, AppsEnvironment
 from swarm.environments.apps import TOOLS as APP_TOOLS
 from swarm.environments.calculator import CalculatorEnvironment, number_in, value_of
@@ -18,6 +21,7 @@ from swarm.environments.load import build_environment
 from swarm.environments.look_up import LookUpEnvironment
 from swarm.environments.replay import ReplayedEpisode, replay
 from swarm.environments.retry import RetryEnvironment
+from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.environments.tool_calls import parse_action, render_call
 from swarm.episode import Actions, EpisodeOutcome, ToolCall, TurnStatus
 from swarm.errors import ConfigError
@@ -148,6 +152,28 @@ def is_plainly_right(text: str, right: str) -> bool:
         return True
     plain = text.strip().lower().removeprefix("answer:").strip().removesuffix(".")
     return plain in (right.lower(), "+" + right) or (plain.isdigit() and int(plain) == int(right))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only")
+@pytest.mark.timeout(60)
+async def test_the_confined_process_replays_them_all_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = {"question": "two?", "answer": "2"}
+    (tmp_path / "records.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    records = {"name": "records", "kind": "retry", "params": {"inner": {"kind": "jsonl", "dataset": "records.jsonl"}}}
+    configs = [config_of(case, name=f"case{index}") for index, case in enumerate(CASES)]
+    configs.append(EnvironmentConfig.model_validate(records))
+    verifier = SandboxVerifier(tuple(configs), SandboxConfig())
+    try:
+        for config in configs:
+            environment = build_environment(config)
+            assert isinstance(environment, Shipped)
+            episodes = [environment.demonstration(0), ("1", "up", "search x"), ("x" * 100_000,)]
+            verdict = await verifier.verify(config.name, 0, episodes)
+            assert verdict.outcomes == tuple(replay(environment, 0, each) for each in episodes), config.name
+            assert verdict.rewards.tolist() == [1.0, 0.0, 0.0] and verdict.verifier == environment.verifier
+    finally:
+        await verifier.close()
 
 
 @pytest.mark.parametrize("case", CASES)
