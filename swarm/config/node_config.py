@@ -51,6 +51,7 @@ class EnvironmentConfig(Model):
         "grid_world",
         "apps",
         "dialogue",
+        "code",
     ]
     """Which loader builds it, see docs/environments.md. `function` and `plugin` name local code and are refused in a
     join manifest."""

@@ -67,6 +67,10 @@ def build_environment(config: EnvironmentConfig) -> Environment:
         from swarm.environments.dialogue import DialogueEnvironment
 
         return DialogueEnvironment(config)
+    if config.kind == "code":
+        from swarm.environments.code import CodeEnvironment
+
+        return CodeEnvironment(config)
     return load_plugin(config)
 
 

@@ -114,6 +114,7 @@ SHIPPED = {
     "grid_world": {"keys": 1},
     "apps": {},
     "dialogue": {},
+    "code": {},
     "retry": {"inner": {"kind": "char", "dataset": "reverse"}, "hint": "first"},
 }
 

@@ -25,6 +25,7 @@ EXAMPLES: tuple[tuple[str, dict[str, Any], Actions], ...] = (
     ("grid_world", {"style": "char", "keys": 1}, ()),
     ("apps", {}, ()),
     ("dialogue", {}, ()),
+    ("code", {}, ("def f(xs):\n    return ys", "def f(xs):\n    return 0", "{right}")),
 )
 
 
@@ -44,9 +45,9 @@ def example(kind: str, params: dict[str, Any], actions: Actions) -> str:
     rewards = ", ".join(f"{name} {value:g}" for name, value in outcome.rewards.items())
     title = ", ".join(f"{name} = {value}" for name, value in params.items())
     return (
-        f"### `{kind}`{' with ' + title if title else ''}\n\n```text\n"
+        f"### `{kind}`{' with ' + title if title else ''}\n\n````text\n"
         + "\n".join([*lines, f"rewards: {rewards}"])
-        + "\n```\n"
+        + "\n````\n"
     )
 
 
@@ -66,7 +67,7 @@ def test_every_kind_and_parameter_has_its_row() -> None:
     rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `")}
     assert set(rows) == set(get_args(EnvironmentConfig.model_fields["kind"].annotation))
     code = Path(__file__).parents[2] / "swarm" / "environments"
-    for kind in ("calculator", "retry", "look_up", "grid_world", "apps", "dialogue"):
+    for kind in ("calculator", "retry", "look_up", "grid_world", "apps", "dialogue", "code"):
         read = re.findall(r'params\.(?:integer|number|choice|text)\("(\w+)"', (code / f"{kind}.py").read_text())
         missing = [name for name in [*read, "max_turns"] if f"`{name}`" not in rows[kind]]
         assert read and not missing, (kind, missing)
@@ -74,7 +75,7 @@ def test_every_kind_and_parameter_has_its_row() -> None:
 
 @pytest.mark.timeout(60)
 async def test_the_example_of_several_turns_plays_and_is_repeatable(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8").partition(END)[2], re.DOTALL)
     (tmp_path / "guess.py").write_text(code, encoding="utf-8")
     config = EnvironmentConfig(name="guess", kind="plugin", dataset=f"{tmp_path / 'guess.py'}:Guess")
     guess = build_environment(config)

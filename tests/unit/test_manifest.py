@@ -192,7 +192,7 @@ def test_the_trainer_that_the_coordinator_names_is_whom_joining_nodes_follow(tmp
 
 
 def test_a_manifest_may_name_the_environments_that_ship() -> None:
-    kinds = ("calculator", "look_up", "grid_world", "apps", "dialogue")
+    kinds = ("calculator", "look_up", "grid_world", "apps", "dialogue", "code")
     configs = [EnvironmentConfig(name=kind, kind=kind, params={"max_turns": 6}) for kind in kinds]
     inner = {"kind": "reasoning_gym", "dataset": "chain_sum", "params": {"max_terms": 2}}
     configs.append(EnvironmentConfig(name="again", kind="retry", params={"inner": inner, "hint": "order"}))

@@ -14,6 +14,7 @@ from swarm.environments.apps import KINDS, AppsEnvironment
 from swarm.environments.apps import TOOLS as APP_TOOLS
 from swarm.environments.calculator import CalculatorEnvironment, number_in, value_of
 from swarm.environments.char_tasks import ALPHABET
+from swarm.environments.code import CodeEnvironment
 from swarm.environments.dialogue import DialogueEnvironment
 from swarm.environments.environment import is_held_out
 from swarm.environments.grid_world import GridWorldEnvironment
@@ -35,6 +36,7 @@ Shipped = (
     | RetryEnvironment
     | AppsEnvironment
     | DialogueEnvironment
+    | CodeEnvironment
 )
 
 REVERSE = {"kind": "char", "dataset": "reverse"}
@@ -47,6 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "grid_world": ("grid_world", {"size": 5, "keys": 1, "max_turns": 20}),
     "grid_world in characters": ("grid_world", {"style": "char"}),
     "apps": ("apps", {}),
+    "code": ("code", {}),
     "dialogue": ("dialogue", {"slots": 6, "missing": 3}),
     "retry of characters": ("retry", {"inner": REVERSE, "hint": "first"}),
     "retry of sums": ("retry", {"inner": SUMS, "hint": "order", "discount": 0.5}),
@@ -141,7 +144,8 @@ def test_hostile_actions_raise_nothing_earn_nothing_and_take_bounded_time(case: 
                 transition = episode.step(text)
                 worst_s = max(worst_s, time.process_time() - began_s)
                 is_paid = transition.is_end and episode.outcome().reward > 0
-                assert not is_paid or is_plainly_right(text, right), (text[:200], right)
+                # a mutated program that passes all tests is right, too
+                assert not is_paid or kind == "code" or is_plainly_right(text, right), (text[:200], right)
     assert worst_s < 0.05
 
 
