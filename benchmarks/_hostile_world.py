@@ -26,7 +26,7 @@ from swarm.config import EntryConfig, NodeConfig
 from swarm.environments.curriculum import evaluation_tasks
 from swarm.environments.environment import AnswerEnvironment
 from swarm.environments.load import build_environments
-from swarm.environments.replay import answer_reward
+from swarm.environments.replay import replay
 from swarm.events import Event, GroupRefused, GroupsDrawn, OthersSetAside
 from swarm.exchange.agent import Agent
 from swarm.identity import Identity
@@ -361,10 +361,10 @@ class HostileWorld:
 
     def _accuracy(self, worker: Worker) -> float:
         """Held-out greedy accuracy of a trainer's newest weights, mean over tasks."""
-        answers = worker.evaluate([task for _, task in self.problems])
+        episodes = worker.evaluate([task for _, task in self.problems])
         rewards = [
-            answer_reward(environment, task.task_id, answer)
-            for (environment, task), answer in zip(self.problems, answers, strict=True)
+            replay(environment, task.task_id, actions).reward
+            for (environment, task), actions in zip(self.problems, episodes, strict=True)
         ]
         return float(np.mean(rewards))
 

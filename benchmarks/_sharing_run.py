@@ -22,7 +22,7 @@ from swarm.config import EnvironmentConfig, LearnerConfig, ReplayConfig
 from swarm.environments.char_tasks import KINDS
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
-from swarm.environments.replay import answer_reward
+from swarm.environments.replay import replay
 from swarm.exchange.external_sampler import Candidate, sample
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
@@ -32,7 +32,7 @@ from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import PublishedTensors, load_published
 from swarm.objectives.methods import load_recipe
 from swarm.testing.builders import InlineVerifier
-from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup
+from swarm.types import Draw, DrawnGroup, EpisodeLimits, Sampling, ScoredGroup
 
 GROUP_SIZE: Final = 8
 MAX_NEW_TOKENS: Final = 9
@@ -301,7 +301,8 @@ class Swarm:
         """Held-out greedy accuracy of each task, mean over nodes."""
         totals: dict[str, list[float]] = {kind: [] for kind in KINDS}
         for node in self.nodes:
-            answers = evaluate(node.generator, CharTokenizer(), [task for _, task in self._problems], MAX_NEW_TOKENS)
-            for (environment, task), answer in zip(self._problems, answers, strict=True):
-                totals[environment.name].append(answer_reward(environment, task.task_id, answer))
+            limits = EpisodeLimits(max_new_tokens=MAX_NEW_TOKENS)
+            episodes = evaluate(node.generator, CharTokenizer(), [task for _, task in self._problems], limits)
+            for (environment, task), actions in zip(self._problems, episodes, strict=True):
+                totals[environment.name].append(replay(environment, task.task_id, actions).reward)
         return {kind: float(np.mean(values)) for kind, values in totals.items()}

@@ -23,7 +23,7 @@ from swarm.config import EnvironmentConfig, GuardConfig, LearnerConfig, ReplayCo
 from swarm.environments.char_tasks import KINDS
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
-from swarm.environments.replay import answer_reward
+from swarm.environments.replay import replay
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.guarded_learner import GuardedLearner
@@ -33,7 +33,7 @@ from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import load_published
 from swarm.objectives.methods import load_recipe
 from swarm.testing.builders import InlineVerifier
-from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup, StepReport
+from swarm.types import Draw, DrawnGroup, EpisodeLimits, Sampling, ScoredGroup, StepReport
 
 GROUP_SIZE: Final = 8
 MAX_NEW_TOKENS: Final = 9
@@ -313,8 +313,9 @@ class StaleRun:
 
     def accuracies(self) -> dict[str, float]:
         """Held-out greedy accuracy of each task."""
-        answers = evaluate(self.policy.generator, CharTokenizer(), [task for _, task in self._problems], MAX_NEW_TOKENS)
+        limits = EpisodeLimits(max_new_tokens=MAX_NEW_TOKENS)
+        episodes = evaluate(self.policy.generator, CharTokenizer(), [task for _, task in self._problems], limits)
         totals: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        for (environment, task), answer in zip(self._problems, answers, strict=True):
-            totals[environment.name].append(answer_reward(environment, task.task_id, answer))
+        for (environment, task), actions in zip(self._problems, episodes, strict=True):
+            totals[environment.name].append(replay(environment, task.task_id, actions).reward)
         return {kind: float(np.mean(values)) for kind, values in totals.items()}

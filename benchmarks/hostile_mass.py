@@ -29,7 +29,7 @@ from swarm.config import EnvironmentConfig, LearnerConfig, ReplayConfig
 from swarm.environments.char_tasks import KINDS
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
-from swarm.environments.replay import answer_reward
+from swarm.environments.replay import replay
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
@@ -39,7 +39,17 @@ from swarm.model.version_digest import load_published
 from swarm.objectives import mass_clip
 from swarm.objectives.methods import load_recipe
 from swarm.testing.builders import InlineVerifier
-from swarm.types import Correction, Draw, DrawnGroup, Rollout, Sampling, ScoredGroup, TokenTrace, VersionSpan
+from swarm.types import (
+    Correction,
+    Draw,
+    DrawnGroup,
+    EpisodeLimits,
+    Rollout,
+    Sampling,
+    ScoredGroup,
+    TokenTrace,
+    VersionSpan,
+)
 
 GROUP_SIZE: Final = 8
 MAX_NEW_TOKENS: Final = 9
@@ -145,9 +155,10 @@ class Run:
             for environment in self._environments.values()
             for task in evaluation_tasks(environment, "held_out", NUM_PROBLEMS, seed=7)
         ]
-        answers = evaluate(self._generator, CharTokenizer(), [task for _, task in problems], MAX_NEW_TOKENS)
-        tries = zip(problems, answers, strict=True)
-        return float(np.mean([answer_reward(env, task.task_id, answer) for (env, task), answer in tries]))
+        limits = EpisodeLimits(max_new_tokens=MAX_NEW_TOKENS)
+        episodes = evaluate(self._generator, CharTokenizer(), [task for _, task in problems], limits)
+        tries = zip(problems, episodes, strict=True)
+        return float(np.mean([replay(env, task.task_id, actions).reward for (env, task), actions in tries]))
 
 
 async def course(attack: str, replay: ReplayConfig, seed: int) -> list[float]:

@@ -111,10 +111,11 @@ async def train(config: NodeConfig, num_steps: int) -> tuple[float, float]:
 
     async def accuracy() -> float:
         await asyncio.to_thread(engine.load, *learner.snapshot())
-        longest = config.generator.max_new_tokens
-        answers = await asyncio.to_thread(evaluate, engine, loaded.tokenizer, held_out, longest)
+        limits = config.generator.episode_limits
+        episodes = await asyncio.to_thread(evaluate, engine, loaded.tokenizer, held_out, limits)
         verdicts = [
-            await agent.verify(task.env, task.task_id, [(text,)]) for task, text in zip(held_out, answers, strict=True)
+            await agent.verify(task.env, task.task_id, [actions])
+            for task, actions in zip(held_out, episodes, strict=True)
         ]
         return float(np.mean([verdict.rewards[0] for verdict in verdicts]))
 

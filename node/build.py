@@ -9,6 +9,7 @@ This module imports torch: it is imported where a worker is built, never by the 
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from typing import Final, Protocol, cast
@@ -21,7 +22,9 @@ from swarm.clock import Clock, SystemClock
 from swarm.config import NodeConfig
 from swarm.environments.curriculum import NUM_CANDIDATES, SPACING, AdaptiveCurriculum, TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
+from swarm.episode import Actions, EpisodeOutcome
 from swarm.errors import ConfigError
+from swarm.generation.episode_player import Step
 from swarm.generation.produce import GroupProducer, evaluate
 from swarm.generation.transformers_engine import SnapshotEvaluator, TransformersGenerator
 from swarm.interfaces import Environment, Generator, LocalExchange, TaskOf, Tokenizer
@@ -54,7 +57,13 @@ class Engine(Generator, Protocol):
         ...
 
 
-def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange, clock: Clock | None = None) -> Worker:
+def build_worker(
+    config: NodeConfig,
+    node_id: NodeId,
+    exchange: LocalExchange,
+    clock: Clock | None = None,
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> Worker:
     """The worker for this node's roles: loads the model and resumes the newest checkpoint (blocking, slow).
 
     Args:
@@ -62,6 +71,7 @@ def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange, c
         node_id: ours, and the name of the policy that we train.
         exchange: the agent.
         clock: of the groups and the loops; None: the machine's.
+        loop: that `exchange` runs in; None: no environment of several turns can be played.
 
     Raises:
         ConfigError: the model, the engine or an environment cannot be had, or the recipe needs what the run does not
@@ -69,10 +79,13 @@ def build_worker(config: NodeConfig, node_id: NodeId, exchange: LocalExchange, c
     """
     torch.set_num_threads(config.num_threads)
     build = build_trainer if Role.TRAINER in config.roles else build_generator
-    return build(config, node_id, exchange, clock or SystemClock())
+    step = None if loop is None else partial(_step, exchange, loop)
+    return build(config, node_id, exchange, clock or SystemClock(), step)
 
 
-def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange, clock: Clock) -> Worker:
+def build_trainer(
+    config: NodeConfig, node_id: NodeId, exchange: LocalExchange, clock: Clock, step: Step | None
+) -> Worker:
     """A worker that trains a policy of its own, and generates for it where the node has that role."""
     recipes = recipes_of(config)
     environments = build_environments(config.environments)
@@ -124,7 +137,7 @@ def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange, 
     greedy = None
     if Requirement.BASELINE_ROLLOUT in recipes.needs:
         greedy = partial(answer_greedily, evaluator, tokenizer, task_of, config.generator.max_new_tokens)
-    producer = make_producer(config, node_id, engine, tokenizer, environments, recipes, clock)
+    producer = make_producer(config, node_id, engine, tokenizer, environments, recipes, clock, step)
     return Worker(
         config=config,
         exchange=exchange,
@@ -132,7 +145,7 @@ def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange, 
         produce=producer.produce,
         ask=make_curriculum(config, recipes, producer, exchange),
         greedy=greedy,
-        evaluate=partial(evaluate, evaluator, tokenizer, max_new_tokens=config.generator.max_new_tokens),
+        evaluate=partial(evaluate, evaluator, tokenizer, limits=config.generator.episode_limits, step=step),
         learner=learner,
         tokenizer=tokenizer,
         evaluation_tasks=dict(evaluations),
@@ -144,7 +157,9 @@ def build_trainer(config: NodeConfig, node_id: NodeId, exchange: LocalExchange, 
     )
 
 
-def build_generator(config: NodeConfig, node_id: NodeId, exchange: LocalExchange, clock: Clock) -> Worker:
+def build_generator(
+    config: NodeConfig, node_id: NodeId, exchange: LocalExchange, clock: Clock, step: Step | None
+) -> Worker:
     """A worker that generates with the versions of another node's trainer; its agent fetches them into the store."""
     recipes = recipes_of(config)
     environments = build_environments(config.environments)
@@ -162,14 +177,14 @@ def build_generator(config: NodeConfig, node_id: NodeId, exchange: LocalExchange
         keep=partial(keep_anchor, store),
         in_flight=config.follow.mode == "push" and config.follow.in_flight,
     )
-    producer = make_producer(config, node_id, engine, loaded.tokenizer, environments, recipes, clock)
+    producer = make_producer(config, node_id, engine, loaded.tokenizer, environments, recipes, clock, step)
     return Worker(
         config=config,
         exchange=exchange,
         generator=engine,
         produce=producer.produce,
         ask=make_curriculum(config, recipes, producer, exchange),
-        evaluate=partial(evaluate, engine, loaded.tokenizer, max_new_tokens=config.generator.max_new_tokens),
+        evaluate=partial(evaluate, engine, loaded.tokenizer, limits=config.generator.episode_limits, step=step),
         learner=None,
         tokenizer=loaded.tokenizer,
         evaluation_tasks=dict(evaluations),
@@ -211,6 +226,7 @@ def make_producer(
     environments: Mapping[str, Environment],
     recipes: RecipeSet,
     clock: Clock,
+    step: Step | None = None,
 ) -> GroupProducer:
     """The endless sequence of training tasks, and the engine that answers them.
 
@@ -220,7 +236,7 @@ def make_producer(
     if recipes.main.prompts is not None:
         num_waiting *= NUM_CANDIDATES
     mixture = TaskMixture(environments, config.generator.env_weights, config.seed, spacing=max(SPACING, num_waiting))
-    return GroupProducer(engine, tokenizer, mixture.tasks, config.generator, config.run_id, node_id, clock)
+    return GroupProducer(engine, tokenizer, mixture.tasks, config.generator, config.run_id, node_id, clock, step)
 
 
 def make_curriculum(
@@ -256,9 +272,16 @@ def rebuild_task(environments: Mapping[str, Environment], env: str, task_id: int
     return environments[env].task(task_id)
 
 
+def _step(
+    exchange: LocalExchange, loop: asyncio.AbstractEventLoop, env: str, task_id: int, actions: Actions
+) -> "Future[EpisodeOutcome]":
+    """As `episode_player.Step`: the agent plays the environment, from the engine's thread."""
+    return asyncio.run_coroutine_threadsafe(exchange.step(env, task_id, actions), loop)
+
+
 def answer_greedily(
     evaluator: TransformersGenerator, tokenizer: Tokenizer, task_of: TaskOf, max_new_tokens: int, draw: Draw
-) -> list[str]:
+) -> list[Actions]:
     """A greedy answer to the prompt of each drawn group (blocking), for recipes that compare with one."""
     prompts = [own_prompt_ids(drawn.scored, tokenizer, task_of) for drawn in draw.groups]
     return evaluator.greedy(prompts, max_new_tokens)

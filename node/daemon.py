@@ -232,7 +232,9 @@ class Daemon(Service):
         if self.config.worker == "inline":
             from node.build import build_worker  # imports torch, which no other agent needs
 
-            worker = await asyncio.to_thread(build_worker, self.config, self.agent.node_id, self.agent)
+            worker = await asyncio.to_thread(
+                build_worker, self.config, self.agent.node_id, self.agent, loop=asyncio.get_running_loop()
+            )
             freeze_gc()
             try:
                 await run_worker(worker)

@@ -44,7 +44,7 @@ async def work(config: NodeConfig, socket: Path) -> bool:
     worker: Worker | None = None
     try:
         node_id = Identity.load(config.dir / "identity.key").node_id
-        worker = await asyncio.to_thread(build_worker, config, node_id, client)
+        worker = await asyncio.to_thread(build_worker, config, node_id, client, loop=asyncio.get_running_loop())
         freeze_gc()
         await run_worker(worker)
         return True

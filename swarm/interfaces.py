@@ -5,6 +5,7 @@ a disk, a network or another process has a second form in memory, in `swarm.simu
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -43,6 +44,10 @@ from swarm.types import (
 Result = TypeVar("Result")
 
 Prompts = Sequence[Sequence[int]]  # token ids of each
+Observe = Callable[[int, Sequence[int], bool], "Future[Sequence[int] | None]"]
+"""(place of a rollout among all of a call, ids of its newest action, whether an end token ended that) -> the ids that
+come before its next action, None where its episode is over. The future may be filled in any thread; it never fails.
+"""
 BeforeWrite = Callable[[int], None]  # bytes of a write to a store; raises OSError where a test makes the disk full
 
 
@@ -141,6 +146,10 @@ class Verifier(Protocol):
         """
         ...
 
+    async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
+        """An episode of this node after its newest action, the last of `actions`. Raises as `verify`."""
+        ...
+
 
 # --- text and tokens ---------------------------------------------------------------------------
 
@@ -231,17 +240,27 @@ class Generator(Protocol):
         ...
 
     def generate(
-        self, prompts: Prompts, num_samples: int, sampling: Sampling, numbers: Sequence[int] | None = None
+        self,
+        prompts: Prompts,
+        num_samples: int,
+        sampling: Sampling,
+        numbers: Sequence[int] | None = None,
+        observe: Observe | None = None,
     ) -> list[list[Rollout]]:
         """`num_samples` rollouts for each prompt (blocking; run it in a thread). Rewards are NaN.
 
-        With `numbers` (one per prompt: how many questions this node asked before it) the samples depend on
-        nothing but seed, weights, prompt and number, so that a restarted node makes them again.
+        Args:
+            prompts: token ids of each.
+            num_samples: of each prompt.
+            sampling: how tokens are drawn; `max_new_tokens` is the limit of one action.
+            numbers: one per prompt, how many questions this node asked before it: the samples then depend on nothing
+                but seed, weights, prompt, number and observations, so that a restarted node makes them again.
+            observe: asked after each action; None: a rollout is one action.
         """
         ...
 
-    def greedy(self, prompts: Prompts, max_new_tokens: int) -> list[str]:
-        """The greedy answer text for each prompt (blocking)."""
+    def greedy(self, prompts: Prompts, max_new_tokens: int, observe: Observe | None = None) -> list[Actions]:
+        """The texts of the greedy actions for each prompt (blocking); `observe` as of `generate`."""
         ...
 
     def score(self, sequences: Prompts) -> list[FloatArray]:
@@ -601,6 +620,10 @@ class LocalExchange(Protocol):
 
     async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
         """The sandboxed verifier (for evaluation)."""
+        ...
+
+    async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
+        """As `Verifier.step`."""
         ...
 
 

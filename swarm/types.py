@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.episode import Actions, EpisodeOutcome, Message
+from swarm.episode import Actions, EpisodeOutcome, Message, TurnStatus
 
 IntArray = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
@@ -101,6 +101,19 @@ class Task:
     task_id: int  # >= 0
     messages: tuple[Message, ...]
     is_held_out: bool = False  # by hash of the question: evaluated, never trained on
+    max_turns: int = 1  # most actions of an episode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeLimits:
+    """Where an episode ends though its environment would go on: a function of its tokens alone."""
+
+    max_new_tokens: int  # of one action
+    max_episode_tokens: int = 2048  # of all actions and observations after the prompt
+
+    def has_room(self, num_tokens: int, num_observed: int) -> bool:
+        """Whether another whole action fits after `num_tokens` so far and an observation of `num_observed`."""
+        return num_tokens + num_observed + self.max_new_tokens <= self.max_episode_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +140,14 @@ class TokenTrace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimedTurn:
+    """What a producer says that a turn came to; a consumer uses only its own replay."""
+
+    reward: float
+    status: TurnStatus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
     """One response to a task: a single answer, or an episode of several turns."""
 
@@ -135,6 +156,7 @@ class Rollout:
     sampling: Sampling
     finish: FinishReason
     claimed_reward: float  # the producer's; a consumer uses only its own re-check
+    claimed_turns: tuple[ClaimedTurn, ...] = ()  # of an episode of several turns, as the producer played it
 
     @property
     def text(self) -> str:
@@ -308,6 +330,8 @@ class RefusalReason(StrEnum):
     UNKNOWN_TASK = "unknown_task"
     HELD_OUT = "held_out"
     WRONG_PROMPT = "wrong_prompt"
+    WRONG_EPISODE = "wrong_episode"  # observations or an end that the replay of its actions does not show
+    OTHER_ENVIRONMENT = "other_environment"  # the same, where its producer plays another version of the environment
     TEXT_MISMATCH = "text_mismatch"
     BAD_TOKENS = "bad_tokens"  # ids outside the vocabulary, inconsistent lengths
     UNUSABLE_TEXT = "unusable_text"  # as its tokenizer here cuts it; no honest node can know, so it costs nothing

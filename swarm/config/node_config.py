@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from swarm.addresses import dialable_anchor, dialable_endpoint, dialable_multiaddress, endpoint_of, is_private_host
-from swarm.types import RUN_ID_PATTERN, Role
+from swarm.types import RUN_ID_PATTERN, EpisodeLimits, Role
 
 Positive = Annotated[int, Field(gt=0)]
 UnitFloat = Annotated[float, Field(ge=0, le=1)]
@@ -90,6 +90,11 @@ class EnvironmentConfig(Model):
         _ = self.inner
         return self
 
+    @property
+    def may_have_turns(self) -> bool:
+        """Whether its episodes may have several turns; the others are single answers, for certain."""
+        return self.kind not in ("reasoning_gym", "jsonl", "char", "function")
+
 
 class ModelConfig(Model):
     """The language model that is trained or generates."""
@@ -117,7 +122,11 @@ class GeneratorConfig(Model):
     temperature: PositiveFloat = 1.0
     """Sampling temperature, also of the log-probs. Must be equal on every node: groups with another one are refused."""
     max_new_tokens: Positive = 8
-    """Longest response, tokens. Must be equal on every node: groups with another one are refused."""
+    """Longest action, tokens: a single answer, or one turn of an episode. Must be equal on every node: groups with
+    another one are refused."""
+    max_episode_tokens: Positive = 2048
+    """Longest episode of several turns, tokens of actions and observations after the prompt: it ends before an action
+    that might not fit. Must be equal on every node."""
     byte_lengths: bool = False
     """Send the bytes that each token stands for (about one byte a token), which lets nodes of another tokenizer
     correct by `segment_ratio`."""
@@ -131,6 +140,11 @@ class GeneratorConfig(Model):
                 f"largest_group: {self.largest_group} is below group_size {self.group_size}; 0 turns it off"
             )
         return self
+
+    @property
+    def episode_limits(self) -> EpisodeLimits:
+        """Where episodes end."""
+        return EpisodeLimits(max_new_tokens=self.max_new_tokens, max_episode_tokens=self.max_episode_tokens)
 
 
 class EngineConfig(Model):

@@ -67,7 +67,13 @@ class NumberedEnvironment(ABC):
         """The problem with that number as a chat. Raises LookupError outside 0..num_tasks-1."""
         problem = self.problem(task_id)
         messages = self.opening(problem)
-        return Task(env=self.name, task_id=task_id, messages=messages, is_held_out=problem.is_held_out)
+        return Task(
+            env=self.name,
+            task_id=task_id,
+            messages=messages,
+            is_held_out=problem.is_held_out,
+            max_turns=self.max_turns,
+        )
 
     def episode(self, task_id: int) -> Episode:
         """A new try at that problem. Raises LookupError."""

@@ -5,7 +5,7 @@ same function, one action at a time.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from swarm.environments.tool_calls import parse_action
@@ -14,7 +14,11 @@ from swarm.flow import BoundedTable
 from swarm.interfaces import Environment, Episode
 
 MAX_OBSERVATION_CHARS = 8_192  # of one message; an environment that says more is cut there, on every node alike
+MAX_EPISODES = 1024  # that a process keeps between two of their actions
 _MAX_STATE_CHARS = 256
+
+
+Play = Callable[[Environment, int, Actions], EpisodeOutcome]
 
 
 class ReplayedEpisode:
@@ -52,7 +56,7 @@ class LiveEpisodes:
     Nothing depends on what is kept: an episode that was dropped is replayed.
     """
 
-    def __init__(self, max_episodes: int = 1024) -> None:
+    def __init__(self, max_episodes: int = MAX_EPISODES) -> None:
         self._waiting = BoundedTable[tuple[str, int, Actions], ReplayedEpisode](max_episodes)
 
     def step(self, environment: Environment, task_id: int, actions: Actions) -> EpisodeOutcome:
@@ -72,7 +76,7 @@ class LiveEpisodes:
         return episode.outcome()
 
 
-def replay(environment: Environment, task_id: int, actions: Sequence[str]) -> EpisodeOutcome:
+def replay(environment: Environment, task_id: int, actions: Actions) -> EpisodeOutcome:
     """The episode that these actions make; those after its end are left out. May run hostile text.
 
     Raises:

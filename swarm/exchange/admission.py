@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from swarm.errors import RolloutFailed, StorageFull
-from swarm.exchange.admission_checks import AdmissionLimits, Finding, check_form
+from swarm.exchange.admission_checks import AdmissionLimits, check_form
+from swarm.exchange.episode_checks import Finding
 from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.novelty import MIN_BITS, Novelty
 from swarm.exchange.reward_recheck import check_verdict, correction_of, cut_group, to_scored_group

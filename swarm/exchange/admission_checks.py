@@ -14,8 +14,11 @@ from typing import Final
 import numpy as np
 
 from swarm.config import NodeConfig
+from swarm.episode import MAX_TURNS
+from swarm.exchange.episode_checks import Finding, check_episodes
 from swarm.interfaces import Tokenizer
 from swarm.types import (
+    EpisodeLimits,
     FinishReason,
     IntArray,
     RefusalReason,
@@ -25,8 +28,6 @@ from swarm.types import (
     TokenTrace,
 )
 from swarm.wire.group_counts import CountLimits
-
-Finding = tuple[RefusalReason, str] | None
 
 _ROUNDING_NATS: Final = 1e-4  # a log-prob this far above 0 is rounding and is clamped
 _LEAST_LOGPROB: Final = -100.0  # e ** -100: no sampler ever draws such a token
@@ -51,6 +52,8 @@ class AdmissionLimits:
     temperature: float = 1.0  # of the run
     reward_tolerance: float = 1e-3
     has_followers: bool = False  # others have our weights, and make groups with them
+    episode_environments: frozenset[str] = frozenset()  # names of those whose episodes may have several turns
+    max_episode_tokens: int = 2048  # of such an episode
 
     @classmethod
     def from_config(cls, config: NodeConfig) -> "AdmissionLimits":
@@ -64,14 +67,22 @@ class AdmissionLimits:
             max_new_tokens=config.generator.max_new_tokens,
             temperature=config.generator.temperature,
             has_followers=config.weights.publish,
+            episode_environments=frozenset(each.name for each in config.environments if each.may_have_turns),
+            max_episode_tokens=config.generator.max_episode_tokens,
         )
+
+    @property
+    def episodes(self) -> EpisodeLimits:
+        """Where episodes of several turns end."""
+        return EpisodeLimits(max_new_tokens=self.max_new_tokens, max_episode_tokens=self.max_episode_tokens)
 
     @property
     def counts(self) -> CountLimits:
         """What a group may hold at all: the rest is not parsed."""
         return CountLimits.of_run(
             group_size=max(self.group_size, self.largest_group),
-            max_new_tokens=self.max_new_tokens,
+            max_new_tokens=self.max_episode_tokens if self.episode_environments else self.max_new_tokens,
+            max_turns=MAX_TURNS if self.episode_environments else 1,
             max_age_steps=self.max_age_steps,
         )
 
@@ -85,6 +96,10 @@ def check_form(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimit
     if len(traces) not in (0, len(group.rollouts)):
         return RefusalReason.MALFORMED, "some rollouts have a trace and some have none"
     finding = _check_sampled(group, limits)
+    if group.env in limits.episode_environments:
+        return finding or check_episodes(group, tokenizer, limits.episodes) or _check_traces(group, traces)
+    if any(len(rollout.actions) != 1 for rollout in group.rollouts):
+        return RefusalReason.BAD_TOKENS, "several turns in a single answer"
     if finding is None and traces:
         finding = _check_length(traces, limits) or _check_traces(group, traces)
     if finding is None and traces and group.tokenizer_digest == tokenizer.digest:
@@ -100,7 +115,7 @@ def _check_sampled(group: RolloutGroup, limits: AdmissionLimits) -> Finding:
     for rollout in group.rollouts:
         if rollout.finish is FinishReason.ABORTED:
             return RefusalReason.BAD_SAMPLING, "an aborted rollout"
-        if rollout.finish is FinishReason.LENGTH:
+        if rollout.finish is FinishReason.LENGTH and group.env not in limits.episode_environments:
             most = len(rollout.text.encode()) if rollout.trace is None else rollout.trace.token_ids.size
             finding = _check_cut_off(most, limits)
             if finding is not None:
@@ -110,8 +125,8 @@ def _check_sampled(group: RolloutGroup, limits: AdmissionLimits) -> Finding:
 
 def _check_traces(group: RolloutGroup, traces: Sequence[TokenTrace]) -> Finding:
     """What needs no vocabulary: ids of another one are never looked up here."""
-    for rollout, trace in zip(group.rollouts, traces, strict=True):
-        finding = _check_spans(trace, group.policy_id) or _check_byte_lengths(rollout.text, trace)
+    for rollout, trace in zip(group.rollouts, traces, strict=bool(traces)):
+        finding = _check_spans(trace, group.policy_id) or _check_byte_lengths("".join(rollout.actions), trace)
         if finding is not None:
             return finding
     return _check_logprobs(traces)

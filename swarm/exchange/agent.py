@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from swarm.episode import Actions
+from swarm.episode import Actions, EpisodeOutcome
 from swarm.errors import ConfigError
 from swarm.events import LoopFailed, NodeRestored, OthersSetAside, PolicyEvaluated, StepMade, VersionPublished
 from swarm.exchange.admission import Admission
@@ -305,6 +305,9 @@ class Agent:
 
     async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
         return await self._verifier.verify(env, task_id, episodes)
+
+    async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
+        return await self._verifier.step(env, task_id, actions)
 
     # --- state -------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar, cast
 
 import grpc
 
-from swarm.episode import Actions
+from swarm.episode import Actions, EpisodeOutcome, outcome_from_json, outcome_to_json
 from swarm.errors import ConfigError, Unavailable
 from swarm.interfaces import LocalExchange, Verdict
 from swarm.types import (
@@ -232,6 +232,12 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
         verdict = await self._local.verify(request.env, request.task_id, episodes)
         return verdict_to_message(verdict)
 
+    @rpc
+    async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:
+        """An environment after one more action."""
+        outcome = await self._local.step(request.env, request.task_id, tuple(request.actions))
+        return pb.StepResponse(outcome=json.dumps(outcome_to_json(outcome)).encode())
+
     async def stop(self) -> None:
         """Ends what still runs, a waiting draw among it."""
         running = list(self._running)
@@ -314,6 +320,10 @@ class LocalClient:
         request = pb.VerifyRequest(env=env, task_id=task_id, episodes=json.dumps(episodes).encode())
         response = await self._call("Verify", request)
         return verdict_from_message(response)
+
+    async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
+        response = await self._call("Step", pb.StepRequest(env=env, task_id=task_id, actions=actions))
+        return outcome_from_json(json.loads(response.outcome))
 
     async def close(self) -> None:
         """Ends the connection."""

@@ -79,7 +79,7 @@ def _hash_answers(group: RolloutGroup) -> list[AnswerKey]:
     keys: list[AnswerKey] = []
     for rollout in group.rollouts:
         answer = task.copy()
-        answer.update(b"\0" + rollout.text.encode())
+        answer.update(b"\0" + "\0".join(rollout.actions).encode())
         keys.append(answer.digest())
     return keys
 
@@ -97,16 +97,16 @@ def claimed_bits(group: RolloutGroup) -> list[float | None]:
 
 def _bits(rollout: Rollout) -> float | None:
     logprobs = None if rollout.trace is None else rollout.trace.logprobs
-    if logprobs is None or not rollout.sampling.is_exact:
+    if rollout.trace is None or logprobs is None or not rollout.sampling.is_exact:
         return None
-    bits = -float(np.add.reduce(logprobs)) / math.log(2)
-    return bits if math.isfinite(bits) else None  # NaN: tokens that the model did not choose
+    bits = -float(np.add.reduce(logprobs, where=rollout.trace.action_mask)) / math.log(2)
+    return bits if math.isfinite(bits) else None
 
 
 def _bits_per_token(group: RolloutGroup) -> float | None:
     """Mean of the tokens with log-probs; None where there are none."""
     known = [
-        (bits, rollout.trace.token_ids.size)
+        (bits, int(np.count_nonzero(rollout.trace.action_mask)))
         for bits, rollout in zip(claimed_bits(group), group.rollouts, strict=True)
         if bits is not None and rollout.trace is not None
     ]

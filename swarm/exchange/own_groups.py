@@ -6,6 +6,7 @@ Invariant: nothing is refused here, and a group is in the store before learner o
 import logging
 from dataclasses import dataclass, field, replace
 
+from swarm.episode import EpisodeOutcome
 from swarm.errors import RolloutFailed, StorageFull, TooLarge
 from swarm.events import DiskFull, GroupPut, GroupUnscored, mean_and_std
 from swarm.exchange.group_stream import GroupStreams
@@ -15,7 +16,7 @@ from swarm.exchange.reward_recheck import to_scored_group
 from swarm.flow import RunningMean
 from swarm.interfaces import GroupStore, Tokenizer, Verifier
 from swarm.node_context import NodeContext
-from swarm.types import RolloutGroup, ScoredGroup, SealedGroup
+from swarm.types import ClaimedTurn, RolloutGroup, ScoredGroup, SealedGroup
 from swarm.weight_sync.follower import WeightFollower
 from swarm.wire.envelopes import seal_group
 
@@ -90,8 +91,8 @@ class OwnGroups:
         """
         verdict = await self._verifier.verify(group.env, group.task_id, [r.actions for r in group.rollouts])
         rollouts = tuple(
-            replace(rollout, claimed_reward=float(reward))
-            for rollout, reward in zip(group.rollouts, verdict.rewards, strict=True)
+            replace(rollout, claimed_reward=outcome.reward, claimed_turns=_claims(outcome))
+            for rollout, outcome in zip(group.rollouts, verdict.outcomes, strict=True)
         )
         claimed = replace(group, rollouts=rollouts, verifier=verdict.verifier)
         sealed = await self._context.offload(seal_group, claimed, self._context.identity)
@@ -109,3 +110,10 @@ class OwnGroups:
         self._novelty.measure_own(claimed)
         self._novelty.record(claimed, sealed.digest, self._novelty.order(claimed))
         return scored, sealed
+
+
+def _claims(outcome: EpisodeOutcome) -> tuple[ClaimedTurn, ...]:
+    """What is said of each turn; nothing of a single answer."""
+    if len(outcome.transitions) < 2:
+        return ()
+    return tuple(ClaimedTurn(reward=each.reward, status=each.status) for each in outcome.transitions)

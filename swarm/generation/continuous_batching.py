@@ -1,50 +1,78 @@
 """Continuous batching: rows decoded together in one KV cache; a row that ends makes room for the next one at once.
 
+A row may have several turns. Between two of them it is parked: its part of the cache is set aside and its place goes to
+another row until the environment has answered.
+
 Invariant: the entries of a row lie together at the right end of the cache; everything left of them is masked and has
-no position, so that nothing of a row depends on what else is there.
+no position, so that nothing of a row depends on what else is there, or on how often it was parked.
 
 Shape letters: R running rows, L entries of the cache (longest running row), V vocabulary.
 
 Source: slots and continuous refill after arXiv:2506.22950 (Infinite Sampling).
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import nn
 
+from swarm.interfaces import Observe
 from swarm.types import FinishReason, PolicyVersion, VersionSpan
 
 # (logits [R, V] as the model gave them, the rows they are for) -> chosen ids [R] and their log-probs [R].
 Choose = Callable[[torch.Tensor, Sequence["Row"]], tuple[torch.Tensor, torch.Tensor]]
 
+MAX_PARKED_BYTES: Final = 2**30  # of cache that waits for environments; beyond it the oldest is computed again
+
 
 @dataclass(slots=True)
 class Row:
-    """One response in the making."""
+    """One response in the making: actions of the model, and between them observations that it was given."""
 
     prompt: int  # its index among the prompts of the call
+    index: int = 0  # its place among the rows of the call
     seed: int = 0  # of its random numbers
     tokens: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
+    logprobs: list[float] = field(default_factory=list[float])  # NaN of observations
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
-    finish: FinishReason = FinishReason.ABORTED  # until it ends
+    turns: list[int] = field(default_factory=list[int])  # first token of each action
+    action_ends: list[int] = field(default_factory=list[int])  # one behind the last token of each finished action
+    finish: FinishReason = FinishReason.ABORTED  # of its newest action; ABORTED until that ended
+    is_over: bool = False  # its episode takes no other action
     random: np.random.Generator | None = None  # from its first token on
 
     @property
     def is_running(self) -> bool:
-        """False once it ended by itself."""
+        """False once its newest action ended."""
         return self.finish is FinishReason.ABORTED
 
+    @property
+    def bounds(self) -> list[tuple[int, int]]:
+        """First token of each action and the one behind its last."""
+        return list(zip(self.turns, [*self.action_ends, len(self.tokens)], strict=False))
+
     def uniform(self) -> float:
-        """The next of its random numbers in [0, 1): one for each token."""
+        """The next of its random numbers in [0, 1): one for each token that it chooses."""
         if self.random is None:
             self.random = np.random.default_rng(self.seed)
         return self.random.random()
+
+    def begin_action(self) -> None:
+        """The next token is the first of an action."""
+        self.turns.append(len(self.tokens))
+        self.finish = FinishReason.ABORTED
+
+    def end_action(self, finish: FinishReason) -> None:
+        """The newest token was the last of an action."""
+        self.finish = finish
+        self.action_ends.append(len(self.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +81,11 @@ class Entries:
 
     cache: Any  # transformers DynamicCache: keys and values [R, heads, L, width] of each layer
     mask: torch.Tensor  # [R, L] 1 for an entry of the row, 0 left of them
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(keys.nbytes + values.nbytes for keys, values in _pairs(self.cache))
 
     def select(self, indices: Sequence[int]) -> "Entries":
         """Rows by index, in that order and as often as given, without columns that none of them needs."""
@@ -76,6 +109,13 @@ class Entries:
         return Entries(_cache((keys, values) for keys, values in pairs), mask)
 
 
+def _joined(parts: Iterable[Entries]) -> Entries:
+    first, *others = parts
+    for other in others:
+        first = first.concat(other)
+    return first
+
+
 def prefill(network: nn.Module, prompts: Sequence[Sequence[int]]) -> tuple[Entries, torch.Tensor]:
     """Entries of some prompts, and the logits [R, V] of the token after each."""
     assert all(len(prompt) > 0 for prompt in prompts), "an empty prompt has no next token"
@@ -88,11 +128,12 @@ def prefill(network: nn.Module, prompts: Sequence[Sequence[int]]) -> tuple[Entri
     return Entries(cache, mask), _forward(network, ids, mask, (mask.cumsum(dim=1) - 1).clamp(min=0), cache)
 
 
-def advance(network: nn.Module, entries: Entries, tokens: Sequence[int]) -> tuple[Entries, torch.Tensor]:
-    """Entries with one more token for each row, and the logits [R, V] of the one after it."""
-    mask = torch.cat([entries.mask, entries.mask.new_ones(entries.mask.shape[0], 1)], dim=1)
-    ids = torch.tensor(tokens, device=mask.device)[:, None]
-    return Entries(entries.cache, mask), _forward(network, ids, mask, mask.sum(dim=1, keepdim=True) - 1, entries.cache)
+def advance(network: nn.Module, entries: Entries, tokens: Sequence[Sequence[int]]) -> tuple[Entries, torch.Tensor]:
+    """Entries with more tokens for each row, as many for one as for another, and the logits [R, V] of the one after."""
+    ids = torch.tensor(tokens, device=entries.mask.device)
+    mask = torch.cat([entries.mask, entries.mask.new_ones(ids.shape)], dim=1)
+    positions = (mask.cumsum(dim=1) - 1)[:, -ids.shape[1] :]
+    return Entries(entries.cache, mask), _forward(network, ids, mask, positions, entries.cache)
 
 
 def _forward(network: Any, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
@@ -123,21 +164,40 @@ def _pad_left(tensor: torch.Tensor, length: int, dim: int) -> torch.Tensor:
     return torch.cat([tensor.new_zeros(shape), tensor], dim=dim) if shape[dim] else tensor
 
 
+@dataclass(eq=False, slots=True)
+class _Parked:
+    """A row between two actions."""
+
+    row: Row
+    answer: "Future[Sequence[int] | None]"
+    entries: Entries | None  # one row, of everything but its last token; None: to be computed again
+    weights: int  # how often weights had changed when its first entry was made
+
+    @property
+    def unread(self) -> list[int]:
+        """Tokens that are not in its entries: the last one of its action, and what the environment answered."""
+        return self.row.tokens[self.row.action_ends[-1] - 1 :]
+
+
 class Decoding:
-    """One call in progress: waiting rows, and at most `max_rows` running ones.
+    """One call in progress: waiting rows, at most `max_rows` running ones, and rows that are parked between two turns.
 
     Waiting rows begin in order of their prompts' lengths, so that rows of similar length run together and little is
     padded; responses to one prompt follow each other, so that each prompt is prefilled once (again when weights were
-    replaced before all of its rows had begun). A row that ends makes room for the next one before the next token.
+    replaced before all of its rows had begun). A row that ends makes room for the next one before the next token, and
+    one whose environment has answered comes before those that have not begun. What other weights made of a row is
+    computed again before its next turn.
 
     Args:
         network: in eval mode.
         prompts: token ids, none empty.
         rows: to be made, in any order.
         max_rows: most sequences in the cache; one more is kept for the prompt whose rows have not all begun.
-        max_new_tokens: longest response.
+        max_new_tokens: longest action.
         eos_ids: tokens that end one.
         choose: the next token of each row.
+        observe: asked after each action; None: each row has one.
+        max_parked_bytes: of cache of parked rows.
     """
 
     def __init__(
@@ -150,6 +210,8 @@ class Decoding:
         max_new_tokens: int,
         eos_ids: Collection[int],
         choose: Choose,
+        observe: Observe | None = None,
+        max_parked_bytes: int = MAX_PARKED_BYTES,
     ) -> None:
         self._network = network
         self._prompts = prompts
@@ -157,24 +219,48 @@ class Decoding:
         self._max_new_tokens = max_new_tokens
         self._eos_ids = eos_ids
         self._choose = choose
+        self._observe = observe
+        self._max_parked_bytes = max_parked_bytes
         self._waiting = deque(sorted(rows, key=lambda row: (len(prompts[row.prompt]), row.prompt)))
         self._running: list[Row] = []
         self._entries: Entries | None = None  # of the running rows: everything but their last token
         self._begun: _Begun | None = None  # the prompt of the next waiting row, where rows of it have begun
+        self._parked: deque[_Parked] = deque()  # oldest first
+        self._answered: deque[_Parked] = deque()  # the environment has: they go on
+        self._version: PolicyVersion | None = None  # of the newest token
+        self._num_changes = 0  # of weights, since the call began
+        self._weights: dict[int, int] = {}  # row -> changes before its first entry was made
+        self.news = threading.Event()  # set when an environment answers
 
     @property
     def goes_on(self) -> bool:
         """False once every row has ended."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or self._parked or self._answered)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether nothing can be done before an environment answers."""
+        return not (self._waiting or self._running or self._answered or any(p.answer.done() for p in self._parked))
 
     @torch.inference_mode()
     def step(self, version: PolicyVersion) -> None:
         """Fills the room there is, then makes one token of each running row, all with the weights of `version`."""
-        while self._waiting and len(self._running) < self._max_rows:
-            self._begin(self._max_rows - len(self._running), version)
+        if self._version != version:
+            self._version, self._num_changes = version, self._num_changes + 1
+        self._take_answers()
+        while len(self._running) < self._max_rows and (self._answered or self._waiting):
+            room = self._max_rows - len(self._running)
+            if self._answered:
+                self._resume(room, version)
+            else:
+                self._begin(room, version)
         if self._entries is not None:
-            entries, logits = advance(self._network, self._entries, [row.tokens[-1] for row in self._running])
-            self._keep(entries, self._running, self._append(self._running, logits, version))
+            entries, logits = advance(self._network, self._entries, [[row.tokens[-1]] for row in self._running])
+            goes_on = self._append(self._running, logits, version)
+            self._park(self._running, entries, goes_on)
+            self._keep(entries, self._running, goes_on)
+
+    # --- rows that begin, go on, and wait for their environment -------------------------------------
 
     def _begin(self, room: int, version: PolicyVersion) -> None:
         """Makes the first token of the next waiting rows, which run on where that did not end them."""
@@ -193,15 +279,93 @@ class Decoding:
         has_more = bool(self._waiting) and self._waiting[0].prompt == last
         at = indices[-1]
         self._begun = _Begun(last, version, entries.select([at]), logits[at : at + 1]) if has_more else None
-        goes_on = self._append(rows, logits[indices], version)
+        self._run(rows, entries, indices, logits[indices], version)
+
+    def _resume(self, room: int, version: PolicyVersion) -> None:
+        """Makes the first token of the next action of rows whose environment has answered."""
+        chosen = [self._answered.popleft() for _ in range(min(room, len(self._answered)))]
+        kept: list[_Parked] = []
+        others: list[Row] = []
+        for each in chosen:
+            if each.entries is not None and each.weights == self._num_changes:
+                kept.append(each)
+            else:
+                others.append(each.row)
+        if others:
+            whole = [[*self._prompts[row.prompt], *row.tokens] for row in others]
+            entries, logits = prefill(self._network, whole)
+            self._run(others, entries, range(len(others)), logits, version)
+        kept.sort(key=lambda each: len(each.unread))
+        for _, alike in groupby(kept, key=lambda each: len(each.unread)):
+            same = list(alike)
+            entries = _joined(each.entries for each in same if each.entries is not None)
+            entries, logits = advance(self._network, entries, [each.unread for each in same])
+            self._run([each.row for each in same], entries, range(len(same)), logits, version)
+
+    def _run(
+        self,
+        rows: Sequence[Row],
+        entries: Entries,
+        indices: Sequence[int],
+        logits: torch.Tensor,
+        version: PolicyVersion,
+    ) -> None:
+        """Makes the first token of an action of each row, whose entries are those at `indices`."""
+        for row in rows:
+            row.begin_action()
+            self._weights[row.index] = self._num_changes
+        goes_on = self._append(rows, logits, version)
+        self._park(rows, entries, goes_on, indices)
         running = [index for index, on in zip(indices, goes_on, strict=True) if on]
         if running:
             own = entries.select(running)
             self._entries = own if self._entries is None else self._entries.concat(own)
-            self._running += [row for row in rows if row.is_running]
+            self._running += [row for row, on in zip(rows, goes_on, strict=True) if on]
+
+    def _park(
+        self, rows: Sequence[Row], entries: Entries, goes_on: Sequence[bool], indices: Sequence[int] | None = None
+    ) -> None:
+        """Asks the environments of rows whose action ended, and sets their entries aside."""
+        for place, (row, on) in enumerate(zip(rows, goes_on, strict=True)):
+            if on:
+                continue
+            if self._observe is None:
+                row.is_over = True
+                continue
+            action = row.tokens[row.turns[-1] :]
+            answer = self._observe(row.index, action, row.finish is FinishReason.STOP)
+            own = entries.select([place if indices is None else indices[place]])
+            self._parked.append(_Parked(row, answer, own, self._weights[row.index]))
+            answer.add_done_callback(lambda _: self.news.set())
+        held = [each for each in (*self._answered, *self._parked) if each.entries is not None]
+        num_bytes = sum(each.entries.size_bytes for each in held if each.entries is not None)
+        for each in held:
+            if num_bytes <= self._max_parked_bytes:
+                break
+            assert each.entries is not None
+            num_bytes -= each.entries.size_bytes
+            each.entries = None
+
+    def _take_answers(self) -> None:
+        """Rows whose environment has answered go on, or are over."""
+        self.news.clear()  # before the look: what is answered after it sets it again
+        parked, self._parked = self._parked, deque()
+        for each in parked:
+            if not each.answer.done():
+                self._parked.append(each)
+                continue
+            observation = each.answer.result()
+            if observation is None:
+                each.row.is_over = True
+                continue
+            each.row.tokens += observation
+            each.row.logprobs += [float("nan")] * len(observation)
+            self._answered.append(each)
+
+    # --- tokens ---------------------------------------------------------------------------------------
 
     def _append(self, rows: Sequence[Row], logits: torch.Tensor, version: PolicyVersion) -> list[bool]:
-        """Adds a token to each row; True where the row goes on."""
+        """Adds a token to each row; True where its action goes on."""
         chosen, logprobs = self._choose(logits, rows)
         for row, token, logprob in zip(rows, chosen.tolist(), logprobs.tolist(), strict=True):
             if not row.spans or row.spans[-1].version != version:
@@ -209,9 +373,9 @@ class Decoding:
             row.tokens.append(token)
             row.logprobs.append(logprob)
             if token in self._eos_ids:
-                row.finish = FinishReason.STOP
-            elif len(row.tokens) == self._max_new_tokens:
-                row.finish = FinishReason.LENGTH
+                row.end_action(FinishReason.STOP)
+            elif len(row.tokens) - row.turns[-1] == self._max_new_tokens:
+                row.end_action(FinishReason.LENGTH)
         return [row.is_running for row in rows]
 
     def _keep(self, entries: Entries, rows: Sequence[Row], goes_on: Sequence[bool]) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from swarm.config import NodeConfig
+from swarm.episode import Actions
 from swarm.errors import ConfigError, Unavailable, WeightsRefused
 from swarm.generation.canaries import check_canaries, tolerance_nats
 from swarm.generation.http_json import Cancelled, JsonClient
@@ -31,8 +32,9 @@ from swarm.generation.openai_dialects import (
 from swarm.generation.openai_weights import DiskWeights, LoraAdapters, NoWeights, Taking
 from swarm.generation.rollouts import by_prompt, check_vocabulary, published_tensors, to_rollout
 from swarm.generation.sample_seeds import SampleSeeds
+from swarm.generation.turn_by_turn import play_turns
 from swarm.identity import Identity
-from swarm.interfaces import Prompts, Tokenizer
+from swarm.interfaces import Observe, Prompts, Tokenizer
 from swarm.model.network import load_model
 from swarm.model.version_digest import PublishedTensors, snapshot
 from swarm.types import (
@@ -141,21 +143,43 @@ class OpenAIGenerator:
         return self._version
 
     def generate(
-        self, prompts: Prompts, num_samples: int, sampling: Sampling, numbers: Sequence[int] | None = None
+        self,
+        prompts: Prompts,
+        num_samples: int,
+        sampling: Sampling,
+        numbers: Sequence[int] | None = None,
+        observe: Observe | None = None,
     ) -> list[list[Rollout]]:
         if sampling.temperature <= 0:
             raise ConfigError(f"sampling: temperature {sampling.temperature} must be above 0")
         with self._call, self._sampling():
-            seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
-            requests = [(prompt, seed) for prompt, own in zip(prompts, seeds, strict=True) for seed in own]
-            made = self._each(requests, lambda one: self._complete(one[0], sampling, one[1]), _NOTHING)
-            return by_prompt([self._rollout(completion, sampling) for completion in made], num_samples)
+            made = self._actions(prompts, num_samples, sampling, numbers)
+            if observe is not None:
+                each = [prompt for prompt in prompts for _ in range(num_samples)]
+                of_each = None if numbers is None else [number for number in numbers for _ in range(num_samples)]
+                made = play_turns(lambda ps, ns: self._actions(ps, 1, sampling, ns), each, made, observe, of_each)
+            return by_prompt(made, num_samples)
 
-    def greedy(self, prompts: Prompts, max_new_tokens: int) -> list[str]:
-        sampling = Sampling(temperature=0.0, max_new_tokens=max_new_tokens)
+    def greedy(self, prompts: Prompts, max_new_tokens: int, observe: Observe | None = None) -> list[Actions]:
         with self._call, self._sampling():
-            made = self._each(list(prompts), lambda prompt: self._complete(prompt, sampling, 0), _NOTHING)
-            return [self._tokenizer.decode(completion.token_ids) for completion in made]
+            made = self._greedy_actions(prompts, max_new_tokens)
+            if observe is not None:
+                made = play_turns(lambda ps, _: self._greedy_actions(ps, max_new_tokens), prompts, made, observe, None)
+            return [rollout.actions for rollout in made]
+
+    def _actions(
+        self, prompts: Prompts, num_samples: int, sampling: Sampling, numbers: Sequence[int] | None
+    ) -> list[Rollout]:
+        """One action for each sample of each prompt."""
+        seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
+        requests = [(prompt, seed) for prompt, own in zip(prompts, seeds, strict=True) for seed in own]
+        made = self._each(requests, lambda one: self._complete(one[0], sampling, one[1]), _NOTHING)
+        return [self._rollout(completion, sampling) for completion in made]
+
+    def _greedy_actions(self, prompts: Prompts, max_new_tokens: int) -> list[Rollout]:
+        sampling = Sampling(temperature=0.0, max_new_tokens=max_new_tokens)
+        made = self._each(list(prompts), lambda prompt: self._complete(prompt, sampling, 0), _NOTHING)
+        return [self._rollout(completion, sampling) for completion in made]
 
     def score(self, sequences: Prompts) -> list[FloatArray]:
         with self._call:

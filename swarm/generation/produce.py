@@ -11,9 +11,11 @@ import numpy as np
 
 from swarm.clock import Clock
 from swarm.config import GeneratorConfig
-from swarm.interfaces import Generator, Tokenizer
+from swarm.episode import Actions
+from swarm.generation.episode_player import Step, player_of
+from swarm.interfaces import Generator, Observe, Tokenizer
 from swarm.model.token_alignment import with_byte_lengths
-from swarm.types import NodeId, RolloutGroup, Sampling, Task
+from swarm.types import EpisodeLimits, NodeId, RolloutGroup, Sampling, Task
 
 # A name that no verifier has; the local wire refuses an empty one.
 UNSCORED = "unscored"
@@ -31,6 +33,7 @@ def produce(
     clock: Clock,
     numbers: Sequence[int] | None = None,
     byte_lengths: bool = False,
+    observe: Observe | None = None,
 ) -> list[RolloutGroup]:
     """One group of `group_size` rollouts for each task (blocking; run it in a thread).
 
@@ -45,13 +48,14 @@ def produce(
         clock: of `created_at_s`.
         numbers: of each task in the node's training sequence; see `Generator.generate`.
         byte_lengths: adds the bytes each token stands for, for nodes of other tokenizers.
+        observe: plays the environments of these tasks, as of `Generator.generate`.
 
     Returns:
         Groups in the order of `tasks`; rewards are NaN and the verifier is UNSCORED until the agent fills both.
     """
     prompts = [tokenizer.encode_prompt(task) for task in tasks]
     policy_id = generator.version.policy_id
-    generated = generator.generate(prompts, group_size, sampling, numbers)
+    generated = generator.generate(prompts, group_size, sampling, numbers, observe)
     return [
         RolloutGroup(
             run_id=run_id,
@@ -86,6 +90,7 @@ class GroupProducer:
     run_id: str
     producer: NodeId
     clock: Clock
+    step: Step | None = None  # plays environments of several turns
 
     def produce(self, first: int, count: int) -> list[RolloutGroup]:
         """The groups of `count` tasks of the sequence from number `first` on."""
@@ -110,9 +115,13 @@ class GroupProducer:
             clock=self.clock,
             numbers=numbers,
             byte_lengths=self.config.byte_lengths,
+            observe=player_of(self.tokenizer, self.config.episode_limits, self.step, tasks, group_size),
         )
 
 
-def evaluate(generator: Generator, tokenizer: Tokenizer, tasks: Sequence[Task], max_new_tokens: int) -> list[str]:
-    """The greedy answer to each task, in order (blocking)."""
-    return generator.greedy([tokenizer.encode_prompt(task) for task in tasks], max_new_tokens)
+def evaluate(
+    generator: Generator, tokenizer: Tokenizer, tasks: Sequence[Task], limits: EpisodeLimits, step: Step | None = None
+) -> list[Actions]:
+    """The greedy actions of each task, in order (blocking); `step` plays environments of several turns."""
+    prompts = [tokenizer.encode_prompt(task) for task in tasks]
+    return generator.greedy(prompts, limits.max_new_tokens, player_of(tokenizer, limits, step, tasks, 1))

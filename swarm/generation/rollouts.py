@@ -1,6 +1,6 @@
 """Rollouts from the sequences that an engine made, and the checks of arguments that all engines share.
 
-Invariant: a rollout of an engine is one turn, all of whose tokens the model chose; its reward is NaN.
+Invariant: a rollout of an engine says which of its tokens the model chose, turn by turn; its reward is NaN.
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from swarm.episode import Actions
 from swarm.errors import ConfigError
 from swarm.interfaces import Prompts, Tokenizer
 from swarm.types import FinishReason, FloatArray, IntArray, Rollout, Sampling, TokenTrace, VersionSpan
@@ -23,18 +24,39 @@ def to_rollout(
     logprobs: Sequence[float] | FloatArray | None,
     spans: Sequence[VersionSpan],
     finish: FinishReason,
+    bounds: Sequence[tuple[int, int]] | None = None,
 ) -> Rollout:
-    """One sequence of T tokens; `logprobs` [T] at the sampling temperature, None where they are not known."""
+    """One sequence of T tokens.
+
+    Args:
+        tokenizer: of the engine's model.
+        sampling: how tokens were drawn.
+        token_ids: [T], actions and observations.
+        logprobs: [T] at the sampling temperature, NaN of observations; None where they are not known.
+        spans: which weights made which tokens.
+        finish: of the last action.
+        bounds: first token of each action and the one behind its last; None: all tokens are one action.
+    """
     num_tokens = len(token_ids)
+    bounds = [(0, num_tokens)] if bounds is None else bounds
+    action_mask, turn_ids = np.zeros(num_tokens, np.bool_), np.zeros(num_tokens, np.int16)
+    for turn, (start, end) in enumerate(bounds):
+        action_mask[start:end] = True
+        turn_ids[start:] = turn
     trace = TokenTrace(
         token_ids=np.asarray(token_ids, np.int32),
-        action_mask=np.ones(num_tokens, np.bool_),
+        action_mask=action_mask,
         logprobs=None if logprobs is None else np.asarray(logprobs, np.float32),
-        turn_ids=np.zeros(num_tokens, np.int16),
+        turn_ids=turn_ids,
         spans=tuple(spans),
     )
-    text = tokenizer.decode(trace.token_ids.tolist())
-    return Rollout(actions=(text,), trace=trace, sampling=sampling, finish=finish, claimed_reward=float("nan"))
+    actions = actions_of(tokenizer, trace.token_ids.tolist(), bounds)
+    return Rollout(actions=actions, trace=trace, sampling=sampling, finish=finish, claimed_reward=float("nan"))
+
+
+def actions_of(tokenizer: Tokenizer, token_ids: Sequence[int], bounds: Sequence[tuple[int, int]]) -> Actions:
+    """Text of each action; `bounds` as of `to_rollout`."""
+    return tuple(tokenizer.decode(token_ids[start:end]) for start, end in bounds)
 
 
 def by_prompt(rollouts: Sequence[Rollout], num_samples: int) -> list[list[Rollout]]:

@@ -16,19 +16,21 @@ import torch
 from torch import nn
 
 from swarm.config import NodeConfig
+from swarm.episode import Actions
 from swarm.errors import ConfigError, WeightsRefused
 from swarm.generation.canaries import check_canaries
 from swarm.generation.canaries import tolerance_nats as tolerance_for
 from swarm.generation.continuous_batching import Decoding, Row
 from swarm.generation.priority_lock import PriorityLock
-from swarm.generation.rollouts import by_prompt, check_vocabulary, published_tensors, to_rollout
+from swarm.generation.rollouts import actions_of, by_prompt, check_vocabulary, published_tensors, to_rollout
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.generation.sampling import choose_greedy, sampler
-from swarm.interfaces import Prompts, Tokenizer
+from swarm.interfaces import Observe, Prompts, Tokenizer
 from swarm.model.network import load_model, pick_device
 from swarm.model.version_digest import PublishedTensors, load_published, snapshot
 from swarm.types import (
     Canary,
+    FinishReason,
     FloatArray,
     LoadReport,
     PolicyVersion,
@@ -83,6 +85,7 @@ class TransformersGenerator:
         self._call = threading.Lock()  # held by one call of generate, greedy or score
         self._weights = PriorityLock()  # taken for each token of generate, and for the whole of everything else
         self._cancelled = threading.Event()
+        self._decoding: Decoding | None = None  # of the newest call
 
     @classmethod
     def from_config(
@@ -116,7 +119,12 @@ class TransformersGenerator:
         return self._version
 
     def generate(
-        self, prompts: Prompts, num_samples: int, sampling: Sampling, numbers: Sequence[int] | None = None
+        self,
+        prompts: Prompts,
+        num_samples: int,
+        sampling: Sampling,
+        numbers: Sequence[int] | None = None,
+        observe: Observe | None = None,
     ) -> list[list[Rollout]]:
         if sampling.temperature <= 0 or sampling.repetition_penalty != 1.0:
             raise ConfigError(
@@ -127,7 +135,8 @@ class TransformersGenerator:
             self._cancelled.clear()
             with self._weights.held():
                 seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
-            rows = [Row(prompt=index, seed=seed) for index, own in enumerate(seeds) for seed in own]
+            of_prompts = [(prompt, seed) for prompt, own in enumerate(seeds) for seed in own]
+            rows = [Row(prompt=prompt, index=i, seed=seed) for i, (prompt, seed) in enumerate(of_prompts)]
             decoding = Decoding(
                 self._network,
                 prompts,
@@ -136,16 +145,17 @@ class TransformersGenerator:
                 max_new_tokens=sampling.max_new_tokens,
                 eos_ids=self._tokenizer.eos_ids,
                 choose=sampler(sampling),
+                observe=observe,
             )
-            while decoding.goes_on and not self._cancelled.is_set():
+            while self._goes_on(decoding):
                 with self._weights.held():
                     decoding.step(self._version)
             return by_prompt([self._rollout(row, sampling) for row in rows], num_samples)
 
-    def greedy(self, prompts: Prompts, max_new_tokens: int) -> list[str]:
+    def greedy(self, prompts: Prompts, max_new_tokens: int, observe: Observe | None = None) -> list[Actions]:
         with self._call, self._weights.held():
             self._cancelled.clear()
-            rows = [Row(prompt=index) for index in range(len(prompts))]
+            rows = [Row(prompt=index, index=index) for index in range(len(prompts))]
             decoding = Decoding(
                 self._network,
                 prompts,
@@ -154,10 +164,11 @@ class TransformersGenerator:
                 max_new_tokens=max_new_tokens,
                 eos_ids=self._tokenizer.eos_ids,
                 choose=choose_greedy,
+                observe=observe,
             )
-            while decoding.goes_on and not self._cancelled.is_set():
+            while self._goes_on(decoding):
                 decoding.step(self._version)
-            return [self._tokenizer.decode(row.tokens) for row in rows]
+            return [actions_of(self._tokenizer, row.tokens, row.bounds) for row in rows]
 
     def score(self, sequences: Prompts) -> list[FloatArray]:
         with self._call, self._weights.held():
@@ -172,6 +183,16 @@ class TransformersGenerator:
 
     def cancel(self) -> None:
         self._cancelled.set()
+        if self._decoding is not None:
+            self._decoding.news.set()
+
+    def _goes_on(self, decoding: Decoding) -> bool:
+        """Whether there is a token to make; waits for an environment where nothing else is left to do."""
+        self._decoding = decoding  # first: a cancellation from now on ends the wait
+        while decoding.is_stalled and decoding.goes_on and not self._cancelled.is_set():
+            decoding.news.wait()
+            decoding.news.clear()
+        return decoding.goes_on and not self._cancelled.is_set()
 
     def _replace(self, version: PolicyVersion, weights: PublishedTensors, canaries: Sequence[Canary]) -> LoadReport:
         began_s = time.monotonic()
@@ -225,7 +246,8 @@ class TransformersGenerator:
 
     def _rollout(self, row: Row, sampling: Sampling) -> Rollout:
         spans = row.spans or [VersionSpan(start=0, version=self._version)]
-        return to_rollout(self._tokenizer, sampling, row.tokens, row.logprobs, spans, row.finish)
+        finish = row.finish if row.is_over else FinishReason.ABORTED
+        return to_rollout(self._tokenizer, sampling, row.tokens, row.logprobs, spans, finish, row.bounds)
 
 
 class SnapshotEvaluator(TransformersGenerator):
@@ -249,9 +271,9 @@ class SnapshotEvaluator(TransformersGenerator):
         self._newest = newest
         self.load(version, weights)
 
-    def greedy(self, prompts: Prompts, max_new_tokens: int) -> list[str]:
+    def greedy(self, prompts: Prompts, max_new_tokens: int, observe: Observe | None = None) -> list[Actions]:
         self._load_newest()
-        return super().greedy(prompts, max_new_tokens)
+        return super().greedy(prompts, max_new_tokens, observe)
 
     def score(self, sequences: Prompts) -> list[FloatArray]:
         self._load_newest()

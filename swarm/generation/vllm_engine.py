@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarm.config import NodeConfig
+from swarm.episode import Actions
 from swarm.errors import ConfigError, RolloutFailed, Unavailable, WeightsRefused
 from swarm.flow import Backoff
 from swarm.generation.canaries import tolerance_nats
 from swarm.generation.rollouts import by_prompt, published_tensors, to_rollout
 from swarm.generation.sample_seeds import SampleSeeds
+from swarm.generation.turn_by_turn import play_turns
 from swarm.generation.vllm_messages import Continuation, EngineSettings, GenerateRequest, NewWeights
 from swarm.generation.vllm_process import EngineProcess, vllm_python
-from swarm.interfaces import Prompts, Tokenizer
+from swarm.interfaces import Observe, Prompts, Tokenizer
 from swarm.model.network import save_tensors
 from swarm.model.source import TINY, resolve_source
 from swarm.model.version_digest import PublishedTensors, weights_digest
@@ -121,8 +123,30 @@ class VllmGenerator:
         return self._process.pid
 
     def generate(
-        self, prompts: Prompts, num_samples: int, sampling: Sampling, numbers: Sequence[int] | None = None
+        self,
+        prompts: Prompts,
+        num_samples: int,
+        sampling: Sampling,
+        numbers: Sequence[int] | None = None,
+        observe: Observe | None = None,
     ) -> list[list[Rollout]]:
+        made = self._actions(prompts, num_samples, sampling, numbers)
+        if observe is not None:
+            each = [prompt for prompt in prompts for _ in range(num_samples)]
+            of_each = None if numbers is None else [number for number in numbers for _ in range(num_samples)]
+            made = play_turns(lambda ps, ns: self._actions(ps, 1, sampling, ns), each, made, observe, of_each)
+        return by_prompt(made, num_samples)
+
+    def greedy(self, prompts: Prompts, max_new_tokens: int, observe: Observe | None = None) -> list[Actions]:
+        made = self._greedy_actions(prompts, max_new_tokens)
+        if observe is not None:
+            made = play_turns(lambda ps, _: self._greedy_actions(ps, max_new_tokens), prompts, made, observe, None)
+        return [rollout.actions for rollout in made]
+
+    def _actions(
+        self, prompts: Prompts, num_samples: int, sampling: Sampling, numbers: Sequence[int] | None
+    ) -> list[Rollout]:
+        """One action for each sample of each prompt."""
         seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
         request = GenerateRequest(
             prompts=prompts,
@@ -131,13 +155,12 @@ class VllmGenerator:
             seeds=[seed >> (128 - _SEED_BITS) for row in seeds for seed in row],
         )
         made: list[Continuation] = self._call("generate", request)
-        return by_prompt([self._rollout(each, sampling) for each in made], num_samples)
+        return [self._rollout(each, sampling) for each in made]
 
-    def greedy(self, prompts: Prompts, max_new_tokens: int) -> list[str]:
-        request = GenerateRequest(
-            prompts=prompts, num_samples=1, sampling=Sampling(max_new_tokens=max_new_tokens), greedy=True
-        )
-        return [self._tokenizer.decode(made.token_ids.tolist()) for made in self._call("generate", request)]
+    def _greedy_actions(self, prompts: Prompts, max_new_tokens: int) -> list[Rollout]:
+        sampling = Sampling(max_new_tokens=max_new_tokens)
+        request = GenerateRequest(prompts=prompts, num_samples=1, sampling=sampling, greedy=True)
+        return [self._rollout(each, sampling) for each in self._call("generate", request)]
 
     def score(self, sequences: Prompts) -> list[FloatArray]:
         return self._call("score", sequences)

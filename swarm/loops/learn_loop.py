@@ -196,10 +196,10 @@ async def _with_baselines(worker: Worker, draw: Draw) -> Draw:
     if worker.greedy is None:
         return draw
     rewards: list[float] = []
-    for drawn, answer in zip(draw.groups, await worker.offload(worker.greedy, draw), strict=True):
+    for drawn, actions in zip(draw.groups, await worker.offload(worker.greedy, draw), strict=True):
         group = drawn.scored.group
         try:
-            rewards.append(float((await worker.exchange.verify(group.env, group.task_id, [(answer,)])).rewards[0]))
+            rewards.append(float((await worker.exchange.verify(group.env, group.task_id, [actions])).rewards[0]))
         except RolloutFailed as error:
             logger.warning("a greedy answer could not be scored", extra={"error": str(error)})
             rewards.append(float(drawn.scored.rewards.mean()))
@@ -214,11 +214,11 @@ async def _evaluate(worker: Worker, learner: Learner) -> None:
     """
     evaluations, telling = list[Evaluation](), list[Evaluation]()
     for (env, split), tasks in worker.evaluation_tasks.items():
-        answers = await worker.offload(worker.evaluate, tasks)
+        episodes = await worker.offload(worker.evaluate, tasks)
         num_right, references = 0.0, list[str]()
-        for task, answer in zip(tasks, answers, strict=True):
+        for task, actions in zip(tasks, episodes, strict=True):
             try:
-                verdict = await worker.exchange.verify(env, task.task_id, [(answer,)])
+                verdict = await worker.exchange.verify(env, task.task_id, [actions])
             except RolloutFailed as error:
                 logger.warning("an answer could not be scored and is left out", extra={"error": str(error)})
                 continue

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
+from swarm.episode import Actions
 from swarm.interfaces import Generator, Learner, LocalExchange, Offload, Tokenizer
 from swarm.loops.overlap import Overlap
 from swarm.types import Draw, PolicyVersion, RolloutGroup, Task
@@ -17,8 +18,8 @@ from swarm.weights.apply import Applier
 Encode = Callable[[PolicyVersion, object], list[bytes]]  # blocking; version and its tensors to manifest bodies
 Produce = Callable[[int, int], list[RolloutGroup]]  # blocking; number of the first question, how many
 Ask = Callable[[int, int], Awaitable[list[RolloutGroup]]]  # the same, choosing the questions
-Evaluate = Callable[[Sequence[Task]], list[str]]  # blocking; greedy answers of the newest version
-Greedy = Callable[[Draw], list[str]]  # blocking; greedy answers of the newest version to each group's prompt
+Evaluate = Callable[[Sequence[Task]], list[Actions]]  # blocking; greedy actions of the newest version
+Greedy = Callable[[Draw], list[Actions]]  # blocking; greedy actions of the newest version for each group's task
 
 
 @dataclass(kw_only=True)

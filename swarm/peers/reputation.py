@@ -60,6 +60,7 @@ COSTS: Final[Mapping[RefusalReason, float]] = MappingProxyType(
         RefusalReason.UNKNOWN_TASK: 2.0,
         RefusalReason.HELD_OUT: 2.0,
         RefusalReason.WRONG_PROMPT: 4.0,
+        RefusalReason.WRONG_EPISODE: 4.0,
         RefusalReason.TEXT_MISMATCH: 4.0,
         RefusalReason.BAD_TOKENS: 4.0,
         RefusalReason.BAD_LOGPROBS: 4.0,
@@ -81,6 +82,7 @@ _NOT_RELAYED: Final = frozenset(
         RefusalReason.BAD_TOKENS,
         RefusalReason.TEXT_MISMATCH,
         RefusalReason.WRONG_PROMPT,
+        RefusalReason.WRONG_EPISODE,
     }
 )
 

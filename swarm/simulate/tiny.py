@@ -32,7 +32,7 @@ from swarm.interfaces import Generator
 from swarm.model.network import save_tensors, tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import published_state
-from swarm.types import PolicyVersion, Sampling, Task
+from swarm.types import EpisodeLimits, PolicyVersion, Sampling, Task
 
 NUM_STEPS = 900
 BATCH_SIZE = 128
@@ -117,11 +117,11 @@ def accuracies(generator: Generator, num_problems: int, num_samples: int) -> dic
         problems = list(_held_out(CharTask(kind, seed=1), num_problems))
         tasks = [Task(env=kind, task_id=i, messages=(Message(role="user", content=q),)) for i, q, _ in problems]
         truths = [answer for _, _, answer in problems]
-        greedy = evaluate(generator, tokenizer, tasks, MAX_NEW_TOKENS)
+        greedy = evaluate(generator, tokenizer, tasks, EpisodeLimits(max_new_tokens=MAX_NEW_TOKENS))
         prompts = [tokenizer.encode_prompt(task) for task in tasks]
         groups = generator.generate(prompts, num_samples, Sampling(max_new_tokens=MAX_NEW_TOKENS))
         num_right = sum(r.text == truth for group, truth in zip(groups, truths, strict=True) for r in group)
-        hits = sum(answer == truth for answer, truth in zip(greedy, truths, strict=True))
+        hits = sum(actions == (truth,) for actions, truth in zip(greedy, truths, strict=True))
         results[kind] = (hits / len(tasks), num_right / (len(tasks) * num_samples))
     return results
 

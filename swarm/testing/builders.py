@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from swarm.environments.replay import replay
+from swarm.environments.replay import LiveEpisodes, replay
 from swarm.episode import OUTCOME, Actions, EpisodeOutcome, Message, Transition
 from swarm.errors import NotHeld, RolloutFailed, Unavailable
 from swarm.identity import Identity
@@ -144,6 +144,10 @@ class ScriptedVerifier:
             reference=reference,
         )
 
+    async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
+        """A single answer ends every episode. Raises as `verify`."""
+        return (await self.verify(env, task_id, [actions])).outcomes[0]
+
 
 class InlineVerifier:
     """A verifier inside the calling process, for simulations and benchmarks in which every answer is our own.
@@ -155,6 +159,7 @@ class InlineVerifier:
     def __init__(self, environments: Mapping[str, Environment]) -> None:
         """`environments` by name, as `build_environments` returns them."""
         self._environments = dict(environments)
+        self._live = LiveEpisodes()
 
     async def verify(
         self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
@@ -168,6 +173,12 @@ class InlineVerifier:
             verifier=environment.verifier,
             reference=environment.reference(task_id),
         )
+
+    async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
+        environment = self._environments.get(env)
+        if environment is None:
+            raise LookupError(f"environment {env!r} is not part of this run")
+        return self._live.step(environment, task_id, actions)
 
     async def close(self) -> None:
         """Nothing to end; here so that both verifiers can be closed alike."""

@@ -1,89 +1,89 @@
-"""Builders of episodes of several turns: the rollout, what its replay gives, and a scored group of them.
+"""Episodes as an honest node makes them, from actions that a test names: the tokens that an engine would have.
 
-Invariant: what they build is consistent: a turn of each action, observation tokens off the action mask.
+Invariant: what is not named follows from the environment and the tokenizer, as in `swarm.generation.episode_player`.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from swarm.episode import OUTCOME, EpisodeOutcome, Message, Transition
-from swarm.interfaces import Tokenizer
-from swarm.testing.builders import ToyTokenizer, make_group, make_rollout, make_scored
-from swarm.types import Correction, Rollout, RolloutGroup, ScoredGroup, TokenTrace
+from swarm.environments.replay import replay
+from swarm.episode import Actions
+from swarm.interfaces import Environment, Tokenizer
+from swarm.testing.builders import TOY_NOW_S, TOY_RUN_ID
+from swarm.types import (
+    ClaimedTurn,
+    FinishReason,
+    NodeId,
+    PolicyVersion,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    TokenTrace,
+    VersionSpan,
+)
 
 
-def make_episode(turns: Sequence[tuple[str, str]], *, policy_id: str, tokenizer: Tokenizer | None = None) -> Rollout:
-    """A rollout of (action, observation) turns, an end token after each action; the last has no observation."""
-    tokenizer = tokenizer or ToyTokenizer()
-    ids: list[int] = []
+def make_episode(
+    environment: Environment,
+    task_id: int,
+    actions: Actions,
+    tokenizer: Tokenizer,
+    *,
+    policy_id: str,
+    sampling: Sampling,
+    logprob: float = -1.0,
+) -> Rollout:
+    """An episode of these actions, each ended by its end token; `logprob` of every token that the model chose."""
+    outcome = replay(environment, task_id, actions)
+    token_ids: list[int] = []
     mask: list[bool] = []
     turn_ids: list[int] = []
-    for turn, (action, observation) in enumerate(turns):
-        acted, seen = tokenizer.encode_response(action), tokenizer.encode_response(observation)[:-1]
-        ids += [*acted, *seen]
-        mask += [True] * len(acted) + [False] * len(seen)
-        turn_ids += [turn] * (len(acted) + len(seen))
-    single = make_rollout(turns[-1][0], policy_id=policy_id, tokenizer=tokenizer)
-    assert single.trace is not None
-    action_mask = np.array(mask, np.bool_)
+    for turn, (text, transition) in enumerate(zip(actions, outcome.transitions, strict=True)):
+        chosen = tokenizer.encode_response(text)
+        is_last = turn == len(actions) - 1
+        told = [] if is_last else tokenizer.encode_observation(transition.messages, True)
+        token_ids += [*chosen, *told]
+        mask += [True] * len(chosen) + [False] * len(told)
+        turn_ids += [turn] * (len(chosen) + len(told))
     trace = TokenTrace(
-        token_ids=np.array(ids, np.int32),
-        action_mask=action_mask,
-        logprobs=np.where(action_mask, np.float32(-1), np.float32(np.nan)),
+        token_ids=np.array(token_ids, np.int32),
+        action_mask=np.array(mask, np.bool_),
+        logprobs=np.where(mask, np.float32(logprob), np.float32(np.nan)),
         turn_ids=np.array(turn_ids, np.int16),
-        spans=single.trace.spans,
+        spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=policy_id, step=0)),),
     )
-    return replace(single, actions=tuple(action for action, _ in turns), trace=trace)
-
-
-def make_outcome(
-    reward: float,
-    *,
-    observations: Sequence[str] = ("",),
-    turn_rewards: Sequence[float] | None = None,
-    state_keys: Sequence[str] | None = None,
-    **named: float,
-) -> EpisodeOutcome:
-    """What a replay gives for as many turns as there are observations; the last one ends it."""
-    last = len(observations) - 1
-    rewards = [0.0] * len(observations) if turn_rewards is None else list(turn_rewards)
-    keys = [""] * len(observations) if state_keys is None else list(state_keys)
-    transitions = tuple(
-        Transition(
-            messages=(Message(role="user", content=text),) if text else (),
-            is_end=turn == last,
-            reward=rewards[turn],
-            rewards={OUTCOME: reward, **named} if turn == last else {},
-            state_key=keys[turn],
-        )
-        for turn, text in enumerate(observations)
+    return Rollout(
+        actions=actions,
+        trace=trace,
+        sampling=sampling,
+        finish=FinishReason.STOP,
+        claimed_reward=outcome.reward,
+        claimed_turns=tuple(ClaimedTurn(reward=each.reward, status=each.status) for each in outcome.transitions),
     )
-    return EpisodeOutcome(reward=reward, transitions=transitions)
 
 
-def make_episode_group(*rollouts: Rollout, task_id: int = 7, tokenizer: Tokenizer | None = None) -> RolloutGroup:
-    """A group of these rollouts by the first test identity."""
-    group = make_group(task_id=task_id, tokenizer=tokenizer)
-    return replace(group, rollouts=rollouts)
-
-
-def make_scored_episodes(
-    *outcomes: EpisodeOutcome, correction: Correction = Correction.EXACT, task_id: int = 7
-) -> ScoredGroup:
-    """A scored group of rollouts that have these outcomes, with actions a, b, c, ... in turn."""
-    policy_id = make_group().producer
-    rollouts = [
-        make_episode(
-            [
-                ("abcdefghij"[turn % 10], "".join(message.content for message in each.messages))
-                for turn, each in enumerate(outcome.transitions)
-            ],
-            policy_id=policy_id,
-        )
-        for outcome in outcomes
-    ]
-    group = make_episode_group(*rollouts, task_id=task_id)
-    scored = make_scored(group, rewards=[outcome.reward for outcome in outcomes], correction=correction)
-    return replace(scored, outcomes=outcomes)
+def make_episode_group(
+    environment: Environment,
+    task_id: int,
+    episodes: Sequence[Actions],
+    tokenizer: Tokenizer,
+    producer: NodeId,
+    sampling: Sampling,
+) -> RolloutGroup:
+    """A group of such episodes of one task."""
+    return RolloutGroup(
+        run_id=TOY_RUN_ID,
+        producer=producer,
+        policy_id=producer,
+        env=environment.name,
+        task_id=task_id,
+        tokenizer_digest=tokenizer.digest,
+        prompt_ids=np.array(tokenizer.encode_prompt(environment.task(task_id)), np.int32),
+        rollouts=tuple(
+            make_episode(environment, task_id, actions, tokenizer, policy_id=producer, sampling=sampling)
+            for actions in episodes
+        ),
+        verifier=environment.verifier,
+        created_at_s=TOY_NOW_S,
+    )

@@ -37,11 +37,13 @@ class CountLimits:
     prompt_tokens: int = MAX_TOKENS  # and 16 for each byte that travelled
 
     @classmethod
-    def of_run(cls, *, group_size: int, max_new_tokens: int, max_age_steps: int) -> "CountLimits":
-        """The limits for groups of a run: an answer has a span for each version that served meanwhile."""
+    def of_run(cls, *, group_size: int, max_new_tokens: int, max_age_steps: int, max_turns: int = 1) -> "CountLimits":
+        """The limits for groups of a run: an answer has a span for each version that served meanwhile, and an episode
+        three fields for each turn after the first."""
         rollouts = _SLACK * group_size
+        of_rollout = _FIELDS_OF_ROLLOUT + max_age_steps + 1 + 3 * (max_turns - 1)
         return cls(
-            fields=min(MAX_FIELDS, _FIELDS_OF_BODY + rollouts * (_FIELDS_OF_ROLLOUT + max_age_steps + 1)),
+            fields=min(MAX_FIELDS, _FIELDS_OF_BODY + rollouts * of_rollout),
             answer_tokens=rollouts * (max_new_tokens + 1),
             prompt_tokens=_PROMPT_TOKENS,
         )
@@ -52,7 +54,7 @@ _TRACE: Final = 2  # Rollout.trace
 # The chain of submessages that hold repeated submessages: GroupBody.rollouts -> Rollout.trace -> (spans).
 _PATH: Final = (_ROLLOUTS, _TRACE)
 _PROMPT: Final = (0, 6)  # depth and field: GroupBody.prompt_ids
-_TEXT: Final = (1, 1)  # Rollout.text
+_TEXTS: Final = frozenset({(1, 1), (1, 6)})  # Rollout.text, later_texts
 _LOGPROBS: Final = (2, 3)  # TokenTrace.logprobs
 _PER_TOKEN: Final = frozenset({(2, 1), (2, 2), (2, 4), (2, 6)})  # token_ids, action_runs, turn_starts, byte_lengths
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -127,7 +129,7 @@ class _Walk:
             self._add(field, self._numbers(at, size), self._prompt_tokens, RefusalReason.UNUSABLE_TEXT)
         elif field in _PER_TOKEN:
             self._add(field, self._numbers(at, size), tokens, RefusalReason.BAD_TOKENS)
-        elif field == _TEXT:
+        elif field in _TEXTS:
             self._add(field, size, _TEXT_BYTES_PER_TOKEN * tokens, RefusalReason.BAD_TOKENS)
         elif field == _LOGPROBS:
             self._add(field, size, 4 * tokens, RefusalReason.BAD_LOGPROBS)

@@ -15,8 +15,10 @@ from typing import Final
 
 import numpy as np
 
+from swarm.episode import TurnStatus
 from swarm.types import (
     BoolArray,
+    ClaimedTurn,
     FinishReason,
     FloatArray,
     IntArray,
@@ -45,6 +47,13 @@ _FINISH: Final = {
     FinishReason.LENGTH: rollout_pb2.FINISH_REASON_LENGTH,
     FinishReason.ABORTED: rollout_pb2.FINISH_REASON_ABORTED,
 }
+_STATUS: Final = {
+    TurnStatus.OK: rollout_pb2.TURN_STATUS_OK,
+    TurnStatus.TOOL_ERROR: rollout_pb2.TURN_STATUS_TOOL_ERROR,
+    TurnStatus.MALFORMED: rollout_pb2.TURN_STATUS_MALFORMED,
+    TurnStatus.LIMIT: rollout_pb2.TURN_STATUS_LIMIT,
+}
+_STATUS_BACK: Final = {number: status for status, number in _STATUS.items()}
 _FLOAT32: Final = np.dtype("<f4")
 _FINISH_BACK: Final = {number: reason for reason, number in _FINISH.items()}
 
@@ -93,12 +102,15 @@ def group_to_body(group: RolloutGroup) -> rollout_pb2.GroupBody:
 
 
 def _fill_rollout(message: rollout_pb2.Rollout, rollout: Rollout) -> None:
-    message.text = rollout.text
+    message.text = rollout.actions[0] if rollout.actions else ""
+    message.later_texts.extend(rollout.actions[1:])
     if rollout.trace is not None:
         _fill_trace(message.trace, rollout.trace)
     _fill_sampling(message.sampling, rollout.sampling)
     message.finish = _FINISH[rollout.finish]
     message.claimed_reward = rollout.claimed_reward
+    for claim in rollout.claimed_turns:
+        message.claimed_turns.add(reward=claim.reward, status=_STATUS[claim.status])
 
 
 def _fill_sampling(message: rollout_pb2.Sampling, sampling: Sampling) -> None:
@@ -198,12 +210,20 @@ def rollout_from_message(message: rollout_pb2.Rollout) -> Rollout:
     if finish is None:
         raise Malformed(RefusalReason.MALFORMED, f"unknown finish reason {int(message.finish)}")
     return Rollout(
-        actions=(message.text,),
+        actions=(message.text, *message.later_texts),
         trace=_trace_from_message(message.trace) if message.HasField("trace") else None,
         sampling=sampling_from_message(message.sampling),
         finish=finish,
         claimed_reward=decimal(message.claimed_reward),
+        claimed_turns=tuple(_claimed_turn(claim) for claim in message.claimed_turns),
     )
+
+
+def _claimed_turn(message: rollout_pb2.ClaimedTurn) -> ClaimedTurn:
+    status = _STATUS_BACK.get(message.status)
+    if status is None:
+        raise Malformed(RefusalReason.MALFORMED, f"unknown status {int(message.status)} of a turn")
+    return ClaimedTurn(reward=decimal(message.reward), status=status)
 
 
 def sampling_from_message(message: rollout_pb2.Sampling) -> Sampling:

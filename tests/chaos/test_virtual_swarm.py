@@ -15,7 +15,7 @@ from rich.console import Console
 from swarm.clock import Clock
 from swarm.config import ReplayConfig
 from swarm.exchange.admission import Admission, Arrival
-from swarm.exchange.admission_checks import Finding
+from swarm.exchange.episode_checks import Finding
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.simulate.invariants import ADMITTED, AGE, BOUNDS, NO_FAILURE, ONCE, PROGRESS, REPEAT, REUSE
 from swarm.simulate.virtual.faults import Crash, FaultPlan, Partition

@@ -115,7 +115,7 @@ class Server(ThreadingHTTPServer):
         self, engine: TransformersGenerator, prompt: list[int], how: dict[str, Any], count: int
     ) -> tuple[list[int], list[float], str]:
         if how["temperature"] == 0:
-            ids = TOKENIZER.encode_response(engine.greedy([prompt], count)[0])[:count]
+            ids = TOKENIZER.encode_response(engine.greedy([prompt], count)[0][0])[:count]
             return ids, [0.0] * len(ids), "length"
         sampling = Sampling(temperature=how["temperature"], top_p=how["top_p"], max_new_tokens=count)
         seed = how.get("seed", how.get("sampling_seed"))

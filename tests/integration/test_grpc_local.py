@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swarm.episode import Actions, Message
+from swarm.episode import Actions, EpisodeOutcome, Message
 from swarm.errors import ConfigError, NotHeld, RolloutFailed, StorageFull, TooLarge, Unavailable
 from swarm.exchange.local_rpc import LocalClient, LocalServer, fresh_socket
 from swarm.interfaces import Verdict
@@ -156,6 +156,9 @@ class ScriptedAgent:
         task = Task(env=env, task_id=task_id, messages=(Message(role="user", content="2 + 3?"),), is_held_out=True)
         outcomes = tuple(answer_outcome(float(text == "5")) for *_, text in episodes)
         return Verdict(task=task, outcomes=outcomes, verifier="v/1", reference="5")
+
+    async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
+        return (await self.verify(env, task_id, [actions])).outcomes[0]
 
 
 @dataclass

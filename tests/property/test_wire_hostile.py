@@ -12,9 +12,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm.episode import TurnStatus
 from swarm.identity import DOMAIN_ADVERT, DOMAIN_GROUP, Identity
 from swarm.types import (
     Advert,
+    ClaimedTurn,
     Correction,
     Cursor,
     FinishReason,
@@ -62,7 +64,10 @@ def traces(draw: Any) -> TokenTrace:
 
 rollouts = st.builds(
     Rollout,
-    text=st.text(st.characters(codec="utf-8"), max_size=40),
+    actions=st.lists(st.text(st.characters(codec="utf-8"), max_size=40), min_size=1, max_size=4).map(tuple),
+    claimed_turns=st.lists(
+        st.builds(ClaimedTurn, reward=st.sampled_from([-0.5, 0.0, 0.1]), status=st.sampled_from(TurnStatus)), max_size=4
+    ).map(tuple),
     trace=st.none() | traces(),
     sampling=st.builds(
         Sampling,

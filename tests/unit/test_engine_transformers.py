@@ -18,7 +18,7 @@ from swarm.interfaces import Generator
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import snapshot
-from swarm.types import FinishReason, PolicyVersion, Rollout, Sampling, Task
+from swarm.types import EpisodeLimits, FinishReason, PolicyVersion, Rollout, Sampling, Task
 
 VERSION = PolicyVersion(policy_id="a", step=0)
 TOKENIZER = CharTokenizer()
@@ -114,7 +114,7 @@ def test_greedy_equals_generate_of_transformers() -> None:
         with torch.no_grad():
             whole = network.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=10)
         expected.append(TOKENIZER.decode(whole[0, len(prompt) :].tolist()))
-    assert engine().greedy(PROMPTS, 10) == expected
+    assert engine().greedy(PROMPTS, 10) == [(text,) for text in expected]
     assert len(set(expected)) == len(PROMPTS)
 
 
@@ -150,7 +150,7 @@ def test_truncated_sampling_keeps_the_most_likely_tokens_only() -> None:
     assert truncate(probabilities, Sampling(top_p=0.75)).nonzero()[:, 1].tolist() == [1, 2, 3]
     assert truncate(probabilities, Sampling(top_p=0.01)).nonzero()[:, 1].tolist() == [1]
     only = engine().generate(PROMPTS, 2, Sampling(top_k=1, max_new_tokens=10))
-    assert [group[0].text for group in only] == engine().greedy(PROMPTS, 10)
+    assert [group[0].actions for group in only] == engine().greedy(PROMPTS, 10)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(repetition_penalty=1.1)])
@@ -252,4 +252,6 @@ def test_produced_groups_name_prompt_tokenizer_and_producer() -> None:
         assert (group.env, group.run_id, group.producer, group.policy_id) == ("rev", "r", "n", "a")
         assert group.tokenizer_digest == TOKENIZER.digest and group.verifier == UNSCORED and group.created_at_s == 50.0
         assert len(group.rollouts) == 3
-    assert evaluate(generator, TOKENIZER, tasks, 5) == generator.greedy([TOKENIZER.encode_prompt(t) for t in tasks], 5)
+    limits = EpisodeLimits(max_new_tokens=5)
+    greedy = generator.greedy([TOKENIZER.encode_prompt(t) for t in tasks], 5)
+    assert evaluate(generator, TOKENIZER, tasks, limits) == greedy

@@ -9,6 +9,7 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.config import EvaluationConfig, LearnerConfig, NodeConfig
+from swarm.episode import Actions
 from swarm.errors import RolloutFailed
 from swarm.interfaces import Verdict
 from swarm.loops.learn_loop import learn_loop
@@ -26,7 +27,7 @@ class BrokenSandbox:
         self._num_scored = num_scored
         self.reported: list[Evaluation] = []
 
-    async def score(self, env: str, task_id: int, answers: Sequence[str]) -> Verdict:
+    async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
         if task_id >= self._num_scored:
             raise RolloutFailed("the sandbox did not start")
         return cast(Verdict, SimpleNamespace(rewards=[float(task_id < 30)], reference="7"))
@@ -83,7 +84,7 @@ async def test_answers_that_could_not_be_scored_are_no_wrong_ones(
     worker = Worker(
         config=config,
         produce=lambda first, count: [],
-        evaluate=lambda tasks: ["7"] * len(tasks),
+        evaluate=lambda tasks: [("7",)] * len(tasks),
         clock=ManualClock(),
         offload=inline,
         **parts,

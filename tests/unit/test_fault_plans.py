@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from swarm.clock import ManualClock
-from swarm.episode import Actions
+from swarm.episode import Actions, EpisodeOutcome
 from swarm.errors import RolloutFailed, StorageFull
 from swarm.interfaces import Producer, Verdict
 from swarm.simulate.virtual.faults import Crash, FaultPlan, SeamRates, WrongClock, shrink
@@ -80,6 +80,9 @@ class KindVerifier:
     async def verify(
         self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
     ) -> Verdict:
+        raise LookupError(task_id)
+
+    async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
         raise LookupError(task_id)
 
 

@@ -12,13 +12,13 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, ReplayConfig
 from swarm.environments.char_tasks import KINDS, CharEnvironment
-from swarm.environments.replay import answer_reward
+from swarm.environments.replay import replay
 from swarm.generation.produce import evaluate, produce
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
 from swarm.model.network import load_model
 from swarm.objectives.methods import load_recipe
-from swarm.types import Correction, Draw, DrawnGroup, Sampling, ScoredGroup
+from swarm.types import Correction, Draw, DrawnGroup, EpisodeLimits, Sampling, ScoredGroup
 
 NODE = "a" * 64
 TINY = ModelConfig(source="tiny", dtype="float32")
@@ -38,10 +38,10 @@ def test_thirteen_updates_lift_the_greedy_accuracy_of_the_tiny_model(tmp_path: P
 
     def accuracy() -> float:
         pairs = [(environment, 500_000 + number) for environment in environments for number in range(40)]
-        answers = evaluate(generator, loaded.tokenizer, [env.task(number) for env, number in pairs], 9)
-        return float(
-            np.mean([answer_reward(env, number, text) for (env, number), text in zip(pairs, answers, strict=True)])
-        )
+        limits = EpisodeLimits(max_new_tokens=9)
+        episodes = evaluate(generator, loaded.tokenizer, [env.task(number) for env, number in pairs], limits)
+        tries = zip(pairs, episodes, strict=True)
+        return float(np.mean([replay(env, number, actions).reward for (env, number), actions in tries]))
 
     def groups(step: int) -> tuple[DrawnGroup, ...]:
         """Eight groups with signal, one or more of each task, asked with the newest weights."""
@@ -53,7 +53,7 @@ def test_thirteen_updates_lift_the_greedy_accuracy_of_the_tiny_model(tmp_path: P
                 generator, loaded.tokenizer, tasks, 8, sampling, run_id="r", producer=NODE, clock=SystemClock()
             )
             for env, group in zip(environments, made, strict=True):
-                rewards = [answer_reward(env, group.task_id, rollout.text) for rollout in group.rollouts]
+                rewards = [replay(env, group.task_id, rollout.actions).reward for rollout in group.rollouts]
                 scored = ScoredGroup(
                     digest=bytes(32),
                     group=group,

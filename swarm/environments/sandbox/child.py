@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Never
 
-from swarm.environments.replay import replay
+from swarm.environments.replay import LiveEpisodes, Play, replay
 from swarm.environments.sandbox.confine import (
     forbid_system_calls,
     hide_files,
@@ -127,13 +127,16 @@ class Scorer:
         """`answer_cpu_s`: name -> CPU seconds that one answer may take."""
         self._environments = environments
         self._answer_cpu_s = answer_cpu_s
+        self._live = LiveEpisodes()  # of this node: each request adds an action to one
 
     def answer(self, frame: bytes) -> bytes:
         """The reply to one request frame."""
         request = json.loads(frame)
         try:
             episodes = [tuple(actions) for actions in request["episodes"]]
-            reply = self._replay(request["env"], request["task_id"], episodes, request["share"], request["least_s"])
+            play = self._live.step if request["is_live"] else replay
+            limits = request["share"], request["least_s"]
+            reply = self._replay(request["env"], request["task_id"], episodes, play, *limits)
         except LookupError as error:
             reply = {"error": "lookup", "detail": str(error)}
         except Exception as error:  # a verifier may raise anything on hostile text
@@ -148,7 +151,7 @@ class Scorer:
         return json.dumps(reply).encode()
 
     def _replay(
-        self, env: str, task_id: int, episodes: "Sequence[Actions]", share: float, least_s: float
+        self, env: str, task_id: int, episodes: "Sequence[Actions]", play: Play, share: float, least_s: float
     ) -> dict[str, Any]:
         """`share`: of the CPU time that all the actions may take, which is `least_s` or more."""
         environment = self._environments[env]
@@ -166,7 +169,7 @@ class Scorer:
                     return {"error": "share"}
                 # SIGPROF ends this process, also inside of a loop in C that never returns to Python.
                 signal.setitimer(signal.ITIMER_PROF, left_s)
-                outcomes.append(outcome_to_json(replay(environment, task_id, actions)))
+                outcomes.append(outcome_to_json(play(environment, task_id, actions)))
         except LookupError as error:  # of the verifier, not of the task: that exists
             return {"error": "failed", "detail": type(error).__name__}
         return {"task": asdict(task), "reference": reference, "verifier": environment.verifier, "outcomes": outcomes}

@@ -17,12 +17,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from swarm.config import EnvironmentConfig, SandboxConfig
+from swarm.environments.replay import MAX_EPISODES
 from swarm.environments.sandbox.child import LEAST_SHARE_S
 from swarm.environments.sandbox.scoring_process import ScoringProcess, ScoringProcesses, read_reply
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
 from swarm.environments.sandbox.spare_processes import SpareProcesses
 from swarm.episode import Actions, EpisodeOutcome, Message, outcome_from_json
 from swarm.errors import ConfigError, RolloutFailed, TooLarge
+from swarm.flow import BoundedTable
 from swarm.interfaces import Producer, Verdict
 from swarm.types import Task
 
@@ -35,6 +37,8 @@ FIRST_SHARE: Final = 0.02
 # CPU seconds of the very first try of those whom nobody knows: 8 honest answers right after a fork take .9 ms.
 PROBE_S: Final = 0.003
 FIRST_TIMEOUT_SHARE: Final = 0.2  # of timeout_s
+MOST_PLAYING: Final = 16  # processes of own episodes, where steps take longer than SLOW_STEP_S
+SLOW_STEP_S: Final = 0.02
 SLOW_NICE: Final = 5  # of the process of slow answers: a third of the CPU where others want it, too
 
 
@@ -60,6 +64,11 @@ class SandboxVerifier:
         self._turns = ScoringTurns(lambda: asyncio.get_running_loop().time())
         self._external: list[ScoringProcess] = []  # those that wait for a request
         self._slow: list[ScoringProcess] = []  # at most one; empty while it is busy
+        self._playing: list[ScoringProcess] = []  # those of own episodes that wait for a request
+        self._play_places = asyncio.Semaphore(1)  # more once a step took long
+        self._plays_side_by_side = False
+        # the process that keeps an episode, by environment, task and actions
+        self._holders = BoundedTable[tuple[str, int, Actions], ScoringProcess](MAX_EPISODES)
         self._spares = SpareProcesses(self._processes)  # in place of those that a first try costs
         self.num_started = 0  # scoring processes
         self.num_replaced = 0  # of them in the place of one that was ended
@@ -81,12 +90,7 @@ class SandboxVerifier:
             TooLarge: the actions together are beyond MAX_REQUEST_BYTES; nothing was sent.
             ConfigError: the environments cannot be built.
         """
-        if env not in self._names:
-            raise LookupError(f"environment {env!r} is not part of this run")
-        body = json.dumps({"env": env, "task_id": task_id, "episodes": episodes})
-        if len(body) > MAX_REQUEST_BYTES:
-            raise TooLarge(f"actions of {len(body)} bytes exceed {MAX_REQUEST_BYTES}")
-        request = _Request(env, task_id, len(episodes), body)
+        request = self._request(env, task_id, episodes)
         if producer is None:
             async with self._own_turn:
                 reply = await self._ask_one_of(self._own, request)
@@ -95,6 +99,40 @@ class SandboxVerifier:
         if isinstance(reply, Verdict):
             return reply
         raise reply
+
+    async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
+        """An episode of this node after its newest action, the last of `actions`. Raises as `verify`.
+
+        A process keeps the episodes that it played, so that a step costs one step, not a replay. Where steps take long
+        several processes play.
+        """
+        request = self._request(env, task_id, [actions], is_live=True)
+        async with self._play_places:
+            holder = self._holders.pop((env, task_id, actions[:-1]), None)
+            if holder in self._playing:  # it waits: the next request takes it
+                self._playing.remove(holder)
+                self._playing.append(holder)
+            process = await self._waiting(self._playing) or await self._replacement(self._playing)
+            began_s = asyncio.get_running_loop().time()
+            reply = await self._ask_and_replace(process, self._playing, request)
+            if asyncio.get_running_loop().time() - began_s > SLOW_STEP_S and not self._plays_side_by_side:
+                self._plays_side_by_side = True
+                for _ in range(MOST_PLAYING - 1):
+                    self._play_places.release()
+        if not isinstance(reply, Verdict):
+            raise reply
+        outcome = reply.outcomes[0]
+        if not outcome.is_ended:
+            self._holders[env, task_id, actions] = process
+        return outcome
+
+    def _request(self, env: str, task_id: int, episodes: Sequence[Actions], *, is_live: bool = False) -> "_Request":
+        if env not in self._names:
+            raise LookupError(f"environment {env!r} is not part of this run")
+        body = json.dumps({"env": env, "task_id": task_id, "episodes": episodes, "is_live": is_live})
+        if len(body) > MAX_REQUEST_BYTES:
+            raise TooLarge(f"actions of {len(body)} bytes exceed {MAX_REQUEST_BYTES}")
+        return _Request(env, task_id, len(episodes), body)
 
     async def limits_in_force(self) -> dict[str, bool]:
         """Name of each limit -> whether the kernel enforces it, as the process of own answers found. Starts it."""
@@ -105,7 +143,7 @@ class SandboxVerifier:
 
     async def close(self) -> None:
         """Ends the processes; a later request would start others."""
-        pools = (self._own, self._external, self._slow)
+        pools = (self._own, self._external, self._slow, self._playing)
         idle = [process for pool in pools for process in pool]
         for pool in pools:
             pool.clear()
@@ -264,7 +302,9 @@ def _verdict(env: str, task_id: int, num_episodes: int, reply: dict[str, Any]) -
     try:
         data = reply["task"]
         messages = tuple(Message(role=str(m["role"]), content=str(m["content"])) for m in data["messages"])
-        task = Task(env=env, task_id=task_id, messages=messages, is_held_out=data["is_held_out"] is True)
+        max_turns = int(data["max_turns"])
+        is_held_out = data["is_held_out"] is True
+        task = Task(env=env, task_id=task_id, messages=messages, is_held_out=is_held_out, max_turns=max_turns)
         outcomes = _outcomes(reply["outcomes"])
         verifier, reference = str(reply["verifier"]), str(reply["reference"])
     except (KeyError, TypeError, OverflowError) as error:

@@ -18,9 +18,10 @@ from swarm.clock import Clock
 from swarm.config import NodeConfig, ReplayConfig
 from swarm.environments.curriculum import TaskMixture
 from swarm.environments.environment import AnswerEnvironment
+from swarm.episode import Actions
 from swarm.exchange.admission import Admission
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.interfaces import LocalExchange, Result, Tokenizer
+from swarm.interfaces import LocalExchange, Observe, Result, Tokenizer
 from swarm.loops import Worker
 from swarm.simulate.virtual.adversaries import Adversary
 from swarm.simulate.virtual.faults import DiskFault, Turncoat
@@ -138,11 +139,14 @@ class ScriptedGenerator:
         num_samples: int,
         sampling: Sampling,
         numbers: Sequence[int] | None = None,
+        observe: Observe | None = None,
     ) -> list[list[Rollout]]:
         """Never called: `group` knows the task, a prompt alone does not tell the right answer."""
         raise AssertionError("the scripted generator answers tasks, not prompts")
 
-    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
+    def greedy(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, observe: Observe | None = None
+    ) -> list[Actions]:
         """Never called: the virtual swarm does not evaluate."""
         raise AssertionError("the virtual swarm does not evaluate")
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from swarm.clock import Clock
-from swarm.episode import Actions
+from swarm.episode import Actions, EpisodeOutcome
 from swarm.errors import RolloutFailed, StorageFull
 from swarm.interfaces import Offload, Producer, Result, Verdict, Verifier
 from swarm.simulate.virtual.faults import SeamRates, WrongClock
@@ -71,6 +71,11 @@ class _FailingVerifier:
         if self._fails():
             raise RolloutFailed("the verifier's process ended")
         return await self._inner.verify(env, task_id, episodes, producer)
+
+    async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
+        if self._fails():
+            raise RolloutFailed("the verifier's process ended")
+        return await self._inner.step(env, task_id, actions)
 
 
 class NodeClock:

@@ -14,7 +14,8 @@ from swarm.config import EnvironmentConfig
 from swarm.environments.char_tasks import CharEnvironment
 from swarm.environments.environment import AnswerEnvironment, Problem
 from swarm.episode import Actions, Message
-from swarm.exchange.admission_checks import AdmissionLimits, Finding, check_form
+from swarm.exchange.admission_checks import AdmissionLimits, check_form
+from swarm.exchange.episode_checks import Finding
 from swarm.flow import BoundedTable
 from swarm.identity import PUBLIC_KEY_BYTES, Identity, Verify
 from swarm.interfaces import Offload, Producer, Result, Tokenizer, Verdict

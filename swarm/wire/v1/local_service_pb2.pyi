@@ -202,6 +202,22 @@ class EvaluatedResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class StepRequest(_message.Message):
+    __slots__ = ("env", "task_id", "actions")
+    ENV_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    env: str
+    task_id: int
+    actions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, env: _Optional[str] = ..., task_id: _Optional[int] = ..., actions: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StepResponse(_message.Message):
+    __slots__ = ("outcome",)
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    outcome: bytes
+    def __init__(self, outcome: _Optional[bytes] = ...) -> None: ...
+
 class VerifyRequest(_message.Message):
     __slots__ = ("env", "task_id", "episodes")
     ENV_FIELD_NUMBER: _ClassVar[int]

@@ -95,6 +95,11 @@ class LocalServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.VerifyResponse.FromString,
                 _registered_method=True)
+        self.Step = channel.unary_unary(
+                '/swarm.wire.v1.LocalService/Step',
+                request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.StepRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.StepResponse.FromString,
+                _registered_method=True)
 
 
 class LocalServiceServicer(object):
@@ -173,6 +178,12 @@ class LocalServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Step(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LocalServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -235,6 +246,11 @@ def add_LocalServiceServicer_to_server(servicer, server):
                     servicer.Verify,
                     request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.VerifyRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.VerifyResponse.SerializeToString,
+            ),
+            'Step': grpc.unary_unary_rpc_method_handler(
+                    servicer.Step,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.StepRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.StepResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -562,6 +578,33 @@ class LocalService(object):
             '/swarm.wire.v1.LocalService/Verify',
             swarm_dot_wire_dot_v1_dot_local__service__pb2.VerifyRequest.SerializeToString,
             swarm_dot_wire_dot_v1_dot_local__service__pb2.VerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Step(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.v1.LocalService/Step',
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.StepRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.StepResponse.FromString,
             options,
             channel_credentials,
             insecure,

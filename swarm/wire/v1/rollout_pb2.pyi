@@ -20,6 +20,14 @@ class BodyCodec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BODY_CODEC_UNSPECIFIED: _ClassVar[BodyCodec]
     BODY_CODEC_IDENTITY: _ClassVar[BodyCodec]
     BODY_CODEC_ZSTD: _ClassVar[BodyCodec]
+
+class TurnStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TURN_STATUS_UNSPECIFIED: _ClassVar[TurnStatus]
+    TURN_STATUS_OK: _ClassVar[TurnStatus]
+    TURN_STATUS_TOOL_ERROR: _ClassVar[TurnStatus]
+    TURN_STATUS_MALFORMED: _ClassVar[TurnStatus]
+    TURN_STATUS_LIMIT: _ClassVar[TurnStatus]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -27,6 +35,11 @@ FINISH_REASON_ABORTED: FinishReason
 BODY_CODEC_UNSPECIFIED: BodyCodec
 BODY_CODEC_IDENTITY: BodyCodec
 BODY_CODEC_ZSTD: BodyCodec
+TURN_STATUS_UNSPECIFIED: TurnStatus
+TURN_STATUS_OK: TurnStatus
+TURN_STATUS_TOOL_ERROR: TurnStatus
+TURN_STATUS_MALFORMED: TurnStatus
+TURN_STATUS_LIMIT: TurnStatus
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens")
@@ -59,18 +72,30 @@ class TokenTrace(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., action_runs: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bytes] = ..., turn_starts: _Optional[_Iterable[int]] = ..., spans: _Optional[_Iterable[_Union[_policy_pb2.VersionSpan, _Mapping]]] = ..., byte_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Rollout(_message.Message):
-    __slots__ = ("text", "trace", "sampling", "finish", "claimed_reward")
+    __slots__ = ("text", "trace", "sampling", "finish", "claimed_reward", "later_texts", "claimed_turns")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_REWARD_FIELD_NUMBER: _ClassVar[int]
+    LATER_TEXTS_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_TURNS_FIELD_NUMBER: _ClassVar[int]
     text: str
     trace: TokenTrace
     sampling: Sampling
     finish: FinishReason
     claimed_reward: float
-    def __init__(self, text: _Optional[str] = ..., trace: _Optional[_Union[TokenTrace, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., claimed_reward: _Optional[float] = ...) -> None: ...
+    later_texts: _containers.RepeatedScalarFieldContainer[str]
+    claimed_turns: _containers.RepeatedCompositeFieldContainer[ClaimedTurn]
+    def __init__(self, text: _Optional[str] = ..., trace: _Optional[_Union[TokenTrace, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., claimed_reward: _Optional[float] = ..., later_texts: _Optional[_Iterable[str]] = ..., claimed_turns: _Optional[_Iterable[_Union[ClaimedTurn, _Mapping]]] = ...) -> None: ...
+
+class ClaimedTurn(_message.Message):
+    __slots__ = ("reward", "status")
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    reward: float
+    status: TurnStatus
+    def __init__(self, reward: _Optional[float] = ..., status: _Optional[_Union[TurnStatus, str]] = ...) -> None: ...
 
 class GroupBody(_message.Message):
     __slots__ = ("run_id", "policy_id", "env", "task_id", "tokenizer_digest", "prompt_ids", "rollouts", "verifier", "created_at_s", "producer")

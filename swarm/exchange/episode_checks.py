@@ -1,0 +1,177 @@
+"""Checks of episodes of several turns: their form, and every observation, reward and end against the replay here.
+
+Invariant: a token that the model did not choose is the one that this node's own replay and tokenizer put there; peers
+believe no observation. Nothing reveals prompt or answer text in its detail.
+
+Shape letters: T response tokens, K turns.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from swarm.episode import EpisodeOutcome
+from swarm.interfaces import Tokenizer, Verdict
+from swarm.types import EpisodeLimits, FinishReason, RefusalReason, Rollout, RolloutGroup, TokenTrace
+
+Finding = tuple[RefusalReason, str] | None
+
+TURN_REWARD_TOLERANCE = 1e-3  # it travels as float32
+_TEXT_CHARS_PER_TOKEN = 32  # bound of a text before it is re-encoded here
+
+
+@dataclass(frozen=True, slots=True)
+class TurnBounds:
+    """Places of a turn among the response tokens: action [start, end), then observation [end, next)."""
+
+    start: int
+    end: int
+    next: int
+
+
+def turns_of(trace: TokenTrace) -> list[TurnBounds] | None:
+    """[K] turns; None where one has no action, or tokens that no turn explains."""
+    starts = [0, *(np.flatnonzero(np.diff(trace.turn_ids)) + 1).tolist()]
+    turns: list[TurnBounds] = []
+    for start, after in pairwise([*starts, trace.token_ids.size]):
+        num_chosen = int(np.count_nonzero(trace.action_mask[start:after]))
+        if not num_chosen or not trace.action_mask[start : start + num_chosen].all():
+            return None
+        turns.append(TurnBounds(start, start + num_chosen, after))
+    return turns if turns[-1].end == turns[-1].next else None
+
+
+def check_episodes(group: RolloutGroup, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
+    """What group, vocabulary and limits decide alone."""
+    is_ours = group.tokenizer_digest == tokenizer.digest
+    for rollout in group.rollouts:
+        finding = _check_structure(rollout, limits)
+        if finding is None and rollout.trace is not None and is_ours:
+            finding = _check_actions(rollout, rollout.trace, tokenizer, limits)
+        if finding is None and (rollout.trace is None or not is_ours):
+            finding = _check_texts(rollout, tokenizer, limits)
+        if finding is not None:
+            return finding
+    return None
+
+
+def check_replay(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
+    """Every episode as recorded against the same actions played here.
+
+    What differs is its producer's fault only where both play the same version of the environment.
+    """
+    is_ours = group.tokenizer_digest == tokenizer.digest
+    for rollout, outcome in zip(group.rollouts, verdict.outcomes, strict=True):
+        detail = _difference(rollout, outcome, tokenizer if is_ours else None, limits)
+        if detail:
+            is_same = group.verifier == verdict.verifier
+            return (RefusalReason.WRONG_EPISODE if is_same else RefusalReason.OTHER_ENVIRONMENT), detail
+        if group.verifier == verdict.verifier:
+            finding = _check_claims(rollout, outcome)
+            if finding is not None:
+                return finding
+        if not outcome.is_ended and (rollout.trace is None or not is_ours):
+            return RefusalReason.UNUSABLE_TEXT, "an episode that a limit in other tokens ended"
+    return None
+
+
+# --- form ---------------------------------------------------------------------------------------
+
+
+def _check_structure(rollout: Rollout, limits: EpisodeLimits) -> Finding:
+    trace = rollout.trace
+    if not rollout.actions:
+        return RefusalReason.MALFORMED, "an episode without an action"
+    if trace is None:
+        return None
+    turns = turns_of(trace) if trace.token_ids.size else None
+    if turns is None or len(turns) != len(rollout.actions):
+        return RefusalReason.BAD_TOKENS, f"{len(rollout.actions)} texts, and tokens of other turns"
+    if trace.token_ids.size > limits.max_episode_tokens:
+        return RefusalReason.BAD_TOKENS, f"{trace.token_ids.size} tokens exceed {limits.max_episode_tokens}"
+    longest = max(turn.end - turn.start for turn in turns)
+    if longest > limits.max_new_tokens:
+        return RefusalReason.BAD_TOKENS, f"an action of {longest} tokens exceeds {limits.max_new_tokens}"
+    for turn in turns[:-1]:
+        if not limits.has_room(turn.end, turn.next - turn.end):
+            return RefusalReason.BAD_TOKENS, "a turn after the last that fits"
+    return None
+
+
+def _check_actions(rollout: Rollout, trace: TokenTrace, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
+    """Tokens of our vocabulary: each action says its text, and ends as its episode says."""
+    turns = turns_of(trace)
+    assert turns is not None
+    if trace.token_ids.size and int(trace.token_ids.view(np.uint32).max()) >= tokenizer.vocab_size:
+        return RefusalReason.BAD_TOKENS, f"token id outside [0, {tokenizer.vocab_size})"
+    num_tokens = num_usual = 0
+    for index, (turn, text) in enumerate(zip(turns, rollout.actions, strict=True)):
+        ids: list[int] = trace.token_ids[turn.start : turn.end].tolist()
+        if not tokenizer.eos_ids.isdisjoint(ids[:-1]):
+            return RefusalReason.BAD_TOKENS, "tokens after an end of sequence"
+        has_end = ids[-1] in tokenizer.eos_ids
+        if not has_end and len(ids) < limits.max_new_tokens:
+            return RefusalReason.BAD_TOKENS, f"cut off after {len(ids)} tokens of {limits.max_new_tokens}"
+        if index == len(turns) - 1 and has_end is not (rollout.finish is FinishReason.STOP):
+            return RefusalReason.BAD_TOKENS, "the last action does not end as its episode says"
+        if tokenizer.decode(ids) != text:
+            return RefusalReason.TEXT_MISMATCH, "the tokens do not decode to the text"
+        num_tokens += len(ids)
+        num_usual += len(tokenizer.encode_response(text))
+    if num_tokens > 2 * num_usual + 4:
+        return RefusalReason.UNUSABLE_TEXT, f"{num_tokens} tokens for texts that usually have {num_usual}"
+    return None
+
+
+def _check_texts(rollout: Rollout, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
+    """Texts that are encoded here say what they say, and are no longer than an action of our own."""
+    bound = _TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
+    for text in rollout.actions:
+        if len(text) > bound:
+            return RefusalReason.BAD_TOKENS, f"{len(text)} characters exceed {bound}"
+        ids = tokenizer.encode_response(text)
+        if tokenizer.decode(ids) != text:
+            return RefusalReason.UNUSABLE_TEXT, "the text has characters that are lost here"
+        if len(ids) > limits.max_new_tokens:
+            return RefusalReason.UNUSABLE_TEXT, f"an action of {len(ids)} tokens here exceeds {limits.max_new_tokens}"
+    return None
+
+
+# --- against the replay ---------------------------------------------------------------------------
+
+
+def _difference(rollout: Rollout, outcome: EpisodeOutcome, tokenizer: Tokenizer | None, limits: EpisodeLimits) -> str:
+    """What the replay shows otherwise; empty where nothing. `tokenizer` None: the tokens are another one's."""
+    num_actions, num_taken = len(rollout.actions), len(outcome.transitions)
+    if num_taken != num_actions:
+        return f"{num_actions} actions, of which the environment takes {num_taken}"
+    if tokenizer is None or rollout.trace is None:
+        return ""
+    trace, turns = rollout.trace, turns_of(rollout.trace)
+    assert turns is not None
+    for number, (turn, transition) in enumerate(zip(turns, outcome.transitions, strict=True), start=1):
+        if transition.is_end:  # the last one: the environment takes no action after it
+            return ""
+        has_end = int(trace.token_ids[turn.end - 1]) in tokenizer.eos_ids
+        expected = tokenizer.encode_observation(transition.messages, has_end)
+        if number < num_actions and trace.token_ids[turn.end : turn.next].tolist() != expected:
+            return f"the observation after action {number} is another one"
+        if number == num_actions and limits.has_room(turn.end, len(expected)):
+            return f"it ends after action {number}, though the environment goes on"
+    return ""
+
+
+def _check_claims(rollout: Rollout, outcome: EpisodeOutcome) -> Finding:
+    """Statuses and rewards of turns, where the producer claims any."""
+    if not rollout.claimed_turns:
+        return None
+    if len(rollout.claimed_turns) != len(outcome.transitions):
+        return RefusalReason.FALSE_REWARD, f"claims for {len(rollout.claimed_turns)} turns"
+    for number, (claim, transition) in enumerate(zip(rollout.claimed_turns, outcome.transitions, strict=True), start=1):
+        if claim.status is not transition.status:
+            return RefusalReason.FALSE_REWARD, f"turn {number} is {transition.status}, not {claim.status}"
+        error = abs(claim.reward - transition.reward)
+        if not error <= TURN_REWARD_TOLERANCE:  # NaN, too
+            return RefusalReason.FALSE_REWARD, f"claim of turn {number} off by {error:.4f}"
+    return None

@@ -1,0 +1,80 @@
+"""Episodes of one call of an engine: the environment's side of every rollout.
+
+Invariant: what an engine is given between two actions is `encode_observation` of what the environment answered, and an
+episode ends where its environment ends it or where no whole action would fit any more (`EpisodeLimits`): every consumer
+decides the same from the tokens alone.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from swarm.episode import Actions, EpisodeOutcome
+from swarm.errors import RolloutFailed, Unavailable
+from swarm.interfaces import Observe, Tokenizer
+from swarm.types import EpisodeLimits, Task
+
+logger = logging.getLogger(__name__)
+
+Step = Callable[[str, int, Actions], "Future[EpisodeOutcome]"]
+"""(environment, task id, actions so far) -> the episode after its newest action; from any thread."""
+
+
+class EpisodePlayer:
+    """Plays the environments of a batch of tasks; `observe` is what an engine asks.
+
+    Example:
+        player = EpisodePlayer(tokenizer, limits, step, tasks, num_samples=8)
+        rollouts = engine.generate(prompts, 8, sampling, observe=player.observe)
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, limits: EpisodeLimits, step: Step, tasks: Sequence[Task], num_samples: int
+    ) -> None:
+        """`num_samples`: episodes of each task, which follow each other in the order of `tasks`."""
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._step = step
+        self._tasks = [task for task in tasks for _ in range(num_samples)]
+        self._actions: list[Actions] = [()] * len(self._tasks)
+        self._num_tokens = [0] * len(self._tasks)
+
+    def observe(self, rollout: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Sequence[int] | None]":
+        """As `interfaces.Observe`."""
+        task = self._tasks[rollout]
+        answer: Future[Sequence[int] | None] = Future()
+        self._num_tokens[rollout] += len(action_ids)
+        if task.max_turns == 1:  # an answer ends its episode, whatever it says
+            answer.set_result(None)
+            return answer
+        self._actions[rollout] += (self._tokenizer.decode(action_ids),)
+        stepped = self._step(task.env, task.task_id, self._actions[rollout])
+        stepped.add_done_callback(lambda done: answer.set_result(self._observation(rollout, done, is_ended)))
+        return answer
+
+    def _observation(self, rollout: int, stepped: "Future[EpisodeOutcome]", is_ended: bool) -> list[int] | None:
+        try:
+            outcome = stepped.result()
+        except (RolloutFailed, Unavailable, LookupError) as error:  # the group will not be scored either
+            logger.warning("an environment failed in the middle of an episode", extra={"error": str(error)})
+            return None
+        except Exception:  # the engine waits for an answer: whatever happened, there is none
+            logger.exception("an environment could not be asked")
+            return None
+        if outcome.is_ended:
+            return None
+        ids = self._tokenizer.encode_observation(outcome.transitions[-1].messages, is_ended)
+        if not self._limits.has_room(self._num_tokens[rollout], len(ids)):
+            return None
+        self._num_tokens[rollout] += len(ids)
+        return ids
+
+
+def player_of(
+    tokenizer: Tokenizer, limits: EpisodeLimits, step: Step | None, tasks: Sequence[Task], num_samples: int
+) -> Observe | None:
+    """What an engine asks for these tasks; None where all of them are single answers."""
+    if all(task.max_turns == 1 for task in tasks):
+        return None
+    assert step is not None, "tasks of several turns, and nobody who plays their environments"
+    return EpisodePlayer(tokenizer, limits, step, tasks, num_samples).observe

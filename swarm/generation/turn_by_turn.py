@@ -1,0 +1,97 @@
+"""Episodes for engines that make one action a request: each turn is a prompt of its own, the conversation so far.
+
+Invariant: the ids of a conversation only grow: what was sampled is never rendered again. An engine that caches
+prefixes keeps the cache of a conversation by itself.
+"""
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
+
+import numpy as np
+
+from swarm.interfaces import Observe, Prompts
+from swarm.types import FinishReason, Rollout, TokenTrace
+
+MakeActions = Callable[[Prompts, Sequence[int] | None], list[Rollout]]
+"""(prompts, number of each for its random numbers) -> one action for each prompt."""
+
+
+def play_turns(
+    make: MakeActions,
+    prompts: Prompts,
+    rollouts: Sequence[Rollout],
+    observe: Observe,
+    numbers: Sequence[int] | None,
+) -> list[Rollout]:
+    """The whole episodes of rollouts that have their first action (blocking).
+
+    All rollouts that go on take their next turn together, once each of their environments has answered.
+
+    Args:
+        make: asks the engine for an action each.
+        prompts: of each rollout.
+        rollouts: their first actions, in the order that `observe` counts them in.
+        observe: the environments.
+        numbers: of each rollout; None: those of the engine.
+    """
+    made = list(rollouts)
+    playing = list(range(len(made)))
+    while playing:
+        answers = {i: _asked(observe, i, made[i]) for i in playing if made[i].finish is not FinishReason.ABORTED}
+        wait(answers.values())
+        observations = {i: list(ids) for i, answer in answers.items() if (ids := answer.result()) is not None}
+        playing = list(observations)
+        conversations = [[*prompts[i], *_trace(made[i]).token_ids.tolist(), *observations[i]] for i in playing]
+        turn_numbers = None if numbers is None else [_turn_number(numbers[i], i) for i in playing]
+        actions = make(conversations, turn_numbers) if playing else []
+        for i, action in zip(playing, actions, strict=True):
+            made[i] = _joined(made[i], observations[i], action)
+    return made
+
+
+def _asked(observe: Observe, index: int, rollout: Rollout) -> "Future[Sequence[int] | None]":
+    trace = _trace(rollout)
+    newest = trace.turn_ids == len(rollout.actions) - 1
+    return observe(index, trace.token_ids[newest].tolist(), rollout.finish is FinishReason.STOP)
+
+
+def _joined(rollout: Rollout, observation: Sequence[int], action: Rollout) -> Rollout:
+    """The rollout with an observation, which belongs to its newest turn, and its next action."""
+    before, after = _trace(rollout), _trace(action)
+    num_before, num_observed = before.token_ids.size, len(observation)
+    logprobs = None
+    if before.logprobs is not None and after.logprobs is not None:
+        unknown = np.full(num_observed, np.nan, np.float32)
+        logprobs = np.concatenate([before.logprobs, unknown, after.logprobs])
+    spans = list(before.spans)
+    for span in after.spans:
+        if span.version != spans[-1].version:
+            spans.append(replace(span, start=span.start + num_before + num_observed))
+    turn = len(rollout.actions)
+    trace = TokenTrace(
+        token_ids=np.concatenate([before.token_ids, np.asarray(observation, np.int32), after.token_ids]),
+        action_mask=np.concatenate([before.action_mask, np.zeros(num_observed, np.bool_), after.action_mask]),
+        logprobs=logprobs,
+        turn_ids=np.concatenate(
+            [
+                before.turn_ids,
+                np.full(num_observed, turn - 1, np.int16),
+                np.full(after.token_ids.size, turn, np.int16),
+            ]
+        ),
+        spans=tuple(spans),
+    )
+    return replace(action, actions=(*rollout.actions, *action.actions), trace=trace)
+
+
+def _trace(rollout: Rollout) -> TokenTrace:
+    assert rollout.trace is not None, "engines say which tokens they made"
+    return rollout.trace
+
+
+def _turn_number(number: int, rollout: int) -> int:
+    """Two rollouts of a group with the same conversation so far still draw other samples."""
+    return int.from_bytes(hashlib.sha256(struct.pack("<QQ", number, rollout)).digest()[:7], "little")

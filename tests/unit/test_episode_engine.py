@@ -1,0 +1,233 @@
+"""Episodes in the engine: parked rows give what a whole prefill gives, whoever runs beside them.
+
+Observations come from a rule over the newest action, answered at once, later, or out of order.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import torch
+
+from swarm.generation import continuous_batching
+from swarm.generation.transformers_engine import TransformersGenerator
+from swarm.generation.turn_by_turn import play_turns
+from swarm.model.network import tiny_network
+from swarm.model.tokenizer import CharTokenizer
+from swarm.model.version_digest import snapshot
+from swarm.types import FinishReason, PolicyVersion, Rollout, Sampling, TokenTrace
+
+START = PolicyVersion(policy_id="a", step=0)
+NEXT = PolicyVersion(policy_id="a", step=1)
+TOKENIZER = CharTokenizer()
+PROMPTS = [[5, 6, 7], [9, 10, 11, 12, 13], [20]]
+SAMPLING = Sampling(temperature=1.3, max_new_tokens=6)
+NUM_TURNS = 4
+
+
+def _noisy(seed: int = 0) -> torch.nn.Module:
+    network = tiny_network(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(6.0)
+    return network
+
+
+class Rule:
+    """Answers an action with a few tokens that follow from it, for as many turns as follow from its rollout."""
+
+    def __init__(self, answer: Callable[[Callable[[], None]], None] = lambda act: act()) -> None:
+        self.answer = answer  # runs what fills a future, now or later
+        self.num_turns: dict[int, int] = {}
+        self.asked: list[tuple[int, tuple[int, ...], bool]] = []
+
+    def observe(self, rollout: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Sequence[int] | None]":
+        turn = self.num_turns[rollout] = self.num_turns.get(rollout, 0) + 1
+        self.asked.append((rollout, tuple(action_ids), is_ended))
+        future: Future[Sequence[int] | None] = Future()
+        is_over = turn > rollout % NUM_TURNS
+        told = [2 + (sum(action_ids) + k) % 40 for k in range(1 + sum(action_ids) % 5)]
+        self.answer(lambda: future.set_result(None if is_over else told))
+        return future
+
+
+def engine(max_rows: int = 64, network: torch.nn.Module | None = None) -> TransformersGenerator:
+    return TransformersGenerator(network or _noisy(), TOKENIZER, START, 3, max_rows=max_rows)
+
+
+def play(rule: Rule, *, max_rows: int = 64, num_samples: int = 3, made_by: TransformersGenerator | None = None):
+    generator = made_by or engine(max_rows)
+    groups = generator.generate(PROMPTS, num_samples, SAMPLING, list(range(len(PROMPTS))), rule.observe)
+    return [rollout for group in groups for rollout in group]
+
+
+def trace_of(rollout: Rollout) -> TokenTrace:
+    assert rollout.trace is not None and rollout.trace.logprobs is not None
+    return rollout.trace
+
+
+def assert_same(ours: Sequence[Rollout], theirs: Sequence[Rollout]) -> None:
+    for one, two in zip(ours, theirs, strict=True):
+        assert trace_of(one).token_ids.tolist() == trace_of(two).token_ids.tolist()
+        assert (one.actions, one.finish) == (two.actions, two.finish)
+        np.testing.assert_array_equal(trace_of(one).action_mask, trace_of(two).action_mask)
+        np.testing.assert_array_equal(trace_of(one).turn_ids, trace_of(two).turn_ids)
+        ours_logprobs, their_logprobs = trace_of(one).logprobs, trace_of(two).logprobs
+        assert ours_logprobs is not None and their_logprobs is not None
+        np.testing.assert_allclose(ours_logprobs, their_logprobs, atol=1e-4)
+
+
+def test_an_episode_is_actions_and_what_was_observed_between_them() -> None:
+    rule = Rule()
+    rollouts = play(rule)
+    for index, rollout in enumerate(rollouts):
+        trace = trace_of(rollout)
+        assert len(rollout.actions) == 1 + index % NUM_TURNS and rollout.finish is not FinishReason.ABORTED
+        asked = [action for number, action, _ in rule.asked if number == index]
+        bounds = np.flatnonzero(np.diff(np.concatenate([[False], trace.action_mask, [False]]))).reshape(-1, 2)
+        assert [tuple(trace.token_ids[a:b].tolist()) for a, b in bounds] == asked
+        for turn, ((start, end), action) in enumerate(zip(bounds, asked, strict=True)):
+            assert (trace.turn_ids[start:end] == turn).all() and rollout.actions[turn] == TOKENIZER.decode(action)
+            is_ended = action[-1] in TOKENIZER.eos_ids
+            assert 1 <= len(action) <= 6 and (is_ended or len(action) == 6)
+            assert (index, action, is_ended) in rule.asked
+            if turn < len(asked) - 1:
+                told = trace.token_ids[end : bounds[turn + 1][0]].tolist()
+                assert told == [2 + (sum(action) + k) % 40 for k in range(1 + sum(action) % 5)]
+                assert (trace.turn_ids[end : bounds[turn + 1][0]] == turn).all()
+        assert trace.logprobs is not None and np.isnan(trace.logprobs[~trace.action_mask]).all()
+
+
+def test_logprobs_of_actions_are_those_of_the_whole_sequence() -> None:
+    network = _noisy()
+    rollouts = play(Rule(), made_by=engine(network=network), num_samples=4)
+    scorer = TransformersGenerator(network, TOKENIZER, START, 0)
+    temperature_1 = Sampling(temperature=1.0, max_new_tokens=6)
+    groups = engine(network=network).generate(PROMPTS, 4, temperature_1, [0, 1, 2], Rule().observe)
+    assert len(rollouts) == 12
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        for rollout in group:
+            trace = trace_of(rollout)
+            scores = scorer.score([[*prompt, *trace.token_ids.tolist()]])[0][len(prompt) :]
+            assert trace.logprobs is not None
+            np.testing.assert_allclose(trace.logprobs[trace.action_mask], scores[trace.action_mask], atol=1e-4)
+
+
+@pytest.mark.parametrize("max_rows", [2, 5])
+def test_neither_places_nor_late_answers_change_an_episode(max_rows: int) -> None:
+    expected = play(Rule())
+    later: list[Callable[[], None]] = []
+    lock = threading.Lock()
+
+    def hold(act: Callable[[], None]) -> None:
+        with lock:
+            later.append(act)
+            due = later[::-1] if len(later) >= 4 else []
+            if due:
+                later.clear()
+        for each in due:
+            each()
+
+    stop = threading.Event()
+
+    def release() -> None:
+        while not stop.wait(0.01):
+            with lock:
+                due, later[:] = later[:], []
+            for each in due:
+                each()
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    try:
+        assert_same(play(Rule(hold), max_rows=max_rows), expected)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_an_episode_whose_cache_was_dropped_goes_on_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = play(Rule())
+    widths: list[int] = []
+    network = _noisy()
+
+    def note(_module: object, _args: object, kwargs: dict[str, torch.Tensor]) -> None:
+        widths.append(kwargs["input_ids"].shape[1])
+
+    network.register_forward_pre_hook(note, with_kwargs=True)
+    play(Rule(), made_by=engine(network=network))
+    kept = sum(widths)
+    widths.clear()
+    monkeypatch.setattr(
+        continuous_batching.Decoding.__init__,
+        "__kwdefaults__",
+        {
+            "observe": None,
+            "max_parked_bytes": 0,
+        },
+    )
+    assert_same(play(Rule(), made_by=engine(network=network)), expected)
+    assert sum(widths) > kept, "it was computed again"
+
+
+def test_new_weights_between_two_turns_make_the_whole_next_turn() -> None:
+    network, newer = _noisy(), snapshot(_noisy(1))
+    generator = engine(network=network)
+    loaded = threading.Event()
+
+    def load_first(act: Callable[[], None]) -> None:
+        if not loaded.is_set():
+            loaded.set()
+            thread = threading.Thread(target=lambda: generator.load(NEXT, newer, in_flight=True))
+            thread.start()
+            threading.Thread(target=lambda: (thread.join(), act())).start()
+        else:
+            act()
+
+    at_1 = Sampling(temperature=1.0, max_new_tokens=6)
+    (rollout,) = generator.generate([PROMPTS[1]], 1, at_1, [0], _second_of(Rule(load_first)))[0]
+    trace = trace_of(rollout)
+    spans = {span.version.step: span.start for span in trace.spans}
+    second = int(np.flatnonzero(trace.turn_ids == 1)[0])
+    assert spans == {0: 0, 1: second}
+    scores = TransformersGenerator(_noisy(1), TOKENIZER, NEXT, 0).score([[*PROMPTS[1], *trace.token_ids.tolist()]])[0]
+    assert trace.logprobs is not None
+    # Nothing of the old weights is left in the cache: it was computed again.
+    np.testing.assert_allclose(trace.logprobs[second:], scores[len(PROMPTS[1]) :][second:], atol=1e-4)
+
+
+def _second_of(rule: Rule) -> Callable[[int, Sequence[int], bool], "Future[Sequence[int] | None]"]:
+    """The rule as rollout 1 sees it, which has two turns."""
+    return lambda rollout, ids, is_ended: rule.observe(rollout + 1, ids, is_ended)
+
+
+def test_a_cancelled_call_does_not_wait_for_environments() -> None:
+    generator = engine()
+    never = Rule(lambda act: generator.cancel())
+    rollouts = play(never, made_by=generator)
+    assert {rollout.finish for rollout in rollouts} == {FinishReason.ABORTED}
+
+
+def test_turn_by_turn_engines_make_the_same_kind_of_episode() -> None:
+    rule, generator = Rule(), engine()
+    first = [r for group in generator.generate(PROMPTS, 4, SAMPLING, [0, 1, 2]) for r in group]
+    each = [prompt for prompt in PROMPTS for _ in range(4)]
+
+    def make(prompts: Sequence[Sequence[int]], numbers: Sequence[int] | None) -> list[Rollout]:
+        return [group[0] for group in generator.generate(prompts, 1, SAMPLING, numbers)]
+
+    for index, rollout in enumerate(play_turns(make, each, first, rule.observe, [0] * 4 + [1] * 4 + [2] * 4)):
+        trace = trace_of(rollout)
+        assert len(rollout.actions) == 1 + index % NUM_TURNS == trace.turn_ids[-1] + 1
+        assert trace.logprobs is not None and (np.isnan(trace.logprobs) == ~trace.action_mask).all()
+        assert trace.token_ids.size == trace.action_mask.size and [span.start for span in trace.spans] == [0]
+
+
+def test_greedy_episodes_are_the_actions_of_the_environment() -> None:
+    rule = Rule()
+    actions = engine().greedy(PROMPTS, 6, rule.observe)
+    assert [len(each) for each in actions] == [1, 2, 3]
+    assert [each[0] for each in actions] == [each[0] for each in engine().greedy(PROMPTS, 6)]
