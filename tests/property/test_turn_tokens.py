@@ -5,22 +5,38 @@ SWARM_TURN_EPISODES episodes a template; 1,250 are 10,000 in all, and more than 
 
 import os
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
-from swarm.config import ModelConfig
+from swarm.config import EnvironmentConfig, ModelConfig
+from swarm.environments.load import build_environment
+from swarm.environments.replay import ReplayedEpisode, replay
 from swarm.episode import Message
 from swarm.model.source import resolve_source
 from swarm.model.tokenizer import HfTokenizer
+from swarm.testing.hostile_actions import hostile_actions
 from swarm.types import Task
 
-from .conversation_styles import STYLES, Control, Parts, Style, write_folder
+from .conversation_styles import STYLES, TEMPLATES, Control, Parts, Style, write_folder
 
 NUM_EPISODES = int(os.environ.get("SWARM_TURN_EPISODES", "20"))
 MAX_TURNS = 6
+SECTIONS: tuple[dict[str, Any], ...] = (
+    {"kind": "calculator"},
+    {"kind": "retry", "params": {"inner": {"kind": "char", "dataset": "reverse"}}},
+    {"kind": "look_up"},
+    {"kind": "grid_world"},
+    {"kind": "apps"},
+    {"kind": "dialogue"},
+)
+ENVIRONMENTS: list[Any] = [build_environment(EnvironmentConfig(name=each["kind"], **each)) for each in SECTIONS]
+TOOLS = {"calculator": ("expression",), "search": ("query",), "book": ("day", "time")}
+HOSTILE = [text for text in hostile_actions(TOOLS, "What?", "42", ["7"], seed=0, count=100) if len(text) < 2000]
 WORDS = (
     "the",
     "17 + 25",
@@ -39,10 +55,19 @@ ENDS = ("", " ", "\n", "\t", "\n\n", "  \n ", "\u00a0")
 
 
 @pytest.fixture(scope="module", params=STYLES, ids=lambda style: style.name)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Style, Path]:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Case":
     folder = tmp_path_factory.mktemp(request.param.name)
     write_folder(request.param, resolve_source(ModelConfig(source="smollm2"), None, with_weights=False), folder)
-    return request.param, folder
+    return Case(request.param, folder)
+
+
+class Case:
+    """A style with its tokenizer at two nodes, of which the consumer never sees a prompt or a row."""
+
+    def __init__(self, style: Style, folder: Path) -> None:
+        self.style = style
+        self.tokenizer, self.consumer = HfTokenizer(folder), HfTokenizer(folder)
+        self.reader = Reader(folder)
 
 
 class Conversations:
@@ -89,6 +114,9 @@ class Reader:
         added = self._tokenizer.get_added_tokens_decoder()
         self.controls = {index: Control(token.content) for index, token in added.items()}
         self.ids = {control.name: index for index, control in self.controls.items()}
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def parts(self, ids: Sequence[int]) -> Parts:
         found: Parts = [""]
@@ -141,11 +169,17 @@ def action(found: Conversations, tokenizer: HfTokenizer, reader: Reader) -> tupl
     return ids, written, is_ended
 
 
+def played_action(draw: random.Random, right: Sequence[str]) -> str:
+    """An action for an environment: a right one of this task, a wrong one, or a hostile one that fits a turn."""
+    kind = draw.random()
+    if kind < 0.6:
+        return draw.choice(right)
+    return draw.choice(HOSTILE) if kind < 0.8 else draw.choice(("7", "search Bob", "up", "when?", ""))
+
+
 @pytest.mark.timeout(3600)
-def test_no_token_of_a_conversation_differs_from_what_is_written_by_hand(case: tuple[Style, Path]) -> None:
-    style, folder = case
-    tokenizer, reader = HfTokenizer(folder), Reader(folder)
-    consumer = HfTokenizer(folder)  # replays, and never sees a prompt or an action
+def test_no_token_of_a_conversation_differs_from_what_is_written_by_hand(case: Case) -> None:
+    style, tokenizer, consumer, reader = case.style, case.tokenizer, case.consumer, case.reader
     num_tokens = num_observations = 0
     for seed in range(NUM_EPISODES):
         found = Conversations(style, seed)
@@ -156,14 +190,68 @@ def test_no_token_of_a_conversation_differs_from_what_is_written_by_hand(case: t
         for turn in range(found.random.randint(1, MAX_TURNS)):
             ids, acted, is_ended = action(found, tokenizer, reader)
             messages = found.observation()
-            before = list(row)
-            row += ids + tokenizer.encode_observation(messages, is_ended)
-            written += acted + style.observation(messages, is_ended)
-            assert row[: len(before)] == before
-            observed = row[len(before) + len(ids) :]
+            observed = tokenizer.encode_observation(messages, is_ended)
             assert observed == consumer.encode_observation(messages, is_ended)
             assert reader.parts(observed) == merged(style.observation(messages, is_ended)), (seed, turn)
+            row += ids + observed
+            written += acted + style.observation(messages, is_ended)
             num_observations += 1
         assert reader.parts(row) == merged(written), f"{style.name}, seed {seed}"
         num_tokens += len(row)
     print(f"{style.name}: {NUM_EPISODES} episodes, {num_observations} observations, {num_tokens} tokens")
+
+
+@pytest.mark.timeout(3600)
+def test_a_consumer_rebuilds_every_token_that_environments_add(case: Case) -> None:
+    style, tokenizer, consumer, reader = case.style, case.tokenizer, case.consumer, case.reader
+    num_tokens = num_observations = 0
+    for seed in range(NUM_EPISODES):
+        draw = random.Random(seed)
+        environment = ENVIRONMENTS[seed % len(ENVIRONMENTS)]
+        task, episode = environment.task(seed), ReplayedEpisode(environment, seed)
+        right = environment.demonstration(seed)
+        row = tokenizer.encode_prompt(task)
+        written = style.prompt(task.messages)
+        turns: list[tuple[list[int], bool]] = []  # of each action, and whether its end was drawn
+        observations: list[list[int]] = []
+        while not episode.is_ended:
+            ids = tokenizer.encode_response(played_action(draw, right))[:-1]
+            is_ended = draw.random() < 0.9
+            ids += [reader.ids[style.ends[0]]] * is_ended
+            text = tokenizer.decode(ids)
+            messages = episode.step(text).messages
+            written += [*style.own(text), *[Control(style.ends[0])] * is_ended]
+            row += ids
+            turns.append((ids, is_ended))
+            if not episode.is_ended:
+                observations.append(tokenizer.encode_observation(messages, is_ended))
+                row += observations[-1]
+                written += style.observation(messages, is_ended)
+        assert reader.parts(row) == merged(written), f"{environment.verifier}, seed {seed}"
+        outcome = replay(environment, seed, tuple(consumer.decode(ids) for ids, _ in turns))
+        rebuilt = [
+            consumer.encode_observation(transition.messages, is_ended)
+            for transition, (_, is_ended) in zip(outcome.transitions, turns, strict=True)
+            if not transition.is_end
+        ]
+        assert rebuilt == observations
+        num_observations += len(observations)
+        num_tokens += len(row)
+    print(f"{style.name}: {NUM_EPISODES} played episodes, {num_observations} observations, {num_tokens} tokens")
+
+
+def test_a_prompt_that_spells_no_control_token_is_the_rendered_text_encoded(case: Case) -> None:
+    found = Conversations(case.style, seed=0)
+    found.markers = ["<b>", "<|", "|>", "[/"]
+    for _ in range(20):
+        messages = found.prompt()
+        ids = case.tokenizer.encode_prompt(Task(env="e", task_id=0, messages=tuple(messages)))
+        rendered, _ = render_jinja_template(
+            [[{"role": m.role, "content": m.content} for m in messages]],
+            chat_template=(TEMPLATES / f"{case.style.name}.jinja").read_text(),
+            add_generation_prompt=True,
+            bos_token=case.style.bos,
+            eos_token=case.style.ends[-1],
+        )
+        text = re.sub("Today Date: .* 20.*", "Today Date: 26 Jul 2024", rendered[0])
+        assert ids == case.reader.encode(text)
