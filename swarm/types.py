@@ -249,6 +249,11 @@ class ScoredGroup:
         rewards = self.rewards.tolist()
         return max(rewards) > min(rewards)
 
+    @property
+    def has_turn_signal(self) -> bool:
+        """True when not all turns of its episodes have one reward, whatever the episodes' own."""
+        return len({turn.reward for outcome in self.outcomes for turn in outcome.transitions}) > 1
+
     def is_own_policy(self, policy_id: str) -> bool:
         """True when the lineage `policy_id`, this node's own, generated it, on whatever machine.
 
@@ -375,6 +380,7 @@ class StreamFilter:
 
     relay: bool = False  # notices of groups that other nodes made
     wants_zero_variance: bool = False  # groups whose rewards are all equal
+    wants_turn_signal: bool = False  # of those at least the ones whose turns' rewards are not
     wants_commitments: bool = False  # commitments ahead of the holder's own groups
 
 

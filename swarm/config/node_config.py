@@ -221,6 +221,8 @@ class ReplayConfig(Model):
     """`positive` drops rollouts of external groups with negative advantage (after the advantage was computed)."""
     keep_zero_variance: bool = False
     """Groups whose rewards are all equal are learned from too, as some recipes want; else they are only counted."""
+    keep_turn_signal: bool = False
+    """Of those at least the groups of episodes whose turns were not all rewarded alike, as recipes over turns want."""
     barrier: bool = False
     """Each step waits for every connected peer's rollouts of the same round: the synchronous form, for comparison."""
 

@@ -60,6 +60,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
             wanted = StreamFilter(
                 relay=request.relay,
                 wants_zero_variance=request.zero_variance,
+                wants_turn_signal=request.turn_signal,
                 wants_commitments=request.commitments,
             )
             items = cast(Any, self._handler.subscribe(peer, cursor, wanted))

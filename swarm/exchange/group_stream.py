@@ -48,6 +48,7 @@ class _SendInfo:
     oldest_step: int  # of the policy that made its oldest token
     newest_step: int
     has_signal: bool
+    has_turn_signal: bool
     commitment: Digest
 
 
@@ -213,6 +214,7 @@ class GroupStreams:
             oldest_step=group.oldest_step,
             newest_step=group.newest_step,
             has_signal=scored.has_signal,
+            has_turn_signal=scored.has_turn_signal,
             commitment=commitment_of(group),
         )
         self._known[scored.digest] = info
@@ -250,7 +252,8 @@ class GroupStreams:
             return False
         if peer == info.policy_id and info.producer == self._node_id:
             return True
-        if not (info.has_signal or wanted.wants_zero_variance):
+        has_signal = info.has_signal or (wanted.wants_turn_signal and info.has_turn_signal)
+        if not (has_signal or wanted.wants_zero_variance):
             return False
         head = self._peers.head_of(info.policy_id)
         return age_steps(info, head) <= self._config.max_age_steps

@@ -149,6 +149,7 @@ class GrpcPeer:
             cursor=cursor_to_message(cursor),
             relay=wanted.relay,
             zero_variance=wanted.wants_zero_variance,
+            turn_signal=wanted.wants_turn_signal,
             commitments=wanted.wants_commitments,
         )
         call = self._stub.Subscribe(request, metadata=await self._metadata())

@@ -63,7 +63,7 @@ class ReplayBuffer:
         """
         for scored in groups:
             count = uses.get(scored.digest, 0)
-            is_spent = count > 0 and not scored.has_signal and not self._config.keep_zero_variance
+            is_spent = count > 0 and not self._has_signal(scored) and not self._config.keep_zero_variance
             is_used_up = count >= self._config.max_reuse or is_spent
             if not is_used_up:
                 self._insert(self._entry(scored, count))
@@ -174,6 +174,9 @@ class ReplayBuffer:
     def _commit(self, places: DrawPlaces) -> None:
         self._shares.commit(places)
         self._places += places.taken
+
+    def _has_signal(self, scored: ScoredGroup) -> bool:
+        return scored.has_signal or (self._config.keep_turn_signal and scored.has_turn_signal)
 
     def _is_wanted(self, entry: ReplayEntry) -> bool:
         return entry.has_signal or self._config.keep_zero_variance
@@ -322,7 +325,7 @@ class ReplayBuffer:
             party=self._shares.parties.party_of(group.producer),
             is_newcomer=self._is_newcomers(scored),
             uses=uses,
-            has_signal=scored.has_signal,
+            has_signal=self._has_signal(scored),
             policy_id=group.policy_id,
             oldest_step=group.oldest_step,
             newest_step=group.newest_step,

@@ -100,6 +100,7 @@ class NeighbourStream:
         self._wanted = StreamFilter(
             relay=relay,
             wants_zero_variance=replay.keep_zero_variance or replay.barrier,
+            wants_turn_signal=replay.keep_turn_signal,
             wants_commitments=True,
         )
         self._cursors = positions.cursors

@@ -61,6 +61,7 @@ class Requirement(StrEnum):
     SEVERAL_UPDATES = "several_updates"  # a batch is used for more than one optimizer update
     TURNS = "turns"  # episodes of several turns
     TURN_REWARDS = "turn_rewards"  # a reward for each turn
+    TURN_SIGNAL = "turn_signal"  # groups of equal outcomes too, where their turns' rewards differ
     STATE_KEYS = "state_keys"  # equal for equal states of an environment
     TOOL_CALLS = "tool_calls"  # turns that call a tool
     REPEATED_PROMPTS = "repeated_prompts"  # the same prompt comes back, so that its history means something

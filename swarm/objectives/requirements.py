@@ -47,6 +47,8 @@ _FIXES = {
     Requirement.TURNS: "every environment of this run is single-turn: choose a recipe without this need, "
     "or an environment with several turns",
     Requirement.TURN_REWARDS: f"no environment of this run rewards a turn: {_CHOOSE} `turn_rewards`",
+    Requirement.TURN_SIGNAL: "groups of equal outcomes are left out whatever their turns were worth: "
+    "set replay.keep_turn_signal = true",
     Requirement.STATE_KEYS: f"no environment of this run says in which state it is: {_CHOOSE} `state_keys`",
     Requirement.TOOL_CALLS: f"no environment of this run has tools: {_CHOOSE} `tool_calls`",
     Requirement.REPEATED_PROMPTS: "prompts hardly ever come back, so that their history means nothing: "
@@ -85,6 +87,8 @@ def supplied_by(config: NodeConfig) -> frozenset[Requirement]:
     found = set(_ALWAYS)
     if config.replay.keep_zero_variance:
         found.add(Requirement.ZERO_VARIANCE_GROUPS)
+    if config.replay.keep_turn_signal or config.replay.keep_zero_variance:
+        found.add(Requirement.TURN_SIGNAL)
     if config.generator.byte_lengths:
         found.add(Requirement.SEGMENT_LOGPROBS)
     if config.learner.updates_per_step > 1:

@@ -137,7 +137,11 @@ async def test_connection_names_the_peer_and_the_handler_sees_the_client(pair: P
     peer = await pair.client.connect(pair.address, 5.0)
     assert peer.node_id == pair.server_identity.node_id
     await pair.log.append(sealed_of(pair.server_identity, b"body"))
-    for wanted in (StreamFilter(relay=True), StreamFilter(wants_zero_variance=True)):
+    for wanted in (
+        StreamFilter(relay=True),
+        StreamFilter(wants_zero_variance=True),
+        StreamFilter(wants_turn_signal=True),
+    ):
         await first(peer.subscribe(Cursor(epoch="e", sequence=7), wanted), 1)
         assert pair.log.asked[-1] == (pair.client_identity.node_id, Cursor(epoch="e", sequence=7), wanted)
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from swarm.clock import ManualClock
+from swarm.episode import EpisodeOutcome
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
 from swarm.testing.nodes import make_agent, make_context
+from swarm.testing.outcomes import make_outcome
 from swarm.types import Cursor, Digest, NodeId, RolloutGroup, SealedGroup, StreamFilter
 
 OURS, OTHER, READER, TRAINER = (make_identity(number) for number in range(4))
@@ -32,11 +34,12 @@ class Held:
         self.store = CountingStore(ManualClock(), 2**24)
         self.streams = make_agent(make_context(identity=OURS), self.store).streams
 
-    async def add(self, group: RolloutGroup) -> Digest:
+    async def add(self, group: RolloutGroup, outcomes: tuple[EpisodeOutcome, ...] = ()) -> Digest:
         """Stores one group of ours, or of another node that came over a third."""
         identity = OURS if group.producer == OURS.node_id else OTHER
         sealed = make_sealed(group, identity)
         scored = make_scored(group, digest=sealed.digest, is_made_here=identity is OURS)
+        scored = replace(scored, outcomes=outcomes)
         await self.store.put(scored, sealed)
         await self.streams.read_head()
         self.streams.offer(scored, via=identity.node_id)
@@ -58,6 +61,18 @@ async def test_a_group_without_signal_is_sent_only_to_those_who_want_it(producer
         zero_variance,
         with_signal,
     ]
+
+
+async def test_a_group_whose_turns_alone_differ_is_sent_to_those_who_want_it() -> None:
+    held = Held()
+    group = make_group(OURS.node_id, texts=ZERO_VARIANCE)
+    turns = [make_outcome(1.0, observations=("", ""), turn_rewards=(each, 0.5)) for each in (0.5, 0.5, 0.25)]
+    last = len(group.rollouts) - 1
+    await held.add(group, (turns[0],) * (last + 1))
+    apart = await held.add(make_group(OURS.node_id, task_id=9, texts=["9"] * (last + 1)), (*turns[:1] * last, turns[2]))
+    with_signal = await held.add(make_group(OURS.node_id, task_id=8))
+    assert await held.sent(READER.node_id, StreamFilter(), 1) == [with_signal]
+    assert await held.sent(READER.node_id, StreamFilter(wants_turn_signal=True), 2) == [apart, with_signal]
 
 
 async def test_a_waiting_stream_sleeps_on_when_only_groups_without_signal_come() -> None:

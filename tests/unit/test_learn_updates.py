@@ -259,6 +259,7 @@ def test_a_need_is_met_or_refused_with_its_name_and_the_fix(need: Requirement) -
         Requirement.REPEATED_PROMPTS: node(num_tasks=200),
         Requirement.TURNS: episodes("retry", params={"inner": {"kind": "char", "dataset": "reverse"}}),
         Requirement.TURN_REWARDS: episodes("grid_world"),
+        Requirement.TURN_SIGNAL: node(replay=ReplayConfig(keep_turn_signal=True)),
         Requirement.STATE_KEYS: episodes("grid_world"),
         Requirement.TOOL_CALLS: episodes("calculator"),
         Requirement.REWARD_PARTS: episodes("look_up", params={"style": "char"}),

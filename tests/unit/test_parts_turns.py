@@ -17,7 +17,7 @@ from swarm.objectives.part import Requirement
 from swarm.objectives.parts import on_turn_tokens, state_cells, turns_of
 from swarm.testing.batches import toy_batch
 from swarm.testing.builders import ToyTokenizer
-from swarm.testing.episodes import make_outcome, make_scored_episodes
+from swarm.testing.outcomes import make_outcome, make_scored_episodes
 from swarm.types import Draw, DrawnGroup
 
 OK = TurnStatus.OK

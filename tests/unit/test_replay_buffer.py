@@ -8,6 +8,7 @@ from swarm.clock import ManualClock
 from swarm.config import ReplayConfig
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.testing.builders import make_group, make_scored
+from swarm.testing.outcomes import make_outcome
 from swarm.types import PolicyVersion, ScoredGroup
 
 OWN = "own"
@@ -111,6 +112,24 @@ def test_groups_without_signal_are_drawn_like_others_where_the_recipe_wants_them
     assert draw is not None and draw.num_zero_variance == 0 and draw.zero_variance_digests == ()
     assert [d.scored.has_signal for d in draw.groups] == [False, True, False]
     assert buffer.num_dropped == {}
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_groups_whose_turns_alone_differ_are_drawn_where_the_recipe_wants_them(keeps: bool) -> None:
+    buffer = make_buffer(keep_turn_signal=keeps)
+    alike = (make_outcome(0.0, observations=("", ""), turn_rewards=(0.5, 0.5)),) * len(ZERO_VARIANCE)
+    apart = (make_outcome(0.0, observations=("", ""), turn_rewards=(0.5, 0.25)), *alike[1:])
+    for number, outcomes in enumerate((alike, apart), 1):
+        buffer.add(replace(local(number, rewards=ZERO_VARIANCE), outcomes=outcomes))
+        added = buffer.add(replace(external(number + 2, rewards=ZERO_VARIANCE), outcomes=outcomes))
+        assert added is (keeps and outcomes is apart)
+    buffer.add(local(9))
+    buffer.add(local(10))
+    draw = buffer.draw(1, at(0), nobody, {})
+    assert draw is not None
+    differing = [each.scored.has_turn_signal for each in draw.groups]
+    assert sum(differing) == 2 * keeps
+    assert draw.num_zero_variance == (1 if keeps else 2)
 
 
 def test_silent_local_groups_do_not_hold_back_external_signal() -> None:

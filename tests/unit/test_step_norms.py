@@ -113,7 +113,7 @@ def draw(step: int, keep_zero_variance: bool, has_turns: bool) -> Draw:
     found, baselines = groups(step - 1)
     if has_turns:
         found = tuple(as_episodes(each, 10 * step + place) for place, each in enumerate(found))
-    chosen = [place for place, group in enumerate(found) if keep_zero_variance or group.has_signal]
+    chosen = [i for i, each in enumerate(found) if keep_zero_variance or each.has_signal or each.has_turn_signal]
     return Draw(
         step=step,
         groups=tuple(DrawnGroup(scored=found[place], age_steps=step - 1, use=1) for place in chosen),

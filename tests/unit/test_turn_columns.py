@@ -15,7 +15,7 @@ from swarm.exchange.reward_recheck import to_scored_group
 from swarm.model.token_alignment import cut_to_limit
 from swarm.objectives.batch import make_batch
 from swarm.testing.builders import ToyTokenizer, answer_outcome, make_group, make_scored, make_sealed, toy_task
-from swarm.testing.episodes import make_episode, make_episode_group, make_outcome, make_scored_episodes
+from swarm.testing.outcomes import make_outcome, make_scored_episodes, make_turns, make_turns_group
 from swarm.types import Correction, Draw, DrawnGroup, FinishReason, ScoredGroup, SealedGroup
 from swarm.wire.local import draw_from_parts, draw_to_fields
 from swarm.wire.v1 import local_service_pb2 as pb
@@ -125,9 +125,9 @@ def test_a_draw_with_outcomes_arrives_at_the_worker_as_it_was_made() -> None:
 def test_a_batch_has_the_turns_of_every_rollout_and_follows_its_groups() -> None:
     call = render_call(ToolCall(name="add", arguments={"a": 1}))
     policy_id = make_group().producer
-    called = make_episode([(call * 2, "3"), ("3", "")], policy_id=policy_id)
+    called = make_turns([(call * 2, "3"), ("3", "")], policy_id=policy_id)
     outcome = make_outcome(1.0, observations=("3", ""))
-    group = replace(make_scored(make_episode_group(called), rewards=[1.0]), outcomes=(outcome,))
+    group = replace(make_scored(make_turns_group(called), rewards=[1.0]), outcomes=(outcome,))
     single = make_scored(make_group(texts=["7", "8"]))
     batch = make_batch(draw_of(make_scored_episodes(*OUTCOMES), single, group), ToyTokenizer())
     assert batch.turn_rewards is not None and batch.num_turns is not None and batch.num_calls is not None
@@ -170,11 +170,11 @@ def test_actions_behind_the_end_change_nothing() -> None:
 
 def test_an_episode_in_other_tokens_is_encoded_turn_by_turn_with_the_observations_of_our_replay() -> None:
     ours, theirs = ToyTokenizer(), ToyTokenizer("other")
-    first = make_episode([("7", "not what we saw"), ("88", "")], policy_id="p" * 64, tokenizer=theirs)
+    first = make_turns([("7", "not what we saw"), ("88", "")], policy_id="p" * 64, tokenizer=theirs)
     cut = replace(first, sampling=replace(first.sampling, max_new_tokens=2), finish=FinishReason.LENGTH)
     gone = replace(first, trace=None, finish=FinishReason.ABORTED)
     scored = make_scored(
-        make_episode_group(first, cut, gone, tokenizer=theirs), rewards=[1.0, 0.0, 0.0], correction=Correction.TEXT_ONLY
+        make_turns_group(first, cut, gone, tokenizer=theirs), rewards=[1.0, 0.0, 0.0], correction=Correction.TEXT_ONLY
     )
     scored = replace(scored, outcomes=(make_outcome(1.0, observations=("12", "")),) * 3)
     batch = make_batch(draw_of(scored), ours, task_of=toy_task)
@@ -191,11 +191,11 @@ def test_an_episode_in_other_tokens_is_encoded_turn_by_turn_with_the_observation
 
 def test_a_turn_that_is_too_long_here_is_cut_off_and_its_end_is_not_trained_on() -> None:
     ours, theirs = ToyTokenizer(), ToyTokenizer("other")
-    long = make_episode([("12345", "9"), ("7", "")], policy_id="p" * 64, tokenizer=theirs)
+    long = make_turns([("12345", "9"), ("7", "")], policy_id="p" * 64, tokenizer=theirs)
     long = replace(long, sampling=replace(long.sampling, max_new_tokens=3))
     cut = cut_to_limit(long, ours)
     assert cut.actions == ("123", "7") and cut.finish is FinishReason.STOP
-    group = make_episode_group(long, long, tokenizer=theirs)
+    group = make_turns_group(long, long, tokenizer=theirs)
     scored = make_scored(group, rewards=[1.0, 0.0], correction=Correction.TEXT_ONLY, is_made_here=False)
     scored = replace(scored, outcomes=(make_outcome(1.0, observations=("9", "")),) * 2)
     batch = make_batch(draw_of(scored), ours, task_of=toy_task)

@@ -31,7 +31,7 @@ class AnchorState(AdvantagePart):
     """
 
     equation = "A_k = (sum_j r_j - mean_G) + strength (G_k - mean_{G, state of k} G)"
-    always_needs = frozenset({Requirement.TURNS, Requirement.STATE_KEYS})
+    always_needs = frozenset({Requirement.TURNS, Requirement.TURN_SIGNAL, Requirement.STATE_KEYS})
     gamma: PositiveShare = 0.95
     strength: NotNegative = 1.0  # of the summand by states
 

@@ -32,7 +32,7 @@ class TwoLevels(AdvantagePart):
     """
 
     equation = "A_k = (z_G(sum_j r_j) + z_{G, k}(G_k)) / 2, z(x) = (x - mean) / (std + floor), x / (1 + floor) alone"
-    always_needs = frozenset({Requirement.TURNS, Requirement.TURN_REWARDS})
+    always_needs = frozenset({Requirement.TURNS, Requirement.TURN_REWARDS, Requirement.TURN_SIGNAL})
     gamma: PositiveShare = 0.9
     floor: float = 1e-6
 

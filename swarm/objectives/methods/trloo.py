@@ -31,7 +31,7 @@ class TurnLeaveOneOut(AdvantagePart):
     """
 
     equation = "A_k = G_k - mean_{j != i} G_k^j; G_k where no other has a turn k"
-    always_needs = frozenset({Requirement.TURNS})
+    always_needs = frozenset({Requirement.TURNS, Requirement.TURN_SIGNAL})
     gamma: PositiveShare = 1.0
 
     def __call__(self, batch: Batch) -> Tensor:

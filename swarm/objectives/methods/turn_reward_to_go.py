@@ -26,7 +26,7 @@ class TurnReturn(AdvantagePart):
     """Discounted reward-to-go of a turn minus its mean over the group's episodes that have that turn."""
 
     equation = "A_k = G_k - mean_{G, k} G_k, G_k = sum_{j>=k} gamma^(j-k) (r_j + R 1[j last])"
-    always_needs = frozenset({Requirement.TURNS})
+    always_needs = frozenset({Requirement.TURNS, Requirement.TURN_SIGNAL})
     gamma: PositiveShare = 0.95
 
     def __call__(self, batch: Batch) -> Tensor:

@@ -27,31 +27,31 @@ from swarm.wire.v1 import policy_pb2 as swarm_dot_wire_dot_v1_dot_policy__pb2
 from swarm.wire.v1 import rollout_pb2 as swarm_dot_wire_dot_v1_dot_rollout__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$swarm/wire/v1/exchange_service.proto\x12\rswarm.wire.v1\x1a\x1aswarm/wire/v1/advert.proto\x1a\x1aswarm/wire/v1/policy.proto\x1a\x1bswarm/wire/v1/rollout.proto\"t\n\x10SubscribeRequest\x12%\n\x06\x63ursor\x18\x01 \x01(\x0b\x32\x15.swarm.wire.v1.Cursor\x12\r\n\x05relay\x18\x02 \x01(\x08\x12\x15\n\rzero_variance\x18\x03 \x01(\x08\x12\x13\n\x0b\x63ommitments\x18\x04 \x01(\x08\"\xb0\x01\n\x11SubscribeResponse\x12%\n\x06\x63ursor\x18\x01 \x01(\x0b\x32\x15.swarm.wire.v1.Cursor\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12)\n\x05group\x18\x04 \x01(\x0b\x32\x1a.swarm.wire.v1.SealedGroup\x12\x13\n\x0b\x63ommitments\x18\x05 \x03(\x0c\x12\x10\n\x08producer\x18\x06 \x01(\t\".\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"B\n\rFetchResponse\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"1\n\x0cWatchRequest\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0e\n\x06window\x18\x02 \x01(\r\"s\n\rWatchResponse\x12\x31\n\x08manifest\x18\x01 \x01(\x0b\x32\x1d.swarm.wire.v1.SealedManifestH\x00\x12\'\n\x06\x63redit\x18\x02 \x01(\x0b\x32\x15.swarm.wire.v1.CreditH\x00\x42\x06\n\x04item\",\n\x06\x43redit\x12\x11\n\thead_step\x18\x01 \x01(\x04\x12\x0f\n\x07granted\x18\x02 \x01(\x04\"#\n\x11\x46\x65tchChunkRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"\"\n\x12\x46\x65tchChunkResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xc2\x02\n\x0f\x45xchangeService\x12P\n\tSubscribe\x12\x1f.swarm.wire.v1.SubscribeRequest\x1a .swarm.wire.v1.SubscribeResponse0\x01\x12\x44\n\x05\x46\x65tch\x12\x1b.swarm.wire.v1.FetchRequest\x1a\x1c.swarm.wire.v1.FetchResponse0\x01\x12\x44\n\x05Watch\x12\x1b.swarm.wire.v1.WatchRequest\x1a\x1c.swarm.wire.v1.WatchResponse0\x01\x12Q\n\nFetchChunk\x12 .swarm.wire.v1.FetchChunkRequest\x1a!.swarm.wire.v1.FetchChunkResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$swarm/wire/v1/exchange_service.proto\x12\rswarm.wire.v1\x1a\x1aswarm/wire/v1/advert.proto\x1a\x1aswarm/wire/v1/policy.proto\x1a\x1bswarm/wire/v1/rollout.proto\"\x89\x01\n\x10SubscribeRequest\x12%\n\x06\x63ursor\x18\x01 \x01(\x0b\x32\x15.swarm.wire.v1.Cursor\x12\r\n\x05relay\x18\x02 \x01(\x08\x12\x15\n\rzero_variance\x18\x03 \x01(\x08\x12\x13\n\x0b\x63ommitments\x18\x04 \x01(\x08\x12\x13\n\x0bturn_signal\x18\x05 \x01(\x08\"\xb0\x01\n\x11SubscribeResponse\x12%\n\x06\x63ursor\x18\x01 \x01(\x0b\x32\x15.swarm.wire.v1.Cursor\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12)\n\x05group\x18\x04 \x01(\x0b\x32\x1a.swarm.wire.v1.SealedGroup\x12\x13\n\x0b\x63ommitments\x18\x05 \x03(\x0c\x12\x10\n\x08producer\x18\x06 \x01(\t\".\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"B\n\rFetchResponse\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"1\n\x0cWatchRequest\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0e\n\x06window\x18\x02 \x01(\r\"s\n\rWatchResponse\x12\x31\n\x08manifest\x18\x01 \x01(\x0b\x32\x1d.swarm.wire.v1.SealedManifestH\x00\x12\'\n\x06\x63redit\x18\x02 \x01(\x0b\x32\x15.swarm.wire.v1.CreditH\x00\x42\x06\n\x04item\",\n\x06\x43redit\x12\x11\n\thead_step\x18\x01 \x01(\x04\x12\x0f\n\x07granted\x18\x02 \x01(\x04\"#\n\x11\x46\x65tchChunkRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"\"\n\x12\x46\x65tchChunkResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xc2\x02\n\x0f\x45xchangeService\x12P\n\tSubscribe\x12\x1f.swarm.wire.v1.SubscribeRequest\x1a .swarm.wire.v1.SubscribeResponse0\x01\x12\x44\n\x05\x46\x65tch\x12\x1b.swarm.wire.v1.FetchRequest\x1a\x1c.swarm.wire.v1.FetchResponse0\x01\x12\x44\n\x05Watch\x12\x1b.swarm.wire.v1.WatchRequest\x1a\x1c.swarm.wire.v1.WatchResponse0\x01\x12Q\n\nFetchChunk\x12 .swarm.wire.v1.FetchChunkRequest\x1a!.swarm.wire.v1.FetchChunkResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm.wire.v1.exchange_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SUBSCRIBEREQUEST']._serialized_start=140
-  _globals['_SUBSCRIBEREQUEST']._serialized_end=256
-  _globals['_SUBSCRIBERESPONSE']._serialized_start=259
-  _globals['_SUBSCRIBERESPONSE']._serialized_end=435
-  _globals['_FETCHREQUEST']._serialized_start=437
-  _globals['_FETCHREQUEST']._serialized_end=483
-  _globals['_FETCHRESPONSE']._serialized_start=485
-  _globals['_FETCHRESPONSE']._serialized_end=551
-  _globals['_WATCHREQUEST']._serialized_start=553
-  _globals['_WATCHREQUEST']._serialized_end=602
-  _globals['_WATCHRESPONSE']._serialized_start=604
-  _globals['_WATCHRESPONSE']._serialized_end=719
-  _globals['_CREDIT']._serialized_start=721
-  _globals['_CREDIT']._serialized_end=765
-  _globals['_FETCHCHUNKREQUEST']._serialized_start=767
-  _globals['_FETCHCHUNKREQUEST']._serialized_end=802
-  _globals['_FETCHCHUNKRESPONSE']._serialized_start=804
-  _globals['_FETCHCHUNKRESPONSE']._serialized_end=838
-  _globals['_EXCHANGESERVICE']._serialized_start=841
-  _globals['_EXCHANGESERVICE']._serialized_end=1163
+  _globals['_SUBSCRIBEREQUEST']._serialized_start=141
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=278
+  _globals['_SUBSCRIBERESPONSE']._serialized_start=281
+  _globals['_SUBSCRIBERESPONSE']._serialized_end=457
+  _globals['_FETCHREQUEST']._serialized_start=459
+  _globals['_FETCHREQUEST']._serialized_end=505
+  _globals['_FETCHRESPONSE']._serialized_start=507
+  _globals['_FETCHRESPONSE']._serialized_end=573
+  _globals['_WATCHREQUEST']._serialized_start=575
+  _globals['_WATCHREQUEST']._serialized_end=624
+  _globals['_WATCHRESPONSE']._serialized_start=626
+  _globals['_WATCHRESPONSE']._serialized_end=741
+  _globals['_CREDIT']._serialized_start=743
+  _globals['_CREDIT']._serialized_end=787
+  _globals['_FETCHCHUNKREQUEST']._serialized_start=789
+  _globals['_FETCHCHUNKREQUEST']._serialized_end=824
+  _globals['_FETCHCHUNKRESPONSE']._serialized_start=826
+  _globals['_FETCHCHUNKRESPONSE']._serialized_end=860
+  _globals['_EXCHANGESERVICE']._serialized_start=863
+  _globals['_EXCHANGESERVICE']._serialized_end=1185
 # @@protoc_insertion_point(module_scope)

@@ -10,16 +10,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("cursor", "relay", "zero_variance", "commitments")
+    __slots__ = ("cursor", "relay", "zero_variance", "commitments", "turn_signal")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
     ZERO_VARIANCE_FIELD_NUMBER: _ClassVar[int]
     COMMITMENTS_FIELD_NUMBER: _ClassVar[int]
+    TURN_SIGNAL_FIELD_NUMBER: _ClassVar[int]
     cursor: _advert_pb2.Cursor
     relay: bool
     zero_variance: bool
     commitments: bool
-    def __init__(self, cursor: _Optional[_Union[_advert_pb2.Cursor, _Mapping]] = ..., relay: bool = ..., zero_variance: bool = ..., commitments: bool = ...) -> None: ...
+    turn_signal: bool
+    def __init__(self, cursor: _Optional[_Union[_advert_pb2.Cursor, _Mapping]] = ..., relay: bool = ..., zero_variance: bool = ..., commitments: bool = ..., turn_signal: bool = ...) -> None: ...
 
 class SubscribeResponse(_message.Message):
     __slots__ = ("cursor", "digest", "size_bytes", "group", "commitments", "producer")
