@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 from swarm.episode import Message
 from swarm.errors import ConfigError
+from swarm.model.plain_text import with_whole_characters
 
 DATE: Final = datetime(2024, 7, 26)  # what Llama's own templates write where they know no date
 _DATE_FORMAT = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1""")
@@ -91,7 +92,9 @@ class MarkedContents:
         self.messages = tuple(
             Message(
                 role=each.role,
-                content=controls.get(each.role, controls[""]).sub(rf"{opening}\g<0>{closing}", each.content),
+                content=controls.get(each.role, controls[""]).sub(
+                    rf"{opening}\g<0>{closing}", with_whole_characters(each.content)
+                ),
             )
             for each in messages
         )

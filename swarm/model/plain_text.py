@@ -40,6 +40,7 @@ class PlainText:
     def encode(self, text: str) -> list[int]:
         """Ids of text that follows other text. Raises ConfigError for a tokenizer that has no plain way to write it."""
         encode, control_ids = self._encoder
+        text = with_whole_characters(text)
         ids = encode(text)
         if control_ids.isdisjoint(ids):
             return ids
@@ -59,6 +60,11 @@ class PlainText:
         tokenizer.encode_special_tokens = True
         unknown: Any = data["model"].get("unk_id", data["model"].get("unk_token"))
         return inner_encoder(tokenizer), frozenset(self._ids.values()) - {unknown, self._ids.get(str(unknown))}
+
+
+def with_whole_characters(text: str) -> str:
+    """The text with `?` for halves of characters, which no tokenizer takes; JSON of a tool call can hold them."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def inner_encoder(tokenizer: "tokenizers.Tokenizer") -> Callable[[str], list[int]]:

@@ -36,7 +36,11 @@ SECTIONS: tuple[dict[str, Any], ...] = (
 )
 ENVIRONMENTS: list[Any] = [build_environment(EnvironmentConfig(name=each["kind"], **each)) for each in SECTIONS]
 TOOLS = {"calculator": ("expression",), "search": ("query",), "book": ("day", "time")}
-HOSTILE = [text for text in hostile_actions(TOOLS, "What?", "42", ["7"], seed=0, count=100) if len(text) < 2000]
+HOSTILE = [
+    text
+    for text in hostile_actions(TOOLS, "What?", "42", ["7"], seed=0, count=100)
+    if len(text) < 2000 and text.encode(errors="ignore").decode() == text  # a model draws whole characters
+]
 WORDS = (
     "the",
     "17 + 25",

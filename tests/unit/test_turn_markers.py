@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.load import build_environments
+from swarm.environments.tool_calls import parse_action
 from swarm.episode import Message
 from swarm.errors import ConfigError
 from swarm.model import plain_text, turn_markers
@@ -193,3 +194,21 @@ def test_the_texts_around_messages_are_encoded_once(write: Write, monkeypatch: p
     monkeypatch.setattr(tokenizer, "_tokenizer", None)
     monkeypatch.setattr(tokenizer, "_template", None)
     assert tokenizer.encode_observation([say("no")], is_ended=True) == first
+
+
+@pytest.mark.parametrize("is_defended", [True, False])
+def test_halves_of_characters_that_a_call_makes_an_environment_say_are_encoded(
+    write: Write, monkeypatch: pytest.MonkeyPatch, is_defended: bool
+) -> None:
+    (call,) = parse_action('<tool_call>{"name": "f", "arguments": {"x": "a\\ud800b"}}</tool_call>').calls
+    said = str(call.arguments["x"])
+    tokenizer = write(PLAIN)
+    if not is_defended:
+        monkeypatch.setattr(plain_text, "with_whole_characters", str)
+        with pytest.raises(TypeError):
+            shown(tokenizer, say(said, "tool"))
+        return
+    for role in ("tool", "system", "assistant"):
+        assert "a?b" in shown(tokenizer, say(said, role))
+    task = Task(env="e", task_id=0, messages=(say(said),))
+    assert "a?b" in tokenizer.decode(tokenizer.encode_prompt(task))
