@@ -1,24 +1,32 @@
 """Credit over turns: what counts as the same turn or state, where it lands, and what an outsider can reach."""
 
+import random
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
-from swarm.environments.load import signals_of
+from swarm.config import EnvironmentConfig
+from swarm.environments.load import build_environment, signals_of
+from swarm.environments.replay import replay
 from swarm.episode import TurnStatus
 from swarm.errors import ConfigError
+from swarm.exchange.reward_recheck import to_scored_group
 from swarm.interfaces import Environment
+from swarm.model.tokenizer import CharTokenizer
 from swarm.objectives.batch import Batch, make_batch
 from swarm.objectives.coefficients import coefficients, with_advantages
 from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import Requirement
-from swarm.objectives.parts import on_turn_tokens, state_cells, turns_of
+from swarm.objectives.parts import by_cell, discounted_returns, group_centred, on_turn_tokens, state_cells, turns_of
 from swarm.testing.batches import toy_batch
-from swarm.testing.builders import ToyTokenizer
+from swarm.testing.builders import ToyTokenizer, make_identity
+from swarm.testing.episodes import make_episode_group
 from swarm.testing.outcomes import make_outcome, make_scored_episodes
-from swarm.types import Draw, DrawnGroup
+from swarm.types import Draw, DrawnGroup, Sampling
+from swarm.wire.envelopes import seal_group
 
 OK = TurnStatus.OK
 TURN_RECIPES = [name for name in list_recipes() if Requirement.TURNS in load_recipe(name).needs]
@@ -143,3 +151,34 @@ def test_an_environment_may_only_name_signals_that_there_are() -> None:
     assert signals_of(cast(Environment, SimpleNamespace(name="maze"))) == frozenset()
     with pytest.raises(ConfigError, match="maze: signals smell; known: turn_rewards, state_keys"):
         signals_of(named("smell"))
+
+
+def test_steps_in_a_real_grid_are_credited_by_what_they_were_worth_from_their_cell() -> None:
+    """Random walks, replayed: a step towards the goal counts more than one away from the same cell."""
+    config = EnvironmentConfig(name="grid", kind="grid_world", params={"style": "char", "walls": 0.0})
+    environment, tokenizer, dice = build_environment(config), CharTokenizer(), random.Random(3)
+    tries = [tuple(dice.choice("urdl") for _ in range(environment.max_turns)) for _ in range(16)]
+    outcomes = tuple(replay(environment, 5, each) for each in tries)
+    walks = [each[: len(outcome.transitions)] for each, outcome in zip(tries, outcomes, strict=True)]
+    identity = make_identity()
+    sampling = Sampling(max_new_tokens=4)
+    group = make_episode_group(environment, 5, walks, tokenizer, identity.node_id, sampling)
+    rewards = np.array([each.reward for each in outcomes], np.float32)
+    sealed = seal_group(group, identity)
+    scored = to_scored_group(group, sealed, rewards, tokenizer, is_made_here=True, now_s=0.0, outcomes=outcomes)
+    drawn = DrawnGroup(scored=scored, age_steps=0, use=1)
+    batch = make_batch(Draw(step=1, groups=(drawn,), num_zero_variance=0), tokenizer)
+    assert batch.num_turns is not None and batch.num_turns.tolist() == [len(walk) for walk in walks]
+    assert (batch.turn_ids * batch.mask).max(dim=1).values.tolist() == [len(walk) - 1 for walk in walks]
+    turns = turns_of(batch)
+    cells = state_cells(batch, turns)
+    with_outcome = turns.with_outcome(batch)
+    credit = by_cell(discounted_returns(with_outcome, 0.5), cells, turns, group_centred)
+    shared = sum(int((cells[turns.exists] == cell).sum()) > 1 for cell in cells[turns.exists].unique())
+    assert shared >= 5, "walks cross"
+    towards = turns.exists & (turns.rewards > 0)
+    away = turns.exists & (turns.rewards < 0)
+    assert float(credit[towards].mean()) > 0.02 > -0.02 > float(credit[away].mean())
+    for name in TURN_RECIPES:
+        ready = with_advantages(load_recipe(name), batch, "all")
+        assert bool(ready.advantages.isfinite().all()), name
