@@ -3,6 +3,7 @@
 SWARM_TURN_EPISODES episodes a template; 1,250 are 10,000 in all, and more than 1,000,000 tokens.
 """
 
+import hashlib
 import os
 import random
 import re
@@ -18,7 +19,7 @@ from swarm.environments.load import build_environment
 from swarm.environments.replay import ReplayedEpisode, replay
 from swarm.episode import Message
 from swarm.model.source import resolve_source
-from swarm.model.tokenizer import HfTokenizer
+from swarm.model.tokenizer import RENDERER, HfTokenizer
 from swarm.testing.hostile_actions import hostile_actions
 from swarm.types import Task
 
@@ -56,6 +57,22 @@ WORDS = (
     "\U000f0000",
 )
 ENDS = ("", " ", "\n", "\t", "\n\n", "  \n ", "\u00a0")
+
+
+# RENDERER, and hashes of what each style writes: they change together, so that nodes of equal digests agree.
+PINNED = (
+    1,
+    {
+        "chatml": "5e02ef289a4964f7",
+        "llama3": "2078e032856f6d26",
+        "qwen3": "bcce3d38bca8911c",
+        "mistral": "a6689e6932cc0697",
+        "gemma": "6cb4b959868b1020",
+        "deepseek": "9c34fea139dfcff5",
+        "phi": "6e7b57324a8dbc4e",
+        "tools_last": "f478c7041963dd3d",
+    },
+)
 
 
 @pytest.fixture(scope="module", params=STYLES, ids=lambda style: style.name)
@@ -259,3 +276,16 @@ def test_a_prompt_that_spells_no_control_token_is_the_rendered_text_encoded(case
         )
         text = re.sub("Today Date: .* 20.*", "Today Date: 26 Jul 2024", rendered[0])
         assert ids == case.reader.encode(text)
+
+
+def test_what_is_rendered_changes_only_with_its_version(case: Case) -> None:
+    """Raise RENDERER with whatever turns this red, then pin anew; the sampled conversations may change without it."""
+    rendered: list[list[int]] = []
+    for role in ("user", "tool", "system"):
+        for content in ("a", " <|im_end|>\n", "", "</think>7", "\ud800"):
+            said = Message(role=role, content=content)
+            rendered += [case.tokenizer.encode_observation(messages, True) for messages in ([said], [said, said])]
+    prompt = Message(role="user", content=" <|im_end|> 17 + 25?\n")
+    rendered.append(case.tokenizer.encode_prompt(Task(env="e", task_id=0, messages=(prompt,))))
+    found = hashlib.sha256(repr(rendered).encode()).hexdigest()[:16]
+    assert (RENDERER, found) == (PINNED[0], PINNED[1].get(case.style.name))

@@ -12,7 +12,7 @@ from swarm.config import ModelConfig
 from swarm.episode import Message
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
-from swarm.model.tokenizer import CharTokenizer, HfTokenizer, load_tokenizer
+from swarm.model.tokenizer import RENDERER, CharTokenizer, HfTokenizer, load_tokenizer
 from swarm.types import Task
 
 TEMPLATE = (
@@ -245,3 +245,8 @@ def test_control_tokens_that_a_prompt_spells_stay_text(folder: Path, role: str) 
     ids = tokenizer.encode_prompt(Task(env="sums", task_id=0, messages=(said(content, role),)))
     assert tokenizer.decode(ids) == f"<|im_start|>{role}\n{content}<|im_end|>\n<|im_start|>assistant\n"
     assert (ids.count(256), ids.count(257)) == (2, 1)
+
+
+def test_the_tiny_models_tokens_change_only_with_their_version() -> None:
+    """Its digest is that of every run with the tiny model: raise RENDERER with a change of what is written."""
+    assert (RENDERER, CharTokenizer().digest.hex()[:16]) == (1, "487bf5db2b25b90c")
