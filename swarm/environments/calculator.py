@@ -18,15 +18,16 @@ from swarm.episode import OUTCOME, Action, Actions, Message, ToolCall, Transitio
 TOOL: Final = "calculator"
 _MAX_EXPRESSION_CHARS: Final = 200
 _MAX_RESULT_CHARS: Final = 60
+_LINE: Final = re.compile(r"CALC\(([^\n]{1,200})\)\.?", re.ASCII)
 _ANSWER: Final = re.compile(r"(?:answer: ?)?([-+]?[0-9]{1,40})\.?", re.IGNORECASE | re.ASCII)
 
 
 class CalculatorEnvironment(NumberedEnvironment):
     """Sums, differences and products of random numbers.
 
-    Params: `digits` (2) of each number, `operations` ("+*": those drawn from), `terms` (2), `max_turns` (4). Rewards:
-    outcome 1 for the right answer, with or without a call; `called` 1 if the tool has given the right value for an
-    expression with an operation in it.
+    Params: `digits` (2) of each number, `operations` ("+*": those drawn from), `terms` (2), `call` (json: a tool call;
+    line: the text `CALC(12 + 34)`, which small models find), `max_turns` (4). Rewards: outcome 1 for the right answer,
+    with or without a call; `called` 1 if the tool has given the right value for an expression with an operation in it.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
@@ -35,38 +36,52 @@ class CalculatorEnvironment(NumberedEnvironment):
         self._digits = params.integer("digits", 2, 1, 6)
         self._operations = params.text("operations", "+*", "+-*")
         self._terms = params.integer("terms", 2, 2, 6)
+        self._is_line = params.choice("call", "json", ("json", "line")) == "line"
         self.max_turns = params.turns(4)
         self.signals = frozenset({"state_keys", "tool_calls", "reward_parts"})
         params.finish()
         super().__init__(config, verifier_name(config, 1))
 
     def build(self, task_id: int) -> Problem:
-        """A question after an explanation with one worked example, the same in every question."""
+        """A question that is not the one of the example."""
         example = self._draw(random.Random(f"{self.config.seed}:example"))
         source = random.Random(f"{self.config.seed}:{task_id}")
         asked = self._draw(source)
         while asked == example:  # its answer is in the prompt
             asked = self._draw(source)
-        call = render_call(ToolCall(name=TOOL, arguments={"expression": example}))
-        return Problem(
-            question=(
-                "Use the calculator, then answer.\n\n"
-                f"Example\nQuestion: {example} = ?\nYou: {call}\nCalculator: {value_of(example)}\n"
-                f"You: Answer: {value_of(example)}\n\nQuestion: {asked} = ?"
-            ),
-            reference=value_of(asked) or "",
-            initial_state=asked,
+        return Problem(question=f"{asked} = ?", reference=value_of(asked) or "", entry=example, initial_state=asked)
+
+    def opening(self, problem: Problem) -> tuple[Message, ...]:
+        """A worked example as a chat before the question: the same one in every chat."""
+        example: str = problem.entry
+        system = "You compute with the calculator. Call it first, then answer with its result."
+        chat = (
+            ("system", system),
+            ("user", f"{example} = ?"),
+            ("assistant", self._call(example)),
+            (self._role, value_of(example) or ""),
+            ("assistant", f"Answer: {value_of(example)}"),
         )
+        return (*(Message(role=role, content=text) for role, text in chat), *super().opening(problem))
 
     def begin(self, problem: Problem) -> "Calculation":
         """Nothing is called yet."""
-        return Calculation(problem.reference)
+        return Calculation(problem.reference, self._role, is_line=self._is_line)
+
+    @property
+    def _role(self) -> str:
+        """Of results: without tool calls they come from the user."""
+        return "user" if self._is_line else "tool"
+
+    def _call(self, expression: str) -> str:
+        if self._is_line:
+            return f"CALC({expression})"
+        return render_call(ToolCall(name=TOOL, arguments={"expression": expression}))
 
     def demonstration(self, task_id: int) -> Actions:
         """Actions that earn every reward. Raises LookupError."""
         problem = self.problem(task_id)
-        call = render_call(ToolCall(name=TOOL, arguments={"expression": problem.initial_state}))
-        return call, f"Answer: {problem.reference}"
+        return self._call(problem.initial_state), f"Answer: {problem.reference}"
 
     def _draw(self, source: random.Random) -> str:
         least, most = (10 ** (self._digits - 1), 10**self._digits - 1) if self._digits > 1 else (2, 9)
@@ -79,8 +94,10 @@ class CalculatorEnvironment(NumberedEnvironment):
 class Calculation:
     """One try: calls, then an answer."""
 
-    def __init__(self, right: str) -> None:
+    def __init__(self, right: str, role: str, *, is_line: bool) -> None:
         self._right = right
+        self._role = role
+        self._is_line = is_line
         self._last = ""  # what the tool said
         self._is_called = False
 
@@ -88,6 +105,9 @@ class Calculation:
         """A result for a call, the end for plain text."""
         if action.is_malformed:
             return self._say("error: the call cannot be read", TurnStatus.MALFORMED)
+        line = _LINE.fullmatch(action.text.strip()) if self._is_line and len(action.text) < 300 else None
+        if line is not None:
+            return self._evaluate(line[1])
         if not action.calls:
             value = number_in(action.text)
             rewards = {OUTCOME: float(value == self._right), "called": float(self._is_called)}
@@ -99,7 +119,10 @@ class Calculation:
         expression: Any = call.arguments.get("expression")
         if call.name != TOOL:
             return self._say(f"error: the only tool is {TOOL}", TurnStatus.TOOL_ERROR)
-        value = value_of(expression) if isinstance(expression, str) else None
+        return self._evaluate(expression if isinstance(expression, str) else "")
+
+    def _evaluate(self, expression: str) -> Transition:
+        value = value_of(expression)
         if value is None:
             return self._say("error: expected an expression such as 12 + 34", TurnStatus.TOOL_ERROR)
         has_operation = bool(re.search(r"[0-9)]\s*[-+*/]", expression))
@@ -109,7 +132,7 @@ class Calculation:
     def _say(self, text: str, status: TurnStatus) -> Transition:
         self._last = text
         key = f"{'called' if self._is_called else 'open'}:{self._last}"
-        return Transition(messages=(Message(role="tool", content=text),), status=status, state_key=key)
+        return Transition(messages=(Message(role=self._role, content=text),), status=status, state_key=key)
 
 
 def value_of(expression: str) -> str | None:

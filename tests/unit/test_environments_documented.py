@@ -17,6 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 BEGIN, END = "<!-- examples -->\n", "<!-- end of examples -->"
 EXAMPLES: tuple[tuple[str, dict[str, Any], Actions], ...] = (
     ("calculator", {}, ()),
+    ("calculator", {"call": "line", "operations": "+"}, ()),
     ("retry", {"inner": {"kind": "reasoning_gym", "dataset": "chain_sum"}, "hint": "order"}, ("100", "300", "{right}")),
     ("retry", {"inner": {"kind": "char", "dataset": "reverse"}}, ("wrev", "{right}")),
     ("look_up", {}, ()),

@@ -1,9 +1,11 @@
 """Programs carried out with counted steps: as Python would, bounded before anything large is made, and out of reach."""
 
 import contextlib
+import gc
 import random
 import re
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -125,6 +127,15 @@ BOMBS = (
 )  # fmt: skip
 
 
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Time is that of the code under test, not of a collection of all that other tests have left."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_what_would_take_long_or_much_ends_within_its_steps(bomb: str) -> None:
     began_s = time.process_time()
@@ -164,6 +175,7 @@ def test_steps_and_errors_are_the_same_at_any_depth_of_the_caller(body: str) -> 
     assert at(0) == at(600) and at(0)[0] == "RecursionError in line 2"
 
 
+@pytest.mark.usefixtures("uncollected")
 def test_programs_with_random_changes_raise_nothing_else_and_end_in_time() -> None:
     source = random.Random(0)
     texts = [*PROGRAMS, *(f"def f(xs):\n    {each}" for each in (*BOMBS, *STATEMENTS))]

@@ -1,9 +1,10 @@
 """Environments that ship: what earns rewards and what does not, equal on every machine, and unmoved by hostile text."""
 
+import gc
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ SUMS = {"kind": "reasoning_gym", "dataset": "chain_sum"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "calculator": ("calculator", {}),
     "calculator of six": ("calculator", {"digits": 6, "terms": 6, "operations": "+-*"}),
+    "calculator by line": ("calculator", {"call": "line"}),
     "look_up": ("look_up", {}),
     "look_up in characters": ("look_up", {"style": "char"}),
     "grid_world": ("grid_world", {"size": 5, "keys": 1, "max_turns": 20}),
@@ -125,6 +127,15 @@ def test_texts_of_style_char_are_letters_of_the_tiny_model_and_fit_its_context(c
         assert len(prompt) + environment.max_turns * longest <= 128
 
 
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Time is that of the code under test, not of a collection of all that other tests have left."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("case", CASES)
 def test_hostile_actions_raise_nothing_earn_nothing_and_take_bounded_time(case: str) -> None:
     environment, kind = shipped(case), CASES[case][0]
@@ -228,6 +239,17 @@ def test_the_part_called_needs_the_right_value_of_an_operation() -> None:
     assert parts(asked).rewards == {"outcome": 1.0, "called": 1.0}
     for tried in ((), (call("1 + 1"),), (call(right),), (call(f"-(-{right})"),), (asked * 2,), (call("x"),)):
         assert parts(*tried).rewards == {"outcome": 1.0, "called": 0.0}, tried
+
+
+def test_a_call_in_a_line_is_read_where_it_is_asked_for_only() -> None:
+    line, json_ = made("calculator", call="line"), made("calculator")
+    (asked, answer) = line.demonstration(0)
+    assert asked.startswith("CALC(") and replay(json_, 0, (asked,)).transitions[0].is_end
+    transition = replay(line, 0, (asked,)).transitions[0]
+    assert [(each.role, each.content) for each in transition.messages] == [("user", line.reference(0))]
+    for text in ("CALC(1)\nCALC(2)", f"{asked} {asked}", f"so {asked}", "CALC()", f"{asked}\n{answer}"):
+        first = replay(line, 0, (text, answer)).transitions[0]
+        assert first.is_end or first.status is TurnStatus.TOOL_ERROR, text
 
 
 def test_calls_that_the_calculator_refuses_say_why() -> None:
