@@ -1,0 +1,52 @@
+"""A whole node learns by a recipe over turns from episodes that it plays, with its worker inside and in a process."""
+
+import asyncio
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from node.daemon import Daemon
+from swarm.config import (
+    DirectoryConfig,
+    EnvironmentConfig,
+    EvaluationConfig,
+    GeneratorConfig,
+    LearnerConfig,
+    ModelConfig,
+    NodeConfig,
+    ReplayConfig,
+)
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.mark.parametrize("worker", ["inline", "process"])
+async def test_a_node_learns_by_states_from_its_own_episodes(
+    tmp_path: Path, worker: Literal["inline", "process"]
+) -> None:
+    grid = EnvironmentConfig(name="grid", kind="grid_world", params={"style": "char", "max_turns": 3})
+    config = NodeConfig(
+        dir=tmp_path / "node",
+        worker=worker,
+        environments=(grid,),
+        model=ModelConfig(source="tiny", dtype="float32"),
+        generator=GeneratorConfig(group_size=4, max_new_tokens=2),
+        learner=LearnerConfig(recipe="gigpo", num_steps=2),
+        replay=ReplayConfig(local_groups=2, external_groups=0, keep_zero_variance=True),
+        directory=DirectoryConfig(kind="none"),
+        evaluation=EvaluationConfig(num_problems=2),
+    )
+    async with Daemon(config) as daemon:
+        running = asyncio.create_task(daemon.run())
+        try:
+            async with asyncio.timeout(60):
+                while daemon.status()["step"] < 2 and not running.done():  # noqa: ASYNC110 - the worker makes it true
+                    await asyncio.sleep(0.05)
+            assert not running.done(), running
+            groups = await daemon.agent.store.load_scored(4)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    turns = [transition for group in groups for outcome in group.outcomes for transition in outcome.transitions]
+    assert len(turns) > 16 and all(turn.state_key and not turn.messages for turn in turns)
