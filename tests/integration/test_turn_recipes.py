@@ -1,8 +1,7 @@
-"""A whole node learns by a recipe over turns from episodes that it plays, with its worker inside and in a process."""
+"""A whole node learns by a recipe over turns from episodes that it plays, with its worker in a process of its own."""
 
 import asyncio
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -21,14 +20,11 @@ from swarm.config import (
 pytestmark = pytest.mark.timeout(90)
 
 
-@pytest.mark.parametrize("worker", ["inline", "process"])
-async def test_a_node_learns_by_states_from_its_own_episodes(
-    tmp_path: Path, worker: Literal["inline", "process"]
-) -> None:
+async def test_a_node_learns_by_states_from_its_own_episodes(tmp_path: Path) -> None:
     grid = EnvironmentConfig(name="grid", kind="grid_world", params={"style": "char", "max_turns": 3})
     config = NodeConfig(
         dir=tmp_path / "node",
-        worker=worker,
+        worker="process",
         environments=(grid,),
         model=ModelConfig(source="tiny", dtype="float32"),
         generator=GeneratorConfig(group_size=4, max_new_tokens=2),
