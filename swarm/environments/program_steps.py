@@ -482,7 +482,8 @@ class Run:
         if kind is list and name == "extend":
             given = [self.items(given[0])]
         made = getattr(holder, name)(*given)
-        self._sized(holder)
+        if len(holder) > MAX_SIZE:
+            raise MemoryError
         if kind is dict and name in ("keys", "values", "items"):
             made = list(made)
         return self._sized(made)

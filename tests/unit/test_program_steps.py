@@ -157,6 +157,13 @@ def test_what_would_take_long_or_much_ends_within_its_steps(bomb: str) -> None:
     assert run.num_steps <= MAX_STEPS and time.process_time() - began_s < 0.4
 
 
+def test_building_a_list_takes_steps_by_its_length() -> None:
+    tree = read_program("def f(n):\n    xs = []\n    for i in range(n):\n        xs.append(i)\n    return len(xs)")
+    runs = Run(tree), Run(tree)
+    assert [run.call("f", count) for run, count in zip(runs, (1000, 2000), strict=True)] == [1000, 2000]
+    assert runs[1].num_steps < 2 * runs[0].num_steps < 20_000
+
+
 @pytest.mark.parametrize(
     "body", ["f(xs)", "sorted([1], key=f)", "[f(y) for y in [1]]", "max([1], key=lambda y: f(y))", "-" * 1300 + "1"]
 )
