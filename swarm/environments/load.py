@@ -5,6 +5,7 @@ this node's own configuration only: a run manifest with kind `function` or `plug
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, cast
 
@@ -102,6 +103,10 @@ def load_plugin(config: EnvironmentConfig) -> Environment:
     missing = [member for member in _MEMBERS if not hasattr(made, member)]
     if missing:
         raise ConfigError(f"{origin} has no {', '.join(missing)}; see Environment in swarm/interfaces.py")
+    with suppress(LookupError):  # a record without its field, say: that task alone
+        told = made.task(0).max_turns
+        if told != made.max_turns:
+            raise ConfigError(f"{origin}.task(0).max_turns is {told}, and .max_turns {made.max_turns}; say the same")
     if made.name != config.name:
         raise ConfigError(f"{origin}.name is {made.name!r}; take it from the configuration: config.name")
     return made

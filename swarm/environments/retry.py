@@ -5,6 +5,7 @@ one holds out; a hint depends on the right answer and the last one only.
 """
 
 import re
+from dataclasses import replace
 from decimal import Decimal
 from typing import Final
 
@@ -54,7 +55,7 @@ class RetryEnvironment:
 
     def task(self, task_id: int) -> Task:
         """The inner task, held out where that one is. Raises LookupError."""
-        return self.inner.task(task_id)
+        return replace(self.inner.task(task_id), max_turns=self.max_turns)
 
     def episode(self, task_id: int) -> "Attempts":
         """A new series of tries. Raises LookupError."""

@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from swarm.episode import EpisodeOutcome
+from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer, Verdict
 from swarm.types import EpisodeLimits, FinishReason, RefusalReason, Rollout, RolloutGroup, TokenTrace
 
@@ -63,7 +64,10 @@ def check_replay(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, li
     """
     is_ours = group.tokenizer_digest == tokenizer.digest
     for rollout, outcome in zip(group.rollouts, verdict.outcomes, strict=True):
-        detail = _difference(rollout, outcome, tokenizer if is_ours else None, limits)
+        try:
+            detail = _difference(rollout, outcome, tokenizer if is_ours else None, limits)
+        except ConfigError as error:  # what the environment said has no tokens here
+            return RefusalReason.UNUSABLE_TEXT, f"an observation cannot be encoded here: {type(error).__name__}"
         if detail:
             is_same = group.verifier == verdict.verifier
             return (RefusalReason.WRONG_EPISODE if is_same else RefusalReason.OTHER_ENVIRONMENT), detail

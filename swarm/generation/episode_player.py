@@ -55,15 +55,15 @@ class EpisodePlayer:
     def _observation(self, rollout: int, stepped: "Future[EpisodeOutcome]", is_ended: bool) -> list[int] | None:
         try:
             outcome = stepped.result()
+            if outcome.is_ended:
+                return None
+            ids = self._tokenizer.encode_observation(outcome.transitions[-1].messages, is_ended)
         except (RolloutFailed, Unavailable, LookupError) as error:  # the group will not be scored either
             logger.warning("an environment failed in the middle of an episode", extra={"error": str(error)})
             return None
         except Exception:  # the engine waits for an answer: whatever happened, there is none
-            logger.exception("an environment could not be asked")
+            logger.exception("an episode could not go on")
             return None
-        if outcome.is_ended:
-            return None
-        ids = self._tokenizer.encode_observation(outcome.transitions[-1].messages, is_ended)
         if not self._limits.has_room(self._num_tokens[rollout], len(ids)):
             return None
         self._num_tokens[rollout] += len(ids)

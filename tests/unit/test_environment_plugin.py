@@ -88,6 +88,7 @@ def test_a_class_that_only_implements_the_protocol_is_enough(tmp_path: Path) -> 
         ("class Sums: ...", "only argument"),
         ("class Sums:\n  def __init__(self, config): self.name = config.name", "has no verifier, num_tasks, max_turns"),
         (PLAIN.replace("class Plain:", "class Sums:").replace("config.name, 3", "'other', 3"), "config.name"),
+        (PLAIN.replace("class Plain:", "class Sums:").replace("3, 1", "3, 2"), "max_turns is 1, and .max_turns 2"),
         ("class Sums:\n  def __init__(self, config): raise ValueError('no data')", "ValueError: no data"),
     ],
 )

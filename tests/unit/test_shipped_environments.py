@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,12 @@ def test_the_demonstration_earns_every_reward(case: str) -> None:
         assert outcome.is_ended and outcome.reward == 1.0 and set(outcome.rewards.values()) == {1.0}
         assert all(each.status is TurnStatus.OK for each in outcome.transitions)
         assert -0.1 <= sum(each.reward for each in outcome.transitions) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_task_says_how_many_turns_its_episodes_may_have(case: str) -> None:
+    environment = shipped(case)
+    assert environment.task(3).max_turns == environment.max_turns > 1
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -267,7 +274,7 @@ def test_calls_that_the_calculator_refuses_say_why() -> None:
 def test_a_retry_is_judged_held_out_and_numbered_as_its_inner_task() -> None:
     retry = made("retry", inner=REVERSE)
     inner = build_environment(EnvironmentConfig.model_validate({**REVERSE, "name": "made"}))
-    assert [retry.task(i) for i in range(30)] == [inner.task(i) for i in range(30)]
+    assert [retry.task(i) for i in range(30)] == [replace(inner.task(i), max_turns=3) for i in range(30)]
     assert retry.task(0).is_held_out == is_held_out(retry.task(0).messages[-1].content)
     outcome = replay(retry, 3, ("x", "y", inner.reference(3)))
     assert outcome.rewards == {"outcome": 1.0, "first_try": 0.0, "attempts": 3.0}
