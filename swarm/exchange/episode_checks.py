@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from swarm.episode import EpisodeOutcome
+from swarm.episode import MAX_TURNS, EpisodeOutcome
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer, Verdict
 from swarm.types import EpisodeLimits, FinishReason, RefusalReason, Rollout, RolloutGroup, TokenTrace
@@ -52,6 +52,9 @@ def check_episodes(group: RolloutGroup, tokenizer: Tokenizer, limits: EpisodeLim
             finding = _check_actions(rollout, rollout.trace, tokenizer, limits)
         if finding is None and (rollout.trace is None or not is_ours):
             finding = _check_texts(rollout, tokenizer, limits)
+        if finding is None and len(rollout.claimed_turns) not in (0, len(rollout.actions)):
+            num_claims, num_actions = len(rollout.claimed_turns), len(rollout.actions)
+            finding = RefusalReason.MALFORMED, f"claims for {num_claims} turns of {num_actions}"
         if finding is not None:
             return finding
     return None
@@ -75,8 +78,10 @@ def check_replay(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, li
             finding = _check_claims(rollout, outcome)
             if finding is not None:
                 return finding
-        if not outcome.is_ended and (rollout.trace is None or not is_ours):
-            return RefusalReason.UNUSABLE_TEXT, "an episode that a limit in other tokens ended"
+        if rollout.trace is None or not is_ours:
+            finding = _check_reencoded(rollout, outcome, tokenizer, limits)
+            if finding is not None:
+                return finding
     return None
 
 
@@ -85,8 +90,8 @@ def check_replay(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, li
 
 def _check_structure(rollout: Rollout, limits: EpisodeLimits) -> Finding:
     trace = rollout.trace
-    if not rollout.actions:
-        return RefusalReason.MALFORMED, "an episode without an action"
+    if not 0 < len(rollout.actions) <= MAX_TURNS:
+        return RefusalReason.MALFORMED, f"{len(rollout.actions)} actions, expected 1 to {MAX_TURNS}"
     if trace is None:
         return None
     turns = turns_of(trace) if trace.token_ids.size else None
@@ -166,12 +171,23 @@ def _difference(rollout: Rollout, outcome: EpisodeOutcome, tokenizer: Tokenizer 
     return ""
 
 
+def _check_reencoded(rollout: Rollout, outcome: EpisodeOutcome, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
+    """An episode that is encoded here ended by itself, and is no longer than one of our own."""
+    if not outcome.is_ended:
+        return RefusalReason.UNUSABLE_TEXT, "an episode that a limit in other tokens ended"
+    num_tokens = 0
+    for text, transition in zip(rollout.actions, outcome.transitions, strict=True):
+        num_tokens += len(tokenizer.encode_response(text))
+        num_tokens += 0 if transition.is_end else len(tokenizer.encode_observation(transition.messages, True))
+        if num_tokens > limits.max_episode_tokens:
+            return RefusalReason.UNUSABLE_TEXT, f"more than {limits.max_episode_tokens} tokens here"
+    return None
+
+
 def _check_claims(rollout: Rollout, outcome: EpisodeOutcome) -> Finding:
     """Statuses and rewards of turns, where the producer claims any."""
     if not rollout.claimed_turns:
         return None
-    if len(rollout.claimed_turns) != len(outcome.transitions):
-        return RefusalReason.FALSE_REWARD, f"claims for {len(rollout.claimed_turns)} turns"
     for number, (claim, transition) in enumerate(zip(rollout.claimed_turns, outcome.transitions, strict=True), start=1):
         if claim.status is not transition.status:
             return RefusalReason.FALSE_REWARD, f"turn {number} is {transition.status}, not {claim.status}"

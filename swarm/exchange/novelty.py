@@ -79,7 +79,11 @@ def _hash_answers(group: RolloutGroup) -> list[AnswerKey]:
     keys: list[AnswerKey] = []
     for rollout in group.rollouts:
         answer = task.copy()
-        answer.update(b"\0" + "\0".join(rollout.actions).encode())
+        texts = [text.encode() for text in rollout.actions]
+        if len(texts) == 1:
+            answer.update(b"\0" + texts[0])
+        else:  # no character separates turns: a text may hold any
+            answer.update(b"\1" + b"".join(struct.pack("<Q", len(text)) + text for text in texts))
         keys.append(answer.digest())
     return keys
 

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from swarm.clock import ManualClock
-from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig
+from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig, SandboxConfig
 from swarm.environments.load import build_environment
 from swarm.environments.look_up import LookUpEnvironment
+from swarm.environments.sandbox import verifier
 from swarm.episode import Actions, TurnStatus
-from swarm.exchange import admission_checks, reward_recheck
+from swarm.exchange import admission_checks, episode_checks, reward_recheck
 from swarm.model.tokenizer import CharTokenizer
+from swarm.objectives.batch import make_batch
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
@@ -25,6 +27,8 @@ from swarm.testing.nodes import make_admission, make_context
 from swarm.types import (
     ClaimedTurn,
     Correction,
+    Draw,
+    DrawnGroup,
     FinishReason,
     RefusalReason,
     Refused,
@@ -223,7 +227,9 @@ async def test_honest_episodes_are_admitted_with_what_the_replay_here_says() -> 
         (claiming(reward=0.25), RefusalReason.FALSE_REWARD),
         (claiming(reward=float("nan")), RefusalReason.FALSE_REWARD),
         (claiming(status=TurnStatus.TOOL_ERROR), RefusalReason.FALSE_REWARD),
-        (lambda r: replace(r, claimed_turns=r.claimed_turns[:-1]), RefusalReason.FALSE_REWARD),
+        (lambda r: replace(r, claimed_turns=r.claimed_turns[:-1]), RefusalReason.MALFORMED),
+        (lambda r: replace(r, claimed_turns=r.claimed_turns * 20), RefusalReason.MALFORMED),
+        (lambda r: replace(r, actions=r.actions + ("",) * 600, trace=None, claimed_turns=()), RefusalReason.MALFORMED),
     ],
 )
 async def test_a_changed_episode_is_refused_and_charged(change: Change, reason: RefusalReason) -> None:
@@ -275,6 +281,47 @@ async def test_several_turns_of_a_single_answer_are_refused() -> None:
     gate.admission._limits = replace(gate.admission._limits, episode_environments=frozenset())
     refused = await gate.admit(honest())
     assert isinstance(refused, Refused) and refused.reason is RefusalReason.BAD_TOKENS
+
+
+WANDERING: Actions = (*(f"?{word}" for word in "abcd"), RIGHT[-1])  # as long as the environment lets it
+
+
+def texts_only(group: RolloutGroup, *actions: Actions) -> RolloutGroup:
+    rollouts = [
+        replace(each, actions=told, trace=None, claimed_turns=())
+        for each, told in zip(group.rollouts, actions, strict=True)
+    ]
+    return replace(group, rollouts=tuple(rollouts))
+
+
+@pytest.mark.parametrize("mutation", [None, "rows_of_any_length"])
+async def test_texts_alone_become_no_longer_row_than_an_episode_may_be(
+    mutation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text says nothing of what the environment answers: 64 turns of 4 results each would be 50,000 characters."""
+    group = make_episode_group(ENVIRONMENT, TASK, [WANDERING] * 4, TOKENIZER, HOSTILE.node_id, SAMPLING)
+    hostile = texts_only(group, *[WANDERING] * 4)
+    if mutation:
+        monkeypatch.setattr(episode_checks, "_check_reencoded", lambda *_: None)
+    gate = Gate(max_episode_tokens=20)
+    result = await gate.admit(hostile)
+    assert gate.reputation.score(HOSTILE.node_id) >= 0, "an honest node of another tokenizer cannot know"
+    if mutation:
+        assert isinstance(result, ScoredGroup)
+        draw = Draw(step=1, groups=(DrawnGroup(scored=result, age_steps=0, use=1),), num_zero_variance=0)
+        assert make_batch(draw, TOKENIZER).token_ids.shape[1] > 20
+    else:
+        assert isinstance(result, Refused) and result.reason is RefusalReason.UNUSABLE_TEXT
+        assert isinstance(await Gate(max_episode_tokens=64).admit(hostile), ScoredGroup), "one that fits is learned"
+
+
+async def test_texts_that_the_sandbox_cannot_be_sent_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A character of one byte may be six on the way there."""
+    gate = Gate()
+    gate.admission._verifier = verifier.SandboxVerifier((CONFIG,), SandboxConfig())
+    monkeypatch.setattr(verifier, "MAX_REQUEST_BYTES", 100)
+    refused = await gate.admit(honest())
+    assert isinstance(refused, Refused) and refused.reason is RefusalReason.UNUSABLE_TEXT
 
 
 @pytest.mark.parametrize("mutation", ["observations_are_believed", "form_is_believed"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from swarm.config import EntryConfig, NodeConfig
-from swarm.exchange.novelty import MAX_ANSWERS, MAX_COMMITMENTS, MIN_BITS, Novelty, commitment_of
+from swarm.exchange.novelty import MAX_ANSWERS, MAX_COMMITMENTS, MIN_BITS, Novelty, answer_keys, commitment_of
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import TOY_NOW_S, make_group, make_identity, make_sealed
@@ -537,3 +537,11 @@ async def test_a_restarted_node_still_knows_the_answers() -> None:
     copy = seal_group(with_right_rewards(of_lineage(copied(original, shuffled, rng))), EVE)
     result = await second.admission.admit(copy, EVE.node_id)
     assert isinstance(result, Refused) and result.reason is RefusalReason.COPIED
+
+
+def test_turns_of_an_episode_are_told_apart_whatever_their_texts_hold() -> None:
+    """Whoever could write a text whose key is that of another episode could have that one refused as its copy."""
+    episodes = [("a", "b"), ("a\0b",), ("a", "b", ""), ("", "a", "b"), ("a\0b", ""), ("\0" * 8 + "a", ""), ("a", "\0")]
+    group = make_group(texts=["1"] * len(episodes))
+    rollouts = tuple(replace(each, actions=told) for each, told in zip(group.rollouts, episodes, strict=True))
+    assert len(set(answer_keys(replace(group, rollouts=rollouts)))) == len(episodes)

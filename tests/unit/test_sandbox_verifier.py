@@ -368,6 +368,26 @@ async def test_each_answer_has_its_own_time_and_building_the_task_takes_none_of_
         await verifier.close()
 
 
+@pytest.mark.parametrize("takes_as_many_as_were_sent", [False, True])
+async def test_actions_that_no_environment_takes_give_the_others_no_time(
+    tmp_path: Path, takes_as_many_as_were_sent: bool
+) -> None:
+    """A text of two bytes must not buy 50 ms for the action that never ends; the mutation takes all of them."""
+    most = "\n    max_turns = 100\n" if takes_as_many_as_were_sent else "\n"
+    (tmp_path / "slow.py").write_text(SLOW + most)
+    config = EnvironmentConfig(name="slow", kind="plugin", dataset=f"{tmp_path / 'slow.py'}:Slow")
+    verifier = SandboxVerifier((config,), SandboxConfig(timeout_s=60.0))
+    try:
+        request = verifier.verify("slow", 1, [("0.5", *("",) * 99)])
+        if takes_as_many_as_were_sent:
+            assert (await request).rewards.tolist() == [1.0]
+        else:
+            with pytest.raises(RolloutFailed, match=r"answer_cpu_s 0\.05"):
+                await request
+    finally:
+        await verifier.close()
+
+
 async def test_an_environment_that_wants_more_time_than_a_request_has_is_a_config_error(folder: Path) -> None:
     params = {"path": str(folder / "problems.jsonl")}
     config = EnvironmentConfig(name="run", kind="function", dataset=f"{folder / 'rule.py'}:score", params=params)

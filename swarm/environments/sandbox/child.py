@@ -157,12 +157,13 @@ class Scorer:
         environment = self._environments[env]
         task, reference = environment.task(task_id), environment.reference(task_id)
         outcomes, most_s = list[Any](), self._answer_cpu_s[env]
-        ends_s = time.process_time() + max(least_s, share * most_s * sum(map(len, episodes)))
+        num_actions = [min(len(actions), environment.max_turns) for actions in episodes]  # it takes no others
+        ends_s = time.process_time() + max(least_s, share * most_s * sum(num_actions))
         if share < 1:
             end_at(ends_s)
         try:
-            for actions in episodes:
-                left_s = most_s * max(1, len(actions))
+            for actions, count in zip(episodes, num_actions, strict=True):
+                left_s = most_s * max(1, count)
                 if share < 1:
                     left_s = min(left_s, ends_s - time.process_time())
                 if left_s <= 0:
