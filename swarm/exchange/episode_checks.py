@@ -66,22 +66,20 @@ def check_replay(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, li
     What differs is its producer's fault only where both play the same version of the environment.
     """
     is_ours = group.tokenizer_digest == tokenizer.digest
+    is_same = group.verifier == verdict.verifier
     for rollout, outcome in zip(group.rollouts, verdict.outcomes, strict=True):
+        has_our_tokens = is_ours and rollout.trace is not None
         try:
-            detail = _difference(rollout, outcome, tokenizer if is_ours else None, limits)
+            detail = _difference(rollout, outcome, tokenizer if has_our_tokens else None, limits)
+            if detail:
+                return (RefusalReason.WRONG_EPISODE if is_same else RefusalReason.OTHER_ENVIRONMENT), detail
+            finding = _check_claims(rollout, outcome) if is_same else None
+            if finding is None and not has_our_tokens:
+                finding = _check_reencoded(rollout, outcome, tokenizer, limits)
         except ConfigError as error:  # what the environment said has no tokens here
             return RefusalReason.UNUSABLE_TEXT, f"an observation cannot be encoded here: {type(error).__name__}"
-        if detail:
-            is_same = group.verifier == verdict.verifier
-            return (RefusalReason.WRONG_EPISODE if is_same else RefusalReason.OTHER_ENVIRONMENT), detail
-        if group.verifier == verdict.verifier:
-            finding = _check_claims(rollout, outcome)
-            if finding is not None:
-                return finding
-        if rollout.trace is None or not is_ours:
-            finding = _check_reencoded(rollout, outcome, tokenizer, limits)
-            if finding is not None:
-                return finding
+        if finding is not None:
+            return finding
     return None
 
 

@@ -12,7 +12,7 @@ import pytest
 from swarm.clock import ManualClock
 from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig, SandboxConfig
 from swarm.environments.load import build_environment
-from swarm.environments.look_up import LookUpEnvironment
+from swarm.environments.look_up import LookUp, LookUpEnvironment
 from swarm.environments.sandbox import verifier
 from swarm.episode import Actions, TurnStatus
 from swarm.exchange import admission_checks, episode_checks, reward_recheck
@@ -313,6 +313,20 @@ async def test_texts_alone_become_no_longer_row_than_an_episode_may_be(
     else:
         assert isinstance(result, Refused) and result.reason is RefusalReason.UNUSABLE_TEXT
         assert isinstance(await Gate(max_episode_tokens=64).admit(hostile), ScoredGroup), "one that fits is learned"
+
+
+@pytest.mark.parametrize("has_trace", [True, False])
+async def test_an_observation_without_tokens_here_is_a_refusal(
+    has_trace: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ConfigError that left admission would end the node."""
+    group = honest()
+    say = LookUp._say
+    monkeypatch.setattr(LookUp, "_say", lambda self, text, *others: say(self, f"\u2603{text}", *others))
+    gate = Gate()
+    refused = await gate.admit(group if has_trace else texts_only(group, *EPISODES))
+    assert isinstance(refused, Refused) and refused.reason is RefusalReason.UNUSABLE_TEXT
+    assert gate.reputation.score(HOSTILE.node_id) == 0
 
 
 async def test_texts_that_the_sandbox_cannot_be_sent_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
