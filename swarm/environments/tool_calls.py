@@ -16,6 +16,7 @@ OPENING: Final = "<tool_call>"
 CLOSING: Final = "</tool_call>"
 MAX_CALLS: Final = 16  # of one turn; what has more is malformed
 _MAX_CALL_CHARS: Final = 65_536
+_MAX_NESTING: Final = 32  # of arguments; how deep Python reads depends on its version and on who calls
 
 
 def parse_action(text: str) -> Action:
@@ -59,9 +60,18 @@ def _call(body: str) -> ToolCall | None:
         return None
     fields = cast("dict[str, Any]", data)
     name, arguments = fields.get("name"), fields.get("arguments", fields.get("parameters"))
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict) or _is_deep(arguments, _MAX_NESTING):
         return None
     return ToolCall(name=name, arguments=cast("dict[str, Any]", arguments))
+
+
+def _is_deep(value: object, most: int) -> bool:
+    """Whether a JSON value has lists and objects inside of one another, more than `most`."""
+    if isinstance(value, dict):
+        value = list(cast("dict[str, object]", value).values())
+    if not isinstance(value, list):
+        return False
+    return not most or any(_is_deep(each, most - 1) for each in cast("list[object]", value))
 
 
 def _refuse_constant(name: str) -> Never:

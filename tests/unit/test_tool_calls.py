@@ -77,3 +77,24 @@ def test_reading_takes_time_linear_in_the_text() -> None:
 
     for unit in (OPENING, OPENING + CLOSING, render_call(ADD), OPENING + json.dumps({"name": "a", "arguments": {}})):
         assert cpu_s(unit * 20_000) < 1.0, unit
+
+
+def read_below(depth: int, text: str) -> bool:
+    """Whether a call is malformed where so many others wait on the stack."""
+    return read_below(depth - 1, text) if depth else parse_action(text).is_malformed
+
+
+@pytest.mark.parametrize("mutation", [None, "nested_at_will"])
+def test_what_a_text_means_does_not_depend_on_who_reads_it(
+    mutation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of 32 levels is read, and one of more nowhere; the interpreter's own bound moves with the stack."""
+    if mutation:
+        monkeypatch.setattr("swarm.environments.tool_calls._is_deep", lambda *_: False)
+    nested = {n: f'{OPENING}{{"name": "x", "arguments": {{"a": {"[" * n}{"]" * n}}}}}{CLOSING}' for n in range(1, 1000)}
+    found = {n: (read_below(0, text), read_below(300, text)) for n, text in nested.items()}
+    if mutation:
+        assert not found[32][1] and found[32] == found[500]
+    else:
+        assert [n for n, each in found.items() if not any(each)] == list(range(1, 32))
+        assert all(here == there for here, there in found.values())
