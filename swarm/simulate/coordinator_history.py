@@ -1,7 +1,8 @@
 """History of the calls of a coordinator, and whether one ledger and one table of members could have given the answers.
 
 Invariant: only what callers saw is judged: what they asked, when, and what they were answered. The order of invocations
-and answers is that of one process; a call without an answer may have been carried out or not.
+and answers is that of one process; a call without an answer may have been carried out or not. A watch begins with the
+head when the batches that were begun before it are written, whosever they are: until then it owes nothing.
 
 A lineage has one owner, who records one batch after another, so its ledger is a sequence of states, and every answer to
 anybody else has to be that of a state between the last batch that was answered before it was asked and the last that
@@ -207,19 +208,27 @@ class CoordinatorHistory:
     def _judge_lineage(self, policy_id: str) -> list[str]:
         records = self._records[policy_id]
         unknown = [call for call in records if not call.is_answered][-MAX_UNANSWERED:]
-        best = (-1, "")
+        best, now_s = (-1, ""), self._clock.now_s()
+        watches = self._watches[policy_id]
+        due = [watch for watch in watches if self._is_prompt or not watch.is_answered]
+        due = [watch for watch in due if watch.heads or self._opened_s(watch) < min(watch.answered_s, now_s)]
         for outcomes in itertools.product((True, False), repeat=len(unknown)):
             undone = {id(call) for call, is_done in zip(unknown, outcomes, strict=True) if not is_done}
             explanation = _Explanation(records, undone)
-            watches = self._watches[policy_id]
             problem = explanation.judge(self._heads[policy_id], watches)
-            problem = problem or explanation.judge_ends(
-                [watch for watch in watches if self._is_prompt or not watch.is_answered], self._clock.now_s()
-            )
+            problem = problem or explanation.judge_ends(due, now_s)
             if not problem:
                 return []
             best = max(best, (explanation.num_explained, problem))
         return [f"lineage {policy_id[:8]}: {best[1]}"]
+
+    def _opened_s(self, watch: Watch) -> float:
+        """When a watch that has shown nothing yet was open at the latest: no batch that was begun before it, of any
+        lineage, is written any more. The coordinator writes batches in the order in which they were begun, one at a
+        time, so a batch whose caller died is over when a later one is answered."""
+        batches = [call for calls in self._records.values() for call in calls]
+        last = max((call.invoked for call in batches if call.invoked < watch.invoked), default=_NEVER)
+        return min((call.answered_s for call in batches if call.invoked >= last), default=-math.inf)
 
     def _judge_members(self) -> list[str]:
         found: list[str] = []

@@ -4,8 +4,9 @@ import asyncio
 import random
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -21,8 +22,9 @@ from swarm.identity import Identity
 from swarm.peers.coordinator_client import GrpcCoordinatorClient
 from swarm.simulate.coordinator_history import CoordinatorHistory, UnrulyOwner
 from swarm.simulate.invariants import COORDINATED
-from swarm.simulate.virtual.coordinator import SlowStore
+from swarm.simulate.virtual.coordinator import CoreClient, SlowStore, VirtualCoordinator
 from swarm.simulate.virtual.faults import Crash, FaultPlan
+from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.simulate.virtual.node import Parts
 from swarm.simulate.virtual.run import VirtualRun, run_seed
 from swarm.types import Advice, NodeReport, PolicyVersion, Role
@@ -122,6 +124,17 @@ class SleepyWatches(HeadWatches):
         self.num_offers += 1
         if self.num_offers % 2:
             super().offer(head)
+
+
+class MuteCore(CoordinatorCore):
+    """A coordinator whose watches begin without the head that is there."""
+
+    async def watch_versions(
+        self, node_id: str, policy_id: str, subnet: str = ""
+    ) -> AsyncGenerator[PolicyVersion, None]:
+        with self.watches.open(node_id, policy_id, subnet or node_id) as watch:
+            while True:
+                yield await watch.next()
 
 
 class SleepyCore(CoordinatorCore):
@@ -358,6 +371,34 @@ def test_a_version_that_was_never_answered_may_be_there_or_not_but_not_come_and_
             with history.read_head("ada") as read:
                 read.head = version(1) if is_there else version(0)
         assert bool(history.violations()) is not is_possible, seen
+
+
+def test_a_watch_owes_its_first_head_when_the_batches_before_it_are_written() -> None:
+    async def violations_while_and_after(core_type: type[CoordinatorCore]) -> tuple[list[str], list[str]]:
+        """With a watch of one lineage that is opened while a batch of another is written."""
+        coordinator = VirtualCoordinator(LoopClock(asyncio.get_running_loop()), write_s=1.0, core=core_type)
+        ada, ben, cat = (CoreClient(coordinator, name) for name in ("ada", "ben", "cat"))
+        await ada.record_versions([version(0)])
+        writing = asyncio.create_task(ben.record_versions([replace(version(0), policy_id="ben")]))
+        await asyncio.sleep(0)
+
+        async def watch() -> None:
+            async for _ in cat.watch_versions("ada"):
+                pass
+
+        watching = asyncio.create_task(watch())
+        await asyncio.sleep(1e-3)
+        early = coordinator.history.violations()
+        await writing
+        await asyncio.sleep(1e-3)
+        late = coordinator.history.violations()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        return early, late
+
+    assert run_virtual(violations_while_and_after(CoordinatorCore)) == ([], [])
+    early, late = run_virtual(violations_while_and_after(MuteCore))
+    assert not early and len(late) == 1 and "a watch missed" in late[0], (early, late)
 
 
 def test_a_serial_that_goes_back_is_found() -> None:
