@@ -228,13 +228,25 @@ class Invariants:
         for name, what in violations:
             self._violate(name, f"{node[:8]}: draw {draw.draw_step}, group {digest[:8]}: {what}")
 
-    def finish(self, steps: Mapping[NodeId, int], dead: frozenset[NodeId] = frozenset()) -> None:
-        """After the run: the head step of every node that trains, and who was killed for good."""
+    def finish(
+        self,
+        steps: Mapping[NodeId, int],
+        dead: frozenset[NodeId] = frozenset(),
+        excused: frozenset[NodeId] = frozenset(),
+    ) -> None:
+        """After the run.
+
+        Args:
+            steps: the head step of every node that trains.
+            dead: who was killed for good.
+            excused: who had no time, or nothing, for a first step; after `healed` they owe one as all others do.
+        """
         self._check_versions()
         for node, step in steps.items():
             if node in dead:
                 continue
-            if step == 0 and not self._num_steps[node]:  # one that lost its disk at the end begins anew
+            has_begun = step > 0 or self._num_steps[node] > 0  # one that lost its disk at the end begins anew
+            if not has_begun and node not in excused:
                 self._violate(PROGRESS, f"{node[:8]} made no optimizer step")
             elif self._num_steps_before is not None and self._num_steps[node] == self._num_steps_before[node]:
                 self._violate(PROGRESS, f"{node[:8]} made no optimizer step after every fault had healed")

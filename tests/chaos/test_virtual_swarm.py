@@ -81,6 +81,13 @@ def test_every_node_makes_steps_again_after_all_faults_have_healed() -> None:
     assert verdicts[REPEAT].detail != "0 steps made again", "no crash came between a step and its checkpoint"
 
 
+def test_a_node_that_restarts_too_late_for_a_first_step_owes_none() -> None:
+    plan = FaultPlan(crashes=tuple(Crash(node=node, at_s=1.9, down_s=16.0) for node in range(4)))
+    run = run_seed(3, 4, NUM_ROUNDS, plan)
+    assert min(run.steps.values()) == 0, "every node was fast enough"
+    assert run.invariants.hold, run.invariants.violations
+
+
 def test_a_hostile_node_is_refused_and_stops_nobody() -> None:
     run = run_seed(4, 4, 6, FaultPlan(num_hostile=1))
     assert run.invariants.hold, run.invariants.violations
@@ -167,6 +174,7 @@ def _ignoring(**bounds: float) -> Callable[[ReplayConfig, str, int, Clock], Repl
 
 
 CRASH = FaultPlan(crashes=(Crash(node=1, at_s=18.0, down_s=3.0),))
+EARLY_CRASHES = FaultPlan(crashes=tuple(Crash(node=node, at_s=3.0, down_s=2.0) for node in range(4)))
 PARTED = FaultPlan(partitions=(Partition(start_s=4.0, end_s=20.0, island=frozenset({1})),))
 
 
@@ -181,8 +189,19 @@ PARTED = FaultPlan(partitions=(Partition(start_s=4.0, end_s=20.0, island=frozens
         (Parts(store=ForgetfulStore), CRASH, REPEAT),
         (Parts(replay=OverfullBuffer), FaultPlan(), BOUNDS),
         (Parts(replay=_ignoring(local_groups=1000)), FaultPlan(), PROGRESS),
+        (Parts(replay=_ignoring(local_groups=1000)), EARLY_CRASHES, PROGRESS),
     ],
-    ids=["reuse", "age", "admission", "journal-once", "journal-reuse", "journal-repeat", "bounds", "progress"],
+    ids=[
+        "reuse",
+        "age",
+        "admission",
+        "journal-once",
+        "journal-reuse",
+        "journal-repeat",
+        "bounds",
+        "progress",
+        "progress-after-crashes",
+    ],
 )
 def test_a_broken_part_turns_its_invariant_red(parts: Parts, plan: FaultPlan, broken: str) -> None:
     sound = run_seed(6, 4, 8, plan)

@@ -40,6 +40,7 @@ from swarm.simulate.invariants import Invariants
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator, observe
 from swarm.simulate.virtual.directory import MemoryDirectory
 from swarm.simulate.virtual.faults import Crash, DiskDamage, DiskFault, FaultPlan
+from swarm.simulate.virtual.first_steps import FirstSteps
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.hostile_node import HostileNode
 from swarm.simulate.virtual.network import MemoryNetwork
@@ -131,6 +132,7 @@ class VirtualSwarm:
         self._verifier = KeptVerifier(self.environments)
         self.tokenizer = ToyTokenizer()
         self.invariants = Invariants(repeats_exactly=True, members=frozenset(self._entry.members))
+        self._first_steps = FirstSteps(LONGEST_STEP_S)
         self.agents: dict[int, Agent] = {}
         self.num_rounds = num_rounds
         self._on_progress = on_progress or (lambda share: None)
@@ -190,7 +192,8 @@ class VirtualSwarm:
             if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
                 raise result
         steps = {self.identities[index].node_id: self.agents[index].head.step for index in range(self.num_nodes)}
-        self.invariants.finish(steps)
+        excused = self._first_steps.excused(self.clock.monotonic_s(), list(steps))
+        self.invariants.finish(steps, excused=frozenset() if self.scale.ends_by_steps else excused)
 
     async def _until_time_is_over(self) -> None:
         """The last quarter is free of faults; where it is long enough, every node has to make a step in it.
@@ -266,6 +269,7 @@ class VirtualSwarm:
         if index >= self.num_nodes and not isinstance(event, GroupPut):
             return  # what an adversary does is nobody's promise; what it made may be learned by others
         self.invariants.check(self.identities[index].node_id, event)
+        self._first_steps.note(self.clock.monotonic_s(), self.identities[index].node_id, event)
         if isinstance(event, GroupPut | GroupAdmitted) and self._observers:
             at = self._disks[index].store.position_of(event.digest)
             if at is not None:
