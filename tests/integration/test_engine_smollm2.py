@@ -51,7 +51,7 @@ def test_the_cached_folder_is_complete_and_holds_safetensors(model: LoadedModel)
 def test_it_knows_what_7_plus_5_is(model: LoadedModel) -> None:
     generator = TransformersGenerator(model.network, model.tokenizer, PolicyVersion(policy_id="a", step=0), 0)
     answers = generator.greedy([model.tokenizer.encode_prompt(asked("What is 7+5?"))], 12)
-    assert "12" in answers[0]
+    assert "12" in answers[0][0]
 
 
 def test_logprobs_equal_an_uncached_forward_in_a_batch_of_different_lengths(model: LoadedModel) -> None:

@@ -1,0 +1,184 @@
+"""What keeping the cache of parked episodes is worth: action tokens per CPU second, and what slow environments cost.
+
+    python -m benchmarks.episodes                       # SmolLM2-135M, float32: minutes
+    python -m benchmarks.episodes --source tiny --rows 8
+
+Each case makes the same episodes: a prompt, then turns of an action and an observation, all of fixed lengths. `kept`:
+rows are parked with their cache. `dropped`: the conversation is computed again before each
+turn. `prompt per turn`: each turn is a call of its own, as engines that take prompts do. `slow`: the environment takes
+seconds of wall time for a step, with twice as many episodes in flight as rows; compared with 0 s in the same run.
+The floor is one pass over each token: what `kept` computes beyond it is padding.
+"""
+
+import argparse
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from swarm.config import ModelConfig
+from swarm.generation.continuous_batching import MAX_PARKED_BYTES, Decoding, Row
+from swarm.generation.sampling import sampler
+from swarm.model.network import load_model
+from swarm.types import PolicyVersion, Sampling
+
+VERSION: Final = PolicyVersion(policy_id="benchmark", step=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """Lengths in tokens, and how many of each."""
+
+    rows: int = 32
+    prompt: int = 100
+    turns: int = 5
+    action: int = 20
+    observation: int = 40
+
+    @property
+    def num_action_tokens(self) -> int:
+        """Of one episode."""
+        return self.turns * self.action
+
+
+@dataclass(slots=True)
+class Cost:
+    """What a case took."""
+
+    cpu_s: float
+    wall_s: float
+    num_computed: int  # tokens that passed through the network, padding included
+
+
+class Environments:
+    """Observations of fixed length after some seconds; an episode is over after its last turn."""
+
+    def __init__(self, shape: Shape, step_s: float) -> None:
+        self._shape = shape
+        self._step_s = step_s
+        self._num_turns: dict[int, int] = {}
+
+    def observe(self, rollout: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Sequence[int] | None]":
+        """As `interfaces.Observe`."""
+        turn = self._num_turns[rollout] = self._num_turns.get(rollout, 0) + 1
+        told = [2 + (rollout + turn + k) % 40 for k in range(self._shape.observation)]
+        future: Future[Sequence[int] | None] = Future()
+        answer: Callable[[], None] = lambda: future.set_result(told if turn < self._shape.turns else None)  # noqa: E731
+        if self._step_s:
+            threading.Timer(self._step_s, answer).start()
+        else:
+            answer()
+        return future
+
+
+def play(
+    network: nn.Module, shape: Shape, episodes: int, *, max_parked_bytes: int = MAX_PARKED_BYTES, step_s: float = 0.0
+) -> Cost:
+    """Whole episodes in one call."""
+    prompts = [[2 + (i + k) % 40 for k in range(shape.prompt)] for i in range(episodes)]
+    rows = [Row(prompt=i, index=i, seed=i) for i in range(episodes)]
+    return _timed(network, prompts, rows, shape, Environments(shape, step_s), max_parked_bytes)
+
+
+def play_prompts(network: nn.Module, shape: Shape, episodes: int) -> Cost:
+    """Each turn a call of its own over the whole conversation."""
+    conversations = [[2 + (i + k) % 40 for k in range(shape.prompt)] for i in range(episodes)]
+    total = Cost(0.0, 0.0, 0)
+    environments = Environments(shape, 0.0)
+    for turn in range(shape.turns):
+        rows = [Row(prompt=i, index=i, seed=turn * episodes + i) for i in range(episodes)]
+        cost = _timed(network, conversations, rows, shape, None, 0)
+        total = Cost(total.cpu_s + cost.cpu_s, total.wall_s + cost.wall_s, total.num_computed + cost.num_computed)
+        for i, row in enumerate(rows):
+            told = environments.observe(i, row.tokens, False).result()
+            conversations[i] = [*conversations[i], *row.tokens, *(told or ())]
+    return total
+
+
+def _timed(
+    network: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    rows: Sequence[Row],
+    shape: Shape,
+    environments: Environments | None,
+    max_parked_bytes: int,
+) -> Cost:
+    computed: list[int] = []
+
+    def note(_module: nn.Module, _args: object, kwargs: dict[str, torch.Tensor]) -> None:
+        computed.append(kwargs["input_ids"].numel())
+
+    handle = network.register_forward_pre_hook(note, with_kwargs=True)
+    decoding = Decoding(
+        network,
+        prompts,
+        rows,
+        max_rows=shape.rows,
+        max_new_tokens=shape.action,
+        eos_ids=(),
+        choose=sampler(Sampling(max_new_tokens=shape.action)),
+        observe=None if environments is None else environments.observe,
+        max_parked_bytes=max_parked_bytes,
+    )
+    cpu_s, wall_s = time.process_time(), time.monotonic()
+    while decoding.goes_on:
+        while decoding.is_stalled and decoding.goes_on:
+            decoding.news.wait()
+            decoding.news.clear()
+        if decoding.goes_on:
+            decoding.step(VERSION)
+    cost = Cost(time.process_time() - cpu_s, time.monotonic() - wall_s, sum(computed))
+    handle.remove()
+    assert all(len(row.tokens) >= shape.action for row in rows)
+    return cost
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", default="smollm2", help="smollm2, tiny, or a folder")
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--step-s", type=float, default=0.0, help="seconds that a step of a slow environment takes")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    network = load_model(ModelConfig(source=arguments.source, dtype="float32")).network.eval()
+    shape = Shape(rows=arguments.rows, turns=arguments.turns)
+    cases: dict[str, tuple[int, Callable[[int], Cost]]] = {
+        "kept": (shape.rows, lambda n: play(network, shape, n)),
+        "dropped": (shape.rows, lambda n: play(network, shape, n, max_parked_bytes=0)),
+        "prompt per turn": (shape.rows, lambda n: play_prompts(network, shape, n)),
+    }
+    if arguments.step_s:
+        cases = {
+            "0 s steps": (2 * shape.rows, lambda n: play(network, shape, n)),
+            f"{arguments.step_s:g} s steps": (
+                2 * shape.rows,
+                lambda n: play(network, shape, n, step_s=arguments.step_s),
+            ),
+        }
+    costs: dict[str, list[Cost]] = {name: [] for name in cases}
+    for _ in range(arguments.repeats):  # in turn: the machine's speed varies
+        for name, (episodes, run) in cases.items():
+            costs[name].append(run(episodes))
+    first = next(iter(cases))
+    print("| case | episodes | action tokens per CPU second | per wall second | tokens computed | ratio (CPU) |")
+    print("|---|---|---|---|---|---|")
+    for name, (episodes, _) in cases.items():
+        tokens = episodes * shape.num_action_tokens
+        cpu_s = float(np.median([cost.cpu_s for cost in costs[name]]))
+        wall_s = float(np.median([cost.wall_s for cost in costs[name]]))
+        ratio = float(np.median([a.cpu_s / b.cpu_s for a, b in zip(costs[name], costs[first], strict=True)]))
+        computed = costs[name][0].num_computed
+        print(f"| {name} | {episodes} | {tokens / cpu_s:.0f} | {tokens / wall_s:.0f} | {computed:,} | {ratio:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
