@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from swarm.interfaces import Generator
+from swarm.interfaces import Generator, Observe
 from swarm.model.version_digest import PublishedTensors
 from swarm.types import Draw, Rollout, Sampling
 
@@ -47,9 +47,13 @@ def _count_tokens(generator: Generator) -> list[int]:
     inner = generator.generate
 
     def generate(
-        prompts: list[list[int]], num_samples: int, sampling: Sampling, numbers: Sequence[int] | None = None
+        prompts: list[list[int]],
+        num_samples: int,
+        sampling: Sampling,
+        numbers: Sequence[int] | None = None,
+        observe: Observe | None = None,
     ) -> list[list[Rollout]]:
-        groups = inner(prompts, num_samples, sampling, numbers)
+        groups = inner(prompts, num_samples, sampling, numbers, observe)
         lengths.extend(len(r.trace.token_ids) for group in groups for r in group if r.trace is not None)
         return groups
 

@@ -17,6 +17,7 @@ LONG = {
     "epo": "the band of the entropy with the schedule of its weight, and a band that pulls",
     "fg_expo": "a distribution of prompts by accuracy, and a KL that follows accuracy",
     "hapo": "a z-score over tokens, and bounds and advantages by the place of the entropy",
+    "ipa": "a return over chunks, a likelihood for successes, and a tapered turn ratio for failures",
     "lead": "closeness to a target length, and the proportion of two scores",
     "poise": "a ridge regression on projected states, in running sums",
     "prompt_gdro": "multiplicative weights over bins of difficulty",

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from swarm.errors import Unavailable
-from swarm.exchange import grpc_transport
-from swarm.exchange.grpc_transport import ExchangeServicer
+from swarm.exchange import exchange_servicer
+from swarm.exchange.exchange_servicer import ExchangeServicer
 
 NUM_STREAMS = 8
 
@@ -45,8 +45,8 @@ def standing(peer: str) -> int:
 async def test_keys_of_as_many_subnets_as_places_make_room_for_known_peers_and_keep_their_part(
     monkeypatch: pytest.MonkeyPatch, is_defended: bool
 ) -> None:
-    monkeypatch.setattr(grpc_transport, "STREAMS_TOTAL", NUM_STREAMS)
-    monkeypatch.setattr(grpc_transport, "STREAMS_OF_NEWCOMERS", 2)
+    monkeypatch.setattr(exchange_servicer, "STREAMS_TOTAL", NUM_STREAMS)
+    monkeypatch.setattr(exchange_servicer, "STREAMS_OF_NEWCOMERS", 2)
     calls: list[tuple[str, str]] = []
     ranks = standing if is_defended else lambda peer: 0
     servicer = ExchangeServicer(
@@ -84,9 +84,9 @@ async def test_keys_of_as_many_subnets_as_places_make_room_for_known_peers_and_k
 async def test_many_keys_of_one_subnet_hold_no_stream_of_others(
     monkeypatch: pytest.MonkeyPatch, is_defended: bool
 ) -> None:
-    monkeypatch.setattr(grpc_transport, "STREAMS_TOTAL", NUM_STREAMS)
+    monkeypatch.setattr(exchange_servicer, "STREAMS_TOTAL", NUM_STREAMS)
     if not is_defended:
-        monkeypatch.setattr(grpc_transport, "peer_subnet", lambda peer: "everywhere")
+        monkeypatch.setattr(exchange_servicer, "peer_subnet", lambda peer: "everywhere")
     servicer = ExchangeServicer(cast(Any, None), cast(Any, None), stall_timeout_s=1.0)
     opened = asyncio.Queue[str]()
     async with AsyncExitStack() as stack:

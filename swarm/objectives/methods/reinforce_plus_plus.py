@@ -2,8 +2,7 @@
 
     returns of R minus .01 (log pi_old - log ref) at each token, masked-whitened over the step
 
-No group is needed: the baseline is the mean of the step. The penalty compares the generator with the
-reference policy; its strength is ours (0 leaves both out).
+No group is needed: the baseline is the mean of the step. The strength of the penalty is ours (0 leaves it out).
 """
 
 from dataclasses import replace
