@@ -28,7 +28,8 @@ from .conversation_styles import STYLES, TEMPLATES, Control, Parts, Style, write
 NUM_EPISODES = int(os.environ.get("SWARM_TURN_EPISODES", "20"))
 MAX_TURNS = 6
 SECTIONS: tuple[dict[str, Any], ...] = (
-    {"kind": "calculator"},
+    # its other form has a call and a result of a tool in the prompt, which the styles' prompts do not write
+    {"kind": "calculator", "params": {"call": "line"}},
     {"kind": "retry", "params": {"inner": {"kind": "char", "dataset": "reverse"}}},
     {"kind": "look_up"},
     {"kind": "grid_world"},
@@ -36,6 +37,7 @@ SECTIONS: tuple[dict[str, Any], ...] = (
     {"kind": "dialogue"},
 )
 ENVIRONMENTS: list[Any] = [build_environment(EnvironmentConfig(name=each["kind"], **each)) for each in SECTIONS]
+WITHOUT_SYSTEM = ("gemma",)
 TOOLS = {"calculator": ("expression",), "search": ("query",), "book": ("day", "time")}
 HOSTILE = [
     text
@@ -229,6 +231,8 @@ def test_a_consumer_rebuilds_every_token_that_environments_add(case: Case) -> No
     for seed in range(NUM_EPISODES):
         draw = random.Random(seed)
         environment = ENVIRONMENTS[seed % len(ENVIRONMENTS)]
+        if style.name in WITHOUT_SYSTEM and environment.task(seed).messages[0].role == "system":
+            continue  # its template refuses such a prompt, as it does for single answers
         task, episode = environment.task(seed), ReplayedEpisode(environment, seed)
         right = environment.demonstration(seed)
         row = tokenizer.encode_prompt(task)
