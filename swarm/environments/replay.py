@@ -5,7 +5,7 @@ same function, one action at a time.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from swarm.environments.tool_calls import parse_action
@@ -44,6 +44,13 @@ class ReplayedEpisode:
         self.transitions.append(transition)
         return transition
 
+    def play(self, actions: Iterable[str]) -> None:
+        """Takes actions up to its end; those after it are left out."""
+        for text in actions:
+            if self.is_ended:
+                break
+            self.step(text)
+
     def outcome(self) -> EpisodeOutcome:
         """What it came to so far; the reward of an episode that did not end is 0."""
         value = self.transitions[-1].rewards.get(OUTCOME, 0.0) if self.transitions else 0.0
@@ -66,11 +73,8 @@ class LiveEpisodes:
         episode = self._waiting.pop(key, None)
         if episode is None:
             episode = ReplayedEpisode(environment, task_id)
-            for text in before:
-                if not episode.is_ended:
-                    episode.step(text)
-        if not episode.is_ended:
-            episode.step(newest)
+            episode.play(before)
+        episode.play((newest,))
         if not episode.is_ended:
             self._waiting[environment.name, task_id, actions] = episode
         return episode.outcome()
@@ -83,10 +87,7 @@ def replay(environment: Environment, task_id: int, actions: Actions) -> EpisodeO
         LookupError: no such task.
     """
     episode = ReplayedEpisode(environment, task_id)
-    for text in actions:
-        if episode.is_ended:
-            break
-        episode.step(text)
+    episode.play(actions)
     return episode.outcome()
 
 

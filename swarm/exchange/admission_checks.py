@@ -15,7 +15,7 @@ import numpy as np
 
 from swarm.config import NodeConfig
 from swarm.episode import MAX_TURNS
-from swarm.exchange.episode_checks import Finding, check_episodes
+from swarm.exchange.episode_checks import CUT_EXTRA, CUT_FACTOR, TEXT_CHARS_PER_TOKEN, Finding, check_episodes
 from swarm.interfaces import Tokenizer
 from swarm.types import (
     EpisodeLimits,
@@ -32,11 +32,6 @@ from swarm.wire.group_counts import CountLimits
 _ROUNDING_NATS: Final = 1e-4  # a log-prob this far above 0 is rounding and is clamped
 _LEAST_LOGPROB: Final = -100.0  # e ** -100: no sampler ever draws such a token
 _TEMPERATURE_TOLERANCE: Final = 1e-3  # relative; it travels as float32
-_TEXT_CHARS_PER_TOKEN: Final = 32  # bound of a text before it is re-encoded here
-# An honest sample is often not its text's usual cut (9 of 32 of SmolLM2 at temperature 1), and then hardly longer. The
-# bound is for a whole group, since one answer may have collapsed to what merges: 64 spaces are 2 tokens.
-_CUT_FACTOR: Final = 2
-_CUT_EXTRA: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,7 +200,7 @@ def _check_tokens(group: RolloutGroup, traces: Sequence[TokenTrace], tokenizer: 
 
 def _check_reencoded(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
     """Texts that are encoded here say what they say; what has too many tokens is cut off later (`cut_to_limit`)."""
-    bound = _TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
+    bound = TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
     longest = max(len(rollout.text) for rollout in group.rollouts)
     if longest > bound:
         return RefusalReason.BAD_TOKENS, f"{longest} characters exceed {bound}"
@@ -249,9 +244,12 @@ def _check_text(text: str, trace: TokenTrace, tokenizer: Tokenizer) -> Finding:
 
 
 def _check_cut(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
-    """The texts are cut into about as many tokens as usual: nobody teaches others to spell."""
+    """The texts are cut into about as many tokens as usual: nobody teaches others to spell.
+
+    The bound is for the group, since one answer may have collapsed to what merges: 64 spaces are 2 tokens.
+    """
     num_tokens = sum([rollout.trace.token_ids.size for rollout in group.rollouts if rollout.trace is not None])
     num_usual = sum([len(tokenizer.encode_response(rollout.text)) for rollout in group.rollouts])
-    if num_tokens > _CUT_FACTOR * num_usual + _CUT_EXTRA:
+    if num_tokens > CUT_FACTOR * num_usual + CUT_EXTRA:
         return RefusalReason.UNUSABLE_TEXT, f"{num_tokens} tokens for texts that usually have {num_usual}"
     return None

@@ -8,6 +8,7 @@ Shape letters: T response tokens, K turns.
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
@@ -18,8 +19,11 @@ from swarm.types import EpisodeLimits, FinishReason, RefusalReason, Rollout, Rol
 
 Finding = tuple[RefusalReason, str] | None
 
-TURN_REWARD_TOLERANCE = 1e-3  # it travels as float32
-_TEXT_CHARS_PER_TOKEN = 32  # bound of a text before it is re-encoded here
+TURN_REWARD_TOLERANCE: Final = 1e-3  # it travels as float32
+TEXT_CHARS_PER_TOKEN: Final = 32  # bound of a text before it is re-encoded here
+# An honest sample is often not its text's usual cut (9 of 32 of SmolLM2 at temperature 1), and then hardly longer.
+CUT_FACTOR: Final = 2
+CUT_EXTRA: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +130,14 @@ def _check_actions(rollout: Rollout, trace: TokenTrace, tokenizer: Tokenizer, li
             return RefusalReason.TEXT_MISMATCH, "the tokens do not decode to the text"
         num_tokens += len(ids)
         num_usual += len(tokenizer.encode_response(text))
-    if num_tokens > 2 * num_usual + 4:
+    if num_tokens > CUT_FACTOR * num_usual + CUT_EXTRA:
         return RefusalReason.UNUSABLE_TEXT, f"{num_tokens} tokens for texts that usually have {num_usual}"
     return None
 
 
 def _check_texts(rollout: Rollout, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
     """Texts that are encoded here say what they say, and are no longer than an action of our own."""
-    bound = _TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
+    bound = TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
     for text in rollout.actions:
         if len(text) > bound:
             return RefusalReason.BAD_TOKENS, f"{len(text)} characters exceed {bound}"

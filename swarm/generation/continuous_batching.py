@@ -326,6 +326,8 @@ class Decoding:
         self, rows: Sequence[Row], entries: Entries, goes_on: Sequence[bool], indices: Sequence[int] | None = None
     ) -> None:
         """Asks the environments of rows whose action ended, and sets their entries aside."""
+        if all(goes_on):  # nearly every token: the sizes below are summed where something was parked only
+            return
         for place, (row, on) in enumerate(zip(rows, goes_on, strict=True)):
             if on:
                 continue

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -32,7 +33,7 @@ from swarm.generation.openai_dialects import (
 from swarm.generation.openai_weights import DiskWeights, LoraAdapters, NoWeights, Taking
 from swarm.generation.rollouts import by_prompt, check_vocabulary, published_tensors, to_rollout
 from swarm.generation.sample_seeds import SampleSeeds
-from swarm.generation.turn_by_turn import play_turns
+from swarm.generation.turn_by_turn import play_episodes
 from swarm.identity import Identity
 from swarm.interfaces import Observe, Prompts, Tokenizer
 from swarm.model.network import load_model
@@ -153,22 +154,16 @@ class OpenAIGenerator:
         if sampling.temperature <= 0:
             raise ConfigError(f"sampling: temperature {sampling.temperature} must be above 0")
         with self._call, self._sampling():
-            made = self._actions(prompts, num_samples, sampling, numbers)
-            if observe is not None:
-                each = [prompt for prompt in prompts for _ in range(num_samples)]
-                of_each = None if numbers is None else [number for number in numbers for _ in range(num_samples)]
-                made = play_turns(lambda ps, ns: self._actions(ps, 1, sampling, ns), each, made, observe, of_each)
-            return by_prompt(made, num_samples)
+            make = partial(self._actions, sampling)
+            return by_prompt(play_episodes(make, prompts, num_samples, numbers, observe), num_samples)
 
     def greedy(self, prompts: Prompts, max_new_tokens: int, observe: Observe | None = None) -> list[Actions]:
         with self._call, self._sampling():
-            made = self._greedy_actions(prompts, max_new_tokens)
-            if observe is not None:
-                made = play_turns(lambda ps, _: self._greedy_actions(ps, max_new_tokens), prompts, made, observe, None)
-            return [rollout.actions for rollout in made]
+            make = partial(self._greedy_actions, max_new_tokens)
+            return [rollout.actions for rollout in play_episodes(make, prompts, 1, None, observe)]
 
     def _actions(
-        self, prompts: Prompts, num_samples: int, sampling: Sampling, numbers: Sequence[int] | None
+        self, sampling: Sampling, prompts: Prompts, num_samples: int, numbers: Sequence[int] | None
     ) -> list[Rollout]:
         """One action for each sample of each prompt."""
         seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
@@ -176,7 +171,11 @@ class OpenAIGenerator:
         made = self._each(requests, lambda one: self._complete(one[0], sampling, one[1]), _NOTHING)
         return [self._rollout(completion, sampling) for completion in made]
 
-    def _greedy_actions(self, prompts: Prompts, max_new_tokens: int) -> list[Rollout]:
+    def _greedy_actions(
+        self, max_new_tokens: int, prompts: Prompts, num_samples: int, numbers: Sequence[int] | None
+    ) -> list[Rollout]:
+        """One greedy action for each prompt: it has neither samples nor random numbers."""
+        assert num_samples == 1 and numbers is None
         sampling = Sampling(temperature=0.0, max_new_tokens=max_new_tokens)
         made = self._each(list(prompts), lambda prompt: self._complete(prompt, sampling, 0), _NOTHING)
         return [self._rollout(completion, sampling) for completion in made]

@@ -15,29 +15,33 @@ import numpy as np
 from swarm.interfaces import Observe, Prompts
 from swarm.types import FinishReason, Rollout, TokenTrace
 
-MakeActions = Callable[[Prompts, Sequence[int] | None], list[Rollout]]
-"""(prompts, number of each for its random numbers) -> one action for each prompt."""
+MakeActions = Callable[[Prompts, int, Sequence[int] | None], list[Rollout]]
+"""(prompts, actions of each, number of each prompt for its random numbers) -> the actions, prompt by prompt."""
 
 
-def play_turns(
+def play_episodes(
     make: MakeActions,
     prompts: Prompts,
-    rollouts: Sequence[Rollout],
-    observe: Observe,
+    num_samples: int,
     numbers: Sequence[int] | None,
+    observe: Observe | None,
 ) -> list[Rollout]:
-    """The whole episodes of rollouts that have their first action (blocking).
+    """`num_samples` episodes of each prompt, prompt by prompt (blocking).
 
     All rollouts that go on take their next turn together, once each of their environments has answered.
 
     Args:
-        make: asks the engine for an action each.
-        prompts: of each rollout.
-        rollouts: their first actions, in the order that `observe` counts them in.
-        observe: the environments.
-        numbers: of each rollout; None: those of the engine.
+        make: asks the engine.
+        prompts: token ids of each.
+        num_samples: of each prompt.
+        numbers: of each prompt; None: those of the engine.
+        observe: the environments; None: an episode is one action.
     """
-    made = list(rollouts)
+    made = make(prompts, num_samples, numbers)
+    if observe is None:
+        return made
+    prompts = [prompt for prompt in prompts for _ in range(num_samples)]
+    numbers = None if numbers is None else [number for number in numbers for _ in range(num_samples)]
     playing = list(range(len(made)))
     while playing:
         answers = {i: _asked(observe, i, made[i]) for i in playing if made[i].finish is not FinishReason.ABORTED}
@@ -46,7 +50,7 @@ def play_turns(
         playing = list(observations)
         conversations = [[*prompts[i], *_trace(made[i]).token_ids.tolist(), *observations[i]] for i in playing]
         turn_numbers = None if numbers is None else [_turn_number(numbers[i], i) for i in playing]
-        actions = make(conversations, turn_numbers) if playing else []
+        actions = make(conversations, 1, turn_numbers) if playing else []
         for i, action in zip(playing, actions, strict=True):
             made[i] = _joined(made[i], observations[i], action)
     return made

@@ -7,6 +7,7 @@ took effect before anything is asked of it.
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from swarm.flow import Backoff
 from swarm.generation.canaries import tolerance_nats
 from swarm.generation.rollouts import by_prompt, published_tensors, to_rollout
 from swarm.generation.sample_seeds import SampleSeeds
-from swarm.generation.turn_by_turn import play_turns
+from swarm.generation.turn_by_turn import play_episodes
 from swarm.generation.vllm_messages import Continuation, EngineSettings, GenerateRequest, NewWeights
 from swarm.generation.vllm_process import EngineProcess, vllm_python
 from swarm.interfaces import Observe, Prompts, Tokenizer
@@ -130,21 +131,15 @@ class VllmGenerator:
         numbers: Sequence[int] | None = None,
         observe: Observe | None = None,
     ) -> list[list[Rollout]]:
-        made = self._actions(prompts, num_samples, sampling, numbers)
-        if observe is not None:
-            each = [prompt for prompt in prompts for _ in range(num_samples)]
-            of_each = None if numbers is None else [number for number in numbers for _ in range(num_samples)]
-            made = play_turns(lambda ps, ns: self._actions(ps, 1, sampling, ns), each, made, observe, of_each)
-        return by_prompt(made, num_samples)
+        make = partial(self._actions, sampling)
+        return by_prompt(play_episodes(make, prompts, num_samples, numbers, observe), num_samples)
 
     def greedy(self, prompts: Prompts, max_new_tokens: int, observe: Observe | None = None) -> list[Actions]:
-        made = self._greedy_actions(prompts, max_new_tokens)
-        if observe is not None:
-            made = play_turns(lambda ps, _: self._greedy_actions(ps, max_new_tokens), prompts, made, observe, None)
-        return [rollout.actions for rollout in made]
+        make = partial(self._greedy_actions, max_new_tokens)
+        return [rollout.actions for rollout in play_episodes(make, prompts, 1, None, observe)]
 
     def _actions(
-        self, prompts: Prompts, num_samples: int, sampling: Sampling, numbers: Sequence[int] | None
+        self, sampling: Sampling, prompts: Prompts, num_samples: int, numbers: Sequence[int] | None
     ) -> list[Rollout]:
         """One action for each sample of each prompt."""
         seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
@@ -157,7 +152,11 @@ class VllmGenerator:
         made: list[Continuation] = self._call("generate", request)
         return [self._rollout(each, sampling) for each in made]
 
-    def _greedy_actions(self, prompts: Prompts, max_new_tokens: int) -> list[Rollout]:
+    def _greedy_actions(
+        self, max_new_tokens: int, prompts: Prompts, num_samples: int, numbers: Sequence[int] | None
+    ) -> list[Rollout]:
+        """One greedy action for each prompt: it has neither samples nor random numbers."""
+        assert num_samples == 1 and numbers is None
         sampling = Sampling(max_new_tokens=max_new_tokens)
         request = GenerateRequest(prompts=prompts, num_samples=1, sampling=sampling, greedy=True)
         return [self._rollout(each, sampling) for each in self._call("generate", request)]

@@ -13,7 +13,7 @@ import torch
 
 from swarm.generation import continuous_batching
 from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.generation.turn_by_turn import play_turns
+from swarm.generation.turn_by_turn import play_episodes
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import snapshot
@@ -213,13 +213,11 @@ def test_a_cancelled_call_does_not_wait_for_environments() -> None:
 
 def test_turn_by_turn_engines_make_the_same_kind_of_episode() -> None:
     rule, generator = Rule(), engine()
-    first = [r for group in generator.generate(PROMPTS, 4, SAMPLING, [0, 1, 2]) for r in group]
-    each = [prompt for prompt in PROMPTS for _ in range(4)]
 
-    def make(prompts: Sequence[Sequence[int]], numbers: Sequence[int] | None) -> list[Rollout]:
-        return [group[0] for group in generator.generate(prompts, 1, SAMPLING, numbers)]
+    def make(prompts: Sequence[Sequence[int]], num_samples: int, numbers: Sequence[int] | None) -> list[Rollout]:
+        return [rollout for group in generator.generate(prompts, num_samples, SAMPLING, numbers) for rollout in group]
 
-    for index, rollout in enumerate(play_turns(make, each, first, rule.observe, [0] * 4 + [1] * 4 + [2] * 4)):
+    for index, rollout in enumerate(play_episodes(make, PROMPTS, 4, [0, 1, 2], rule.observe)):
         trace = trace_of(rollout)
         assert len(rollout.actions) == 1 + index % NUM_TURNS == trace.turn_ids[-1] + 1
         assert trace.logprobs is not None and (np.isnan(trace.logprobs) == ~trace.action_mask).all()
