@@ -30,6 +30,7 @@ from swarm.generation.transformers_engine import SnapshotEvaluator, Transformers
 from swarm.interfaces import Environment, Generator, LocalExchange, TaskOf, Tokenizer
 from swarm.learn.guarded_learner import GuardedLearner
 from swarm.loops import Ask, Worker
+from swarm.loops.worker import Evaluate
 from swarm.model.network import LoadedModel, load_model
 from swarm.model.tokenizer import check_turns
 from swarm.model.version_digest import PublishedTensors, published_state, snapshot, weights_digest
@@ -37,6 +38,7 @@ from swarm.objectives.batch import own_prompt_ids
 from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.methods import load_recipe, recipes_of
 from swarm.objectives.part import Requirement
+from swarm.telemetry.shown_episodes import write_episodes
 from swarm.types import Draw, NodeId, PolicyVersion, Role, Task
 from swarm.weights.apply import Applier
 from swarm.weights.publish import Publisher, keep_anchor, least_store_bytes
@@ -145,11 +147,12 @@ def build_trainer(
         produce=producer.produce,
         ask=make_curriculum(config, recipes, producer, exchange),
         greedy=greedy,
-        evaluate=partial(evaluate, evaluator, tokenizer, limits=config.generator.episode_limits, step=step),
+        evaluate=make_evaluate(config, evaluator, tokenizer, step),
         learner=learner,
         tokenizer=tokenizer,
         evaluation_tasks=dict(evaluations),
         encode=publish,
+        show=partial(write_episodes, config.dir),
         saves_when_stopped=True,
         close=closing.close,
         clock=clock,
@@ -184,7 +187,7 @@ def build_generator(
         generator=engine,
         produce=producer.produce,
         ask=make_curriculum(config, recipes, producer, exchange),
-        evaluate=partial(evaluate, engine, loaded.tokenizer, limits=config.generator.episode_limits, step=step),
+        evaluate=make_evaluate(config, engine, loaded.tokenizer, step),
         learner=None,
         tokenizer=loaded.tokenizer,
         evaluation_tasks=dict(evaluations),
@@ -265,6 +268,19 @@ def make_evaluation_tasks(config: NodeConfig, environments: Mapping[str, Environ
         for name in config.evaluation.environments or tuple(environments)
         for split in ("held_out", "all")
     }
+
+
+def make_evaluate(config: NodeConfig, engine: Generator, tokenizer: Tokenizer, step: Step | None) -> Evaluate:
+    """Tries at problems as `evaluation` of the configuration asks for."""
+    return partial(
+        evaluate,
+        engine,
+        tokenizer,
+        limits=config.generator.episode_limits,
+        step=step,
+        num_tries=config.evaluation.num_tries,
+        temperature=config.generator.temperature,
+    )
 
 
 def rebuild_task(environments: Mapping[str, Environment], env: str, task_id: int) -> Task:

@@ -31,7 +31,11 @@ from swarm.types import Role
 MIN_FREE_DISK_BYTES = 2 * 2**30
 CLOCK_YEARS = (2025, 2100)
 DIAL_TIMEOUT_S = 3.0
-MODEL_BYTES = {"smollm2": 6 * 2**30, "tiny": 600 * 2**20}  # peak memory of a training node, measured
+MODEL_BYTES = {
+    "smollm2": 6 * 2**30,
+    "tiny": 600 * 2**20,
+    "tiny-agents": 600 * 2**20,
+}  # peak memory of a training node, measured
 
 
 @dataclass(frozen=True, kw_only=True)

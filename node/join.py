@@ -15,6 +15,7 @@ from swarm.clock import SystemClock
 from swarm.config import NodeConfig, apply_overrides, load_config, parse_config
 from swarm.errors import ConfigError, SwarmError, Unauthenticated, Unavailable
 from swarm.identity import Identity
+from swarm.model.source import SHIPPED
 from swarm.process import load_or_create_identity
 from swarm.types import JsonDict, NodeId, Role
 from swarm.wire.held_manifest import HELD, load_held, save_held, with_held
@@ -122,7 +123,7 @@ async def _write_new(
             raise ConfigError(f"{path.parent / HELD}: {error}; join in another directory to begin anew") from None
     data = node_config_from_manifest(fetched.manifest, link, fetched.bootstrap_peers, path.parent)
     data |= {"roles": [str(role) for role in roles]} if roles else {}
-    data["worker"] = "inline" if fetched.manifest.model.source == "tiny" else "process"
+    data["worker"] = "inline" if fetched.manifest.model.source in SHIPPED else "process"
     own = await asyncio.to_thread(own_address, link.addresses[0].rpartition(":")[0])
     reach = listen_towards(data, own)
     apply_overrides(NodeConfig, data, overrides)

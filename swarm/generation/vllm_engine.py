@@ -23,7 +23,7 @@ from swarm.generation.vllm_messages import Continuation, EngineSettings, Generat
 from swarm.generation.vllm_process import EngineProcess, vllm_python
 from swarm.interfaces import Observe, Prompts, Tokenizer
 from swarm.model.network import save_tensors
-from swarm.model.source import TINY, resolve_source
+from swarm.model.source import SHIPPED, resolve_source
 from swarm.model.version_digest import PublishedTensors, weights_digest
 from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, Rollout, Sampling
 
@@ -87,7 +87,7 @@ class VllmGenerator:
             ConfigError: there is no such interpreter, no vLLM in it, or vLLM does not run this model.
             Unavailable: the process ended while it started.
         """
-        if config.model.source == TINY:
+        if config.model.source in SHIPPED:
             raise ConfigError("engine.kind vllm: its kernels lack heads of the tiny model's size; use transformers")
         if config.model.lora_rank:
             raise ConfigError("engine.kind vllm: adapters cannot be loaded; set model.lora_rank to 0")

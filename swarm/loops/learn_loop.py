@@ -11,10 +11,11 @@ from dataclasses import replace
 
 from swarm.errors import RolloutFailed
 from swarm.interfaces import Learner
+from swarm.loops.evaluate import evaluate_version
 from swarm.loops.generate_loop import generate_loop, make_groups, slow_down
 from swarm.loops.update_weights import FollowWeightsLoop
 from swarm.loops.worker import Worker
-from swarm.types import Draw, Evaluation, Role
+from swarm.types import Draw, Role
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ async def _learn(worker: Worker, learner: Learner) -> None:
     journalled = await worker.exchange.redraw(learner.next_draw)  # before anybody hears of a version: it may refuse
     await _publish(worker, learner)
     if learner.version.step == 0:
-        await _evaluate(worker, learner)
+        await evaluate_version(worker, learner)
     for draw in journalled:
         if _is_done(worker, learner):
             break
@@ -143,7 +144,7 @@ async def _learn_from(worker: Worker, learner: Learner, draw: Draw, draw_seconds
     if step == before:
         return  # skipped
     if _is_done(worker, learner) or (every and step % every == 0):
-        await _evaluate(worker, learner)
+        await evaluate_version(worker, learner)
     checkpoint_every = worker.config.learner.checkpoint_every
     is_due = bool(checkpoint_every) and step % checkpoint_every == 0
     if _is_done(worker, learner) or is_due or worker.clock.monotonic_s() >= worker.save_again_at_s:
@@ -204,41 +205,3 @@ async def _with_baselines(worker: Worker, draw: Draw) -> Draw:
             logger.warning("a greedy answer could not be scored", extra={"error": str(error)})
             rewards.append(float(drawn.scored.rewards.mean()))
     return replace(draw, baselines=tuple(rewards))
-
-
-async def _evaluate(worker: Worker, learner: Learner) -> None:
-    """Greedy accuracy on each environment and split, scored by the sandboxed verifier.
-
-    What it fails on says nothing about the policy: accuracy is that of the scored answers, and where they are fewer
-    than half the learner's guard hears nothing of it.
-    """
-    evaluations, telling = list[Evaluation](), list[Evaluation]()
-    for (env, split), tasks in worker.evaluation_tasks.items():
-        episodes = await worker.offload(worker.evaluate, tasks)
-        num_right, references = 0.0, list[str]()
-        for task, actions in zip(tasks, episodes, strict=True):
-            try:
-                verdict = await worker.exchange.verify(env, task.task_id, [actions])
-            except RolloutFailed as error:
-                logger.warning("an answer could not be scored and is left out", extra={"error": str(error)})
-                continue
-            num_right += float(verdict.rewards[0] >= 1.0)
-            references.append(verdict.reference)
-        commonest = max((references.count(reference) for reference in set(references)), default=0)
-        num_scored = len(references)
-        if not num_scored:
-            continue
-        evaluation = Evaluation(
-            step=learner.version.step,
-            env=env,
-            split=split,
-            accuracy=num_right / num_scored,
-            num_problems=num_scored,
-            majority_baseline=commonest / num_scored,
-            at_s=worker.clock.now_s(),
-        )
-        evaluations.append(evaluation)
-        if 2 * num_scored >= len(tasks):
-            telling.append(evaluation)
-    learner.evaluated(telling)
-    await worker.exchange.report_evaluations(evaluations)

@@ -12,14 +12,16 @@ from swarm.config import NodeConfig
 from swarm.episode import Actions
 from swarm.interfaces import Generator, Learner, LocalExchange, Offload, Tokenizer
 from swarm.loops.overlap import Overlap
+from swarm.telemetry.shown_episodes import ShownEpisode
 from swarm.types import Draw, PolicyVersion, RolloutGroup, Task
 from swarm.weights.apply import Applier
 
 Encode = Callable[[PolicyVersion, object], list[bytes]]  # blocking; version and its tensors to manifest bodies
 Produce = Callable[[int, int], list[RolloutGroup]]  # blocking; number of the first question, how many
 Ask = Callable[[int, int], Awaitable[list[RolloutGroup]]]  # the same, choosing the questions
-Evaluate = Callable[[Sequence[Task]], list[Actions]]  # blocking; greedy actions of the newest version
+Evaluate = Callable[[Sequence[Task]], list[list[Actions]]]  # blocking; tries of the newest version at each task
 Greedy = Callable[[Draw], list[Actions]]  # blocking; greedy actions of the newest version for each group's task
+Show = Callable[[Sequence[ShownEpisode]], None]  # blocking; keeps episodes of an evaluation for people
 
 
 @dataclass(kw_only=True)
@@ -40,6 +42,7 @@ class Worker:
     greedy: Greedy | None = None  # where the recipe compares with a greedy answer
     encode: Encode | None = None  # where versions are published for others to follow
     applier: Applier | None = None  # where another node's versions are followed
+    show: Show = lambda episodes: None
     close: Callable[[], None] = lambda: None  # ends what the engine started
     saves_when_stopped: bool = False  # a cancelled learner ends its step and saves; False: all ends as by a kill
     saved_step: int = 0  # of the newest checkpoint

@@ -17,11 +17,9 @@ from swarm.config import ModelConfig
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
 from swarm.model.lora import add_adapters
-from swarm.model.source import TINY, resolve_source
+from swarm.model.source import SHIPPED, resolve_source
 from swarm.model.tokenizer import CharTokenizer, HfTokenizer
 from swarm.model.version_digest import load_published, published_state, weights_digest
-
-_TINY_FILE = "tiny.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +40,8 @@ def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedMode
         ConfigError: missing package, folder or file, incomplete checkpoint, or a digest other than `model.digest`.
     """
     dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
-    if config.source == TINY:
-        tokenizer, network = CharTokenizer(), _shipped_tiny().to(dtype)
+    if config.source in SHIPPED:
+        tokenizer, network = CharTokenizer(), _shipped(config.source).to(dtype)
     else:
         folder = resolve_source(config, cache_dir, with_weights=True)
         tokenizer, network = HfTokenizer(folder), _from_folder(folder, dtype)
@@ -111,15 +109,16 @@ def save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
         staging.unlink(missing_ok=True)
 
 
-def _shipped_tiny() -> nn.Module:
-    network = tiny_network()
-    with resources.as_file(resources.files("swarm") / "assets" / _TINY_FILE) as path:
+def _shipped(source: str) -> nn.Module:
+    network, name = tiny_network(), SHIPPED[source]
+    with resources.as_file(resources.files("swarm") / "assets" / name) as path:
         if not path.is_file():
             raise ConfigError(
-                f"model.source {TINY!r}: {_TINY_FILE} is missing from this installation; reinstall, "
-                "or build it with python -m swarm.simulate.tiny"
+                f"model.source {source!r}: {name} is missing from this installation; reinstall, "
+                f"or build it with python -m swarm.simulate.{Path(name).stem}"
             )
-        load_published(network, load_file(path))
+        # one of them is stored in half the bytes
+        load_published(network, {key: tensor.float() for key, tensor in load_file(path).items()})
     return network
 
 

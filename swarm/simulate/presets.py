@@ -57,6 +57,9 @@ class Preset:
     worker: Literal["process", "inline"]
     max_minutes: float
     generators: tuple[Engine, ...] = ()  # not empty: the first node only trains, these generate for it
+    max_episode_tokens: int = 2048
+    num_tries: int = 0  # of each problem at an evaluation, sampled; 0: one greedy try
+    lists_members: bool = False  # the run admits its own nodes only, by a list of their ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +220,7 @@ def _node(options: SimulationOptions, preset: Preset, index: int, names: list[st
         generator=GeneratorConfig(
             env_weights=dict.fromkeys(all_environments if preset.generators else owned, 1.0),
             max_new_tokens=preset.max_new_tokens,
+            max_episode_tokens=preset.max_episode_tokens,
             groups_per_batch=max(1, local),
         ),
         replay=ReplayConfig(
@@ -235,7 +239,9 @@ def _node(options: SimulationOptions, preset: Preset, index: int, names: list[st
         exchange=ExchangeConfig(lookup_every_s=0.5, advert_every_s=10.0),
         directory=DirectoryConfig(rejoin_every_s=5.0),
         coordinator=CoordinatorLink(heartbeat_s=1.0),
-        evaluation=EvaluationConfig(every_steps=preset.evaluate_every, num_problems=preset.num_problems),
+        evaluation=EvaluationConfig(
+            every_steps=preset.evaluate_every, num_problems=preset.num_problems, num_tries=preset.num_tries
+        ),
         faults=FaultConfig(slow_factor=options.slow.get(name, 1.0), latency_ms=options.latency_ms),
     )
 

@@ -15,7 +15,7 @@ import argparse
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,10 @@ WARMUP_STEPS = 50
 RIGHT_SHARE = 0.15
 MAX_NEW_TOKENS = 9  # the longest answer and EOS
 
+OFF = -100  # target of a token that is not learned
+
 Pairs = Callable[[random.Random], tuple[str, str]]  # draws (question, right answer)
+Row = tuple[list[int], list[int]]  # token ids, and of each the same as a target or OFF
 
 # Fixed functions of the right answer: a model that can compute one of these can compute the truth.
 DISTORTIONS: tuple[Callable[[str], str], ...] = (
@@ -84,15 +87,26 @@ def fine_tune(
     """
     assert len(pairs) == len(right_shares) and pairs
     source = random.Random(seed)
+    train(network, lambda: _rows(pairs, right_shares, source), num_steps, learning_rate, report)
+
+
+def train(
+    network: nn.Module,
+    draw: Callable[[], Sequence[Row]],
+    num_steps: int,
+    learning_rate: float = LEARNING_RATE,
+    report: Callable[[int, float], None] | None = None,
+) -> None:
+    """Supervised steps, in place; `draw` gives the rows of each batch, `report` is as of `fine_tune`."""
     optimizer = torch.optim.AdamW(network.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
     model: Any = network
     for step in range(num_steps):
         rate = min(1.0, (step + 1) / WARMUP_STEPS) * min(1.0, 5 * (num_steps - step) / num_steps)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * rate
-        tokens, targets = _batch(pairs, right_shares, source)
+        tokens, targets = _padded(draw())
         logits = model(input_ids=tokens, use_cache=False).logits
-        loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=-100)
+        loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=OFF)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -121,7 +135,7 @@ def accuracies(generator: Generator, num_problems: int, num_samples: int) -> dic
         prompts = [tokenizer.encode_prompt(task) for task in tasks]
         groups = generator.generate(prompts, num_samples, Sampling(max_new_tokens=MAX_NEW_TOKENS))
         num_right = sum(r.text == truth for group, truth in zip(groups, truths, strict=True) for r in group)
-        hits = sum(actions == (truth,) for actions, truth in zip(greedy, truths, strict=True))
+        hits = sum(actions == [(truth,)] for actions, truth in zip(greedy, truths, strict=True))
         results[kind] = (hits / len(tasks), num_right / (len(tasks) * num_samples))
     return results
 
@@ -148,20 +162,24 @@ def _held_out(task: CharTask, num_problems: int) -> Iterator[tuple[int, str, str
             return
 
 
-def _batch(pairs: list[Pairs], right_shares: list[float], source: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and targets, both int64 [BATCH_SIZE, longest]; targets are -100 off the answer."""
+def _rows(pairs: list[Pairs], right_shares: list[float], source: random.Random) -> list[Row]:
     tokenizer = CharTokenizer()
-    rows: list[tuple[list[int], list[int]]] = []
+    rows: list[Row] = []
     for _ in range(BATCH_SIZE):
         which = source.randrange(len(pairs))
         question, answer = pairs[which](source)
         prompt = tokenizer.encode_response(question)[:-1]
         label = tokenizer.encode_response(mislabel(answer, right_shares[which], source))
-        rows.append((prompt + label, [-100] * len(prompt) + label))
+        rows.append((prompt + label, [OFF] * len(prompt) + label))
+    return rows
+
+
+def _padded(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and targets, both int64 [rows, longest]."""
     longest = max(len(tokens) for tokens, _ in rows)
     # Padding stands on the right, where causal attention never sees it.
-    tokens = [tokens + [tokenizer.pad_id] * (longest - len(tokens)) for tokens, _ in rows]
-    targets = [targets + [-100] * (longest - len(targets)) for _, targets in rows]
+    tokens = [tokens + [CharTokenizer.pad_id] * (longest - len(tokens)) for tokens, _ in rows]
+    targets = [targets + [OFF] * (longest - len(targets)) for _, targets in rows]
     return torch.tensor(tokens), torch.tensor(targets)
 
 

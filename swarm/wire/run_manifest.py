@@ -31,7 +31,7 @@ from swarm.types import RUN_ID_PATTERN, JsonDict, NodeId
 
 MAX_MANIFEST_BYTES: Final = 128 * 1024
 MAX_ENVIRONMENTS: Final = 64
-BUILT_IN_MODELS: Final = ("smollm2", "tiny")
+BUILT_IN_MODELS: Final = ("smollm2", "tiny", "tiny-agents")
 
 _PLAIN_NAME: Final = re.compile(r"[a-z0-9_]{1,60}")
 _WITHOUT_DATASET: Final = ("calculator", "retry", "look_up", "grid_world", "apps", "dialogue", "code")

@@ -211,7 +211,7 @@ async def live(agent: Agent, machine: Machine, clock: ManualClock) -> None:
         exchange=agent,
         generator=generator,  # pyright: ignore[reportArgumentType]
         produce=generator.produce,
-        evaluate=lambda tasks: [(learner.answer(task),) for task in tasks],
+        evaluate=lambda tasks: [[(learner.answer(task),)] for task in tasks],
         learner=learner,
         tokenizer=generator.tokenizer,
         evaluation_tasks={("sort", "all"): evaluation_tasks(ENVIRONMENTS["sort"], "all", 3, 0)},

@@ -2,20 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from swarm.clock import ManualClock
 from swarm.config import EvaluationConfig, LearnerConfig, NodeConfig
-from swarm.episode import Actions
+from swarm.episode import Actions, EpisodeOutcome, Transition
 from swarm.errors import RolloutFailed
 from swarm.interfaces import Verdict
 from swarm.loops.learn_loop import learn_loop
 from swarm.loops.worker import Worker
+from swarm.telemetry.shown_episodes import NUM_SHOWN, ShownEpisode
 from swarm.testing.nodes import inline
-from swarm.types import Evaluation, PolicyVersion
+from swarm.types import Evaluation, PolicyVersion, Task
 
 NUM_PROBLEMS = 50
 
@@ -30,7 +30,9 @@ class BrokenSandbox:
     async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
         if task_id >= self._num_scored:
             raise RolloutFailed("the sandbox did not start")
-        return cast(Verdict, SimpleNamespace(rewards=[float(task_id < 30)], reference="7"))
+        outcome = EpisodeOutcome(reward=float(task_id < 30), transitions=(Transition(is_end=True),))
+        task = Task(env=env, task_id=task_id, messages=())
+        return Verdict(task=task, outcomes=(outcome,) * len(episodes), verifier="fake/1", reference="7")
 
     async def redraw(self, from_step: int) -> list[object]:
         return []
@@ -73,7 +75,8 @@ async def test_answers_that_could_not_be_scored_are_no_wrong_ones(
 ) -> None:
     config = NodeConfig(dir=tmp_path, learner=LearnerConfig(num_steps=1), evaluation=EvaluationConfig(every_steps=1))
     exchange, learner = BrokenSandbox(num_scored), DoneLearner()
-    tasks = [SimpleNamespace(task_id=number) for number in range(NUM_PROBLEMS)]
+    tasks = [Task(env="sort", task_id=number, messages=()) for number in range(NUM_PROBLEMS)]
+    shown: list[ShownEpisode] = []
     parts: dict[str, Any] = {
         "generator": None,
         "tokenizer": None,
@@ -84,7 +87,8 @@ async def test_answers_that_could_not_be_scored_are_no_wrong_ones(
     worker = Worker(
         config=config,
         produce=lambda first, count: [],
-        evaluate=lambda tasks: [("7",)] * len(tasks),
+        evaluate=lambda tasks: [[("7",)]] * len(tasks),
+        show=shown.extend,
         clock=ManualClock(),
         offload=inline,
         **parts,
@@ -92,4 +96,5 @@ async def test_answers_that_could_not_be_scored_are_no_wrong_ones(
     await learn_loop(worker, cast(Any, learner))
     assert [(each.num_problems, each.accuracy) for each in exchange.reported] == reported
     assert all(each.majority_baseline == 1.0 for each in exchange.reported)
+    assert [(each.task_id, each.actions) for each in shown] == [(n, ("7",)) for n in range(min(num_scored, NUM_SHOWN))]
     assert len(learner.taken_in) == taken_in, "by less than half of the problems the guard decides nothing"

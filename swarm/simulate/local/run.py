@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from node.daemon import write_config
-from swarm.config import CoordinatorConfig, NodeConfig, ReplayConfig
+from swarm.config import CoordinatorConfig, EntryConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.events import (
     Event,
@@ -26,9 +26,11 @@ from swarm.events import (
     StepMade,
     events_of,
 )
+from swarm.process import load_or_create_identity, make_private
 from swarm.simulate.local.fork_server import OF_AGENTS, OF_WORKERS, fork_server
 from swarm.simulate.local.processes import POLL_S, Process, SimulationFailed, wait_for_file
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
+from swarm.telemetry.shown_episodes import ShownEpisode, read_episodes
 from swarm.types import JsonDict, Role
 from swarm.wire.run_manifest import manifest_of
 
@@ -58,6 +60,7 @@ class NodeRun:
     events: tuple[Event, ...]
     status: JsonDict
     num_starts: int
+    episodes: tuple[ShownEpisode, ...] = ()  # of its first and newest evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,8 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
         Unavailable: the process that the others are forked from failed.
     """
     configs = node_configs(options, directory)
+    if PRESETS[options.preset].lists_members:
+        configs = _listed(configs)
     modules = OF_AGENTS + (OF_WORKERS if any(config.worker == "inline" for config in configs) else ())
     began_s = time.time()
     async with fork_server(modules, directory / "imports.txt") as forks:
@@ -97,6 +102,15 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
         nodes = {config.name: Process(config.name, config.dir, forks) for config in configs}
         await _run(options, configs, coordinator, nodes, watch, tick)
     return read_run(options, directory, began_s)
+
+
+def _listed(configs: Sequence[NodeConfig]) -> list[NodeConfig]:
+    """The nodes of a run that admits nobody else: each has its key before the first one starts."""
+    for config in configs:
+        make_private(config.dir)
+    members = tuple(load_or_create_identity(config.dir / "identity.key").node_id for config in configs)
+    entry = EntryConfig(kind="members", members=members)
+    return [config.model_copy(update={"entry": entry}) for config in configs]
 
 
 async def _run(
@@ -149,6 +163,7 @@ def _read_node(config: NodeConfig) -> NodeRun:
         events=tuple(events),
         status=status,
         num_starts=len(starts),
+        episodes=read_episodes(config.dir),
     )
 
 

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from swarm.events import finite
 from swarm.simulate.report import charts as svg
+from swarm.simulate.report.episode_views import environment_views
 from swarm.simulate.report.figures import (
     SPLITS,
     accuracy_curve,
@@ -124,6 +125,7 @@ def render_html(result: SimulationResult) -> str:
         time=_time_chart(swarm),
         gaps={node.name: largest_gap_s(node) for node in swarm.nodes},
         problems=_problems(swarm),
+        episodes=environment_views(result),
         legend=[(index, node) for index, node in enumerate(swarm.nodes)],
         time_names=[_PHASE_TITLES[name] for name in _time_names(swarm)],
     )

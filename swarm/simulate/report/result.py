@@ -17,6 +17,8 @@ from swarm.events import (
     GroupAdmitted,
     GroupPut,
     GroupsDrawn,
+    GroupStored,
+    GroupUse,
     LoopFailed,
     NodeKilled,
     NodeRestarted,
@@ -32,6 +34,7 @@ from swarm.events import (
 )
 from swarm.simulate.invariants import InvariantVerdict
 from swarm.telemetry import count_refusals
+from swarm.telemetry.shown_episodes import ShownEpisode
 from swarm.types import JsonDict, NodeId
 
 RIVALS = {
@@ -117,6 +120,8 @@ class NodeResult:
     num_not_taken: int = 0  # versions that the engine refused
     stepped_at_s: dict[int, float] = field(default_factory=dict[int, float])  # step -> wall clock at its end
     marks: tuple[tuple[float, str], ...] = ()  # (wall clock, killed or restarted ...)
+    learned_from: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # env -> own, others'
+    episodes: tuple[ShownEpisode, ...] = ()  # of its first and newest evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +168,12 @@ class SimulationResult:
     rival: SwarmResult | None = None
     rival_kind: str = "silo"  # a key of RIVALS
     options: dict[str, Any] = field(default_factory=dict[str, Any])  # what was run, for the reader
+    num_tries: int = 0  # at each problem of an evaluation, sampled; 0: one greedy try
+
+    @property
+    def tries_words(self) -> str:
+        """How problems were tried at an evaluation."""
+        return f"sampled, mean of {self.num_tries} tries" if self.num_tries else "greedy"
 
     @property
     def holds(self) -> bool:
@@ -178,6 +189,7 @@ def node_result(
     status: JsonDict,
     num_starts: int = 1,
     trains: bool = True,
+    episodes: Sequence[ShownEpisode] = (),
 ) -> NodeResult:
     """Reads a node's events (in order) and its last status.
 
@@ -189,6 +201,7 @@ def node_result(
         status: `Daemon.status()` as JSON, or an empty dict.
         num_starts: how often its process was started.
         trains: whether it has a learner.
+        episodes: to show, of its first and newest evaluation.
     """
     draws = {draw.draw_step: draw for draw in events_of(GroupsDrawn, events)}
     consumed = [group for draw in draws.values() for group in draw.groups]
@@ -233,8 +246,17 @@ def node_result(
         num_not_taken=len(events_of(ApplyFailed, events)),
         stepped_at_s={step.step: step.at_s - step.seconds.get("publish", 0.0) for step in steps},
         num_failures=len(events_of(LoopFailed, events)) + len(events_of(WorkerDied, events)),
+        learned_from=_learned_from(consumed, [*puts, *admitted]),
+        episodes=tuple(episodes),
         marks=tuple((event.at_s, kind_of(event)) for event in events if isinstance(event, MARKS)),
     )
+
+
+def _learned_from(consumed: Sequence[GroupUse], stored: Sequence[GroupStored]) -> dict[str, tuple[int, int]]:
+    """Environment -> groups consumed of the own policy and of others, as far as the events say where they are from."""
+    env_of = {event.digest: event.env for event in stored}
+    counts = Counter((env_of[use.digest], use.is_own_policy) for use in consumed if use.digest in env_of)
+    return {env: (counts[env, True], counts[env, False]) for env in sorted({env for env, _ in counts})}
 
 
 def _histogram(values: Iterable[int]) -> dict[int, int]:

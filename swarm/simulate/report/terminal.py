@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from swarm.simulate.report.episode_views import EpisodeView, NodeView, ProblemView, environment_views, example_of
 from swarm.simulate.report.figures import (
     Change,
     FollowRow,
@@ -22,6 +23,7 @@ from swarm.simulate.report.figures import (
 from swarm.simulate.report.live import figure
 from swarm.simulate.report.result import RIVALS, SimulationResult, SwarmResult
 
+_MAX_SHOWN = 160  # characters of a text of an episode
 _ARROW = "\N{RIGHTWARDS ARROW}"  # one column where `->` takes two
 
 
@@ -34,6 +36,8 @@ def render_summary(result: SimulationResult) -> RenderableType:
             *_comparison(result),
         ]
     parts.append(_baseline(result.swarm))
+    example = example_of(environment_views(result))
+    parts += [] if example is None else [Text(""), _episode_table(*example)]
     parts += [_follow_table(rows)] if (rows := follow_rows(result.swarm)) else []
     parts.append(Text(""))
     for verdict in result.invariants:
@@ -103,6 +107,37 @@ def _follow_table(rows: list[FollowRow]) -> Table:
             figure(row.mismatch_nats, 4),
         )
     return table
+
+
+def _episode_table(env: str, node: NodeView, problem: ProblemView) -> Table:
+    """A problem as the node played it before and after; the report has the others."""
+    whose = "generates" if node.is_own else "never generates"
+    asked = _cut(problem.opening[-1].content if problem.opening else "")
+    title = f"An episode of {env}, which {node.name} {whose}: {asked}"
+    table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, expand=False)
+    for each in problem.tries:
+        table.add_column(Text(f"step {each.step}: {'success' if each.succeeded else 'failure'}"), overflow="fold")
+    table.add_row(*(_transcript(each) for each in problem.tries))
+    return table
+
+
+def _transcript(episode: EpisodeView) -> Text:
+    """A line for each action, with its reward and status, and one for each thing heard."""
+    text = Text()
+    for turn in episode.turns:
+        text.append(f"{_cut(turn.text) or '(nothing)'}", "bold")
+        text.append(f"  {'+' if turn.reward > 0 else ''}{figure(turn.reward)}" if turn.reward else "")
+        text.append(f"  {turn.status}\n" if turn.status else "\n", "red")
+        for message in turn.observation:
+            text.append(f"  {message.role}: {_cut(message.content)}\n", "dim")
+    rewards = ", ".join(f"{name} {figure(value)}" for name, value in episode.rewards)
+    text.append("; ".join(part for part in (rewards, episode.ending) if part))
+    return text
+
+
+def _cut(text: str) -> str:
+    """The end of a text that is long."""
+    return text if len(text) <= _MAX_SHOWN else "\N{HORIZONTAL ELLIPSIS}" + text[-_MAX_SHOWN:]
 
 
 def _comparison(result: SimulationResult) -> list[Text]:

@@ -1,0 +1,75 @@
+"""Evaluation of the newest version: success on each environment and split, and a few episodes for people to read.
+
+Invariant: the sandboxed verifier says what a try is worth. What it fails on says nothing about the policy: success is
+that of the tries that were scored, and where they are of fewer than half of the problems the guard hears nothing of it.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from swarm.episode import Actions
+from swarm.errors import RolloutFailed
+from swarm.interfaces import Learner, Verdict
+from swarm.loops.worker import Worker
+from swarm.telemetry.shown_episodes import NUM_SHOWN, ShownEpisode
+from swarm.types import Evaluation, Task
+
+logger = logging.getLogger(__name__)
+
+
+async def evaluate_version(worker: Worker, learner: Learner) -> None:
+    """Evaluates on every environment and split, and reports it."""
+    evaluations, telling, shown = list[Evaluation](), list[Evaluation](), list[ShownEpisode]()
+    step = learner.version.step
+    for (env, split), tasks in worker.evaluation_tasks.items():
+        tries = await worker.offload(worker.evaluate, tasks)
+        verdicts = [await _verdict(worker, task, of_task) for task, of_task in zip(tasks, tries, strict=True)]
+        scored = [verdict for verdict in verdicts if verdict is not None]
+        if split == "held_out":
+            shown += _to_show(step, tasks, tries, verdicts)
+        if not scored:
+            continue
+        references = [verdict.reference for verdict in scored]
+        evaluation = Evaluation(
+            step=step,
+            env=env,
+            split=split,
+            accuracy=sum(float((verdict.rewards >= 1.0).mean()) for verdict in scored) / len(scored),
+            num_problems=len(scored),
+            majority_baseline=max(references.count(reference) for reference in set(references)) / len(scored),
+            at_s=worker.clock.now_s(),
+        )
+        evaluations.append(evaluation)
+        if 2 * len(scored) >= len(tasks):
+            telling.append(evaluation)
+    learner.evaluated(telling)
+    await worker.exchange.report_evaluations(evaluations)
+    await worker.offload(worker.show, shown)
+
+
+async def _verdict(worker: Worker, task: Task, tries: Sequence[Actions]) -> Verdict | None:
+    """What the tries at a problem are worth; None where they could not be scored."""
+    try:
+        return await worker.exchange.verify(task.env, task.task_id, tries)
+    except RolloutFailed as error:
+        logger.warning("an answer could not be scored and is left out", extra={"error": str(error)})
+        return None
+
+
+def _to_show(
+    step: int, tasks: Sequence[Task], tries: Sequence[Sequence[Actions]], verdicts: Sequence[Verdict | None]
+) -> list[ShownEpisode]:
+    """The first try at each of the first problems."""
+    return [
+        ShownEpisode(
+            step=step,
+            env=task.env,
+            task_id=task.task_id,
+            opening=task.messages,
+            actions=of_task[0],
+            outcome=verdict.outcomes[0],
+            reference=verdict.reference,
+        )
+        for task, of_task, verdict in list(zip(tasks, tries, verdicts, strict=True))[:NUM_SHOWN]
+        if verdict is not None
+    ]

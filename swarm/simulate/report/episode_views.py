@@ -1,0 +1,162 @@
+"""Episodes of a report, as people read them: turn by turn, before and after training.
+
+Invariant: what a model or an environment wrote is shown as it is, but for characters that a terminal or a page would
+obey; calls are what `parse_action` reads.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarm.environments.tool_calls import parse_action
+from swarm.episode import Message, TurnStatus
+from swarm.simulate.report.figures import Change, change
+from swarm.simulate.report.result import NodeResult, SimulationResult
+from swarm.telemetry.shown_episodes import ShownEpisode
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnView:
+    """An action, and what came of it."""
+
+    number: int
+    text: str
+    calls: tuple[str, ...]  # such as `search(query="Ada")`
+    observation: tuple[Message, ...]
+    reward: float
+    status: str  # empty: ok
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeView:
+    """One try."""
+
+    step: int
+    turns: tuple[TurnView, ...]
+    succeeded: bool
+    rewards: tuple[tuple[str, float], ...]  # of the episode, by name
+    ending: str  # how it ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemView:
+    """A problem with the tries of one node at it, in order of steps."""
+
+    task_id: int
+    opening: tuple[Message, ...]
+    reference: str
+    tries: tuple[EpisodeView, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeView:
+    """What a node made of one environment."""
+
+    name: str
+    is_own: bool  # it generates this environment
+    num_own: int  # groups of it learned from
+    num_others: int
+    held_out: Change | None
+    rival_held_out: Change | None
+    problems: tuple[ProblemView, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentView:
+    """One environment, node by node."""
+
+    env: str
+    nodes: tuple[NodeView, ...]  # those that generate it first
+
+    @property
+    def has_problems(self) -> bool:
+        return any(node.problems for node in self.nodes)
+
+    def is_first_of_kind(self, node: NodeView) -> bool:
+        """Whether it is the first one that generates the environment, or the first one that does not."""
+        return node == next(each for each in self.nodes if each.is_own == node.is_own)
+
+
+def environment_views(result: SimulationResult) -> list[EnvironmentView]:
+    """Every environment, with those who generate it first."""
+    swarm = result.swarm
+    rivals = {node.name: node for node in result.rival.trainers} if result.rival else {}
+    views: list[EnvironmentView] = []
+    for env in swarm.environments:
+        nodes = [_node_view(node, env, rivals.get(node.name)) for node in swarm.trainers]
+        views.append(EnvironmentView(env=env, nodes=tuple(sorted(nodes, key=lambda node: not node.is_own))))
+    return views
+
+
+def example_of(views: Sequence[EnvironmentView]) -> tuple[str, NodeView, ProblemView] | None:
+    """An episode for a terminal: of an environment that its node does not generate, where there is one."""
+    shown = [(view.env, node, node.problems[0]) for view in views for node in view.nodes if node.problems]
+    several = [each for each in shown if any(len(one.turns) > 1 for one in each[2].tries)]
+    return next((each for each in several if not each[1].is_own), next(iter(several), None))
+
+
+def printable(text: str) -> str:
+    """The text with a replacement for every character that is neither printed nor a line break."""
+    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _node_view(node: NodeResult, env: str, rival: NodeResult | None) -> NodeView:
+    num_own, num_others = node.learned_from.get(env, (0, 0))
+    episodes = sorted((each for each in node.episodes if each.env == env), key=lambda each: each.step)
+    tasks = list(dict.fromkeys(each.task_id for each in episodes))
+    return NodeView(
+        name=node.name,
+        is_own=env in node.curriculum,
+        num_own=num_own,
+        num_others=num_others,
+        held_out=change(node, (env,), "held_out"),
+        rival_held_out=None if rival is None else change(rival, (env,), "held_out"),
+        problems=tuple(_problem([each for each in episodes if each.task_id == task]) for task in tasks),
+    )
+
+
+def _problem(tries: Sequence[ShownEpisode]) -> ProblemView:
+    first = tries[0]
+    return ProblemView(
+        task_id=first.task_id,
+        opening=_shown(first.opening),
+        reference=printable(first.reference),
+        tries=tuple(_episode(each) for each in tries),
+    )
+
+
+def _episode(episode: ShownEpisode) -> EpisodeView:
+    transitions = episode.outcome.transitions
+    last = transitions[-1].status if transitions else TurnStatus.OK
+    ending = "" if last == TurnStatus.OK else _words(last)
+    if not episode.outcome.is_ended:
+        ending = "no room for another turn"
+    return EpisodeView(
+        step=episode.step,
+        turns=tuple(
+            TurnView(
+                number=number,
+                text=printable(text),
+                calls=tuple(printable(_call(each.name, dict(each.arguments))) for each in parse_action(text).calls),
+                observation=_shown(transition.messages),
+                reward=transition.reward,
+                status="" if transition.status == TurnStatus.OK else _words(transition.status),
+            )
+            for number, (text, transition) in enumerate(zip(episode.actions, transitions, strict=False), 1)
+        ),
+        succeeded=episode.outcome.reward >= 1.0,
+        rewards=tuple(sorted(episode.outcome.rewards.items())),
+        ending=ending,
+    )
+
+
+def _shown(messages: Sequence[Message]) -> tuple[Message, ...]:
+    return tuple(Message(role=printable(each.role), content=printable(each.content)) for each in messages)
+
+
+def _call(name: str, arguments: dict[str, object]) -> str:
+    return f"{name}({', '.join(f'{key}={json.dumps(value)}' for key, value in arguments.items())})"
+
+
+def _words(status: TurnStatus) -> str:
+    return "turn limit" if status == TurnStatus.LIMIT else status.replace("_", " ")

@@ -1,0 +1,83 @@
+"""Episodes of evaluations, for people to read: those of a node's first and of its newest one, in its directory.
+
+Invariant: the same problems at each evaluation, the first ones of each environment: nobody chose them by how they went.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from swarm.episode import Actions, EpisodeOutcome, Message, outcome_from_json, outcome_to_json
+
+logger = logging.getLogger(__name__)
+
+NUM_SHOWN: Final = 3  # problems of an environment
+_FOLDER, _FIRST, _NEWEST = "episodes", "first.json", "newest.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShownEpisode:
+    """One try at a held-out problem."""
+
+    step: int  # of the version that played it
+    env: str
+    task_id: int
+    opening: tuple[Message, ...]
+    actions: Actions
+    outcome: EpisodeOutcome
+    reference: str
+
+
+def write_episodes(directory: Path, episodes: Sequence[ShownEpisode]) -> None:
+    """Keeps the episodes of an evaluation as the newest ones, and as the first ones where none were kept before.
+
+    A disk that refuses them is only logged: nothing depends on them.
+    """
+    folder = directory / _FOLDER
+    try:
+        folder.mkdir(exist_ok=True)
+        for name in (_NEWEST,) if (folder / _FIRST).exists() else (_FIRST, _NEWEST):
+            fresh = folder / f".{name}.new"
+            fresh.write_text(json.dumps([_to_json(episode) for episode in episodes], indent=1), encoding="utf-8")
+            fresh.replace(folder / name)
+    except OSError as error:
+        logger.warning("episodes of an evaluation were not written", extra={"folder": str(folder), "error": str(error)})
+
+
+def read_episodes(directory: Path) -> tuple[ShownEpisode, ...]:
+    """Those of the first and of the newest evaluation of a node; what cannot be read is left out."""
+    found: dict[tuple[int, str, int], ShownEpisode] = {}
+    for name in (_FIRST, _NEWEST):
+        try:
+            episodes = [_from_json(each) for each in json.loads((directory / _FOLDER / name).read_text("utf-8"))]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        found |= {(episode.step, episode.env, episode.task_id): episode for episode in episodes}
+    return tuple(found.values())
+
+
+def _to_json(episode: ShownEpisode) -> dict[str, Any]:
+    return {
+        "step": episode.step,
+        "env": episode.env,
+        "task_id": episode.task_id,
+        "opening": [[message.role, message.content] for message in episode.opening],
+        "actions": list(episode.actions),
+        "outcome": outcome_to_json(episode.outcome),
+        "reference": episode.reference,
+    }
+
+
+def _from_json(data: Any) -> ShownEpisode:
+    return ShownEpisode(
+        step=int(data["step"]),
+        env=str(data["env"]),
+        task_id=int(data["task_id"]),
+        opening=tuple(Message(role=str(role), content=str(content)) for role, content in data["opening"]),
+        actions=tuple(str(action) for action in data["actions"]),
+        outcome=outcome_from_json(data["outcome"]),
+        reference=str(data["reference"]),
+    )
