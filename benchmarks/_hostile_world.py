@@ -361,10 +361,10 @@ class HostileWorld:
 
     def _accuracy(self, worker: Worker) -> float:
         """Held-out greedy accuracy of a trainer's newest weights, mean over tasks."""
-        episodes = worker.evaluate([task for _, task in self.problems])
+        tries = worker.evaluate([task for _, task in self.problems])
         rewards = [
             replay(environment, task.task_id, actions).reward
-            for (environment, task), actions in zip(self.problems, episodes, strict=True)
+            for (environment, task), (actions,) in zip(self.problems, tries, strict=True)
         ]
         return float(np.mean(rewards))
 

@@ -25,7 +25,7 @@ from swarm.environments.load import build_environments
 from swarm.episode import Actions, EpisodeOutcome
 from swarm.errors import ConfigError
 from swarm.generation.episode_player import Step
-from swarm.generation.produce import GroupProducer, evaluate
+from swarm.generation.produce import GroupProducer, try_tasks
 from swarm.generation.transformers_engine import SnapshotEvaluator, TransformersGenerator
 from swarm.interfaces import Environment, Generator, LocalExchange, TaskOf, Tokenizer
 from swarm.learn.guarded_learner import GuardedLearner
@@ -273,7 +273,7 @@ def make_evaluation_tasks(config: NodeConfig, environments: Mapping[str, Environ
 def make_evaluate(config: NodeConfig, engine: Generator, tokenizer: Tokenizer, step: Step | None) -> Evaluate:
     """Tries at problems as `evaluation` of the configuration asks for."""
     return partial(
-        evaluate,
+        try_tasks,
         engine,
         tokenizer,
         limits=config.generator.episode_limits,

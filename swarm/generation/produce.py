@@ -120,6 +120,14 @@ class GroupProducer:
 
 
 def evaluate(
+    generator: Generator, tokenizer: Tokenizer, tasks: Sequence[Task], limits: EpisodeLimits, step: Step | None = None
+) -> list[Actions]:
+    """The greedy actions of each task, in order (blocking); `step` plays environments of several turns."""
+    prompts = [tokenizer.encode_prompt(task) for task in tasks]
+    return generator.greedy(prompts, limits.max_new_tokens, player_of(tokenizer, limits, step, tasks, 1))
+
+
+def try_tasks(
     generator: Generator,
     tokenizer: Tokenizer,
     tasks: Sequence[Task],
@@ -129,21 +137,12 @@ def evaluate(
     num_tries: int = 0,
     temperature: float = 1.0,
 ) -> list[list[Actions]]:
-    """Tries at each task, in order (blocking).
-
-    Args:
-        generator: whose weights answer.
-        tokenizer: its tokenizer.
-        tasks: what to answer.
-        limits: where episodes end.
-        step: plays environments of several turns.
-        num_tries: sampled ones of each task, with the same seeds each time; 0: one greedy try.
-        temperature: of those.
-    """
-    prompts = [tokenizer.encode_prompt(task) for task in tasks]
-    observe = player_of(tokenizer, limits, step, tasks, num_tries or 1)
+    """Tries at each task, in order (blocking): `num_tries` sampled ones, with the same seeds each time, or a greedy one
+    where that is 0."""
     if not num_tries:
-        return [[actions] for actions in generator.greedy(prompts, limits.max_new_tokens, observe)]
+        return [[actions] for actions in evaluate(generator, tokenizer, tasks, limits, step)]
+    prompts = [tokenizer.encode_prompt(task) for task in tasks]
     sampling = Sampling(temperature=temperature, max_new_tokens=limits.max_new_tokens)
+    observe = player_of(tokenizer, limits, step, tasks, num_tries)
     made = generator.generate(prompts, num_tries, sampling, [0] * len(prompts), observe)
     return [[rollout.actions for rollout in of_task] for of_task in made]

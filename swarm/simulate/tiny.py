@@ -135,7 +135,7 @@ def accuracies(generator: Generator, num_problems: int, num_samples: int) -> dic
         prompts = [tokenizer.encode_prompt(task) for task in tasks]
         groups = generator.generate(prompts, num_samples, Sampling(max_new_tokens=MAX_NEW_TOKENS))
         num_right = sum(r.text == truth for group, truth in zip(groups, truths, strict=True) for r in group)
-        hits = sum(actions == [(truth,)] for actions, truth in zip(greedy, truths, strict=True))
+        hits = sum(actions == (truth,) for actions, truth in zip(greedy, truths, strict=True))
         results[kind] = (hits / len(tasks), num_right / (len(tasks) * num_samples))
     return results
 

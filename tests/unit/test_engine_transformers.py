@@ -11,7 +11,7 @@ from swarm.clock import ManualClock
 from swarm.episode import Message
 from swarm.errors import ConfigError, WeightsRefused
 from swarm.generation import transformers_engine
-from swarm.generation.produce import UNSCORED, evaluate, produce
+from swarm.generation.produce import UNSCORED, evaluate, produce, try_tasks
 from swarm.generation.sampling import truncate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Generator
@@ -255,3 +255,7 @@ def test_produced_groups_name_prompt_tokenizer_and_producer() -> None:
     limits = EpisodeLimits(max_new_tokens=5)
     greedy = generator.greedy([TOKENIZER.encode_prompt(t) for t in tasks], 5)
     assert evaluate(generator, TOKENIZER, tasks, limits) == greedy
+    assert try_tasks(generator, TOKENIZER, tasks, limits) == [[actions] for actions in greedy]
+    sampled = try_tasks(generator, TOKENIZER, tasks, limits, num_tries=3)
+    assert [len(tries) for tries in sampled] == [3, 3] and len({tuple(tries) for tries in sampled[0]}) > 1
+    assert try_tasks(generator, TOKENIZER, tasks, limits, num_tries=3) == sampled, "the same draws at each evaluation"
