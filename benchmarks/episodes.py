@@ -25,6 +25,7 @@ from torch import nn
 from swarm.config import ModelConfig
 from swarm.generation.continuous_batching import MAX_PARKED_BYTES, Decoding, Row
 from swarm.generation.sampling import sampler
+from swarm.interfaces import Observation
 from swarm.model.network import load_model
 from swarm.types import PolicyVersion, Sampling
 
@@ -64,12 +65,12 @@ class Environments:
         self._step_s = step_s
         self._num_turns: dict[int, int] = {}
 
-    def observe(self, rollout: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Sequence[int] | None]":
+    def observe(self, rollout: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Observation | None]":
         """As `interfaces.Observe`."""
         turn = self._num_turns[rollout] = self._num_turns.get(rollout, 0) + 1
         told = [2 + (rollout + turn + k) % 40 for k in range(self._shape.observation)]
-        future: Future[Sequence[int] | None] = Future()
-        answer: Callable[[], None] = lambda: future.set_result(told if turn < self._shape.turns else None)  # noqa: E731
+        future: Future[Observation | None] = Future()
+        answer: Callable[[], None] = lambda: future.set_result(Observation(told) if turn < self._shape.turns else None)  # noqa: E731
         if self._step_s:
             threading.Timer(self._step_s, answer).start()
         else:

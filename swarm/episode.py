@@ -61,6 +61,8 @@ class Transition:
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])  # of the episode by name; at its end
     status: TurnStatus = TurnStatus.OK
     state_key: str = ""  # of the state after it; equal for equal states, empty where the environment says none
+    conversation: int = 0  # that the messages continue and the next action is in; the next unused number opens one
+    role: str = ""  # who acted, where an episode has roles: the name of the reward that is theirs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +79,11 @@ class EpisodeOutcome:
     def is_ended(self) -> bool:
         """Whether the environment ended it; else it waits for another action."""
         return bool(self.transitions) and self.transitions[-1].is_end
+
+    @property
+    def conversations(self) -> tuple[int, ...]:
+        """Conversation of each action, and of the next one where the environment waits for it."""
+        return 0, *(each.conversation for each in self.transitions if not each.is_end)
 
     @property
     def rewards(self) -> Mapping[str, float]:
@@ -96,6 +103,8 @@ def outcome_to_json(outcome: EpisodeOutcome) -> list[Any]:
                 dict(each.rewards),
                 each.status,
                 each.state_key,
+                each.conversation,
+                each.role,
             ]
             for each in outcome.transitions
         ],
@@ -127,7 +136,7 @@ def outcomes_from_json(data: bytes) -> tuple[EpisodeOutcome, ...]:
 
 
 def _transition(data: Any) -> Transition:
-    messages, is_end, reward, rewards, status, state_key = data
+    messages, is_end, reward, rewards, status, state_key, conversation, role = data
     named = cast("dict[Any, Any]", rewards).items()
     return Transition(
         messages=tuple(Message(role=str(role), content=str(content)) for role, content in messages),
@@ -136,6 +145,8 @@ def _transition(data: Any) -> Transition:
         rewards={str(name): _number(value) for name, value in named},
         status=TurnStatus(status),
         state_key=str(state_key),
+        conversation=int(_number(conversation, 0, MAX_TURNS)),
+        role=str(role),
     )
 
 

@@ -7,7 +7,7 @@ a disk, a network or another process has a second form in memory, in `swarm.simu
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -44,9 +44,18 @@ from swarm.types import (
 Result = TypeVar("Result")
 
 Prompts = Sequence[Sequence[int]]  # token ids of each
-Observe = Callable[[int, Sequence[int], bool], "Future[Sequence[int] | None]"]
-"""(place of a rollout among all of a call, ids of its newest action, whether an end token ended that) -> the ids that
-come before its next action, None where its episode is over. The future may be filled in any thread; it never fails.
+
+
+class Observation(NamedTuple):
+    """What comes before the next action of an episode."""
+
+    token_ids: Sequence[int]
+    conversation: int = 0  # that they continue; the next unused number: they open one, and nothing is before them
+
+
+Observe = Callable[[int, Sequence[int], bool], "Future[Observation | None]"]
+"""(place of a rollout among all of a call, ids of its newest action, whether an end token ended that) -> what comes
+before its next action, None where its episode is over. The future may be filled in any thread; it never fails.
 """
 BeforeWrite = Callable[[int], None]  # bytes of a write to a store; raises OSError where a test makes the disk full
 

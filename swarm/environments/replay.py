@@ -15,7 +15,7 @@ from swarm.interfaces import Environment, Episode
 
 MAX_OBSERVATION_CHARS = 8_192  # of one message; an environment that says more is cut there, on every node alike
 MAX_EPISODES = 1024  # that a process keeps between two of their actions
-_MAX_STATE_CHARS = 256
+_MAX_NAME_CHARS = 256  # of a state, and of a role
 
 
 Play = Callable[[Environment, int, Actions], EpisodeOutcome]
@@ -28,6 +28,7 @@ class ReplayedEpisode:
         """Raises LookupError: no such task."""
         self._episode: Episode = environment.episode(task_id)
         self._max_turns = environment.max_turns
+        self._num_conversations = 1
         self.transitions: list[Transition] = []
 
     @property
@@ -36,9 +37,16 @@ class ReplayedEpisode:
         return bool(self.transitions) and self.transitions[-1].is_end
 
     def step(self, text: str) -> Transition:
-        """What the environment answers to one more action; it ends at the latest with action number `max_turns`."""
+        """What the environment answers to one more action; it ends at the latest with action number `max_turns`.
+
+        Raises:
+            ValueError: the environment answers in a conversation that it did not open.
+        """
         assert not self.is_ended, "an episode takes no action after its end"
         transition = _bounded(self._episode.step(parse_action(text)))
+        if not 0 <= transition.conversation <= self._num_conversations:
+            raise ValueError(f"conversation {transition.conversation} of {self._num_conversations} that began")
+        self._num_conversations = max(self._num_conversations, transition.conversation + 1)
         if not transition.is_end and len(self.transitions) + 1 >= self._max_turns:
             transition = replace(transition, messages=(), is_end=True, status=TurnStatus.LIMIT)
         self.transitions.append(transition)
@@ -101,7 +109,8 @@ def _bounded(transition: Transition) -> Transition:
     texts = [message.content for message in transition.messages]
     is_short = not texts or max(map(len, texts)) <= MAX_OBSERVATION_CHARS
     numbers = (transition.reward, *transition.rewards.values())
-    if is_short and len(transition.state_key) <= _MAX_STATE_CHARS and all(map(math.isfinite, numbers)):
+    is_named = max(len(transition.state_key), len(transition.role)) <= _MAX_NAME_CHARS
+    if is_short and is_named and all(map(math.isfinite, numbers)):
         return transition
     rewards = {name: value if math.isfinite(value) else 0.0 for name, value in transition.rewards.items()}
     return replace(
@@ -114,5 +123,6 @@ def _bounded(transition: Transition) -> Transition:
         ),
         reward=transition.reward if math.isfinite(transition.reward) else 0.0,
         rewards=rewards,
-        state_key=transition.state_key[:_MAX_STATE_CHARS],
+        state_key=transition.state_key[:_MAX_NAME_CHARS],
+        role=transition.role[:_MAX_NAME_CHARS],
     )

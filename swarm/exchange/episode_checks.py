@@ -15,6 +15,7 @@ import numpy as np
 from swarm.episode import MAX_TURNS, EpisodeOutcome
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer, Verdict
+from swarm.model.conversations import Conversations
 from swarm.types import EpisodeLimits, FinishReason, RefusalReason, Rollout, RolloutGroup, TokenTrace
 
 Finding = tuple[RefusalReason, str] | None
@@ -74,12 +75,13 @@ def check_replay(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, li
     for rollout, outcome in zip(group.rollouts, verdict.outcomes, strict=True):
         has_our_tokens = is_ours and rollout.trace is not None
         try:
-            detail = _difference(rollout, outcome, tokenizer if has_our_tokens else None, limits)
+            conversations = Conversations(tokenizer, group.env)
+            detail = _difference(rollout, outcome, tokenizer if has_our_tokens else None, conversations, limits)
             if detail:
                 return (RefusalReason.WRONG_EPISODE if is_same else RefusalReason.OTHER_ENVIRONMENT), detail
             finding = _check_claims(rollout, outcome) if is_same else None
             if finding is None and not has_our_tokens:
-                finding = _check_reencoded(rollout, outcome, tokenizer, limits)
+                finding = _check_reencoded(rollout, outcome, tokenizer, conversations, limits)
         except ConfigError as error:  # what the environment said has no tokens here
             return RefusalReason.UNUSABLE_TEXT, f"an observation cannot be encoded here: {type(error).__name__}"
         if finding is not None:
@@ -152,7 +154,13 @@ def _check_texts(rollout: Rollout, tokenizer: Tokenizer, limits: EpisodeLimits) 
 # --- against the replay ---------------------------------------------------------------------------
 
 
-def _difference(rollout: Rollout, outcome: EpisodeOutcome, tokenizer: Tokenizer | None, limits: EpisodeLimits) -> str:
+def _difference(
+    rollout: Rollout,
+    outcome: EpisodeOutcome,
+    tokenizer: Tokenizer | None,
+    conversations: Conversations,
+    limits: EpisodeLimits,
+) -> str:
     """What the replay shows otherwise; empty where nothing. `tokenizer` None: the tokens are another one's."""
     num_actions, num_taken = len(rollout.actions), len(outcome.transitions)
     if num_taken != num_actions:
@@ -165,22 +173,28 @@ def _difference(rollout: Rollout, outcome: EpisodeOutcome, tokenizer: Tokenizer 
         if transition.is_end:  # the last one: the environment takes no action after it
             return ""
         has_end = int(trace.token_ids[turn.end - 1]) in tokenizer.eos_ids
-        expected = tokenizer.encode_observation(transition.messages, has_end)
-        if number < num_actions and trace.token_ids[turn.end : turn.next].tolist() != expected:
+        expected = conversations.observe(transition, has_end).token_ids
+        if number < num_actions and trace.token_ids[turn.end : turn.next].tolist() != list(expected):
             return f"the observation after action {number} is another one"
         if number == num_actions and limits.has_room(turn.end, len(expected)):
             return f"it ends after action {number}, though the environment goes on"
     return ""
 
 
-def _check_reencoded(rollout: Rollout, outcome: EpisodeOutcome, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
+def _check_reencoded(
+    rollout: Rollout,
+    outcome: EpisodeOutcome,
+    tokenizer: Tokenizer,
+    conversations: Conversations,
+    limits: EpisodeLimits,
+) -> Finding:
     """An episode that is encoded here ended by itself, and is no longer than one of our own."""
     if not outcome.is_ended:
         return RefusalReason.UNUSABLE_TEXT, "an episode that a limit in other tokens ended"
     num_tokens = 0
     for text, transition in zip(rollout.actions, outcome.transitions, strict=True):
         num_tokens += len(tokenizer.encode_response(text))
-        num_tokens += 0 if transition.is_end else len(tokenizer.encode_observation(transition.messages, True))
+        num_tokens += 0 if transition.is_end else len(conversations.observe(transition, True).token_ids)
         if num_tokens > limits.max_episode_tokens:
             return RefusalReason.UNUSABLE_TEXT, f"more than {limits.max_episode_tokens} tokens here"
     return None

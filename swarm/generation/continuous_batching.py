@@ -1,7 +1,7 @@
 """Continuous batching: rows decoded together in one KV cache; a row that ends makes room for the next one at once.
 
 A row may have several turns. Between two of them it is parked: its part of the cache is set aside and its place goes to
-another row until the environment has answered.
+another row until the environment has answered. It may also have several conversations, of which each has a part.
 
 Invariant: the entries of a row lie together at the right end of the cache; everything left of them is masked and has
 no position, so that nothing of a row depends on what else is there, or on how often it was parked.
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from swarm.interfaces import Observe
+from swarm.interfaces import Observation, Observe
 from swarm.types import FinishReason, PolicyVersion, VersionSpan
 
 # (logits [R, V] as the model gave them, the rows they are for) -> chosen ids [R] and their log-probs [R].
@@ -44,6 +44,7 @@ class Row:
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     turns: list[int] = field(default_factory=list[int])  # first token of each action
     action_ends: list[int] = field(default_factory=list[int])  # one behind the last token of each finished action
+    conversations: list[int] = field(default_factory=lambda: [0])  # of each action, the next one included
     finish: FinishReason = FinishReason.ABORTED  # of its newest action; ABORTED until that ended
     is_over: bool = False  # its episode takes no other action
     random: np.random.Generator | None = None  # from its first token on
@@ -64,6 +65,30 @@ class Row:
             self.random = np.random.default_rng(self.seed)
         return self.random.random()
 
+    @property
+    def conversation(self) -> int:
+        """That its newest action is in, or the next one where it waits for that."""
+        return self.conversations[-1]
+
+    def context(self, prompt: Sequence[int]) -> list[int]:
+        """Every token of its conversation so far."""
+        if not any(self.conversations):
+            return [*prompt, *self.tokens]
+        ids = [] if self.conversation else list(prompt)
+        starts = [*self.turns, len(self.tokens)]
+        for turn, (start, end) in enumerate(zip(self.turns, self.action_ends, strict=True)):
+            if self.conversations[turn] == self.conversation:
+                ids += self.tokens[start:end]
+            if self.conversations[turn + 1] == self.conversation:
+                ids += self.tokens[end : starts[turn + 1]]
+        return ids
+
+    def take(self, observation: Observation) -> None:
+        """What the environment answered."""
+        self.tokens += observation.token_ids
+        self.logprobs += [float("nan")] * len(observation.token_ids)
+        self.conversations.append(observation.conversation)
+
     def begin_action(self) -> None:
         """The next token is the first of an action."""
         self.turns.append(len(self.tokens))
@@ -81,6 +106,11 @@ class Entries:
 
     cache: Any  # transformers DynamicCache: keys and values [R, heads, L, width] of each layer
     mask: torch.Tensor  # [R, L] 1 for an entry of the row, 0 left of them
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the longest row."""
+        return self.mask.shape[1]
 
     @property
     def size_bytes(self) -> int:
@@ -164,19 +194,12 @@ def _pad_left(tensor: torch.Tensor, length: int, dim: int) -> torch.Tensor:
     return torch.cat([tensor.new_zeros(shape), tensor], dim=dim) if shape[dim] else tensor
 
 
-@dataclass(eq=False, slots=True)
-class _Parked:
-    """A row between two actions."""
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Entries of a conversation of a row that runs no more: everything but the last token of its newest action."""
 
-    row: Row
-    answer: "Future[Sequence[int] | None]"
-    entries: Entries | None  # one row, of everything but its last token; None: to be computed again
+    entries: Entries  # one row
     weights: int  # how often weights had changed when its first entry was made
-
-    @property
-    def unread(self) -> list[int]:
-        """Tokens that are not in its entries: the last one of its action, and what the environment answered."""
-        return self.row.tokens[self.row.action_ends[-1] - 1 :]
 
 
 class Decoding:
@@ -225,8 +248,10 @@ class Decoding:
         self._running: list[Row] = []
         self._entries: Entries | None = None  # of the running rows: everything but their last token
         self._begun: _Begun | None = None  # the prompt of the next waiting row, where rows of it have begun
-        self._parked: deque[_Parked] = deque()  # oldest first
-        self._answered: deque[_Parked] = deque()  # the environment has: they go on
+        self._parked: deque[tuple[Row, Future[Observation | None]]] = deque()  # oldest first
+        self._answered: deque[Row] = deque()  # the environment has: they go on
+        self._kept: dict[tuple[int, int], _Kept] = {}  # (row, conversation), oldest first
+        self._num_kept_bytes = 0
         self._version: PolicyVersion | None = None  # of the newest token
         self._num_changes = 0  # of weights, since the call began
         self._weights: dict[int, int] = {}  # row -> changes before its first entry was made
@@ -240,7 +265,7 @@ class Decoding:
     @property
     def is_stalled(self) -> bool:
         """Whether nothing can be done before an environment answers."""
-        return not (self._waiting or self._running or self._answered or any(p.answer.done() for p in self._parked))
+        return not (self._waiting or self._running or self._answered or any(a.done() for _, a in self._parked))
 
     @torch.inference_mode()
     def step(self, version: PolicyVersion) -> None:
@@ -284,23 +309,23 @@ class Decoding:
     def _resume(self, room: int, version: PolicyVersion) -> None:
         """Makes the first token of the next action of rows whose environment has answered."""
         chosen = [self._answered.popleft() for _ in range(min(room, len(self._answered)))]
-        kept: list[_Parked] = []
-        others: list[Row] = []
-        for each in chosen:
-            if each.entries is not None and each.weights == self._num_changes:
-                kept.append(each)
+        known: list[tuple[Row, Entries, list[int]]] = []  # with the tokens that are not in its entries
+        others: list[tuple[Row, list[int]]] = []  # with every token of its conversation
+        for row in chosen:
+            context, kept = row.context(self._prompts[row.prompt]), self._take_kept(row)
+            if kept is not None and kept.weights == self._num_changes:
+                known.append((row, kept.entries, context[kept.entries.num_tokens :]))
             else:
-                others.append(each.row)
+                others.append((row, context))
         if others:
-            whole = [[*self._prompts[row.prompt], *row.tokens] for row in others]
-            entries, logits = prefill(self._network, whole)
-            self._run(others, entries, range(len(others)), logits, version)
-        kept.sort(key=lambda each: len(each.unread))
-        for _, alike in groupby(kept, key=lambda each: len(each.unread)):
+            entries, logits = prefill(self._network, [context for _, context in others])
+            self._run([row for row, _ in others], entries, range(len(others)), logits, version)
+        known.sort(key=lambda each: len(each[2]))
+        for _, alike in groupby(known, key=lambda each: len(each[2])):
             same = list(alike)
-            entries = _joined(each.entries for each in same if each.entries is not None)
-            entries, logits = advance(self._network, entries, [each.unread for each in same])
-            self._run([each.row for each in same], entries, range(len(same)), logits, version)
+            entries = _joined(entries for _, entries, _ in same)
+            entries, logits = advance(self._network, entries, [unread for _, _, unread in same])
+            self._run([row for row, _, _ in same], entries, range(len(same)), logits, version)
 
     def _run(
         self,
@@ -326,8 +351,6 @@ class Decoding:
         self, rows: Sequence[Row], entries: Entries, goes_on: Sequence[bool], indices: Sequence[int] | None = None
     ) -> None:
         """Asks the environments of rows whose action ended, and sets their entries aside."""
-        if all(goes_on):  # nearly every token: the sizes below are summed where something was parked only
-            return
         for place, (row, on) in enumerate(zip(rows, goes_on, strict=True)):
             if on:
                 continue
@@ -337,32 +360,38 @@ class Decoding:
             action = row.tokens[row.turns[-1] :]
             answer = self._observe(row.index, action, row.finish is FinishReason.STOP)
             own = entries.select([place if indices is None else indices[place]])
-            self._parked.append(_Parked(row, answer, own, self._weights[row.index]))
+            self._kept[row.index, row.conversation] = _Kept(own, self._weights[row.index])
+            self._num_kept_bytes += own.size_bytes
+            self._parked.append((row, answer))
             answer.add_done_callback(lambda _: self.news.set())
-        held = [each for each in (*self._answered, *self._parked) if each.entries is not None]
-        num_bytes = sum(each.entries.size_bytes for each in held if each.entries is not None)
-        for each in held:
-            if num_bytes <= self._max_parked_bytes:
-                break
-            assert each.entries is not None
-            num_bytes -= each.entries.size_bytes
-            each.entries = None
+        while self._num_kept_bytes > self._max_parked_bytes:
+            self._forget(next(iter(self._kept)))
+
+    def _take_kept(self, row: Row) -> _Kept | None:
+        """What is kept of the conversation that a row goes on in; None: it has to be computed again."""
+        return self._forget((row.index, row.conversation))
+
+    def _forget(self, place: tuple[int, int]) -> _Kept | None:
+        kept = self._kept.pop(place, None)
+        self._num_kept_bytes -= 0 if kept is None else kept.entries.size_bytes
+        return kept
 
     def _take_answers(self) -> None:
         """Rows whose environment has answered go on, or are over."""
         self.news.clear()  # before the look: what is answered after it sets it again
         parked, self._parked = self._parked, deque()
-        for each in parked:
-            if not each.answer.done():
-                self._parked.append(each)
+        for row, answer in parked:
+            if not answer.done():
+                self._parked.append((row, answer))
                 continue
-            observation = each.answer.result()
+            observation = answer.result()
             if observation is None:
-                each.row.is_over = True
+                row.is_over = True
+                for conversation in set(row.conversations):
+                    self._forget((row.index, conversation))
                 continue
-            each.row.tokens += observation
-            each.row.logprobs += [float("nan")] * len(observation)
-            self._answered.append(each)
+            row.take(observation)
+            self._answered.append(row)
 
     # --- tokens ---------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Episodes of one call of an engine: the environment's side of every rollout.
 
-Invariant: what an engine is given between two actions is `encode_observation` of what the environment answered, and an
-episode ends where its environment ends it or where no whole action would fit any more (`EpisodeLimits`): every consumer
-decides the same from the tokens alone.
+Invariant: what an engine is given between two actions are the tokens of what the environment answered, in the
+conversation that it answers in, and an episode ends where its environment ends it or where no whole action would fit
+any more (`EpisodeLimits`): every consumer decides the same from the tokens alone.
 """
 
 import logging
@@ -11,7 +11,8 @@ from concurrent.futures import Future
 
 from swarm.episode import Actions, EpisodeOutcome
 from swarm.errors import RolloutFailed, Unavailable
-from swarm.interfaces import Observe, Tokenizer
+from swarm.interfaces import Observation, Observe, Tokenizer
+from swarm.model.conversations import Conversations
 from swarm.types import EpisodeLimits, Task
 
 logger = logging.getLogger(__name__)
@@ -38,11 +39,12 @@ class EpisodePlayer:
         self._tasks = [task for task in tasks for _ in range(num_samples)]
         self._actions: list[Actions] = [()] * len(self._tasks)
         self._num_tokens = [0] * len(self._tasks)
+        self._conversations = [Conversations(tokenizer, task.env) for task in self._tasks]
 
-    def observe(self, rollout: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Sequence[int] | None]":
+    def observe(self, rollout: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Observation | None]":
         """As `interfaces.Observe`."""
         task = self._tasks[rollout]
-        answer: Future[Sequence[int] | None] = Future()
+        answer: Future[Observation | None] = Future()
         self._num_tokens[rollout] += len(action_ids)
         if task.max_turns == 1:  # an answer ends its episode, whatever it says
             answer.set_result(None)
@@ -52,22 +54,22 @@ class EpisodePlayer:
         stepped.add_done_callback(lambda done: answer.set_result(self._observation(rollout, done, is_ended)))
         return answer
 
-    def _observation(self, rollout: int, stepped: "Future[EpisodeOutcome]", is_ended: bool) -> list[int] | None:
+    def _observation(self, rollout: int, stepped: "Future[EpisodeOutcome]", is_ended: bool) -> Observation | None:
         try:
             outcome = stepped.result()
             if outcome.is_ended:
                 return None
-            ids = self._tokenizer.encode_observation(outcome.transitions[-1].messages, is_ended)
+            observation = self._conversations[rollout].observe(outcome.transitions[-1], is_ended)
         except (RolloutFailed, Unavailable, LookupError) as error:  # the group will not be scored either
             logger.warning("an environment failed in the middle of an episode", extra={"error": str(error)})
             return None
         except Exception:  # the engine waits for an answer: whatever happened, there is none
             logger.exception("an episode could not go on")
             return None
-        if not self._limits.has_room(self._num_tokens[rollout], len(ids)):
+        if not self._limits.has_room(self._num_tokens[rollout], len(observation.token_ids)):
             return None
-        self._num_tokens[rollout] += len(ids)
-        return ids
+        self._num_tokens[rollout] += len(observation.token_ids)
+        return observation
 
 
 def player_of(

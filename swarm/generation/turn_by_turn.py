@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from swarm.interfaces import Observe, Prompts
+from swarm.interfaces import Observation, Observe, Prompts
+from swarm.model.conversations import conversation_ids
 from swarm.types import FinishReason, Rollout, TokenTrace
 
 MakeActions = Callable[[Prompts, int, Sequence[int] | None], list[Rollout]]
@@ -43,20 +44,30 @@ def play_episodes(
     prompts = [prompt for prompt in prompts for _ in range(num_samples)]
     numbers = None if numbers is None else [number for number in numbers for _ in range(num_samples)]
     playing = list(range(len(made)))
+    conversations = [[0] for _ in made]  # of each action, the next one included
     while playing:
         answers = {i: _asked(observe, i, made[i]) for i in playing if made[i].finish is not FinishReason.ABORTED}
         wait(answers.values())
-        observations = {i: list(ids) for i, answer in answers.items() if (ids := answer.result()) is not None}
+        observations = {i: told for i, answer in answers.items() if (told := answer.result()) is not None}
         playing = list(observations)
-        conversations = [[*prompts[i], *_trace(made[i]).token_ids.tolist(), *observations[i]] for i in playing]
-        turn_numbers = None if numbers is None else [_turn_number(numbers[i], i) for i in playing]
-        actions = make(conversations, 1, turn_numbers) if playing else []
+        contexts = [_context(prompts[i], _trace(made[i]), conversations[i], observations[i]) for i in playing]
+        turns = [len(made[i].actions) for i in playing]
+        of_turns = None if numbers is None else [_number(numbers[i], i, k) for i, k in zip(playing, turns, strict=True)]
+        actions = make(contexts, 1, of_turns) if playing else []
         for i, action in zip(playing, actions, strict=True):
-            made[i] = _joined(made[i], observations[i], action)
+            made[i] = _joined(made[i], observations[i].token_ids, action)
+            conversations[i].append(observations[i].conversation)
     return made
 
 
-def _asked(observe: Observe, index: int, rollout: Rollout) -> "Future[Sequence[int] | None]":
+def _context(prompt: Sequence[int], trace: TokenTrace, of_turns: Sequence[int], told: Observation) -> list[int]:
+    """Every token of the conversation that an observation is in."""
+    is_in = conversation_ids(of_turns, trace.turn_ids, trace.action_mask) == told.conversation
+    opening = () if told.conversation else prompt
+    return [*opening, *trace.token_ids[is_in].tolist(), *told.token_ids]
+
+
+def _asked(observe: Observe, index: int, rollout: Rollout) -> "Future[Observation | None]":
     trace = _trace(rollout)
     newest = trace.turn_ids == len(rollout.actions) - 1
     return observe(index, trace.token_ids[newest].tolist(), rollout.finish is FinishReason.STOP)
@@ -96,6 +107,6 @@ def _trace(rollout: Rollout) -> TokenTrace:
     return rollout.trace
 
 
-def _turn_number(number: int, rollout: int) -> int:
-    """Two rollouts of a group with the same conversation so far still draw other samples."""
-    return int.from_bytes(hashlib.sha256(struct.pack("<QQ", number, rollout)).digest()[:7], "little")
+def _number(number: int, rollout: int, turn: int) -> int:
+    """Two turns with the same conversation so far still draw other samples, of a group or of one rollout."""
+    return int.from_bytes(hashlib.sha256(struct.pack("<QQQ", number, rollout, turn)).digest()[:7], "little")

@@ -1,7 +1,8 @@
 """What a forward pass sees: rows of tokens under a token budget, with one copy of each shared prompt.
 
-Invariant: packing changes the cost of a step and never its value. A response token attends to its own
-prompt and its own response only, at the positions it was sampled at.
+Invariant: packing changes the cost of a step and never its value. A response token attends to its own prompt and its
+own response only, at the positions it was sampled at. Each conversation of a rollout is a response of its own here;
+those after the first have their opening as prompt.
 Shape letters: B rows, S tokens of the longest row, n trained tokens.
 """
 
@@ -83,8 +84,9 @@ class _Row:
         more_pairs = 2 * row * num_inputs - prompt**2 - 2 * prompt * num_inputs
         return row + num_inputs <= token_budget and more_pairs <= break_even * prompt
 
-    def add(self, rollout: int, token_ids: list[int], mask: list[bool]) -> None:
+    def add(self, rollout: int, response: "_Response") -> None:
         """Appends the inputs of a response and notes where each of its trained tokens is predicted."""
+        token_ids, mask = response.token_ids, response.mask
         first_column, first_position = len(self.token_ids), len(self.prompt)
         inputs = token_ids[: _num_inputs(mask)]
         segment = max(self.segment_ids) + 1
@@ -96,7 +98,17 @@ class _Row:
                 self.columns.append(first_position - 1 if position == 0 else first_column + position - 1)
                 self.targets.append(token_ids[position])
                 self.rollouts.append(rollout)
-                self.positions.append(position)
+                self.positions.append(position if response.columns is None else response.columns[position])
+
+
+@dataclass(frozen=True, slots=True)
+class _Response:
+    """What follows one prompt: a rollout, or what a rollout has in one conversation."""
+
+    prompt: list[int]
+    token_ids: list[int]
+    mask: list[bool]
+    columns: list[int] | None = None  # of the batch, of each token; None: in order from 0
 
 
 def pack(
@@ -137,19 +149,39 @@ def _num_inputs(mask: list[bool]) -> int:
 def _rows(batch: Batch, token_budget: int, share_prompt: bool, break_even: float) -> list[_Row]:
     token_ids: list[list[int]] = batch.token_ids.tolist()
     masks: list[list[bool]] = batch.mask.tolist()
+    conversations: list[list[int]] | None = None if batch.conversation_ids is None else batch.conversation_ids.tolist()
     groups: list[int] = batch.group_index.tolist()
     prompts: list[list[int]] = [prompt.tolist() for prompt in batch.prompts]
     open_rows: dict[int, _Row] = {}
     rows: list[_Row] = []
     for rollout, (group, mask) in enumerate(zip(groups, masks, strict=True)):
-        if not any(mask):
-            continue
-        row = open_rows.get(group) if share_prompt else None
-        if row is None or not row.has_room(_num_inputs(mask), token_budget, break_even):
-            row = open_rows[group] = _Row.start(prompts[group])
-            rows.append(row)
-        row.add(rollout, token_ids[rollout], mask)
+        whole = _Response(prompts[group], token_ids[rollout], mask)
+        for response in [whole] if conversations is None else _by_conversation(whole, conversations[rollout]):
+            if not any(response.mask):
+                continue
+            row = open_rows.get(group) if share_prompt and response.prompt is whole.prompt else None
+            if row is None or not row.has_room(_num_inputs(response.mask), token_budget, break_even):
+                row = _Row.start(response.prompt)
+                rows.append(row)
+                if response.prompt is whole.prompt:
+                    open_rows[group] = row
+            row.add(rollout, response)
     return rows
+
+
+def _by_conversation(whole: _Response, conversations: list[int]) -> list[_Response]:
+    """What a rollout has in each of its conversations; one after the first begins with what opened it."""
+    columns: dict[int, list[int]] = {}
+    for column, conversation in enumerate(conversations):
+        columns.setdefault(conversation, []).append(column)
+    found: list[_Response] = []
+    for conversation, own in columns.items():
+        ids, mask = [whole.token_ids[column] for column in own], [whole.mask[column] for column in own]
+        opening = 0 if conversation == 0 else mask.index(True) if True in mask else len(mask)
+        assert opening or conversation == 0, "a conversation begins with what opened it"
+        prompt = whole.prompt if conversation == 0 else ids[:opening]
+        found.append(_Response(prompt, ids[opening:], mask[opening:], own[opening:]))
+    return found
 
 
 def _packed(rows: list[_Row], batch: Batch) -> PackedRows:

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swarm.episode import Actions, EpisodeOutcome, TurnStatus
+from swarm.episode import Actions, EpisodeOutcome, Transition, TurnStatus
 from swarm.errors import ConfigError
 from swarm.interfaces import TaskOf, Tokenizer
+from swarm.model.conversations import Conversations, conversation_ids
 from swarm.model.token_alignment import aligned_logprobs, cut_to_limit
 from swarm.objectives.turn_columns import named_rewards, outcome_of, turn_columns
 from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout, ScoredGroup
@@ -85,6 +86,7 @@ class Batch:
     replayed: Tensor | None = None  # bool [N], of the previous draw and used before
     segment_ids: Tensor | None = None  # int64 [N, L], of text that two tokenizers both cut out; -1: of none
     segment_logprobs: Tensor | None = None  # float32 [N, L], the generator's of a segment, at its first token; else 0
+    conversation_ids: Tensor | None = None  # int64 [N, L], a token sees those of its own; None: all are in the first
     turn_rewards: Tensor | None = None  # float32 [N, K], of the replay here; like all below None: single answers only
     num_turns: Tensor | None = None  # int64 [N]
     num_calls: Tensor | None = None  # int64 [N, K], well-formed tool calls of each turn
@@ -105,7 +107,13 @@ class Batch:
         assert self.mask.shape == shape and self.mask.dtype == torch.bool
         for name in ("behavior_logprobs", "advantages", "turn_ids"):
             assert getattr(self, name).shape == shape, name
-        for name in ("proximal_logprobs", "reference_logprobs", "segment_ids", "segment_logprobs"):
+        for name in (
+            "proximal_logprobs",
+            "reference_logprobs",
+            "segment_ids",
+            "segment_logprobs",
+            "conversation_ids",
+        ):
             assert getattr(self, name) is None or getattr(self, name).shape == shape, name
         for name in ("rewards", "group_index", "age_steps", "is_external", "temperature", "length", "max_new_tokens"):
             assert getattr(self, name).shape == shape[:1], name
@@ -206,6 +214,7 @@ class _Response:
     mask: np.ndarray  # [T]
     logprobs: np.ndarray  # [T], NaN where unknown
     turn_ids: np.ndarray  # [T]
+    conversation_ids: np.ndarray  # [T]
     correction: Correction
     segments: tuple[np.ndarray, np.ndarray] | None = None  # ids and log-probs, both [T]
 
@@ -252,6 +261,7 @@ def make_batch(
     logprobs = np.where(mask, _padded([r.logprobs for r in responses], length, np.float32), np.float32(0))
 
     segments = _segments(responses, mask)
+    conversations = _padded([r.conversation_ids for r in responses], length, np.int64)
     turns, named = turn_columns(groups), named_rewards(groups)
 
     def tensor(array: np.ndarray) -> Tensor:
@@ -284,6 +294,7 @@ def make_batch(
         baseline_rewards=tensor(np.array(draw.baselines, np.float32)) if draw.baselines else None,
         segment_ids=None if segments is None else tensor(segments[0]),
         segment_logprobs=None if segments is None else tensor(segments[1]),
+        conversation_ids=tensor(conversations) if conversations.any() else None,
         turn_rewards=None if turns is None else tensor(turns.turn_rewards),
         num_turns=None if turns is None else tensor(turns.num_turns),
         num_calls=None if turns is None else tensor(turns.num_calls),
@@ -315,34 +326,46 @@ def _as_scored(scored: ScoredGroup, tokenizer: Tokenizer) -> ScoredGroup:
 def _response(scored: ScoredGroup, place: int, tokenizer: Tokenizer) -> _Response:
     rollout, correction = scored.group.rollouts[place], scored.correction
     trace = rollout.trace
+    outcome = outcome_of(scored, place)
     if correction is Correction.TEXT_ONLY or trace is None:
-        return _reencoded(rollout, outcome_of(scored, place), tokenizer)
+        return _reencoded(rollout, outcome, Conversations(tokenizer, scored.group.env), tokenizer)
     if trace.logprobs is None or correction is not Correction.EXACT:
         correction = Correction.NO_LOGPROBS
         logprobs = np.full(trace.token_ids.shape, np.nan, np.float32)
     else:
         logprobs = trace.logprobs
     mask = trace.action_mask & (rollout.finish is not FinishReason.ABORTED)
+    of_turns = (0,) if outcome is None else outcome.conversations
     return _Response(
-        token_ids=trace.token_ids, mask=mask, logprobs=logprobs, turn_ids=trace.turn_ids, correction=correction
+        token_ids=trace.token_ids,
+        mask=mask,
+        logprobs=logprobs,
+        turn_ids=trace.turn_ids,
+        conversation_ids=conversation_ids(of_turns, trace.turn_ids, trace.action_mask),
+        correction=correction,
     )
 
 
-def _reencoded(rollout: Rollout, outcome: EpisodeOutcome | None, tokenizer: Tokenizer) -> _Response:
+def _reencoded(
+    rollout: Rollout, outcome: EpisodeOutcome | None, conversations: Conversations, tokenizer: Tokenizer
+) -> _Response:
     """A rollout in our own tokens, turn by turn; the observations are those of our own replay."""
     ids: list[int] = []
     is_trained: list[bool] = []
     turn_ids: list[int] = []
+    conversation, in_conversation = 0, list[int]()
     for turn, text in enumerate(rollout.actions):
         action = tokenizer.encode_response(text)
         is_end_chosen = _is_ended(rollout, turn, len(action))
         if not is_end_chosen and len(action) > 1:  # the end that encoding appends is no decision of the generator
             action = action[:-1]
         is_trained += [True] * (len(action) - 1) + [is_end_chosen or action[-1] not in tokenizer.eos_ids]
-        seen: list[int] = []
+        in_conversation += [conversation] * len(action)
+        seen: Sequence[int] = ()
         if turn < len(rollout.actions) - 1:
-            messages = outcome.transitions[turn].messages if outcome and turn < len(outcome.transitions) else ()
-            seen = tokenizer.encode_observation(messages, action[-1] in tokenizer.eos_ids)
+            told = outcome.transitions[turn] if outcome and turn < len(outcome.transitions) else Transition()
+            seen, conversation = conversations.observe(told, action[-1] in tokenizer.eos_ids)
+        in_conversation += [conversation] * len(seen)
         ids += [*action, *seen]
         is_trained += [False] * len(seen)
         turn_ids += [turn] * (len(action) + len(seen))
@@ -352,6 +375,7 @@ def _reencoded(rollout: Rollout, outcome: EpisodeOutcome | None, tokenizer: Toke
         mask=np.array(is_trained, np.bool_) & (rollout.finish is not FinishReason.ABORTED),
         logprobs=np.full(len(ids), np.nan, np.float32),
         turn_ids=np.array(turn_ids, np.int64),
+        conversation_ids=np.array(in_conversation, np.int64),
         correction=Correction.TEXT_ONLY,
         segments=None if segments is None else (segments[0][: len(ids)], segments[1][: len(ids)]),
     )

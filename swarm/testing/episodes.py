@@ -10,6 +10,7 @@ import numpy as np
 from swarm.environments.replay import replay
 from swarm.episode import Actions
 from swarm.interfaces import Environment, Tokenizer
+from swarm.model.conversations import Conversations
 from swarm.testing.builders import TOY_NOW_S, TOY_RUN_ID
 from swarm.types import (
     ClaimedTurn,
@@ -36,13 +37,14 @@ def make_episode(
 ) -> Rollout:
     """An episode of these actions, each ended by its end token; `logprob` of every token that the model chose."""
     outcome = replay(environment, task_id, actions)
+    conversations = Conversations(tokenizer, environment.name)
     token_ids: list[int] = []
     mask: list[bool] = []
     turn_ids: list[int] = []
     for turn, (text, transition) in enumerate(zip(actions, outcome.transitions, strict=True)):
         chosen = tokenizer.encode_response(text)
         is_last = turn == len(actions) - 1
-        told = [] if is_last else tokenizer.encode_observation(transition.messages, True)
+        told = () if is_last else conversations.observe(transition, True).token_ids
         token_ids += [*chosen, *told]
         mask += [True] * len(chosen) + [False] * len(told)
         turn_ids += [turn] * (len(chosen) + len(told))

@@ -14,6 +14,8 @@ import torch
 from swarm.generation import continuous_batching
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.generation.turn_by_turn import play_episodes
+from swarm.interfaces import Observation
+from swarm.model.conversations import conversation_ids
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import snapshot
@@ -25,6 +27,7 @@ TOKENIZER = CharTokenizer()
 PROMPTS = [[5, 6, 7], [9, 10, 11, 12, 13], [20]]
 SAMPLING = Sampling(temperature=1.3, max_new_tokens=6)
 NUM_TURNS = 4
+ONE, SUMMED_UP, TWO_ROLES = (0, 0, 0, 0), (0, 1, 2, 3), (0, 1, 0, 1)  # conversation of each turn
 
 
 def _noisy(seed: int = 0) -> torch.nn.Module:
@@ -39,18 +42,25 @@ def _noisy(seed: int = 0) -> torch.nn.Module:
 class Rule:
     """Answers an action with a few tokens that follow from it, for as many turns as follow from its rollout."""
 
-    def __init__(self, answer: Callable[[Callable[[], None]], None] = lambda act: act()) -> None:
+    def __init__(
+        self,
+        answer: Callable[[Callable[[], None]], None] = lambda act: act(),
+        conversations: Sequence[int] = ONE,
+    ) -> None:
         self.answer = answer  # runs what fills a future, now or later
+        self.conversations = conversations  # of each action
         self.num_turns: dict[int, int] = {}
         self.asked: list[tuple[int, tuple[int, ...], bool]] = []
 
-    def observe(self, rollout: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Sequence[int] | None]":
+    def observe(self, rollout: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Observation | None]":
         turn = self.num_turns[rollout] = self.num_turns.get(rollout, 0) + 1
         self.asked.append((rollout, tuple(action_ids), is_ended))
-        future: Future[Sequence[int] | None] = Future()
+        future: Future[Observation | None] = Future()
         is_over = turn > rollout % NUM_TURNS
         told = [2 + (sum(action_ids) + k) % 40 for k in range(1 + sum(action_ids) % 5)]
-        self.answer(lambda: future.set_result(None if is_over else told))
+        self.answer(
+            lambda: future.set_result(None if is_over else Observation(told, self.conversations[turn % NUM_TURNS]))
+        )
         return future
 
 
@@ -101,24 +111,30 @@ def test_an_episode_is_actions_and_what_was_observed_between_them() -> None:
         assert trace.logprobs is not None and np.isnan(trace.logprobs[~trace.action_mask]).all()
 
 
-def test_logprobs_of_actions_are_those_of_the_whole_sequence() -> None:
+@pytest.mark.parametrize("of_turns", [ONE, SUMMED_UP, TWO_ROLES])
+def test_logprobs_of_actions_are_those_of_their_whole_conversation(of_turns: Sequence[int]) -> None:
     network = _noisy()
-    rollouts = play(Rule(), made_by=engine(network=network), num_samples=4)
     scorer = TransformersGenerator(network, TOKENIZER, START, 0)
     temperature_1 = Sampling(temperature=1.0, max_new_tokens=6)
-    groups = engine(network=network).generate(PROMPTS, 4, temperature_1, [0, 1, 2], Rule().observe)
-    assert len(rollouts) == 12
+    observe = Rule(conversations=of_turns).observe
+    groups = engine(network=network).generate(PROMPTS, 4, temperature_1, [0, 1, 2], observe)
     for prompt, group in zip(PROMPTS, groups, strict=True):
         for rollout in group:
             trace = trace_of(rollout)
-            scores = scorer.score([[*prompt, *trace.token_ids.tolist()]])[0][len(prompt) :]
-            assert trace.logprobs is not None
-            np.testing.assert_allclose(trace.logprobs[trace.action_mask], scores[trace.action_mask], atol=1e-4)
+            in_conversation = conversation_ids(of_turns, trace.turn_ids, trace.action_mask)
+            for conversation in set(in_conversation.tolist()):
+                own = in_conversation == conversation
+                opening = () if conversation else prompt
+                scores = scorer.score([[*opening, *trace.token_ids[own].tolist()]])[0][len(opening) :]
+                assert trace.logprobs is not None
+                ours, mask = trace.logprobs[own], trace.action_mask[own]
+                np.testing.assert_allclose(ours[mask], scores[mask], atol=1e-4)
 
 
+@pytest.mark.parametrize("of_turns", [ONE, TWO_ROLES])
 @pytest.mark.parametrize("max_rows", [2, 5])
-def test_neither_places_nor_late_answers_change_an_episode(max_rows: int) -> None:
-    expected = play(Rule())
+def test_neither_places_nor_late_answers_change_an_episode(max_rows: int, of_turns: Sequence[int]) -> None:
+    expected = play(Rule(conversations=of_turns))
     later: list[Callable[[], None]] = []
     lock = threading.Lock()
 
@@ -143,14 +159,17 @@ def test_neither_places_nor_late_answers_change_an_episode(max_rows: int) -> Non
     thread = threading.Thread(target=release)
     thread.start()
     try:
-        assert_same(play(Rule(hold), max_rows=max_rows), expected)
+        assert_same(play(Rule(hold, of_turns), max_rows=max_rows), expected)
     finally:
         stop.set()
         thread.join()
 
 
-def test_an_episode_whose_cache_was_dropped_goes_on_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = play(Rule())
+@pytest.mark.parametrize("of_turns", [ONE, TWO_ROLES])
+def test_an_episode_whose_cache_was_dropped_goes_on_the_same(
+    monkeypatch: pytest.MonkeyPatch, of_turns: Sequence[int]
+) -> None:
+    expected = play(Rule(conversations=of_turns))
     widths: list[int] = []
     network = _noisy()
 
@@ -158,7 +177,7 @@ def test_an_episode_whose_cache_was_dropped_goes_on_the_same(monkeypatch: pytest
         widths.append(kwargs["input_ids"].shape[1])
 
     network.register_forward_pre_hook(note, with_kwargs=True)
-    play(Rule(), made_by=engine(network=network))
+    play(Rule(conversations=of_turns), made_by=engine(network=network))
     kept = sum(widths)
     widths.clear()
     monkeypatch.setattr(
@@ -169,7 +188,7 @@ def test_an_episode_whose_cache_was_dropped_goes_on_the_same(monkeypatch: pytest
             "max_parked_bytes": 0,
         },
     )
-    assert_same(play(Rule(), made_by=engine(network=network)), expected)
+    assert_same(play(Rule(conversations=of_turns), made_by=engine(network=network)), expected)
     assert sum(widths) > kept, "it was computed again"
 
 
@@ -199,7 +218,7 @@ def test_new_weights_between_two_turns_make_the_whole_next_turn() -> None:
     np.testing.assert_allclose(trace.logprobs[second:], scores[len(PROMPTS[1]) :][second:], atol=1e-4)
 
 
-def _second_of(rule: Rule) -> Callable[[int, Sequence[int], bool], "Future[Sequence[int] | None]"]:
+def _second_of(rule: Rule) -> Callable[[int, Sequence[int], bool], "Future[Observation | None]"]:
     """The rule as rollout 1 sees it, which has two turns."""
     return lambda rollout, ids, is_ended: rule.observe(rollout + 1, ids, is_ended)
 
@@ -212,9 +231,10 @@ def test_a_cancelled_call_does_not_wait_for_environments() -> None:
 
 
 def test_turn_by_turn_engines_make_the_same_kind_of_episode() -> None:
-    rule, generator = Rule(), engine()
+    rule, generator, asked = Rule(conversations=TWO_ROLES), engine(), list[Sequence[int]]()
 
     def make(prompts: Sequence[Sequence[int]], num_samples: int, numbers: Sequence[int] | None) -> list[Rollout]:
+        asked.extend(prompts)
         return [rollout for group in generator.generate(prompts, num_samples, SAMPLING, numbers) for rollout in group]
 
     for index, rollout in enumerate(play_episodes(make, PROMPTS, 4, [0, 1, 2], rule.observe)):
@@ -222,6 +242,11 @@ def test_turn_by_turn_engines_make_the_same_kind_of_episode() -> None:
         assert len(rollout.actions) == 1 + index % NUM_TURNS == trace.turn_ids[-1] + 1
         assert trace.logprobs is not None and (np.isnan(trace.logprobs) == ~trace.action_mask).all()
         assert trace.token_ids.size == trace.action_mask.size and [span.start for span in trace.spans] == [0]
+        in_conversation = conversation_ids(TWO_ROLES, trace.turn_ids, trace.action_mask)
+        for turn, conversation in enumerate(TWO_ROLES[: len(rollout.actions)]):
+            start = int(np.flatnonzero((trace.turn_ids == turn) & trace.action_mask)[0])
+            before = trace.token_ids[:start][in_conversation[:start] == conversation].tolist()
+            assert [*(() if conversation else PROMPTS[index // 4]), *before] in asked
 
 
 def test_greedy_episodes_are_the_actions_of_the_environment() -> None:

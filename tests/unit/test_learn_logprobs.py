@@ -1,5 +1,6 @@
 """Packing and scoring: exact whatever the layout of the rows."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,15 +82,34 @@ def batch_of(prompt_lengths: list[int], response_lengths: list[list[int]], seed:
 RAGGED = batch_of([5, 1, 9], [[4, 1, 7], [6, 2], [3, 3, 5, 2]])
 
 
+def in_conversations(batch: Batch, of_columns: list[int]) -> Batch:
+    """The batch with each column in a conversation; the first two of each but the first are untrained, as openings."""
+    numbers = torch.tensor(of_columns)[: batch.mask.shape[1]]
+    mask = batch.mask.clone()
+    for number in range(1, int(numbers.max()) + 1):
+        mask[:, torch.nonzero(numbers == number)[:2, 0]] = False
+    return replace(batch, mask=mask, conversation_ids=numbers.expand(mask.shape), behavior_logprobs=-1.0 * mask)
+
+
+LONG = batch_of([5, 1], [[12, 9, 16], [16, 16]])
+ALTERNATING = in_conversations(LONG, [0, 1, 1, 1, 0, 0, 1, 2, 2, 0, 1, 1, 2, 2, 0, 1])
+SUMMED_UP = in_conversations(LONG, [0] * 5 + [1] * 6 + [2] * 5)
+
+
 def plain_scores(network: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    """One full forward pass per rollout, whole logits, no mask, no packing: log-probs and entropies [N, L]."""
+    """A forward pass per conversation, whole logits, no mask, no packing: log-probs and entropies [N, L]."""
     logprobs, entropy = torch.zeros(batch.mask.shape, dtype=torch.float64), torch.zeros(batch.mask.shape).double()
+    numbers = torch.zeros_like(batch.token_ids) if batch.conversation_ids is None else batch.conversation_ids
     for i in range(batch.num_rollouts):
-        prompt = batch.prompts[int(batch.group_index[i])]
-        logits = network(torch.cat([prompt, batch.token_ids[i]])[None]).logits[0] / batch.temperature[i].double()
-        table = torch.log_softmax(logits, dim=-1)[len(prompt) - 1 : -1]
-        logprobs[i] = table.gather(1, batch.token_ids[i][:, None])[:, 0]
-        entropy[i] = -(table.exp() * table).sum(-1)
+        for number in numbers[i].unique().tolist():
+            own = torch.nonzero(numbers[i] == number)[:, 0]
+            ids = batch.token_ids[i][own]
+            prompt = ids[:0] if number else batch.prompts[int(batch.group_index[i])]
+            logits = network(torch.cat([prompt, ids])[None]).logits[0] / batch.temperature[i].double()
+            table = torch.log_softmax(logits, dim=-1)
+            table = torch.cat([table[:1], table])[len(prompt) : -1]  # what predicts an opening is not asked for
+            logprobs[i] = logprobs[i].index_put((own,), table.gather(1, ids[:, None])[:, 0])
+            entropy[i] = entropy[i].index_put((own,), -(table.exp() * table).sum(-1))
     return torch.where(batch.mask, logprobs, 0.0), torch.where(batch.mask, entropy, 0.0)
 
 
@@ -114,6 +134,19 @@ def gradients(network: Any, scores: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
     network.zero_grad()
     (scores[0] * first + scores[1] * second).sum().backward()
     return {name: param.grad.clone() for name, param in network.named_parameters()}
+
+
+@pytest.mark.parametrize("batch", [ALTERNATING, SUMMED_UP])
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("budget", [10_000, 25])
+def test_a_token_sees_its_own_conversation_alone(batch: Batch, share: bool, budget: int) -> None:
+    network = tiny_llama()
+    expected = plain_scores(network, batch)
+    found = packed_scores(network, batch, budget, share, chunk=5 * VOCAB)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    as_one = packed_scores(network, replace(batch, conversation_ids=None), budget, share, chunk=5 * VOCAB)
+    assert not torch.allclose(as_one[0], expected[0])
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

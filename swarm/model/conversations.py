@@ -1,0 +1,67 @@
+"""Conversations of an episode: the token ids that each turn continues.
+
+Most episodes are one conversation. An environment may open others: one that goes on from a summary, or the private view
+of another role. Their tokens stand in one row in the order of time; each sees those of its own conversation alone, and
+the prompt of the task belongs to the first one.
+
+Invariant: a conversation is only appended to; what is appended follows from tokenizer, actions and replay.
+Shape letters: T response tokens.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.episode import Transition
+from swarm.interfaces import Observation, Tokenizer
+from swarm.types import BoolArray, Task
+
+
+class Conversations:
+    """Observations of one episode as token ids, turn by turn.
+
+    Example:
+        conversations = Conversations(tokenizer, "sums")
+        conversations.observe(transition, is_ended=True).token_ids
+    """
+
+    def __init__(self, tokenizer: Tokenizer, env: str) -> None:
+        self._tokenizer = tokenizer
+        self._env = env
+        self._newest = 0
+        self._are_ended: list[bool] = [False]  # whether the newest action of each has its end token
+
+    def observe(self, transition: Transition, is_ended: bool) -> Observation:
+        """What comes before the next action.
+
+        Args:
+            transition: of the newest action; not the end.
+            is_ended: whether that action has its end token.
+
+        Raises:
+            ConfigError: the messages have no tokens here.
+        """
+        self._are_ended[self._newest] = is_ended
+        self._newest = transition.conversation
+        if transition.conversation < len(self._are_ended):
+            is_ended = self._are_ended[transition.conversation]
+            ids = self._tokenizer.encode_observation(transition.messages, is_ended)
+        else:
+            self._are_ended.append(False)
+            ids = self._tokenizer.encode_prompt(Task(env=self._env, task_id=0, messages=transition.messages))
+        return Observation(ids, transition.conversation)
+
+
+def conversation_ids(
+    of_turns: Sequence[int], turn_ids: NDArray[np.integer], action_mask: BoolArray
+) -> NDArray[np.int64]:
+    """[T] conversation of each token; an observation is in that of the action after it.
+
+    Args:
+        of_turns: conversation of each action.
+        turn_ids: [T].
+        action_mask: [T].
+    """
+    turns = np.array(of_turns, np.int64)
+    return turns[np.where(action_mask, turn_ids, turn_ids + 1).clip(max=len(turns) - 1)]
