@@ -245,9 +245,12 @@ class ScoredGroup:
 
     @property
     def has_signal(self) -> bool:
-        """False when every reward is equal: all group-relative advantages are zero."""
+        """False when every reward is equal, and every role's: all group-relative advantages are zero."""
         rewards = self.rewards.tolist()
-        return max(rewards) > min(rewards)
+        if max(rewards) > min(rewards):
+            return True
+        roles = {turn.role for outcome in self.outcomes for turn in outcome.transitions if turn.role}
+        return any(len({outcome.rewards.get(role, 0.0) for outcome in self.outcomes}) > 1 for role in roles)
 
     @property
     def has_turn_signal(self) -> bool:

@@ -52,6 +52,8 @@ class EnvironmentConfig(Model):
         "apps",
         "dialogue",
         "code",
+        "nim",
+        "notes",
     ]
     """Which loader builds it, see docs/environments.md. `function` and `plugin` name local code and are refused in a
     join manifest."""

@@ -72,6 +72,14 @@ def build_environment(config: EnvironmentConfig) -> Environment:
         from swarm.environments.code import CodeEnvironment
 
         return CodeEnvironment(config)
+    if config.kind == "nim":
+        from swarm.environments.nim import NimEnvironment
+
+        return NimEnvironment(config)
+    if config.kind == "notes":
+        from swarm.environments.notes import NotesEnvironment
+
+        return NotesEnvironment(config)
     return load_plugin(config)
 
 

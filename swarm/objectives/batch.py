@@ -44,7 +44,14 @@ class MassClip:
 
 
 _PER_GROUP = ("baseline_rewards",)  # tensors [M]; every other one is [N], [N, L] or [N, K]
-_TUPLES = ("corrections", "texts", "state_keys", "turn_statuses", "actions")  # N values of each, where it is there
+_TUPLES = (
+    "corrections",
+    "texts",
+    "state_keys",
+    "turn_statuses",
+    "turn_roles",
+    "actions",
+)  # N values of each, where it is there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +99,7 @@ class Batch:
     num_calls: Tensor | None = None  # int64 [N, K], well-formed tool calls of each turn
     state_keys: tuple[tuple[str, ...], ...] | None = None  # N of num_turns, of the state after each turn; "": none
     turn_statuses: tuple[tuple[TurnStatus, ...], ...] | None = None  # N of num_turns
+    turn_roles: tuple[tuple[str, ...], ...] | None = None  # N of num_turns, who acted; "": no role. None: no roles
     actions: tuple[Actions, ...] | None = None  # N of num_turns, texts of the turns
     outcomes: Tensor | None = None  # float32 [N], rewards before reward parts changed them; None until then
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> float32 [N]
@@ -300,6 +308,7 @@ def make_batch(
         num_calls=None if turns is None else tensor(turns.num_calls),
         state_keys=None if turns is None else turns.state_keys,
         turn_statuses=None if turns is None else turns.turn_statuses,
+        turn_roles=None if turns is None else turns.turn_roles,
         actions=None if turns is None else turns.actions,
         reward_parts={name: tensor(values) for name, values in named.items()},
     )

@@ -18,6 +18,7 @@ from swarm.objectives.batch import Batch
 from swarm.objectives.mass_clip import clip_factors, rollout_masses
 from swarm.objectives.part import Requirement, Scored, on_mask
 from swarm.objectives.recipe import Recipe
+from swarm.objectives.roles import role_rewards, tokens_of_roles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,15 +77,27 @@ def with_advantages(recipe: Recipe, batch: Batch, external: Literal["all", "posi
     """
     check_legal(recipe, batch)
     batch = replace(batch, outcomes=batch.rewards)
-    for part in recipe.rewards:
-        batch = replace(batch, rewards=part(batch))
-    advantages = recipe.advantage(batch)
-    if advantages.dim() == 1:
-        advantages = advantages[:, None].expand(batch.mask.shape)
+    if batch.turn_roles is None:
+        batch, advantages = _advantages(recipe, batch)
+    else:  # each role has rewards and statistics of its own, as if the others were not there
+        advantages = torch.zeros_like(batch.advantages)
+        for role, is_theirs in tokens_of_roles(batch).items():
+            own = replace(batch, rewards=role_rewards(batch, role))
+            own = _masked(replace(own, outcomes=own.rewards), batch.mask & is_theirs)
+            _, of_role = _advantages(recipe, replace(own, length=own.mask.sum(dim=1)))
+            advantages = torch.where(is_theirs, of_role.to(advantages.dtype), advantages)
     mask = batch.mask & ~torch.isnan(advantages)
     if external == "positive":
         mask = mask & ~(batch.is_external[:, None] & (advantages < 0))
     return _masked(replace(batch, advantages=advantages), mask)
+
+
+def _advantages(recipe: Recipe, batch: Batch) -> tuple[Batch, Tensor]:
+    """The batch with shaped rewards, and advantages [N, L]."""
+    for part in recipe.rewards:
+        batch = replace(batch, rewards=part(batch))
+    advantages = recipe.advantage(batch)
+    return batch, advantages[:, None].expand(batch.mask.shape) if advantages.dim() == 1 else advantages
 
 
 def scored(

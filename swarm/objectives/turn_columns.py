@@ -24,6 +24,7 @@ class TurnColumns:
     num_calls: NDArray[np.int64]  # [N, K]
     state_keys: tuple[tuple[str, ...], ...]
     turn_statuses: tuple[tuple[TurnStatus, ...], ...]
+    turn_roles: tuple[tuple[str, ...], ...] | None  # None where no episode has roles
     actions: tuple[Actions, ...]
 
 
@@ -39,12 +40,14 @@ def turn_columns(groups: Sequence[ScoredGroup]) -> TurnColumns | None:
     for row, ((rollout, _), turns) in enumerate(zip(episodes, transitions, strict=True)):
         turn_rewards[row, : len(turns)] = [turn.reward for turn in turns]
         num_calls[row, : len(turns)] = [len(parse_action(text).calls) for text in rollout.actions]
+    has_roles = any(turn.role for each in transitions for turn in each)
     return TurnColumns(
         turn_rewards=turn_rewards,
         num_turns=np.array([len(each) for each in transitions], np.int64),
         num_calls=num_calls,
         state_keys=tuple(tuple(turn.state_key for turn in each) for each in transitions),
         turn_statuses=tuple(tuple(turn.status for turn in each) for each in transitions),
+        turn_roles=tuple(tuple(turn.role for turn in each) for each in transitions) if has_roles else None,
         actions=tuple(rollout.actions for rollout, _ in episodes),
     )
 

@@ -34,7 +34,7 @@ MAX_ENVIRONMENTS: Final = 64
 BUILT_IN_MODELS: Final = ("smollm2", "tiny", "tiny-agents")
 
 _PLAIN_NAME: Final = re.compile(r"[a-z0-9_]{1,60}")
-_WITHOUT_DATASET: Final = ("calculator", "retry", "look_up", "grid_world", "apps", "dialogue", "code")
+_WITHOUT_DATASET: Final = ("calculator", "retry", "look_up", "grid_world", "apps", "dialogue", "code", "nim", "notes")
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _JSONL_PATH: Final = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}/){0,8}[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\.jsonl")
 

@@ -8,6 +8,7 @@ import os
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from swarm.config import EnvironmentConfig, ModelConfig
 from swarm.environments.load import build_environment
 from swarm.environments.replay import ReplayedEpisode, replay
 from swarm.episode import Message
+from swarm.model.conversations import Conversations
 from swarm.model.source import resolve_source
 from swarm.model.tokenizer import RENDERER, HfTokenizer
 from swarm.testing.hostile_actions import hostile_actions
@@ -35,6 +37,8 @@ SECTIONS: tuple[dict[str, Any], ...] = (
     {"kind": "grid_world"},
     {"kind": "apps"},
     {"kind": "dialogue"},
+    {"kind": "nim"},
+    {"kind": "notes"},
 )
 ENVIRONMENTS: list[Any] = [build_environment(EnvironmentConfig(name=each["kind"], **each)) for each in SECTIONS]
 WITHOUT_SYSTEM = ("gemma",)
@@ -93,7 +97,7 @@ class Case:
         self.reader = Reader(folder)
 
 
-class Conversations:
+class DrawnConversation:
     """Random conversations of a style, the marker texts of all styles in them."""
 
     def __init__(self, style: Style, seed: int) -> None:
@@ -167,7 +171,7 @@ def merged(parts: Parts) -> Parts:
     return found
 
 
-def action(found: Conversations, tokenizer: HfTokenizer, reader: Reader) -> tuple[list[int], Parts, bool]:
+def action(found: DrawnConversation, tokenizer: HfTokenizer, reader: Reader) -> tuple[list[int], Parts, bool]:
     """A turn as drawn: its tokens, not as an encoder would cut them; what they are; whether its end was drawn."""
     draw, style = found.random, found.style
     ids, written = list[int](), Parts()
@@ -205,7 +209,7 @@ def test_no_token_of_a_conversation_differs_from_what_is_written_by_hand(case: C
     style, tokenizer, consumer, reader = case.style, case.tokenizer, case.consumer, case.reader
     num_tokens = num_observations = 0
     for seed in range(NUM_EPISODES):
-        found = Conversations(style, seed)
+        found = DrawnConversation(style, seed)
         prompt = found.prompt()
         row = tokenizer.encode_prompt(Task(env="e", task_id=seed, messages=tuple(prompt)))
         written = style.prompt(prompt)
@@ -239,23 +243,29 @@ def test_a_consumer_rebuilds_every_token_that_environments_add(case: Case) -> No
         written = style.prompt(task.messages)
         turns: list[tuple[list[int], bool]] = []  # of each action, and whether its end was drawn
         observations: list[list[int]] = []
+        here, ended = 0, dict[int, bool]()  # conversation of the action; of each, whether its newest end was drawn
         while not episode.is_ended:
             ids = tokenizer.encode_response(played_action(draw, right))[:-1]
             is_ended = draw.random() < 0.9
             ids += [reader.ids[style.ends[0]]] * is_ended
             text = tokenizer.decode(ids)
-            messages = episode.step(text).messages
+            transition = episode.step(text)
+            ended[here], here = is_ended, transition.conversation
             written += [*style.own(text), *[Control(style.ends[0])] * is_ended]
             row += ids
             turns.append((ids, is_ended))
-            if not episode.is_ended:
-                observations.append(tokenizer.encode_observation(messages, is_ended))
-                row += observations[-1]
-                written += style.observation(messages, is_ended)
+            if not episode.is_ended and here in ended:
+                observations.append(tokenizer.encode_observation(transition.messages, ended[here]))
+                written += style.observation(transition.messages, ended[here])
+            elif not episode.is_ended:
+                observations.append(tokenizer.encode_prompt(replace(task, messages=transition.messages)))
+                written += style.prompt(transition.messages)
+            row += [] if episode.is_ended else observations[-1]
         assert reader.parts(row) == merged(written), f"{environment.verifier}, seed {seed}"
         outcome = replay(environment, seed, tuple(consumer.decode(ids) for ids, _ in turns))
+        conversations = Conversations(consumer, task.env)
         rebuilt = [
-            consumer.encode_observation(transition.messages, is_ended)
+            conversations.observe(transition, is_ended).token_ids
             for transition, (_, is_ended) in zip(outcome.transitions, turns, strict=True)
             if not transition.is_end
         ]
@@ -266,7 +276,7 @@ def test_a_consumer_rebuilds_every_token_that_environments_add(case: Case) -> No
 
 
 def test_a_prompt_that_spells_no_control_token_is_the_rendered_text_encoded(case: Case) -> None:
-    found = Conversations(case.style, seed=0)
+    found = DrawnConversation(case.style, seed=0)
     found.markers = ["<b>", "<|", "|>", "[/"]
     for _ in range(20):
         messages = found.prompt()

@@ -26,6 +26,10 @@ EXAMPLES: tuple[tuple[str, dict[str, Any], Actions], ...] = (
     ("grid_world", {"style": "char", "keys": 1}, ()),
     ("apps", {}, ()),
     ("dialogue", {}, ()),
+    ("nim", {}, ("a1", "c2", "{right}")),
+    ("nim", {"style": "char", "heaps": 2}, ()),
+    ("notes", {"parts": 2}, ()),
+    ("notes", {"parts": 2, "style": "char"}, ()),
     ("code", {}, ("def f(xs):\n    return ys", "def f(xs):\n    return 0", "{right}")),
 )
 
@@ -38,10 +42,13 @@ def example(kind: str, params: dict[str, Any], actions: Actions) -> str:
     played = played or environment.demonstration(3)  # type: ignore[attr-defined]
     outcome = replay(environment, 3, played)
     lines = [f"{message.role}: {message.content}" for message in environment.task(3).messages]
+    here = 0
     for action, transition in zip(played, outcome.transitions, strict=True):
         status = "" if transition.status == "ok" else f"   [{transition.status}]"
         earned = f"   [{transition.reward:+.2f}]" if transition.reward else ""
         lines += [f"model: {action}{status}{earned}"]
+        lines += [""] * (transition.conversation != here)
+        here = transition.conversation
         lines += [f"{message.role}: {message.content}" for message in transition.messages]
     rewards = ", ".join(f"{name} {value:g}" for name, value in outcome.rewards.items())
     title = ", ".join(f"{name} = {value}" for name, value in params.items())
@@ -68,7 +75,7 @@ def test_every_kind_and_parameter_has_its_row() -> None:
     rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `")}
     assert set(rows) == set(get_args(EnvironmentConfig.model_fields["kind"].annotation))
     code = Path(__file__).parents[2] / "swarm" / "environments"
-    for kind in ("calculator", "retry", "look_up", "grid_world", "apps", "dialogue", "code"):
+    for kind in ("calculator", "retry", "look_up", "grid_world", "apps", "dialogue", "code", "nim", "notes"):
         read = re.findall(r'params\.(?:integer|number|choice|text)\("(\w+)"', (code / f"{kind}.py").read_text())
         missing = [name for name in [*read, "max_turns"] if f"`{name}`" not in rows[kind]]
         assert read and not missing, (kind, missing)
