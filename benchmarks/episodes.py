@@ -98,7 +98,7 @@ def play_prompts(network: nn.Module, shape: Shape, episodes: int) -> Cost:
         total = Cost(total.cpu_s + cost.cpu_s, total.wall_s + cost.wall_s, total.num_computed + cost.num_computed)
         for i, row in enumerate(rows):
             told = environments.observe(i, row.tokens, False).result()
-            conversations[i] = [*conversations[i], *row.tokens, *(told or ())]
+            conversations[i] = [*conversations[i], *row.tokens, *(told.token_ids if told else ())]
     return total
 
 
