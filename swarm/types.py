@@ -470,6 +470,7 @@ class DrawPlace:
 
     producer: NodeId = ""  # whose group took it; empty: it stayed free
     is_newcomer: bool = False  # it counted among those of all newcomers
+    task: TaskName = ("", 0)  # of the group; the empty name where it is not known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

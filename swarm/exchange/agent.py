@@ -124,7 +124,7 @@ class Agent:
         # what waits for a step, and how much more may be begun
         replay = self.replay = replay or ReplayBuffer(config.replay, self.node_id, config.seed, self.clock)
         replay.limit_bytes(int(WAITING_SHARE * config.exchange.store_bytes))
-        shares = DrawShares(parties)
+        shares = DrawShares(parties, config.replay.max_reuse)
         replay.limit_shares(shares)
         self.journal = DrawJournal(context, store, replay, peers, self.coordinator_view, quota, reputation, shares)
         window = WINDOW_STEPS * config.replay.local_groups

@@ -6,9 +6,10 @@ step could have held. Otherwise newcomers alone in the swarm would be all of wha
 
 Invariant, in an open run: of any SHARE places in a row all newcomers together have at most one, and of each WINDOW of
 places one established party, or the keys of one subnet, at most max(1/8, 1/n) rounded up to a whole place, with n the
-established parties that took a place in the window or have a group waiting; and of each draw, one task has at most an
-eighth of the places, or one. In a private run nothing is bounded: people let a few nodes learn one task by heart to see
-that all works.
+established parties that took a place in the window or have a group waiting. Where tasks hardly repeat, one task has of
+each draw at most an eighth of the places, or one, and of a window, as a group of one party, of one subnet, or of all
+newcomers, two or a few (`task_quota`). In a private run nothing is bounded: people let a few nodes learn one task by
+heart to see that all works.
 
 What follows, and is meant so:
 - An open run of newcomers alone: each draws at most one group in eight places from the others, and the step has fewer
@@ -26,14 +27,15 @@ The window is journalled with the draws (`Draw.places`), so a restart forgets no
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self
 
+from swarm.exchange.task_quota import WINDOW, TaskQuota
 from swarm.peers.parties import SHARE, Parties
 from swarm.types import DrawPlace, NodeId, TaskName
 
-WINDOW: Final = 64  # places
 LEAST_BOUND: Final = WINDOW // SHARE  # of one established party, however many there are
+_NEWCOMERS: Final = ""  # what the tasks of all of them count under
 
 
 class DrawShares:
@@ -47,9 +49,12 @@ class DrawShares:
         shares.commit(places)
     """
 
-    def __init__(self, parties: Parties) -> None:
+    def __init__(self, parties: Parties, max_reuse: int = 1) -> None:
+        """`max_reuse`: how many places one group may take."""
         self.parties = parties
-        self._window = deque[DrawPlace](maxlen=WINDOW)  # oldest first
+        self.tasks = TaskQuota(max_reuse)  # of the window; whoever holds groups counts what waits
+        self._window = deque[DrawPlace]()  # oldest first
+        self._next: DrawPlaces | None = None  # after the window, before anything is taken; None: not looked at yet
 
     @property
     def are_bounded(self) -> bool:
@@ -63,30 +68,57 @@ class DrawShares:
             waiting: who has a group that could be drawn.
             num_places: of the draw, at most; bounds what one task has of it.
         """
-        return DrawPlaces(self.parties, self._window, waiting, num_places)
+        return DrawPlaces(self.parties, self.tasks, self._window, waiting, num_places)
+
+    def num_left_of_task(
+        self, producer: NodeId, task: TaskName, is_newcomer: bool, waiting: Callable[[], Iterable[NodeId]]
+    ) -> int:
+        """Places of the next window that groups of one task by one producer may take; `waiting` as in `begin`."""
+        if self._next is None or not self._window:
+            self._next = self.begin(waiting(), 0)
+        return self._next.num_left_of_task(producer, task, is_newcomer)
 
     def commit(self, places: "DrawPlaces") -> None:
         """These places were drawn."""
-        self._window.extend(places.taken)
+        self._extend(places.taken)
 
     def restore(self, places: Sequence[DrawPlace]) -> None:
         """After a restart: the newest journalled places, oldest first."""
+        for place in self._window:
+            self.tasks.count(place.task, -1)
         self._window.clear()
-        self._window.extend(places)
+        self._extend(places)
+
+    def _extend(self, places: Iterable[DrawPlace]) -> None:
+        for place in places:
+            self._window.append(place)
+            self.tasks.count(place.task, 1)
+        while len(self._window) > WINDOW:
+            self.tasks.count(self._window.popleft().task, -1)
+        self._next = None
 
 
 class DrawPlaces:
     """The places of one draw in order, after the window before it. Nothing is drawn until `DrawShares.commit`."""
 
-    def __init__(self, parties: Parties, window: Iterable[DrawPlace], waiting: Iterable[NodeId], num_places: int):
+    def __init__(
+        self,
+        parties: Parties,
+        tasks: TaskQuota,
+        window: Iterable[DrawPlace],
+        waiting: Iterable[NodeId],
+        num_places: int,
+    ) -> None:
         self.taken: list[DrawPlace] = []
         self._parties = parties
         self._before = deque(window, maxlen=WINDOW - 1)  # with the next place it is a whole window
         self._since_newcomer = SHARE  # places since the newest one of a newcomer
         self._counts = Counter[str]()  # by what established groups count under
         self._counts_now = Counter[str]()
-        self._most_of_one_task = max(1, -(-num_places // SHARE))
         self._tasks_now = Counter[TaskName]()
+        self._tasks = Counter[tuple[str, TaskName]]()  # in the window, by what the group counts under
+        self._quota = tasks
+        self._most_of_one_task = tasks.most_of_draw(num_places)
         for place in self._before:
             self._count(place, 1)
             self._since_newcomer = 0 if place.is_newcomer else self._since_newcomer + 1
@@ -100,7 +132,7 @@ class DrawPlaces:
         other.__dict__.update(self.__dict__)
         other.taken, other._before = list(self.taken), self._before.copy()
         other._counts, other._counts_now = self._counts.copy(), self._counts_now.copy()
-        other._tasks_now = self._tasks_now.copy()
+        other._tasks_now, other._tasks = self._tasks_now.copy(), self._tasks.copy()
         return other
 
     def adopt(self, other: Self) -> None:
@@ -124,7 +156,7 @@ class DrawPlaces:
         """
         if self._parties.is_private:
             return True
-        if self._tasks_now[task] >= self._most_of_one_task:
+        if self._tasks_now[task] >= self._most_of_one_task or not self.num_left_of_task(producer, task, is_newcomer):
             return False
         if is_newcomer:
             return self.may_take_newcomer
@@ -134,11 +166,16 @@ class DrawPlaces:
             for bound in self._parties.bounds_of(producer)
         )
 
+    def num_left_of_task(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> int:
+        """Places of the window that are left to groups of one task by one producer, >= 0."""
+        most = self._quota.most_of_party(LEAST_BOUND if is_newcomer else self.most_of_one)
+        return max(0, most - max(self._tasks[bound, task] for bound in self._bounds_of(producer, is_newcomer)))
+
     def take(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> None:
         """The next place is this group's."""
         if self._parties.is_private:
             return
-        self._add(DrawPlace(producer, is_newcomer))
+        self._add(DrawPlace(producer, is_newcomer, task))
         self._tasks_now[task] += 1
         if not is_newcomer:
             self._counts_now.update(self._parties.bounds_of(producer))
@@ -157,9 +194,15 @@ class DrawPlaces:
         self.taken.append(place)
 
     def _count(self, place: DrawPlace, by: int) -> None:
-        if _is_established(place):
-            for bound in self._parties.bounds_of(place.producer):
+        if not place.producer:
+            return
+        for bound in self._bounds_of(place.producer, place.is_newcomer):
+            self._tasks[bound, place.task] += by
+            if not place.is_newcomer:
                 self._counts[bound] += by
+
+    def _bounds_of(self, producer: NodeId, is_newcomer: bool) -> tuple[str, ...]:
+        return (_NEWCOMERS,) if is_newcomer else self._parties.bounds_of(producer)
 
 
 def _is_established(place: DrawPlace) -> bool:

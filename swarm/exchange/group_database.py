@@ -115,13 +115,15 @@ class GroupDatabase(GroupFile):
 
     def _record_places(self, draw: Draw) -> None:
         self._connection.execute("DELETE FROM places WHERE step = ? OR step <= ?", (draw.step, draw.step - MAX_PLACES))
-        rows = [(draw.step, i, place.producer, place.is_newcomer) for i, place in enumerate(draw.places)]
-        self._connection.executemany("INSERT INTO places VALUES (?, ?, ?, ?)", rows)
+        rows = [(draw.step, i, place.producer, place.is_newcomer, *place.task) for i, place in enumerate(draw.places)]
+        columns = "step, position, producer, is_newcomer, env, task_id"
+        self._connection.executemany(f"INSERT INTO places ({columns}) VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def places(self, limit: int) -> list[DrawPlace]:
         """The newest places of the journalled draws, oldest first."""
-        query = "SELECT producer, is_newcomer FROM places ORDER BY step DESC, position DESC LIMIT ?"
-        return [DrawPlace(producer, bool(is_newcomer)) for producer, is_newcomer in self._rows(query, (limit,))][::-1]
+        query = "SELECT producer, is_newcomer, env, task_id FROM places ORDER BY step DESC, position DESC LIMIT ?"
+        rows = self._rows(query, (limit,))[::-1]
+        return [DrawPlace(producer, bool(is_newcomer), (env, task_id)) for producer, is_newcomer, env, task_id in rows]
 
     def journal(self, from_step: int) -> list[tuple[int, tuple[Digest, ...]]]:
         """Draws from a step on, in order: the groups that were handed out."""

@@ -66,6 +66,8 @@ CREATE TABLE IF NOT EXISTS places (
     position INTEGER NOT NULL,
     producer TEXT NOT NULL,
     is_newcomer INTEGER NOT NULL,
+    env TEXT NOT NULL DEFAULT '',
+    task_id INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (step, position)
 ) WITHOUT ROWID;
 """
@@ -172,6 +174,9 @@ class GroupFile:
         if "outcomes" not in {row[1] for row in self._rows("PRAGMA table_info(groups)")}:  # of before episodes
             self._connection.execute("ALTER TABLE groups ADD COLUMN outcomes BLOB")
         self._connection.executescript(_SCHEMA_OF_PLACES)
+        if "task_id" not in {row[1] for row in self._rows("PRAGMA table_info(places)")}:  # of before tasks were noted
+            self._connection.execute("ALTER TABLE places ADD COLUMN env TEXT NOT NULL DEFAULT ''")
+            self._connection.execute("ALTER TABLE places ADD COLUMN task_id INTEGER NOT NULL DEFAULT 0")
         page_bytes = int(self._scalar("PRAGMA page_size"))
         # Twice the budget: rows, indices and half-filled overflow pages around the bodies.
         self._connection.execute(f"PRAGMA max_page_count = {(2 * self._max_bytes + _RESERVE_BYTES) // page_bytes}")

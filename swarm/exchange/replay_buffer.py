@@ -153,7 +153,7 @@ class ReplayBuffer:
         self._drop_old(head, head_of)
         config = self._config
         num_places = config.local_groups + config.external_groups
-        places = self._shares.begin(set(self._held.followers.parties | self._held.external.parties), num_places)
+        places = self._shares.begin(self._held.producers, num_places)
         while (window := self._choose_local(places)) is not None:
             with_external = places.fork()
             external = self._choose_external(step, source_weights, with_external)
@@ -256,7 +256,7 @@ class ReplayBuffer:
             is_established = not entry.is_newcomer
             groups.append(DrawnGroup(scored=entry.scored, age_steps=age, use=entry.uses, is_established=is_established))
             if entry.uses >= self._config.max_reuse:
-                self._held.remove(entry)
+                self._remove(entry)
         self._turned_away.clear()
         zero_variance_digests, self._zero_variance_digests = tuple(self._zero_variance_digests), []
         places, self._places = tuple(self._places), []
@@ -350,11 +350,12 @@ class ReplayBuffer:
         if scored.size_bytes > self._max_bytes:
             self.num_dropped["too_large"] += 1
             return False
-        if self._shares.are_bounded and self._held.has_enough_of_task(entry):
+        if self._has_enough_of_task(entry):
             self.num_dropped["same_task"] += 1
             self._turn_away(entry)
             return False
         self._held.hold(entry)
+        self._shares.tasks.count(entry.task, 1)
         if self._is_main_source(entry):
             self._drop(self._held.followers.oldest(entry.source), "surplus")
             self._turn_away(entry)
@@ -367,6 +368,13 @@ class ReplayBuffer:
             self._drop(self._held.oldest_to_evict(), "evicted")
         return scored.digest in self._held.all
 
+    def _has_enough_of_task(self, entry: ReplayEntry) -> bool:
+        if not self._shares.are_bounded or entry.scored.is_made_here:
+            return False
+        uses_left = sum(self._config.max_reuse - other.uses for other in self._held.of_same_task(entry))
+        left = self._shares.num_left_of_task(entry.source, entry.task, entry.is_newcomer, lambda: self._held.producers)
+        return left <= uses_left
+
     def _is_main_source(self, entry: ReplayEntry) -> bool:
         """Whether a follower holds more than half of what can be used, against others; always enough for one draw."""
         num_held = len(self._held.followers.of(entry.source)) if entry.is_own_policy else 0
@@ -378,8 +386,12 @@ class ReplayBuffer:
         if self._shares.are_bounded and entry.is_own_policy and not entry.is_newcomer:
             self._turned_away[entry.source] += 1
 
-    def _drop(self, entry: ReplayEntry, reason: str) -> None:
+    def _remove(self, entry: ReplayEntry) -> None:
         self._held.remove(entry)
+        self._shares.tasks.count(entry.task, -1)
+
+    def _drop(self, entry: ReplayEntry, reason: str) -> None:
+        self._remove(entry)
         self.num_dropped[reason] += 1
         if reason != "surplus":
             self._turned_away.clear()  # there is room again, also of its task

@@ -3,8 +3,8 @@
 Invariant: a group is in `all` and in every table that its origin puts it in, or in none; `num_bytes` is their sum.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from swarm.exchange.external_sampler import Candidate
 from swarm.fairness import FairTable
@@ -28,8 +28,6 @@ class ReplayEntry(Candidate):
 
 
 BySource = FairTable[str, ReplayEntry]
-
-HELD_PER_TASK: Final = 2  # groups of one task that one source may have here, in an open run
 
 
 class ReplayTables:
@@ -84,11 +82,16 @@ class ReplayTables:
         """Groups of the own lineage that this node made elsewhere."""
         return len(self.followers.of(node_id)) + len(self.new_followers.of(node_id))
 
-    def has_enough_of_task(self, entry: ReplayEntry) -> bool:
-        """Whether its source has as many groups of this task here as it may."""
+    @property
+    def producers(self) -> set[str]:
+        """Established followers, and parties of other lineages, with a group here."""
+        return set(self.followers.parties | self.external.parties)
+
+    def of_same_task(self, entry: ReplayEntry) -> Iterable[ReplayEntry]:
+        """What its source has here of this task."""
         table = self.by_source(entry)
         held = () if table is None else table.of(_source_of(entry))
-        return sum(other.task == entry.task for other in held) >= HELD_PER_TASK
+        return (other for other in held if other.task == entry.task)
 
     def oldest_to_evict(self) -> ReplayEntry:
         """The oldest group of the source that holds most: external groups first, then those of followers, and what was

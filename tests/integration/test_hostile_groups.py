@@ -17,7 +17,6 @@ from swarm.exchange import admission_checks
 from swarm.exchange.admission_checks import AdmissionLimits
 from swarm.exchange.draw_shares import DrawPlaces
 from swarm.exchange.novelty import Novelty
-from swarm.exchange.replay_tables import ReplayTables
 from swarm.objectives.batch import Batch
 from swarm.testing.builders import TOY_NOW_S, ToyTokenizer, make_group, make_identity
 from swarm.types import PolicyVersion, RefusalReason, RolloutGroup, TokenTrace, VersionSpan
@@ -190,7 +189,7 @@ def without_task_quota(patch: pytest.MonkeyPatch) -> None:
         self._most_of_one_task = 1_000_000
 
     patch.setattr(DrawPlaces, "__init__", begin_without)
-    patch.setattr(ReplayTables, "has_enough_of_task", lambda *_, **__: False)
+    patch.setattr(DrawPlaces, "num_left_of_task", lambda *_, **__: 1_000_000)
 
 
 DEFENDED_AND_NOT = pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import random
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,11 +44,11 @@ class Bench:
         self.places: list[DrawPlace] = []
         self.drawn: Counter[str] = Counter()  # groups by producer
 
-    def add(self, producer: str, count: int = 1, *, follows: bool = False) -> None:
+    def add(self, producer: str, count: int = 1, *, follows: bool = False, task_id: int | None = None) -> None:
         for _ in range(count):
             self.num_made += 1
             group = _group_of(OWN if follows else producer)
-            made = replace(group, producer=producer, task_id=self.num_made)
+            made = replace(group, producer=producer, task_id=self.num_made if task_id is None else task_id)
             digest = hashlib.sha256(str(self.num_made).encode()).digest()
             scored = make_scored(made, digest=digest, rewards=REWARDS, is_made_here=producer == OWN)
             self.buffer.add(scored)
@@ -147,6 +148,61 @@ def test_members_that_all_deliver_fill_every_place_in_equal_shares(num_members: 
     counts = [bench.drawn[member] for member in MEMBERS[:num_members]]
     mean = sum(counts) / num_members
     assert all(abs(count - mean) <= 4 * mean**0.5 + 2 for count in counts), counts
+
+
+FEWEST_OTHERS = 2  # members that are not hostile, for each one that is
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.integers(3, 9), st.integers(1, 3), st.integers(4, 12), st.integers(0, 2**32), st.booleans())
+def test_members_that_send_one_task_for_ever_have_few_places_of_it(
+    num_members: int, num_hostile: int, places: int, seed: int, follows: bool
+) -> None:
+    num_hostile = min(num_hostile, num_members // (1 + FEWEST_OTHERS))
+    most = most_of_one_task(num_members, num_hostile, places, seed, follows=follows)
+    assert most <= 3 * num_hostile, "of 64 places"
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_without_the_quota_of_a_task_they_have_one_place_of_every_eight(
+    follows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DrawPlaces, "num_left_of_task", lambda *_, **__: 1_000_000)
+    assert most_of_one_task(9, 3, 8, seed=0, follows=follows) >= WINDOW / 8
+
+
+def most_of_one_task(num_members: int, num_hostile: int, places: int, seed: int, *, follows: bool) -> int:
+    """Groups of task 0 in the window that has most of them, once a window is full; others send any of 10^6 tasks."""
+    bench = Bench(num_members, places if follows else 1, 0 if follows else places)
+    rng = random.Random(seed)
+    for _ in range(4 * WINDOW // places + 1):
+        if not follows:
+            bench.add(OWN)
+        for number, member in enumerate(MEMBERS[:num_members]):
+            for _ in range(rng.randint(0, 4)):
+                is_hostile = number < num_hostile
+                bench.add(member, follows=follows, task_id=0 if is_hostile else rng.randrange(1, 10**6))
+        bench.draw()
+    whole = list(bench.windows())[2 * WINDOW :]
+    return max((sum(place.task[1] == 0 for place in window if place.producer) for window in whole), default=0)
+
+
+@pytest.mark.parametrize("num_tasks", [1, 2, 4, 8, 16, 64, 10**6])
+@pytest.mark.parametrize("num_members", [1, 3, 9])
+@pytest.mark.parametrize("follows", [False, True], ids=["external", "followers"])
+def test_a_run_of_few_tasks_goes_on_as_one_of_many(num_tasks: int, num_members: int, follows: bool) -> None:
+    bench = Bench(num_members, 8 if follows else 1, 0 if follows else 8)
+    rng = random.Random(num_tasks)
+    for _ in range(64):
+        if not follows:
+            bench.add(OWN, task_id=rng.randrange(num_tasks))
+        for member in MEMBERS[:num_members]:
+            for _ in range(-(-8 // num_members)):
+                bench.add(member, follows=follows, task_id=rng.randrange(num_tasks))
+        bench.draw()
+    places = bench.places[8:]
+    assert len(places) >= 0.9 * 8 * 64
+    assert sum(bool(place.producer) for place in places) >= 0.9 * len(places)
 
 
 @contextmanager

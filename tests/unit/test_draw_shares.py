@@ -1,13 +1,18 @@
 """Shares of the draws in particular cases: tasks, restarts, groups without log-probs, and followers that stall."""
 
+import sqlite3
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from swarm.clock import ManualClock
 from swarm.config import EntryConfig, ReplayConfig
 from swarm.exchange.draw_shares import WINDOW, DrawShares
+from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.exchange.task_quota import TaskQuota
+from swarm.interfaces import GroupStore
 from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
 from swarm.simulate.virtual.group_store import MemoryGroupStore
@@ -25,7 +30,7 @@ class Bench:
     def __init__(self, **settings: object) -> None:
         self.config = ReplayConfig.model_validate({"local_groups": 1, "external_groups": 4, **settings})
         rule = EntryRule(EntryConfig(members=(ADA, BELL, CURIE)), "local", ManualClock())
-        self.shares = DrawShares(Parties(rule))
+        self.shares = DrawShares(Parties(rule), self.config.max_reuse)
         self.buffer = ReplayBuffer(self.config, OWN, 0, ManualClock())
         self.buffer.limit_shares(self.shares)
         self.num_made, self.step = 0, 0
@@ -61,14 +66,69 @@ def producers(draw: Draw | None) -> list[str]:
     return [] if draw is None else [drawn.scored.group.producer for drawn in draw.groups]
 
 
-def test_one_task_has_one_place_in_eight_and_two_groups_of_it_wait_of_each_producer() -> None:
-    bench = Bench()
-    assert bench.add(ADA, 5, task_id=7) == 2 and bench.add(BELL, 5, task_id=7) == 2
-    assert bench.add(ADA, 1, task_id=8) == 1
+async def open_store(folder: Path) -> GroupStore:
+    return await SqliteGroupStore.open(folder / "groups.sqlite", ManualClock(), 2**20)
+
+
+def test_one_task_has_one_place_in_eight_and_three_groups_of_it_wait_of_each_of_three_parties() -> None:
+    bench = Bench(external_groups=8)
+    bench.add(CURIE, 8)
+    bench.add(ADA)
+    bench.add(BELL)
+    assert bench.add(ADA, 5, task_id=7) == 3 and bench.add(BELL, 5, task_id=7) == 3
     bench.add(OWN)
     drawn = bench.draw()
     assert drawn is not None
-    assert sorted(group.scored.group.task_id for group in drawn.groups if not group.scored.is_made_here) == [7, 8]
+    tasks = [group.scored.group.task_id for group in drawn.groups if not group.scored.is_made_here]
+    assert len(tasks) == 8 and tasks.count(7) == 2, "two of nine places"
+
+
+async def draw_three_of_task_7(bench: Bench, store: GroupStore) -> None:
+    for _ in range(3):
+        bench.add(OWN)
+        bench.add(BELL)
+        bench.add(CURIE, 2)
+        bench.add(ADA, 1, task_id=7)
+        draw = bench.draw()
+        assert draw is not None and [place.task[1] for place in draw.places if place.producer == ADA] == [7]
+        await store.record_draw(draw)
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["journalled", "mutation: tasks are not journalled"])
+async def test_three_groups_of_a_task_fill_a_window_also_after_a_restart(is_kept: bool, tmp_path: Path) -> None:
+    before, store = Bench(), await open_store(tmp_path)
+    await draw_three_of_task_7(before, store)
+    await store.close()
+    if not is_kept:
+        with sqlite3.connect(tmp_path / "groups.sqlite") as connection:
+            connection.execute("ALTER TABLE places DROP COLUMN task_id")  # as a store of before tasks were noted
+            connection.execute("ALTER TABLE places DROP COLUMN env")
+        connection.close()
+    bench, store = Bench(), await open_store(tmp_path)
+    bench.num_made = before.num_made
+    bench.shares.restore(await store.places(WINDOW))
+    assert bench.add(ADA, 1, task_id=7) == (not is_kept)
+    assert bench.add(ADA, 1, task_id=8) == bench.add(BELL, 1, task_id=7) == 1
+    for _ in range(WINDOW // 4):
+        bench.add(OWN)
+        bench.add(BELL, 4)
+        bench.draw()
+    assert bench.add(ADA, 1, task_id=7) == 1, "a window later"
+    await store.close()
+
+
+@pytest.mark.parametrize("is_counted", [True, False], ids=["defended", "mutation: a use is a group"])
+def test_a_group_that_is_used_again_counts_once_for_its_task(is_counted: bool) -> None:
+    bench = Bench(max_reuse=6)
+    if not is_counted:
+        bench.shares.tasks = TaskQuota()
+    bench.add(CURIE, 8)
+    bench.add(ADA, 1, task_id=7)
+    num_drawn = 0
+    for _ in range(6):
+        bench.add(OWN)
+        num_drawn += producers(bench.draw()).count(ADA)
+    assert (num_drawn == 6) is is_counted
 
 
 def test_a_group_without_log_probs_is_a_newcomers_whoever_made_it() -> None:
@@ -198,10 +258,10 @@ def test_a_run_of_few_tasks_goes_on(num_tasks: int, until_alone: int, barrier: b
 def test_what_finds_no_place_takes_up_its_followers_room_until_the_next_draw() -> None:
     bench = Bench(local_groups=4, external_groups=0, max_age_steps=3)
     before = bench.buffer.capacity(0, running=0)
-    bench.add(ADA, 8, follows=True, task_id=7)
-    assert bench.buffer.num_waiting(ADA) == 8 and bench.buffer.num_local == 2
-    assert bench.buffer.capacity(0, running=0) == before - 8
     bench.add(BELL, 7, follows=True)
+    bench.add(ADA, 8, follows=True, task_id=7)
+    assert bench.buffer.num_waiting(ADA) == 8 and bench.buffer.num_local == 7 + 3
+    assert bench.buffer.capacity(0, running=0) == before - 15
     assert bench.draw() is None, "Bell may bring one more"
     bench.add(BELL, 1, follows=True)
     assert bench.draw() is not None
