@@ -43,7 +43,7 @@ help: ## Show this list
 	@echo 'Swarm Trainer: reinforcement learning of language models together with machines you do not control.'
 	@echo
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | \
-	  while IFS=$$'\t' read -r target text; do printf '  make %-14s %s\n' "$$target" "$$text"; done
+	  while IFS=$$'\t' read -r target text; do printf '  make %-21s %s\n' "$$target" "$$text"; done
 	@echo
 	@echo 'First time here: make simulate. It ends with a table in the terminal and a report in runs/.'
 	@echo 'Options go in ARGS: make simulate ARGS="--compare silo --seed 1"; all of them: .venv/bin/swarm simulate --help'
@@ -82,6 +82,10 @@ simulate: env ## Two SmolLM2 learners share what they experience: about 6 minute
 .PHONY: simulate-tiny
 simulate-tiny: env ## Eight tiny models, about a minute
 	$(BIN)/swarm simulate --preset tiny $(ARGS)
+
+.PHONY: simulate-tiny-agents
+simulate-tiny-agents: env ## Four tiny models look things up or walk a grid over several turns: 1.5 minutes
+	$(BIN)/swarm simulate --preset tiny-agents $(ARGS)
 
 .PHONY: simulate-echo
 simulate-echo: env ## One node trains, three generate for it (vLLM too after make vllm): at most 15 minutes

@@ -16,14 +16,15 @@ from swarm.errors import ConfigError
 PresetOption = Annotated[
     str,
     typer.Option(
-        help="smollm (2 peers, a real chat model), tiny (8 peers, seconds), echo (a trainer and generators), echo-tiny."
+        help="smollm (2 peers, a real chat model), tiny (8 peers, seconds), tiny-agents (4 peers, episodes of several "
+        "turns), echo (a trainer and generators), echo-tiny."
     ),
 ]
 NodesOption = Annotated[int | None, typer.Option(min=1, help="Number of nodes.")]
 RoundsOption = Annotated[int | None, typer.Option(min=1, help="Optimizer steps of each node.")]
 MinutesOption = Annotated[float | None, typer.Option(min=0, help="Stop after this long, whatever was reached.")]
 MixOption = Annotated[str, typer.Option(help="Local:external groups of each step, such as 4:4; 8:0 never shares.")]
-RecipeOption = Annotated[str, typer.Option(help="Objective: see `swarm recipes list`.")]
+RecipeOption = Annotated[str, typer.Option(help="Objective: see `swarm recipes list`. Default: the preset's.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Of tasks, sampling and draws.")]
 ExternalOption = Annotated[
     Literal["all", "positive"],
@@ -71,7 +72,7 @@ def simulate(
     rounds: RoundsOption = None,
     minutes: MinutesOption = None,
     mix: MixOption = "",
-    recipe: RecipeOption = "sapo_swarm",
+    recipe: RecipeOption = "",
     seed: SeedOption = 0,
     external: ExternalOption = "positive",
     slow: SlowOption = None,

@@ -89,14 +89,15 @@ def _claim(directory: Path, names: Iterable[str]) -> None:
 
 def _report(runs: Sequence[SwarmRun], rival: str, directory: Path, console: Console) -> bool:
     """Writes and prints the result of the run, and of its rival if that was run; whether every invariant held."""
+    config = node_configs(runs[0].options, directory)[0]
     result = SimulationResult(
         title=runs[0].title,
         swarm=swarm_result(runs[0]),
         invariants=tuple(judge(runs).verdicts()),
         rival=swarm_result(runs[1]) if len(runs) > 1 else None,
         rival_kind=rival or "silo",
-        options=_describe(runs[0].options),
-        num_tries=node_configs(runs[0].options, directory)[0].evaluation.num_tries,
+        options=_describe(runs[0].options) | {"recipe": config.learner.recipe},
+        num_tries=config.evaluation.num_tries,
     )
     write_report(result, directory)
     console.print(render_summary(result))

@@ -57,6 +57,8 @@ class Preset:
     worker: Literal["process", "inline"]
     max_minutes: float
     generators: tuple[Engine, ...] = ()  # not empty: the first node only trains, these generate for it
+    recipe: str = "sapo_swarm"
+    keep_turn_signal: bool = False
     max_episode_tokens: int = 2048
     num_tries: int = 0  # of each problem at an evaluation, sampled; 0: one greedy try
     lists_members: bool = False  # the run admits its own nodes only, by a list of their ids
@@ -71,7 +73,7 @@ class SimulationOptions:
     rounds: int | None = None
     minutes: float | None = None
     mix: tuple[int, int] | None = None  # local:external groups per step
-    recipe: str = "sapo_swarm"
+    recipe: str = ""  # empty: the preset's
     seed: int = 0
     slow: dict[str, float] = field(default_factory=dict[str, float])  # node name -> factor
     kill: tuple[tuple[str, float], ...] = ()  # (node name or "coordinator", seconds after the first step)
@@ -154,7 +156,29 @@ _ECHO_TINY = replace(
     max_age_steps=2,
     generators=("transformers", "transformers", "transformers"),
 )
-PRESETS = {preset.name: preset for preset in (_SMOLLM, _TINY, _ECHO, _ECHO_TINY)}
+_TINY_AGENTS = replace(
+    _TINY,
+    name="tiny-agents",
+    title="A 0.19M character model: two nodes look things up, two walk a grid, and each learns the other's task",
+    environments=(
+        EnvironmentConfig(name="look_up", kind="look_up", params={"style": "char"}, seed=1),
+        EnvironmentConfig(name="grid", kind="grid_world", params={"style": "char", "max_turns": 6, "steps": 3}, seed=1),
+    ),
+    num_nodes=4,
+    num_rounds=40,
+    model=ModelConfig(source="tiny-agents", dtype="float32"),
+    learning_rate=3e-4,
+    local_groups=4,
+    external_groups=4,
+    evaluate_every=20,
+    recipe="turn_reward_to_go",
+    keep_turn_signal=True,
+    max_new_tokens=6,
+    max_episode_tokens=110,
+    num_tries=4,
+    lists_members=True,
+)
+PRESETS = {preset.name: preset for preset in (_SMOLLM, _TINY, _ECHO, _ECHO_TINY, _TINY_AGENTS)}
 
 
 def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig]:
@@ -228,10 +252,11 @@ def _node(options: SimulationOptions, preset: Preset, index: int, names: list[st
             external_groups=external,
             max_age_steps=0 if is_synchronous else preset.max_age_steps,  # rounds are strictly on-policy
             external=options.external,
+            keep_turn_signal=preset.keep_turn_signal,
             barrier=is_synchronous,
         ),
         learner=LearnerConfig(
-            recipe=options.recipe,
+            recipe=options.recipe or preset.recipe,
             learning_rate=preset.learning_rate,
             num_steps=_num_steps(options, preset),
             deterministic=options.deterministic,
