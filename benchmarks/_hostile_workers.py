@@ -80,7 +80,7 @@ def hostile_worker(
     node_id = agent.node_id
     if Role.TRAINER in config.roles:
         loaded = load_model(config.model)
-        learner = ScriptedLearner(node_id, Checkpoints(), lambda draw: None)
+        learner = ScriptedLearner(node_id, Checkpoints(), lambda draw: b"")
         engine = StillEngine(loaded.network, loaded.tokenizer, learner.version, seed=config.seed, max_rows=512)
         engine.weights = snapshot(loaded.network)
         producer = make_producer(config, node_id, engine, loaded.tokenizer, environments, recipes_of(config), clock)

@@ -51,10 +51,14 @@ ModeOption = Annotated[
 VirtualOption = Annotated[
     bool,
     typer.Option(
-        "--virtual", help="The whole swarm in this process on virtual time; takes --nodes, --rounds and --seed alone."
+        "--virtual",
+        help="The whole swarm in this process on virtual time; takes --nodes, --rounds, --seed and --episodes alone.",
     ),
 ]
-VIRTUAL_TAKES = ("virtual", "nodes", "rounds", "seed")
+EpisodesOption = Annotated[
+    bool, typer.Option("--episodes", help="virtual: episodes of several turns in place of single answers.")
+]
+VIRTUAL_TAKES = ("virtual", "episodes", "nodes", "rounds", "seed")
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Any key of every node: --set learner.learning_rate=2e-5.")
 ]
@@ -85,6 +89,7 @@ def simulate(
     compare: CompareOption = "",
     mode: ModeOption = "push",
     virtual: VirtualOption = False,
+    episodes: EpisodesOption = False,
     set_: SetOption = None,
     out: OutOption = None,
     keep_checkpoints: KeepOption = False,
@@ -98,7 +103,10 @@ def simulate(
         _refuse_beside_virtual(context)
         from swarm.simulate.virtual.run import run_virtual_command
 
-        _end(run_virtual_command(10 if nodes is None else nodes, 50 if rounds is None else rounds, seed, Console()))
+        num_nodes, num_rounds = 10 if nodes is None else nodes, 50 if rounds is None else rounds
+        _end(run_virtual_command(num_nodes, num_rounds, seed, Console(), has_episodes=episodes))
+    if episodes:
+        raise ConfigError("--episodes: applies to --virtual alone; the presets name their environments")
     from swarm.simulate.presets import SimulationOptions
 
     options = SimulationOptions(
@@ -135,7 +143,9 @@ def _refuse_beside_virtual(context: typer.Context) -> None:
         if option.name not in VIRTUAL_TAKES and _is_given(context, option.name)
     ]
     if given:
-        raise ConfigError(f"{', '.join(given)}: does not apply to --virtual, which takes --nodes, --rounds and --seed")
+        raise ConfigError(
+            f"{', '.join(given)}: does not apply to --virtual, which takes --nodes, --rounds, --seed and --episodes"
+        )
 
 
 def _is_given(context: typer.Context, name: str | None) -> bool:

@@ -9,14 +9,16 @@ from dataclasses import dataclass, field, replace
 from swarm.episode import EpisodeOutcome
 from swarm.errors import RolloutFailed, StorageFull, TooLarge
 from swarm.events import DiskFull, GroupPut, GroupUnscored, mean_and_std
+from swarm.exchange.admission_checks import AdmissionLimits
+from swarm.exchange.episode_checks import check_episodes, check_replay
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.novelty import Novelty
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.exchange.reward_recheck import to_scored_group
 from swarm.flow import RunningMean
-from swarm.interfaces import GroupStore, Tokenizer, Verifier
+from swarm.interfaces import GroupStore, Tokenizer, Verdict, Verifier
 from swarm.node_context import NodeContext
-from swarm.types import ClaimedTurn, RolloutGroup, ScoredGroup, SealedGroup
+from swarm.types import ClaimedTurn, RefusalReason, RolloutGroup, ScoredGroup, SealedGroup
 from swarm.weight_sync.follower import WeightFollower
 from swarm.wire.envelopes import seal_group
 
@@ -85,7 +87,7 @@ class OwnGroups:
 
         Raises:
             LookupError: unknown environment or task.
-            RolloutFailed: the verifier failed on these answers.
+            RolloutFailed: the verifier failed on these answers, or in the middle of one of these episodes.
             TooLarge: the group cannot be sealed.
             StorageFull: no room.
         """
@@ -95,6 +97,7 @@ class OwnGroups:
             for rollout, outcome in zip(group.rollouts, verdict.outcomes, strict=True)
         )
         claimed = replace(group, rollouts=rollouts, verifier=verdict.verifier)
+        await self._context.offload(self.check_own, claimed, verdict)
         sealed = await self._context.offload(seal_group, claimed, self._context.identity)
         now_s = self._context.clock.now_s()
         scored = to_scored_group(
@@ -110,6 +113,17 @@ class OwnGroups:
         self._novelty.measure_own(claimed)
         self._novelty.record(claimed, sealed.digest, self._novelty.order(claimed))
         return scored, sealed
+
+    def check_own(self, group: RolloutGroup, verdict: Verdict) -> None:
+        """An episode that broke off, or that its engine made otherwise than the replay, is none: every peer would
+        charge us for it. Raises RolloutFailed."""
+        limits = AdmissionLimits.from_config(self._context.config)
+        if group.env not in limits.episode_environments:
+            return
+        finding = check_episodes(group, self._tokenizer, limits.episodes)
+        finding = finding or check_replay(group, verdict, self._tokenizer, limits.episodes)
+        if finding is not None and finding[0] is not RefusalReason.UNUSABLE_TEXT:  # which costs us nothing
+            raise RolloutFailed(f"not the episode that its actions make: {finding[1]}")
 
 
 def _claims(outcome: EpisodeOutcome) -> tuple[ClaimedTurn, ...]:

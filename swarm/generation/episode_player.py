@@ -60,7 +60,7 @@ class EpisodePlayer:
             if outcome.is_ended:
                 return None
             observation = self._conversations[rollout].observe(outcome.transitions[-1], is_ended)
-        except (RolloutFailed, Unavailable, LookupError) as error:  # the group will not be scored either
+        except (RolloutFailed, Unavailable, LookupError) as error:  # broken off: its group is dropped unscored
             logger.warning("an environment failed in the middle of an episode", extra={"error": str(error)})
             return None
         except Exception:  # the engine waits for an answer: whatever happened, there is none

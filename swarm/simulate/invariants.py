@@ -19,6 +19,7 @@ from swarm.events import (
     GroupAdmitted,
     GroupGivenUp,
     GroupPut,
+    GroupRefused,
     GroupsDrawn,
     GroupUse,
     LoopFailed,
@@ -54,6 +55,7 @@ class Invariants:
     _drawn: dict[NodeId, dict[int, tuple[str, ...]]] = field(default_factory=lambda: defaultdict(dict))
     _uses: dict[NodeId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     members: frozenset[NodeId] = frozenset()  # of an open run: whoever else made a group is a newcomer
+    honest: frozenset[NodeId] = frozenset()  # nodes of which nothing may be refused that they can be blamed for
     repeats_exactly: bool = False  # a step made again after a restart has the same weights, bit for bit
     _steps: dict[NodeId, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
     _made: dict[NodeId, dict[int, tuple[int, str]]] = field(default_factory=lambda: defaultdict(dict))  # draw, digest
@@ -69,7 +71,7 @@ class Invariants:
     _published: dict[str, dict[int, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
     _named: dict[Named, str] = field(default_factory=dict["Named", str])  # where each version was named first
     _num_named: int = 0
-    _num_judged: int = 0
+    _num_judged: Counter[str] = field(default_factory=Counter)  # draws, by the invariant that they were judged by
     _num_journals_lost: int = 0
     _places_of: dict[tuple[NodeId, str, int], str] = field(default_factory=dict[tuple[NodeId, str, int], str])
     _num_sent: int = 0
@@ -84,6 +86,9 @@ class Invariants:
             case GroupPut():
                 self._put[node].add(event.digest)
                 self._note_versions(node, event, "put")
+            case GroupRefused():
+                if event.producer in self.honest and event.reason in BLAMED:
+                    self._violate(HONEST, f"{node[:8]} refused a group of {event.producer[:8]}: {event.reason}")
             case GroupsDrawn():
                 self._check_draw(node, event)
             case StepMade():
@@ -260,11 +265,11 @@ class Invariants:
         if value > limit:
             self._violate(BOUNDS, f"{node[:8]}: {what} {value} exceeds {limit}")
 
-    def learned(self, node: NodeId, draw: int, wrong: Sequence[str]) -> None:
-        """A learner was given groups of others, and what of them no answer of the run may hold."""
-        self._num_judged += 1
+    def learned(self, node: NodeId, draw: int, name: str, wrong: Sequence[str]) -> None:
+        """A learner was given a draw, and what of it the invariant `name` forbids."""
+        self._num_judged[name] += 1
         for what in wrong:
-            self._violate(LEARNED, f"{node[:8]}: draw {draw}: {what}")
+            self._violate(name, f"{node[:8]}: draw {draw}: {what}")
 
     def _violate(self, name: str, detail: str) -> None:
         self.violations[name].append(detail)
@@ -273,13 +278,14 @@ class Invariants:
         """Every invariant, whether it held, and the first violations."""
         num_abandoned = sum(map(len, self._abandoned.values()))
         shares = [SHARES] if self.members else []
-        learned = [LEARNED] if self._num_judged else []
+        learned = list(self._num_judged)
+        honest = [HONEST] if self.honest else []
         seen = [SENT_WHOLE, ONE_PLACE, COORDINATED] if self._num_calls else []
         details = {
             REUSE: f"{self._num_consumed} groups consumed in {self._num_draws} draws",
             AGE: f"oldest consumed: {self._max_age} steps",
             SHARES: f"{self._num_of_newcomers} groups of newcomers consumed",
-            LEARNED: f"{self._num_judged} draws looked through",
+            **{name: f"{count} draws looked through" for name, count in self._num_judged.items()},
             EXISTED: f"{self._num_named} versions named, by producer",
             ONCE: f"{self._num_journals_lost} journals lost and announced" if self._num_journals_lost else "",
             REPEAT: f"{self._num_repeated} steps made again, {num_abandoned} draws lost and announced"
@@ -296,7 +302,7 @@ class Invariants:
                 detail="; ".join(self.violations.get(name, [])[:3]) or details.get(name, ""),
             )
             for name in (
-                *(REUSE, AGE, *shares, ADMITTED, *learned, EXISTED, ONCE, REPEAT, *seen),
+                *(REUSE, AGE, *shares, ADMITTED, *honest, *learned, EXISTED, ONCE, REPEAT, *seen),
                 *(PROGRESS, NO_FAILURE, BOUNDS),
             )
         ]
@@ -312,6 +318,10 @@ AGE = "no group older than max_age at consumption"
 SHARES = "newcomers had at most an eighth of the places of others' groups"
 ADMITTED = "every consumed group of another node was admitted (signature, re-checked reward)"
 LEARNED = "every learned token of others is one that its answer shows, within the run's length"
+WHOLE_EPISODES = "every learned episode is whole, and the one that its actions make in a fresh environment"
+TRAINED = "every learned token is one that a model chose, and no observation was trained"
+TURNS = "rewards and statuses of learned turns are those of an independent replay"
+HONEST = "nothing that an honest node made was refused for what it holds"
 EXISTED = "every rollout's spans name versions that existed"
 ONCE = "no group counted twice"
 REPEAT = "a step made again after a crash learned from the same draw"
@@ -321,3 +331,12 @@ COORDINATED = "the coordinator's answers are those of one ledger and one table o
 PROGRESS = "every live node made optimizer steps"
 NO_FAILURE = "no task or exception swallowed"
 BOUNDS = "memory and buffers within their bounds"
+
+BLAMED = frozenset(
+    {
+        *("malformed", "wrong_group_size", "held_out", "wrong_prompt", "wrong_episode", "other_environment"),
+        *("text_mismatch", "bad_tokens", "unusable_text", "bad_logprobs", "bad_sampling", "false_reward"),
+        *("unknown_environment", "unknown_task", "unusable_correction"),
+    }
+)
+"""Reasons of which none depends on time, chance or the way that a group took."""

@@ -10,6 +10,7 @@ from swarm.clock import ManualClock
 from swarm.episode import Actions, EpisodeOutcome
 from swarm.errors import RolloutFailed, StorageFull
 from swarm.interfaces import Producer, Verdict
+from swarm.objectives.methods import recipes_of
 from swarm.simulate.virtual.faults import Crash, FaultPlan, SeamRates, WrongClock, shrink
 from swarm.simulate.virtual.scale import virtual_config
 from swarm.simulate.virtual.seam_faults import NodeClock, SeamFaults
@@ -45,6 +46,15 @@ def test_every_drawn_setting_is_a_valid_configuration(seed: int) -> None:
     plan = FaultPlan.random(seed, num_nodes=10, duration_s=24.0)
     assert virtual_config(0, seed, settings=plan.settings).name == "n0"
     assert repr(plan) == repr(FaultPlan.random(seed, num_nodes=10, duration_s=24.0))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_every_drawn_plan_of_episodes_is_one_that_a_node_would_start_with(seed: int) -> None:
+    plan = FaultPlan.random(seed, num_nodes=10, duration_s=24.0, has_episodes=True)
+    assert plan.episodes is not None and plan.episodes.longest_s < 20.0
+    config = virtual_config(0, seed, settings=plan.settings, episodes=plan.episodes)
+    assert recipes_of(config).main.name == plan.episodes.recipe
+    assert any(section.may_have_turns for section in config.environments)
 
 
 def test_a_wrong_clock_is_skewed_and_jumps_while_its_monotonic_time_goes_on() -> None:

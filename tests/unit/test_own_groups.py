@@ -2,16 +2,22 @@
 
 import asyncio
 import errno
+import math
 
 import pytest
 
+from swarm.config import EnvironmentConfig, NodeConfig
+from swarm.environments.load import build_environments
+from swarm.environments.look_up import LookUpEnvironment
 from swarm.errors import RolloutFailed, StorageFull
+from swarm.events import Event, GroupUnscored
 from swarm.exchange.agent import Agent
 from swarm.exchange.own_groups import OwnGroups
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import ScriptedVerifier, make_group, make_identity
+from swarm.testing.builders import InlineVerifier, ScriptedVerifier, ToyTokenizer, make_group, make_identity
+from swarm.testing.episodes import make_episode_group
 from swarm.testing.nodes import make_agent, make_context
-from swarm.types import Correction, RefusalReason, Refused, ScoredGroup
+from swarm.types import Correction, RefusalReason, Refused, Sampling, ScoredGroup
 
 
 def node(number: int, usable: frozenset[Correction] = frozenset(Correction)) -> Agent:
@@ -36,6 +42,33 @@ async def test_a_verifier_that_fails_on_our_answers_is_reported_to_the_caller() 
     with pytest.raises(RolloutFailed):
         await ours.own_groups.seal_and_store(make_group(ours.node_id, texts=["CRASH"] * 8))
     assert (await ours.store.head()).sequence == 0
+
+
+@pytest.mark.parametrize("is_broken_off", [True, False])
+async def test_an_episode_of_ours_that_broke_off_is_neither_learned_from_nor_sent(is_broken_off: bool) -> None:
+    """Its environment failed in the middle: every peer would find that it goes on, and charge us for it."""
+    told: list[Event] = []
+    section = EnvironmentConfig(name="look_up", kind="look_up", params={"style": "char"}, num_tasks=100)
+    config = NodeConfig(environments=(section,))
+    environments = build_environments([section])
+    context = make_context(config, make_identity(1), emit=told.append)
+    ours = make_agent(
+        context,
+        MemoryGroupStore(context.clock, 10**7),
+        verifier=InlineVerifier(environments),
+        environments=frozenset(environments),
+    )
+    task_id = next(number for number in range(100) if not environments["look_up"].task(number).is_held_out)
+    whole = LookUpEnvironment(section).demonstration(task_id)
+    played = [whole[:1], *[whole] * 7] if is_broken_off else [whole] * 8
+    sampling = Sampling(max_new_tokens=config.generator.max_new_tokens)
+    group = make_episode_group(environments["look_up"], task_id, played, ToyTokenizer(), ours.node_id, sampling)
+    mean = await ours.own_groups.put(group)
+    unscored = [event.error for event in told if isinstance(event, GroupUnscored)]
+    assert math.isnan(mean) is is_broken_off
+    assert (await ours.store.head()).sequence == (0 if is_broken_off else 1)
+    assert (ours.replay.num_groups, ours.own_groups.num_asked) == (0 if is_broken_off else 1, 1)
+    assert len(unscored) == is_broken_off and all("though the environment goes on" in error for error in unscored)
 
 
 async def test_a_group_that_the_recipe_may_not_learn_from_is_refused_at_admission() -> None:

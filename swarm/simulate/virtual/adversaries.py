@@ -13,9 +13,8 @@ import numpy as np
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
-from swarm.environments.environment import AnswerEnvironment
 from swarm.generation.produce import UNSCORED
-from swarm.interfaces import Tokenizer
+from swarm.interfaces import Environment, Tokenizer
 from swarm.types import (
     FinishReason,
     NodeId,
@@ -83,7 +82,7 @@ class Adversary:
     node_id: NodeId
     config: NodeConfig
     tokenizer: Tokenizer
-    environments: Mapping[str, AnswerEnvironment]
+    environments: Mapping[str, Environment]
     clock: Clock
     rng: random.Random
     heard: Callable[[], Sequence[RolloutGroup]]

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Final, cast
 
 from swarm.simulate.virtual.adversaries import ATTACKS
+from swarm.simulate.virtual.episode_plan import EpisodePlan
 
 TIGHT_STORES: Final = (4 * 2**10, 16 * 2**10)  # bytes: ten groups of a virtual swarm, or some forty
 
@@ -111,16 +112,18 @@ class FaultPlan:
     settings: tuple[str, ...] = ()  # overrides of every node's configuration, as in `--set`
     turncoats: tuple[Turncoat, ...] = ()  # more nodes, numbered after the honest ones
     damages: tuple[DiskDamage, ...] = ()
+    episodes: EpisodePlan | None = None  # what the nodes play in place of single answers
     coordinator_write_s: float = 0.0  # most that a write of the coordinator to its disk takes; a crash may undo it
 
     @classmethod
-    def random(cls, seed: int, num_nodes: int, duration_s: float) -> "FaultPlan":
+    def random(cls, seed: int, num_nodes: int, duration_s: float, *, has_episodes: bool = False) -> "FaultPlan":
         """A plan drawn from `seed`: every kind of fault is on in about half of the plans.
 
         Args:
             seed: any number.
             num_nodes: nodes numbered 0 to this minus 1.
             duration_s: partitions and crashes end within it, and leave its last quarter in peace.
+            has_episodes: whether the nodes play episodes, drawn from the same seed; all else is as without.
         """
         rng = random.Random(f"fault plan {seed}")
 
@@ -158,6 +161,7 @@ class FaultPlan:
             plan,
             damages=tuple(damage for crash in plan.crashes for damage in _random_damages(rng, crash.node)),
             coordinator_write_s=rng.choice([0.0, 0.02, 0.1]),
+            episodes=EpisodePlan.random(seed) if has_episodes else None,
         )
 
     def faults(self) -> "list[FaultPlan]":

@@ -17,13 +17,14 @@ from coordinator.core import CoordinatorCore
 from swarm.clock import Clock
 from swarm.config import NodeConfig, ReplayConfig
 from swarm.environments.curriculum import TaskMixture
-from swarm.environments.environment import AnswerEnvironment
 from swarm.episode import Actions
 from swarm.exchange.admission import Admission
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.interfaces import LocalExchange, Observe, Result, Tokenizer
+from swarm.interfaces import Environment, LocalExchange, Observe, Result, Tokenizer
 from swarm.loops import Worker
 from swarm.simulate.virtual.adversaries import Adversary
+from swarm.simulate.virtual.episode_generator import EpisodeEngine
+from swarm.simulate.virtual.episode_plan import EpisodePlan
 from swarm.simulate.virtual.faults import DiskFault, Turncoat
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.seam_faults import SeamFaults
@@ -58,7 +59,7 @@ SPACING = 8  # questions between two appearances of one, for the mixture of a no
 class ScriptedLearner:
     """A learner whose weights are the hash of everything it learned from; its checkpoints survive a crash."""
 
-    def __init__(self, policy_id: str, checkpoints: "Checkpoints", judge: Callable[[Draw], None]) -> None:
+    def __init__(self, policy_id: str, checkpoints: "Checkpoints", judge: Callable[[Draw], bytes]) -> None:
         self._checkpoints, self._judge = checkpoints, judge
         self.version, self.next_draw = checkpoints.read() or (
             PolicyVersion(policy_id=policy_id, step=0, digest=hashlib.sha256(b"initial").digest()),
@@ -67,12 +68,12 @@ class ScriptedLearner:
 
     def step(self, draw: Draw) -> StepReport:
         """Mixes the drawn digests into the version's digest."""
-        self._judge(draw)
+        computed = self._judge(draw)
         digests = b"".join(drawn.scored.digest for drawn in draw.groups)
         self.version = PolicyVersion(
             policy_id=self.version.policy_id,
             step=self.version.step + 1,
-            digest=hashlib.sha256(self.version.digest + digests).digest(),
+            digest=hashlib.sha256(self.version.digest + digests + computed).digest(),
         )
         self.next_draw = draw.step + 1
         local = sum(drawn.scored.is_own_policy(self.version.policy_id) for drawn in draw.groups)
@@ -111,7 +112,7 @@ class ScriptedGenerator:
         self,
         version: PolicyVersion,
         tokenizer: ToyTokenizer,
-        environments: Mapping[str, AnswerEnvironment],
+        environments: Mapping[str, Environment],
         seed: str,
     ) -> None:
         self.version = version
@@ -261,19 +262,21 @@ def scripted_worker(
     config: NodeConfig,
     disk: Disk,
     tokenizer: ToyTokenizer,
-    environments: Mapping[str, AnswerEnvironment],
+    environments: Mapping[str, Environment],
     clock: Clock,
     paces: Sequence[float],
     incarnation: str,
     seams: SeamFaults,
-    judge: Callable[[Draw], None],
+    judge: Callable[[Draw], bytes],
     turncoat: Turncoat | None = None,
+    episodes: EpisodePlan | None = None,
 ) -> Worker:
     """Learner and generator of a node of one of the `paces`.
 
     Args:
         incarnation: seeds its answers until the next restart.
-        judge: sees every draw that the learner is given.
+        judge: sees every draw that the learner is given; what it computes of it enters the weights.
+        episodes: what is played in place of single answers.
         turncoat: whose groups are those of an attack, from some moment on.
     """
     learner = ScriptedLearner(node_id, disk.checkpoints, judge)
@@ -314,6 +317,28 @@ def scripted_worker(
             for task in mixture.tasks(first_number, count)
         ]
 
+    engine = None
+    if episodes is not None and adversary is None:
+
+        def version() -> PolicyVersion:
+            if episodes.loads_in_flight:
+                generator.load(*learner.snapshot())
+            return generator.version
+
+        engine = EpisodeEngine(
+            exchange=exchange,
+            node_id=node_id,
+            config=config,
+            plan=episodes,
+            tokenizer=tokenizer,
+            environments=dict(environments),
+            clock=clock,
+            tasks=mixture.tasks,
+            version=version,
+            seed=incarnation,
+            pace=pace,
+        )
+
     async def take_time(function: Callable[..., Result], /, *arguments: object) -> Result:
         seconds = {"produce": GENERATE_S, "step": STEP_S}.get(getattr(function, "__name__", ""), 0.0)
         if seconds:
@@ -333,4 +358,5 @@ def scripted_worker(
         evaluation_tasks={},
         clock=clock,
         offload=take_time,
+        ask=None if engine is None else engine.ask,
     )

@@ -45,7 +45,8 @@ class VirtualRun:
     @property
     def command(self) -> str:
         """Command line that replays this run."""
-        return f"swarm simulate --virtual --nodes {len(self.steps)} --rounds {self.num_rounds} --seed {self.seed}"
+        sizes = f"--nodes {len(self.steps)} --rounds {self.num_rounds} --seed {self.seed}"
+        return f"swarm simulate --virtual {'--episodes ' if self.plan.episodes else ''}{sizes}"
 
 
 def run_seed(
@@ -55,6 +56,8 @@ def run_seed(
     plan: FaultPlan | None = None,
     parts: Parts | None = None,
     on_progress: Callable[[float], None] | None = None,
+    *,
+    has_episodes: bool = False,
 ) -> VirtualRun:
     """Runs a virtual swarm from a seed.
 
@@ -65,9 +68,11 @@ def run_seed(
         plan: what goes wrong; None draws a plan from the seed.
         parts: what the nodes are built of, for mutation tests.
         on_progress: gets the share of the run that is done, in [0, 1].
+        has_episodes: whether a plan that is drawn has episodes.
     """
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    chosen = FaultPlan.random(seed, num_nodes, num_rounds * SECONDS_PER_STEP) if plan is None else plan
+    duration_s = num_rounds * SECONDS_PER_STEP
+    chosen = FaultPlan.random(seed, num_nodes, duration_s, has_episodes=has_episodes) if plan is None else plan
 
     async def main() -> VirtualRun:
         clock = LoopClock(asyncio.get_running_loop())
@@ -98,10 +103,12 @@ def _outcome(swarm: VirtualSwarm, virtual_s: float) -> VirtualRun:
     )
 
 
-def run_virtual_command(num_nodes: int, num_steps: int, seed: int, console: Console) -> bool:
+def run_virtual_command(
+    num_nodes: int, num_steps: int, seed: int, console: Console, *, has_episodes: bool = False
+) -> bool:
     """`swarm simulate --virtual`: runs one seed, shows plan, counts and invariants; True when they hold."""
     with _progress(console) as on_progress, _without_garbage_collection():
-        run = run_seed(seed, num_nodes, num_steps, on_progress=on_progress)
+        run = run_seed(seed, num_nodes, num_steps, on_progress=on_progress, has_episodes=has_episodes)
     console.print(
         f"virtual swarm, seed {seed}: {num_nodes} nodes, {run.virtual_s:.0f} virtual seconds in {run.wall_s:.1f} s"
         f" ({run.cpu_s:.1f} s of CPU)"

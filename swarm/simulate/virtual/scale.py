@@ -19,6 +19,7 @@ from swarm.config import (
     parse_config,
 )
 from swarm.config.load_config import apply_overrides
+from swarm.simulate.virtual.episode_plan import EpisodePlan
 
 LARGE_SWARM: Final = 100
 """Nodes from which on a run is LARGE."""
@@ -87,7 +88,12 @@ def scale_of(num_nodes: int) -> Scale:
 
 
 def virtual_config(
-    index: int, seed: int, scale: Scale = SMALL, num_steps: int = 0, settings: Sequence[str] = ()
+    index: int,
+    seed: int,
+    scale: Scale = SMALL,
+    num_steps: int = 0,
+    settings: Sequence[str] = (),
+    episodes: EpisodePlan | None = None,
 ) -> NodeConfig:
     """An ordinary node configuration with the sizes and intervals of `scale`; 0 steps: until stopped.
 
@@ -97,8 +103,12 @@ def virtual_config(
         scale: of the run.
         num_steps: after which the node stops.
         settings: overrides, `section.key=value`.
+        episodes: what the nodes play in place of single answers.
     """
     config = _config(index, seed, scale, num_steps)
+    if episodes is not None:
+        config = config.model_copy(update={"environments": episodes.configs})
+        settings = (*episodes.settings, *settings)
     if not settings:
         return config
     data = config.model_dump()

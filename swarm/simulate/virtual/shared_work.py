@@ -12,13 +12,13 @@ from typing import Final, cast
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.char_tasks import CharEnvironment
-from swarm.environments.environment import AnswerEnvironment, Problem
+from swarm.environments.environment import Problem
 from swarm.episode import Actions, Message
 from swarm.exchange.admission_checks import AdmissionLimits, check_form
 from swarm.exchange.episode_checks import Finding
 from swarm.flow import BoundedTable
 from swarm.identity import PUBLIC_KEY_BYTES, Identity, Verify
-from swarm.interfaces import Offload, Producer, Result, Tokenizer, Verdict
+from swarm.interfaces import Environment, Offload, Producer, Result, Tokenizer, Verdict
 from swarm.simulate.virtual.scale import VIRTUAL_ENVIRONMENTS
 from swarm.testing.builders import InlineVerifier
 from swarm.types import RolloutGroup, Task
@@ -53,7 +53,7 @@ class KeptEnvironment(CharEnvironment):
 
 
 @cache  # for all runs of a process
-def kept_environments() -> dict[str, AnswerEnvironment]:
+def kept_environments() -> dict[str, Environment]:
     """The environments of every virtual swarm, by name."""
     return {config.name: KeptEnvironment(config) for config in VIRTUAL_ENVIRONMENTS}
 
@@ -61,7 +61,7 @@ def kept_environments() -> dict[str, AnswerEnvironment]:
 class KeptVerifier(InlineVerifier):
     """A verifier that keeps its newest verdicts: a group is judged by its producer, then by each node that takes it."""
 
-    def __init__(self, environments: Mapping[str, AnswerEnvironment]) -> None:
+    def __init__(self, environments: Mapping[str, Environment]) -> None:
         super().__init__(environments)
         self._kept = BoundedTable[tuple[str, int, tuple[Actions, ...]], Verdict](MAX_VERDICTS)
 

@@ -14,6 +14,7 @@ from functools import partial
 
 from swarm.clock import Clock
 from swarm.config import MAX_MEMBERS, EntryConfig, NodeConfig
+from swarm.environments.load import build_environments
 from swarm.events import (
     Event,
     GroupAdmitted,
@@ -36,15 +37,16 @@ from swarm.loops.notices import MAX_AT_ONCE
 from swarm.node_context import NodeContext
 from swarm.peers.coordinator_client import MAX_PENDING_VERSIONS
 from swarm.peers.peer_table import MAX_IN_USE, MAX_PEERS
-from swarm.simulate.invariants import Invariants
+from swarm.simulate.invariants import LEARNED, TRAINED, TURNS, WHOLE_EPISODES, Invariants
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator, observe
 from swarm.simulate.virtual.directory import MemoryDirectory
+from swarm.simulate.virtual.episode_plan import episode_environments
 from swarm.simulate.virtual.faults import Crash, DiskDamage, DiskFault, FaultPlan
 from swarm.simulate.virtual.first_steps import FirstSteps
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.hostile_node import HostileNode
 from swarm.simulate.virtual.network import MemoryNetwork
-from swarm.simulate.virtual.node import Disk, Parts, scripted_worker
+from swarm.simulate.virtual.node import STEP_S, Disk, Parts, scripted_worker
 from swarm.simulate.virtual.scale import Scale, scale_of, virtual_config
 from swarm.simulate.virtual.seam_faults import NodeClock, SeamFaults
 from swarm.simulate.virtual.shared_work import (
@@ -128,11 +130,16 @@ class VirtualSwarm:
         self.directory = MemoryDirectory(
             can_see=lambda a, b: not self.network.is_cut(a, b), is_parted=self.network.is_parted, verify=self._verify
         )
-        self.environments = kept_environments()
+        episodes = plan.episodes
+        self.environments = kept_environments() if episodes is None else episode_environments(episodes)
         self._verifier = KeptVerifier(self.environments)
+        self._fresh_environments = {} if episodes is None else build_environments(episodes.configs)  # for judging
         self.tokenizer = ToyTokenizer()
-        self.invariants = Invariants(repeats_exactly=True, members=frozenset(self._entry.members))
-        self._first_steps = FirstSteps(LONGEST_STEP_S)
+        self.invariants = Invariants(
+            repeats_exactly=True, members=frozenset(self._entry.members), honest=frozenset(honest)
+        )
+        self.longest_step_s = LONGEST_STEP_S if episodes is None else 4 * (episodes.longest_s + STEP_S)
+        self._first_steps = FirstSteps(self.longest_step_s)
         self.agents: dict[int, Agent] = {}
         self.num_rounds = num_rounds
         self._on_progress = on_progress or (lambda share: None)
@@ -202,7 +209,7 @@ class VirtualSwarm:
         """
         duration_s = self.num_rounds * SECONDS_PER_STEP
         for quarter in range(4):
-            if quarter == 3 and 0.25 * duration_s >= LONGEST_STEP_S:
+            if quarter == 3 and 0.25 * duration_s >= self.longest_step_s:
                 self.invariants.healed()
             await asyncio.sleep(0.25 * duration_s)
             self._on_progress(0.25 * (quarter + 1))
@@ -210,7 +217,7 @@ class VirtualSwarm:
     async def _until_all_finished(self) -> None:
         """Every node has to make all its steps; one that cannot is a failure of the run."""
         try:
-            async with asyncio.timeout(self.num_rounds * LONGEST_STEP_S + 10 * LONGEST_STEP_S):
+            async with asyncio.timeout((self.num_rounds + 10) * self.longest_step_s):
                 await self._all_finished.wait()
         except TimeoutError:
             for index in sorted(self._unfinished):
@@ -282,10 +289,12 @@ class VirtualSwarm:
             if self._num_steps * 100 // total != (self._num_steps - 1) * 100 // total:
                 self._on_progress(min(1.0, self._num_steps / total))
 
-    def _judge(self, index: int, draw: Draw) -> None:
+    def _judge(self, index: int, draw: Draw) -> bytes:
         """What a learner is about to learn from others, seen where nothing of admission can hide it."""
         if index >= self.num_nodes:
-            return
+            return b""
+        if self.plan.episodes is not None:
+            return self._judge_episodes(index, draw)
         most, wrong = self.agents[index].config.generator.max_new_tokens, list[str]()
         for drawn in draw.groups:
             for rollout in () if drawn.scored.is_made_here else drawn.scored.group.rollouts:
@@ -294,7 +303,21 @@ class VirtualSwarm:
                     wrong.append(f"a row of {len(ids)} tokens, {most} are allowed")
                 if rollout.trace is not None and self.tokenizer.encode_response(rollout.text) != ids:
                     wrong.append("tokens that the answer does not show")
-        self.invariants.learned(self.identities[index].node_id, draw.step, wrong)
+        self.invariants.learned(self.identities[index].node_id, draw.step, LEARNED, wrong)
+        return b""
+
+    def _judge_episodes(self, index: int, draw: Draw) -> bytes:
+        """The same of episodes, those of this node too, and of the batch that they make."""
+        from swarm.simulate.virtual.episode_step import EpisodeStep  # with torch
+
+        node_id = self.identities[index].node_id
+        step = EpisodeStep(
+            config=self.agents[index].config, tokenizer=self.tokenizer, environments=self._fresh_environments
+        )
+        digest, found = step.make(draw, node_id)
+        for name in (WHOLE_EPISODES, TRAINED, TURNS):
+            self.invariants.learned(node_id, draw.step, name, [what for broken, what in found if broken == name])
+        return digest
 
     def _check_bounds(self, agent: Agent) -> None:
         bounds = {
@@ -334,6 +357,7 @@ class VirtualSwarm:
             self._seams[index],
             partial(self._judge, index),
             self.plan.turncoats[index - self.num_nodes] if index >= self.num_nodes else None,
+            self.plan.episodes,
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -350,7 +374,7 @@ class VirtualSwarm:
 
     def _config(self, index: int) -> NodeConfig:
         num_steps = self.num_rounds if self.scale.ends_by_steps else 0
-        config = virtual_config(index, self.seed, self.scale, num_steps, self.plan.settings)
+        config = virtual_config(index, self.seed, self.scale, num_steps, self.plan.settings, self.plan.episodes)
         return config.model_copy(update={"entry": self._entry})
 
     def _agent(self, index: int, identity: Identity, disk: Disk, config: NodeConfig) -> Agent:
@@ -371,6 +395,8 @@ class VirtualSwarm:
             replay=self.parts.replay(config.replay, identity.node_id, config.seed, context.clock),
             admission_type=self.parts.admission,
         )
+        if index >= self.num_nodes:  # an adversary sends what it likes
+            agent.own_groups.check_own = lambda group, verdict: None
         self.agents[index] = agent
         return agent
 
