@@ -165,7 +165,7 @@ _TINY_AGENTS = replace(
         EnvironmentConfig(name="grid", kind="grid_world", params={"style": "char", "max_turns": 6, "steps": 3}, seed=1),
     ),
     num_nodes=4,
-    num_rounds=40,
+    num_rounds=60,
     model=ModelConfig(source="tiny-agents", dtype="float32"),
     learning_rate=3e-4,
     local_groups=4,
