@@ -4,9 +4,9 @@
     python -m benchmarks.foreign_episodes --preset agents       # SmolLM2
     python -m benchmarks.foreign_episodes --read runs/x runs/y  # of runs that were made before, one for each seed
 
-Each seed is one `swarm simulate --compare silo`. Success is on held-out problems, as the preset evaluates it, at the last
-step that all nodes of both runs were evaluated at: a mean over the nodes that never generate the environment
-(`foreign`), or over those that do (`own`).
+Each seed is one `swarm simulate --compare silo`. Success is on held-out problems, as the preset evaluates it, at the
+last step that all nodes of both runs were evaluated at: a mean over the nodes that never generate the environment, or
+over those that do.
 """
 
 import argparse

@@ -309,7 +309,7 @@ class StepMade(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyEvaluated(Event):
-    """Greedy accuracy on one environment and split."""
+    """Accuracy on one environment and split, greedy or of sampled tries."""
 
     step: int
     env: str

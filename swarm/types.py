@@ -515,7 +515,7 @@ class StepReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """Greedy accuracy on one environment."""
+    """Accuracy on one environment, greedy or of sampled tries."""
 
     step: int
     env: str

@@ -69,6 +69,8 @@ def _to_show(
             actions=of_task[0],
             outcome=verdict.outcomes[0],
             reference=verdict.reference,
+            num_tries=len(of_task),
+            num_right=int((verdict.rewards >= 1.0).sum()),
         )
         for task, of_task, verdict in list(zip(tasks, tries, verdicts, strict=True))[:NUM_SHOWN]
         if verdict is not None

@@ -142,7 +142,7 @@ _LIST = (
     _gauge("replay/groups", "groups", "Groups in the replay buffer", "under replay.max_groups"),
     _gauge("replay/bytes", "bytes", "Bytes in the replay buffer", "under replay.max_bytes"),
     # evaluation
-    _gauge("evaluation/accuracy", "share", "Greedy accuracy", "rises", "env", "split"),
+    _gauge("evaluation/accuracy", "share", "Accuracy, greedy or of sampled tries", "rises", "env", "split"),
     # node: the process itself
     _gauge("node/last_step_timestamp_s", "s since 1970", "When the newest step ended", "less than minutes ago"),
     _gauge("node/coordinator_reachable", "0 or 1", "1 when the last heartbeat was answered", "1; works with 0"),

@@ -20,7 +20,7 @@ _FOLDER, _FIRST, _NEWEST = "episodes", "first.json", "newest.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownEpisode:
-    """One try at a held-out problem."""
+    """The first try at a held-out problem, and how many of all tries succeeded."""
 
     step: int  # of the version that played it
     env: str
@@ -29,6 +29,8 @@ class ShownEpisode:
     actions: Actions
     outcome: EpisodeOutcome
     reference: str
+    num_tries: int = 1
+    num_right: int = 0
 
 
 def write_episodes(directory: Path, episodes: Sequence[ShownEpisode]) -> None:
@@ -68,6 +70,8 @@ def _to_json(episode: ShownEpisode) -> dict[str, Any]:
         "actions": list(episode.actions),
         "outcome": outcome_to_json(episode.outcome),
         "reference": episode.reference,
+        "num_tries": episode.num_tries,
+        "num_right": episode.num_right,
     }
 
 
@@ -80,4 +84,6 @@ def _from_json(data: Any) -> ShownEpisode:
         actions=tuple(str(action) for action in data["actions"]),
         outcome=outcome_from_json(data["outcome"]),
         reference=str(data["reference"]),
+        num_tries=int(data["num_tries"]),
+        num_right=int(data["num_right"]),
     )

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from swarm.episode import EpisodeOutcome, Message, Transition, TurnStatus
 from swarm.events import (
     ApplyFailed,
     Event,
@@ -29,6 +30,7 @@ from swarm.events import (
 )
 from swarm.simulate.invariants import InvariantVerdict
 from swarm.simulate.report.charts import Series, line_chart, matrix, ticks
+from swarm.simulate.report.episode_views import environment_views
 from swarm.simulate.report.figures import (
     accuracy_curve,
     advantage_over_rival,
@@ -45,6 +47,7 @@ from swarm.simulate.report.html import as_json, render_html, write_report
 from swarm.simulate.report.live import PLAIN_EVERY_S, LiveProgress, figure
 from swarm.simulate.report.result import NodeResult, SimulationResult, SwarmResult, node_result
 from swarm.simulate.report.terminal import render_summary, table_of
+from swarm.telemetry.shown_episodes import ShownEpisode
 from swarm.types import EdgeReport
 
 ADA, BELL = "a" * 64, "b" * 64
@@ -378,3 +381,81 @@ def test_how_a_generator_followed_is_counted_from_the_end_of_the_step():
     with console.capture() as captured:
         console.print(render_summary(given))
     assert "How generators followed" in captured.get() and "curie" in captured.get()
+
+
+def played(step: int, env: str, rewards: tuple[float, ...], said: str = "?abc") -> ShownEpisode:
+    heard = (Message(role="user", content=">def="),)
+    turns = [Transition(messages=heard, reward=reward, state_key="abc") for reward in rewards]
+    outcome = float(sum(rewards) > 0)
+    end = Transition(is_end=True, rewards={"outcome": outcome}, status=TurnStatus.OK)
+    return ShownEpisode(
+        step=step,
+        env=env,
+        task_id=7,
+        opening=(Message(role="user", content="get:abc="),),
+        actions=(*(said for _ in turns), "ghi"),
+        outcome=EpisodeOutcome(reward=outcome, transitions=(*turns, end)),
+        reference="ghi",
+        num_tries=4,
+        num_right=int(4 * outcome),
+    )
+
+
+def episodes_result(said: str = "?abc") -> SimulationResult:
+    shown = [
+        played(step, env, (reward,), said) for step, reward in ((3, 0.5), (0, 0.0)) for env in ("products", "sums")
+    ]
+    ada = node_result("ada", ADA, ("sums",), events(), STATUS, episodes=shown)
+    bell = node_result("bell", BELL, ("products",), events(), STATUS)
+    both = SwarmResult(nodes=(ada, bell), began_at_s=50.0, first_step_at_s=110.0, ended_at_s=170.0)
+    return result(swarm=both, num_tries=4)
+
+
+def test_groups_are_counted_by_environment_and_by_whose_they_were():
+    ada = node()
+    assert ada.learned_from == {"sums": (3, 3)}, "three own groups and three of bell's, by the events of ada"
+    unknown = node_result("ada", ADA, (), [draw_event(1)], {})
+    assert unknown.learned_from == {}, "no event says where they are from"
+
+
+def test_episodes_are_shown_before_and_after_own_and_foreign_ones():
+    views = {view.env: view for view in environment_views(episodes_result())}
+    assert list(views) == ["products", "sums"]
+    (bell, ada) = views["products"].nodes
+    assert (bell.name, bell.is_own, bell.problems) == ("bell", True, ()) and (ada.name, ada.is_own) == ("ada", False)
+    (problem,) = ada.problems
+    assert [(each.step, each.succeeded, each.all_tries) for each in problem.tries] == [
+        (0, False, "0 of 4 tries succeed"),
+        (3, True, "4 of 4 tries succeed"),
+    ]
+    assert [(turn.text, turn.reward) for turn in problem.tries[1].turns] == [("?abc", 0.5), ("ghi", 0.0)]
+    assert ada.held_out is not None and ada.rival_held_out is not None
+    page = render_html(episodes_result())
+    assert "which never generates it" in page and "sampled, mean of 4 tries" in page and "+.50" in page
+
+
+def test_calls_and_roles_and_new_conversations_are_told_apart():
+    call = '<tool_call>{"name": "search", "arguments": {"query": "Ada <b>"}}</tool_call>'
+    opened = Transition(messages=(Message(role="user", content="go on"),), conversation=1, role="writer")
+    plain = played(0, "products", (0.5,), call)
+    episode = replace(plain, outcome=replace(plain.outcome, transitions=(opened, plain.outcome.transitions[1])))
+    ada = node_result("ada", ADA, ("sums",), events(), STATUS, episodes=[episode])
+    (view,) = [
+        each for each in environment_views(result(swarm=replace(swarm(), nodes=(ada,)))) if each.env == "products"
+    ]
+    first, last = view.nodes[0].problems[0].tries[0].turns
+    assert (first.calls, first.who, first.opens) == (('search(query="Ada <b>")',), "writer", True)
+    assert (last.calls, last.who, last.opens) == ((), "model", False)
+
+
+def test_a_model_cannot_put_markup_into_the_page_or_move_the_cursor_of_a_terminal():
+    given = episodes_result(said="<script>alert(1)</script>\x1b[2J\x07[red]")
+    page = render_html(given)
+    assert "<script>alert" not in page and "\x1b" not in page
+    console = Console(width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(render_summary(given))
+    text = captured.get()
+    assert "\x1b" not in text and "\x07" not in text and "[red]" in text
+    assert "An episode of products, which ada never generates" in text
+    assert all(len(line) <= 80 for line in text.splitlines())

@@ -22,6 +22,8 @@ def shown(step: int, action: str = "?abc") -> ShownEpisode:
             ),
         ),
         reference="ghi",
+        num_tries=4,
+        num_right=step % 4,
     )
 
 

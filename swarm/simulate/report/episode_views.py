@@ -20,9 +20,11 @@ class TurnView:
     """An action, and what came of it."""
 
     number: int
+    who: str  # `model`, or its role in the episode
     text: str
     calls: tuple[str, ...]  # such as `search(query="Ada")`
     observation: tuple[Message, ...]
+    opens: bool  # the observation begins another conversation: what was said before is not seen there
     reward: float
     status: str  # empty: ok
 
@@ -34,6 +36,7 @@ class EpisodeView:
     step: int
     turns: tuple[TurnView, ...]
     succeeded: bool
+    all_tries: str  # how many of them succeeded; empty where there was no other
     rewards: tuple[tuple[str, float], ...]  # of the episode, by name
     ending: str  # how it ended
 
@@ -127,6 +130,7 @@ def _problem(tries: Sequence[ShownEpisode]) -> ProblemView:
 
 def _episode(episode: ShownEpisode) -> EpisodeView:
     transitions = episode.outcome.transitions
+    conversations = [0, *(transition.conversation for transition in transitions)]
     last = transitions[-1].status if transitions else TurnStatus.OK
     ending = "" if last == TurnStatus.OK else _words(last)
     if not episode.outcome.is_ended:
@@ -136,15 +140,18 @@ def _episode(episode: ShownEpisode) -> EpisodeView:
         turns=tuple(
             TurnView(
                 number=number,
+                who=printable(transition.role) or "model",
                 text=printable(text),
                 calls=tuple(printable(_call(each.name, dict(each.arguments))) for each in parse_action(text).calls),
                 observation=_shown(transition.messages),
+                opens=bool(transition.messages) and transition.conversation not in conversations[:number],
                 reward=transition.reward,
                 status="" if transition.status == TurnStatus.OK else _words(transition.status),
             )
             for number, (text, transition) in enumerate(zip(episode.actions, transitions, strict=False), 1)
         ),
         succeeded=episode.outcome.reward >= 1.0,
+        all_tries=f"{episode.num_right} of {episode.num_tries} tries succeed" if episode.num_tries > 1 else "",
         rewards=tuple(sorted(episode.outcome.rewards.items())),
         ending=ending,
     )

@@ -65,7 +65,7 @@ class StepRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRow:
-    """Greedy accuracy of one node on one environment and split."""
+    """Accuracy of one node on one environment and split."""
 
     step: int
     at_s: float

@@ -116,7 +116,8 @@ def _episode_table(env: str, node: NodeView, problem: ProblemView) -> Table:
     title = f"An episode of {env}, which {node.name} {whose}: {asked}"
     table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, expand=False)
     for each in problem.tries:
-        table.add_column(Text(f"step {each.step}: {'success' if each.succeeded else 'failure'}"), overflow="fold")
+        what = each.all_tries or ("success" if each.succeeded else "failure")
+        table.add_column(Text(f"step {each.step}: {what}"), overflow="fold")
     table.add_row(*(_transcript(each) for each in problem.tries))
     return table
 
@@ -125,9 +126,11 @@ def _transcript(episode: EpisodeView) -> Text:
     """A line for each action, with its reward and status, and one for each thing heard."""
     text = Text()
     for turn in episode.turns:
+        text.append("" if turn.who == "model" else f"{turn.who}: ")
         text.append(f"{_cut(turn.text) or '(nothing)'}", "bold")
         text.append(f"  {'+' if turn.reward > 0 else ''}{figure(turn.reward)}" if turn.reward else "")
         text.append(f"  {turn.status}\n" if turn.status else "\n", "red")
+        text.append("  another conversation\n" if turn.opens else "", "dim")
         for message in turn.observation:
             text.append(f"  {message.role}: {_cut(message.content)}\n", "dim")
     rewards = ", ".join(f"{name} {figure(value)}" for name, value in episode.rewards)
