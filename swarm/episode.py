@@ -63,6 +63,7 @@ class Transition:
     state_key: str = ""  # of the state after it; equal for equal states, empty where the environment says none
     conversation: int = 0  # that the messages continue and the next action is in; the next unused number opens one
     role: str = ""  # who acted, where an episode has roles: the name of the reward that is theirs
+    num_calls: int = 0  # of tools, that the action made in words of the environment and not as tool calls
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +106,7 @@ def outcome_to_json(outcome: EpisodeOutcome) -> list[Any]:
                 each.state_key,
                 each.conversation,
                 each.role,
+                each.num_calls,
             ]
             for each in outcome.transitions
         ],
@@ -136,7 +138,7 @@ def outcomes_from_json(data: bytes) -> tuple[EpisodeOutcome, ...]:
 
 
 def _transition(data: Any) -> Transition:
-    messages, is_end, reward, rewards, status, state_key, conversation, role = data
+    messages, is_end, reward, rewards, status, state_key, conversation, role, num_calls = data
     named = cast("dict[Any, Any]", rewards).items()
     return Transition(
         messages=tuple(Message(role=str(role), content=str(content)) for role, content in messages),
@@ -147,6 +149,7 @@ def _transition(data: Any) -> Transition:
         state_key=str(state_key),
         conversation=int(_number(conversation, 0, MAX_TURNS)),
         role=str(role),
+        num_calls=int(_number(num_calls, 0, MAX_TURNS)),
     )
 
 

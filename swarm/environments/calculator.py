@@ -6,6 +6,7 @@ numbers nor many calls in a turn pays; an expression takes time linear in its le
 
 import random
 import re
+from dataclasses import replace
 from typing import Any, Final
 
 from swarm.config import EnvironmentConfig
@@ -107,7 +108,7 @@ class Calculation:
             return self._say("error: the call cannot be read", TurnStatus.MALFORMED)
         line = _LINE.fullmatch(action.text.strip()) if self._is_line and len(action.text) < 300 else None
         if line is not None:
-            return self._evaluate(line[1])
+            return replace(self._evaluate(line[1]), num_calls=1)
         if not action.calls:
             value = number_in(action.text)
             rewards = {OUTCOME: float(value == self._right), "called": float(self._is_called)}

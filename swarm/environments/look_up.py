@@ -6,7 +6,7 @@ thing of the table pays nothing. In style `char` every text is made of the lette
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from swarm.config import EnvironmentConfig
@@ -65,8 +65,7 @@ class LookUpEnvironment(NumberedEnvironment):
         self.style = params.choice("style", "text", ("text", "char"))
         self._length = params.integer("length", 3, 2, 8)
         self.max_turns = params.turns(5)
-        tools = {"tool_calls"} if self.style == "text" else set[str]()
-        self.signals = frozenset({"turn_rewards", "state_keys", "reward_parts"}) | tools
+        self.signals = frozenset({"turn_rewards", "state_keys", "tool_calls", "reward_parts"})
         params.finish()
         if self.style == "char" and self._length == 2 and self._people > 12:
             raise ConfigError(f"environment {config.name}: params.length 2 has too few words for {self._people} people")
@@ -134,7 +133,7 @@ class LookUp:
             return self._say("-=" if self._is_char else "error: one search at a time", status)
         query = self._query(action)
         if query is not None:
-            return self._search(query)
+            return replace(self._search(query), num_calls=0 if action.calls else 1)
         answer = self._answer(action.text.strip())
         *hops, thing = self._table.chain
         rewards = {OUTCOME: float(answer == thing), "found": len(self._found.intersection(hops)) / len(hops)}

@@ -39,7 +39,9 @@ def turn_columns(groups: Sequence[ScoredGroup]) -> TurnColumns | None:
     num_calls = np.zeros((len(episodes), most), np.int64)
     for row, ((rollout, _), turns) in enumerate(zip(episodes, transitions, strict=True)):
         turn_rewards[row, : len(turns)] = [turn.reward for turn in turns]
-        num_calls[row, : len(turns)] = [len(parse_action(text).calls) for text in rollout.actions]
+        num_calls[row, : len(turns)] = [
+            len(parse_action(text).calls) + turn.num_calls for text, turn in zip(rollout.actions, turns, strict=True)
+        ]
     has_roles = any(turn.role for each in transitions for turn in each)
     return TurnColumns(
         turn_rewards=turn_rewards,
@@ -77,5 +79,5 @@ def _outcomes(group: ScoredGroup) -> Sequence[EpisodeOutcome | None]:
 def _transitions(rollout: Rollout, outcome: EpisodeOutcome | None) -> list[Transition]:
     """One for each action: where the environment had ended before, the others changed nothing."""
     found = [] if outcome is None else list(outcome.transitions[: len(rollout.actions)])
-    following = replace(found[-1], messages=(), reward=0.0) if found else Transition()
+    following = replace(found[-1], messages=(), reward=0.0, num_calls=0) if found else Transition()
     return found + [following] * (len(rollout.actions) - len(found))

@@ -8,12 +8,16 @@ import pytest
 import torch
 
 from swarm.clock import ManualClock
+from swarm.config import EnvironmentConfig
+from swarm.environments.load import build_environment
+from swarm.environments.replay import replay
 from swarm.environments.tool_calls import render_call
 from swarm.episode import EpisodeOutcome, Message, ToolCall, TurnStatus
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.reward_recheck import to_scored_group
 from swarm.model.token_alignment import cut_to_limit
 from swarm.objectives.batch import make_batch
+from swarm.objectives.turn_columns import turn_columns
 from swarm.testing.builders import ToyTokenizer, answer_outcome, make_group, make_scored, make_sealed, toy_task
 from swarm.testing.outcomes import make_outcome, make_scored_episodes, make_turns, make_turns_group
 from swarm.types import Correction, Draw, DrawnGroup, FinishReason, ScoredGroup, SealedGroup
@@ -203,3 +207,26 @@ def test_a_turn_that_is_too_long_here_is_cut_off_and_its_end_is_not_trained_on()
     assert batch.token_ids[0].tolist() == [*ours.encode_response("123")[:-1], *end, *ours.encode_response("7")]
     assert batch.mask[0].tolist() == [True] * 3 + [False] * len(end) + [True] * 2
     assert batch.actions is not None and batch.actions[0] == ("123", "7"), "as it was replayed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "actions", "expected"),
+    [
+        ("look_up", {"style": "char"}, ("?{0}", "?zzz", "{1}"), [1, 1, 0]),
+        ("look_up", {}, ("search {0}", '{{"name": "search", "arguments": {{"query": "Rome"}}}}', "{1}"), [1, 1, 0]),
+        ("calculator", {"call": "line"}, ("CALC(1 + 2)", "3"), [1, 0]),
+        ("calculator", {}, (render_call(ToolCall(name="calculator", arguments={})), "3"), [1, 0]),
+    ],
+)
+def test_calls_in_words_of_an_environment_count_as_tool_calls(
+    kind: str, params: dict[str, str], actions: tuple[str, ...], expected: list[int]
+) -> None:
+    environment = build_environment(EnvironmentConfig.model_validate({"name": "env", "kind": kind, "params": params}))
+    person = environment.task(0).messages[-1].content.partition("get:")[2].rstrip("=")
+    said = tuple(each.format(person or "Ada", "x") if kind == "look_up" else each for each in actions)
+    outcome = replay(environment, 0, said)
+    group = make_scored_episodes(outcome).group
+    rollout = replace(group.rollouts[0], actions=said)
+    scored = replace(make_scored_episodes(outcome), group=replace(group, rollouts=(rollout,)))
+    columns = turn_columns([scored])
+    assert columns is not None and columns.num_calls.tolist() == [expected]
