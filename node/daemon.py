@@ -35,6 +35,7 @@ from swarm.loops.supervise import supervise
 from swarm.node_context import NodeContext
 from swarm.peers.address_book import KNOWN_PEERS, save_known_peers
 from swarm.peers.entry import EntryRule
+from swarm.peers.peer_clocks import PeerClocks
 from swarm.peers.reputation import REPUTATION, save_reputation
 from swarm.process import (
     Service,
@@ -135,6 +136,7 @@ class Daemon(Service):
         self.config = config = config.model_copy(update={"exchange": exchange})
         logger.info("whose groups count in full", extra={"who": _who_counts(config)})
         self.agent = await self._build_agent(identity)
+        self.peer_clocks = PeerClocks(self.clock, self.agent.parties)
         await asyncio.to_thread(self.agent.address_book.restore, config.dir / KNOWN_PEERS, self.entry.readmits)
         await asyncio.to_thread(self.agent.reputation.restore, config.dir / REPUTATION)
         await self.agent.restore()  # last: the groups that wait count as their producers do, of whom we know by now
@@ -148,6 +150,7 @@ class Daemon(Service):
             credential=self._credential.shown,
             standing=self.agent.standing,
             note_call=self.agent.peers.record_call,
+            note_clock=self.peer_clocks.note,
         )
         self._exit.push_async_callback(self.transport.stop)
         self.agent.endpoints = await self.transport.serve(self.agent.streams)
@@ -220,7 +223,11 @@ class Daemon(Service):
         from swarm.peers.coordinator_client import GrpcCoordinatorClient
 
         client = GrpcCoordinatorClient(
-            self.config.coordinator, identity, self.config.run_id, credential=self._credential.shown
+            self.config.coordinator,
+            identity,
+            self.config.run_id,
+            credential=self._credential.shown,
+            note_clock=self.peer_clocks.note_coordinator,
         )
         self._exit.push_async_callback(client.close)
         self._exit.push_async_callback(_leave, client, self.agent)
@@ -302,6 +309,8 @@ class Daemon(Service):
                 "peers": len(agent.peers.connected),
             }
             logger.info("progress", extra=fields)
+            if clock := self.peer_clocks.finding():
+                logger.warning(clock)
 
     def status(self) -> JsonDict:
         """A snapshot for `swarm status` and the simulation."""
@@ -345,6 +354,7 @@ class Daemon(Service):
             "advice": agent.coordinator_view.advice.state,
             **_weights_status(agent),
             **({"is_coordinator_reachable": self.coordinator.is_connected} if self.coordinator is not None else {}),
+            "clock": self.peer_clocks.finding(),
             "coordinator_refusal": agent.coordinator_view.refusal,
         }
 

@@ -13,17 +13,16 @@ import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from node.status import read_status
 from swarm.addresses import endpoint_of
-from swarm.clock import SystemClock
+from swarm.clock import CLOCK_SKEW_S, SystemClock
 from swarm.config import NodeConfig, load_config
 from swarm.environments.determinism import FIX, LOCAL_KINDS, differences
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError, Unavailable
-from swarm.exchange.staleness import CLOCK_SKEW_S
 from swarm.identity import Identity
 from swarm.process import is_running
 from swarm.types import Role
@@ -170,59 +169,68 @@ def _check_port(key: str, listen: str) -> Finding:
 
 
 async def _check_clock(config: NodeConfig) -> Finding:
-    seen_s, reason = None, "no coordinator is configured"
+    other_s, reason = None, "no coordinator is configured"
     if config.coordinator.address:
         try:
-            seen_s, reason = await _last_seen_s(config), "no node is there to compare with"
+            other_s, reason = await _coordinator_time_s(config), "the coordinator tells no time"
         except Unavailable as error:
             reason = f"coordinator.address: {error}"
     now_s = SystemClock().now_s()
     now = datetime.fromtimestamp(now_s, UTC)
     is_ok = CLOCK_YEARS[0] <= now.year < CLOCK_YEARS[1]
     detail = f"not compared: {reason}"
-    if seen_s is not None:
-        ahead_s = now_s - seen_s
+    if other_s:
+        ahead_s = now_s - other_s
         is_ok = abs(ahead_s) <= CLOCK_SKEW_S
         detail = "as the coordinator's" if is_ok else f"{ahead_s:+.0f} s from the coordinator's"
+    found = _found_by_running_node(config)
     return Finding(
         name="clock",
-        is_ok=is_ok,
-        detail=f"{now.isoformat(timespec='seconds')}, {detail}",
+        is_ok=is_ok and not found,
+        detail=f"{now.isoformat(timespec='seconds')}, {detail}{'; ' if found else ''}{found}",
         fix=f"set the clock (run NTP): adverts and groups carry times, and peers refuse skew over {CLOCK_SKEW_S:.0f} s",
-        is_fatal=True,
+        is_fatal=not is_ok,
     )
 
 
-async def _last_seen_s(config: NodeConfig) -> float | None:
-    """Newest heartbeat of any live node, by the coordinator's clock: less than a lease old. None without live nodes.
+def _found_by_running_node(config: NodeConfig) -> str:
+    """What the node that runs in this directory says of its clock, which it compares with those of all its peers."""
+    if not is_running(config.dir):
+        return ""
+    try:
+        return str(read_status(config.dir).get("clock", ""))
+    except (ConfigError, Unavailable):
+        return ""
+
+
+async def _coordinator_time_s(config: NodeConfig) -> float | None:
+    """The coordinator's wall clock; None from a release that does not tell it.
 
     Raises:
         Unavailable: the coordinator does not answer.
     """
     # gRPC is imported where a call is made, so that the commands start without it
     from node.credential import read_credential
-    from swarm.wire.grpc_errors import calling
     from swarm.wire.held_manifest import load_held, with_held
     from swarm.wire.session import open_channel
-    from swarm.wire.v1 import coordinator_service_pb2 as pb
-    from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
 
     config = with_held(config, load_held(config.dir, config.run_id))
     address, fingerprint = config.coordinator.address.split(",")[0].strip(), config.coordinator.fingerprint
     key = config.dir / "identity.key"  # of the node: a run that does not admit everybody does not admit a new key
     identity = Identity.load(key) if key.exists() else Identity.create()
     shown = read_credential(config, identity.node_id).to_bytes()
+    told: list[float] = []
     channel = await open_channel(
-        address, fingerprint, identity, config.run_id, DIAL_TIMEOUT_S, credential=lambda: shown
+        address,
+        fingerprint,
+        identity,
+        config.run_id,
+        DIAL_TIMEOUT_S,
+        credential=lambda: shown,
+        note_clock=lambda _, now_s, at_s: told.append(now_s),
     )
-    try:
-        stub: Any = pb_grpc.CoordinatorServiceStub(channel.channel)
-        metadata = await channel.metadata(DIAL_TIMEOUT_S)
-        with calling("members"):
-            answer = await stub.ListMembers(pb.ListMembersRequest(), timeout=DIAL_TIMEOUT_S, metadata=metadata)
-    finally:
-        await channel.close()
-    return max((member.last_seen_s for member in answer.members if member.is_live), default=None)
+    await channel.close()
+    return told[-1] or None
 
 
 async def _check_sandbox(config: NodeConfig) -> Finding:

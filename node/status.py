@@ -59,6 +59,8 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     answers = {None: "none", True: "answers", False: "does not answer; the node goes on without it"}
     refusal = status.get("coordinator_refusal")
     shown.append(("coordinator", refusal or answers[status.get("is_coordinator_reachable")]))
+    if status.get("clock"):
+        shown.append(("clock", status["clock"]))
     if "who_counts" in status:
         shown.append(("counts in full", status["who_counts"]))
     counts = ("num_local_used", "num_external_used", "num_entry_refused", "refusals", "evaluations")

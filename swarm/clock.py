@@ -5,7 +5,9 @@ Invariant: no module below the command lines reads `time` itself. Waiting is `as
 """
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
+
+CLOCK_SKEW_S: Final = 120.0  # between the wall clocks of two honest nodes
 
 
 class Clock(Protocol):

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from swarm.clock import CLOCK_SKEW_S
 from swarm.episode import Actions, EpisodeOutcome
 from swarm.errors import ConfigError
 from swarm.events import LoopFailed, NodeRestored, OthersSetAside, PolicyEvaluated, StepMade, VersionPublished
@@ -23,7 +24,6 @@ from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.novelty import Novelty
 from swarm.exchange.own_groups import OwnGroups
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.exchange.staleness import CLOCK_SKEW_S
 from swarm.interfaces import GroupStore, Tokenizer, Verdict, Verifier
 from swarm.node_context import NodeContext
 from swarm.peers.address_book import AddressBook, anchor_of

@@ -28,7 +28,7 @@ from swarm.wire.envelopes import (
 from swarm.wire.grpc_errors import calling, error_of
 from swarm.wire.rollout_groups import Malformed
 from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
-from swarm.wire.session import AuthenticatedChannel, open_channel
+from swarm.wire.session import AuthenticatedChannel, NoteClock, open_channel
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 from swarm.wire.weights import (
@@ -66,6 +66,7 @@ class GrpcTransport:
         credential: Callable[[], bytes] = bytes,
         standing: Callable[[NodeId], int] = lambda node_id: 0,
         note_call: Callable[[NodeId, str], None] = lambda node_id, subnet: None,
+        note_clock: NoteClock = lambda node_id, now_s, at_s: None,
     ) -> None:
         """What a node knows of its peers.
 
@@ -75,13 +76,14 @@ class GrpcTransport:
             credential: what we show to peers.
             standing: a peer's, whose streams make room last where it is high.
             note_call: called with a peer that opens a stream, and the subnet that it calls from.
+            note_clock: called with the clock of a peer that we dialled.
         """
         self._identity = identity
         self._run_id = run_id
         self._config = config
         self._clock = clock
         self._credential = credential
-        self._standing, self._note_call = standing, note_call
+        self._standing, self._note_call, self._note_clock = standing, note_call, note_clock
         self._sessions = Sessions(identity, run_id, clock, limits, require_allowed, require_entry)
         self._stall_timeout_s = stall_timeout_s
         self._server: SessionServer | None = None
@@ -113,7 +115,14 @@ class GrpcTransport:
             Unauthenticated: another node answered, or refused our proof.
         """
         channel = await open_channel(
-            address.endpoint, address.node_id, self._identity, self._run_id, timeout_s, self._clock, self._credential
+            address.endpoint,
+            address.node_id,
+            self._identity,
+            self._run_id,
+            timeout_s,
+            self._clock,
+            self._credential,
+            self._note_clock,
         )
         peer = GrpcPeer(channel, self._config.dial_timeout_s, self._clients)
         self._clients.add(peer)

@@ -8,11 +8,11 @@ to a peer, and when a generator decides whether a batch is worth finishing.
 import math
 from typing import Final, Protocol
 
+from swarm.clock import CLOCK_SKEW_S
 from swarm.exchange.admission_checks import AdmissionLimits
 from swarm.exchange.episode_checks import Finding
 from swarm.types import PolicyVersion, RefusalReason, RolloutGroup
 
-CLOCK_SKEW_S: Final = 120.0  # between the clocks of two honest nodes
 HEAD_SLACK_STEPS: Final = 1024  # a group may be so far ahead of the newest head known of another lineage
 
 

@@ -23,7 +23,7 @@ from swarm.wire.adverts import is_endpoint
 from swarm.wire.grpc_errors import calling, error_of
 from swarm.wire.reports import MAX_EDGES, advice_from_message, report_to_heartbeat, version_or_none
 from swarm.wire.rollout_groups import version_to_message
-from swarm.wire.session import AuthenticatedChannel, open_channel
+from swarm.wire.session import AuthenticatedChannel, NoteClock, open_channel
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
 
@@ -51,9 +51,13 @@ class GrpcCoordinatorClient:
         clock: Clock | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
         credential: Callable[[], bytes] = bytes,
+        note_clock: NoteClock = lambda node_id, now_s, at_s: None,
     ) -> None:
-        """`credential`: what we show to be let in. Raises ConfigError when the link cannot be dialled."""
-        self._credential = credential
+        """`credential`: what we show to be let in; `note_clock`: called with the coordinator's clock.
+
+        Raises ConfigError when the link cannot be dialled.
+        """
+        self._credential, self._note_clock = credential, note_clock
         self._addresses = [address.strip() for address in link.address.split(",")]
         for address in self._addresses:
             if not is_endpoint(address):
@@ -205,7 +209,13 @@ class GrpcCoordinatorClient:
             try:
                 timeout_s = self._timeout_s / len(self._addresses)
                 return await open_channel(
-                    address, self._fingerprint, self._identity, self._run_id, timeout_s, credential=self._credential
+                    address,
+                    self._fingerprint,
+                    self._identity,
+                    self._run_id,
+                    timeout_s,
+                    credential=self._credential,
+                    note_clock=self._note_clock,
                 )
             except Unavailable as error:
                 is_wrong = is_wrong or isinstance(error, Unauthenticated)

@@ -201,7 +201,9 @@ class Sessions(pb_grpc.SessionServiceServicer):
         async with self._in_turn(context.peer()):
             node_id = self._prove(request, context.peer())
             token = self._open_session(node_id, context.peer())
-            return pb.HelloResponse(session_token=token, expires_in_s=int(self.limits.session_s))
+            return pb.HelloResponse(
+                session_token=token, expires_in_s=int(self.limits.session_s), now_s=self._clock.now_s()
+            )
 
     @asynccontextmanager
     async def _in_turn(self, peer: str) -> AsyncGenerator[None]:

@@ -45,6 +45,7 @@ _NOT_BEFORE: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _NOT_AFTER: Final = datetime(2100, 1, 1, tzinfo=UTC)
 
 Metadata = Sequence[tuple[str, bytes]]
+NoteClock = Callable[[NodeId, float, float], None]  # server, its wall clock, our monotonic clock at that moment
 
 
 def challenge_message(client_nonce: bytes, certificate_digest: bytes) -> bytes:
@@ -78,6 +79,7 @@ class AuthenticatedChannel:
         run_id: str,
         clock: Clock,
         credential: Callable[[], bytes] = bytes,
+        note_clock: NoteClock = lambda node_id, now_s, at_s: None,
     ) -> None:
         self.channel = channel
         self.node_id = node_id
@@ -86,6 +88,7 @@ class AuthenticatedChannel:
         self._run_id = run_id
         self._clock = clock
         self._credential = credential  # asked at every handshake: a newer one may be there
+        self._note_clock = note_clock
         self._stub: Any = pb_grpc.SessionServiceStub(channel)
         self._token = b""
         self._renew_at_s = 0.0
@@ -123,6 +126,7 @@ class AuthenticatedChannel:
             message = hello_message(
                 server_nonce, self.certificate_digest, self._identity.node_id, self.node_id, self._run_id
             )
+            asked_s = self._clock.monotonic_s()
             hello = await self._stub.Hello(
                 pb.HelloRequest(
                     public_key=self._identity.public_key,
@@ -133,8 +137,10 @@ class AuthenticatedChannel:
                 ),
                 timeout=timeout_s,
             )
+        answered_s = self._clock.monotonic_s()
         self._token = hello.session_token
-        self._renew_at_s = self._clock.monotonic_s() + _RENEW_SHARE * hello.expires_in_s
+        self._renew_at_s = answered_s + _RENEW_SHARE * hello.expires_in_s
+        self._note_clock(self.node_id, hello.now_s, (asked_s + answered_s) / 2)
 
     def _check_challenge(self, challenge: pb.ChallengeResponse, nonce: bytes) -> None:
         shown = node_id_of(challenge.public_key)
@@ -161,6 +167,7 @@ async def open_channel(
     timeout_s: float,
     clock: Clock | None = None,
     credential: Callable[[], bytes] | None = bytes,
+    note_clock: NoteClock = lambda node_id, now_s, at_s: None,
 ) -> AuthenticatedChannel:
     """Connects to a node or coordinator and has both sides prove who they are.
 
@@ -172,6 +179,7 @@ async def open_channel(
         timeout_s: for the whole of it.
         credential: what we show to be let in. None shows nothing, not even who we are: only the server proves itself,
             for calls that need no session.
+        note_clock: called with what the server says of its clock, at each handshake.
 
     Raises:
         Unavailable: nobody answered in time; names the endpoint.
@@ -186,7 +194,7 @@ async def open_channel(
             channel = grpc.aio.secure_channel(endpoint, _credentials_pinning(der), options=_channel_options())
             digest, known = hashlib.sha256(der).digest(), clock or SystemClock()
             opened = AuthenticatedChannel(
-                channel, expected_node_id, digest, identity, run_id, known, credential or bytes
+                channel, expected_node_id, digest, identity, run_id, known, credential or bytes, note_clock
             )
             try:
                 if credential is None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from attacked_node import AttackedNode, until
 
+from swarm.clock import CLOCK_SKEW_S
 from swarm.config import ExchangeConfig
 from swarm.errors import Unavailable
 from swarm.exchange import admission as admission_module
-from swarm.exchange.staleness import CLOCK_SKEW_S
 from swarm.flow import Backoff
 from swarm.interfaces import PeerAddress
 from swarm.loops.neighbours import NeighbourStream

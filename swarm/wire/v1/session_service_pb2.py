@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#swarm/wire/v1/session_service.proto\x12\rswarm.wire.v1\"(\n\x10\x43hallengeRequest\x12\x14\n\x0c\x63lient_nonce\x18\x01 \x01(\x0c\"j\n\x11\x43hallengeResponse\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x14\n\x0cserver_nonce\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\"s\n\x0cHelloRequest\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\x12\x12\n\ncredential\x18\x05 \x01(\x0c\"<\n\rHelloResponse\x12\x15\n\rsession_token\x18\x01 \x01(\x0c\x12\x14\n\x0c\x65xpires_in_s\x18\x02 \x01(\r2\xa4\x01\n\x0eSessionService\x12N\n\tChallenge\x12\x1f.swarm.wire.v1.ChallengeRequest\x1a .swarm.wire.v1.ChallengeResponse\x12\x42\n\x05Hello\x12\x1b.swarm.wire.v1.HelloRequest\x1a\x1c.swarm.wire.v1.HelloResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#swarm/wire/v1/session_service.proto\x12\rswarm.wire.v1\"(\n\x10\x43hallengeRequest\x12\x14\n\x0c\x63lient_nonce\x18\x01 \x01(\x0c\"j\n\x11\x43hallengeResponse\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x14\n\x0cserver_nonce\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\"s\n\x0cHelloRequest\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\x12\x12\n\ncredential\x18\x05 \x01(\x0c\"K\n\rHelloResponse\x12\x15\n\rsession_token\x18\x01 \x01(\x0c\x12\x14\n\x0c\x65xpires_in_s\x18\x02 \x01(\r\x12\r\n\x05now_s\x18\x03 \x01(\x01\x32\xa4\x01\n\x0eSessionService\x12N\n\tChallenge\x12\x1f.swarm.wire.v1.ChallengeRequest\x1a .swarm.wire.v1.ChallengeResponse\x12\x42\n\x05Hello\x12\x1b.swarm.wire.v1.HelloRequest\x1a\x1c.swarm.wire.v1.HelloResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,7 +38,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLOREQUEST']._serialized_start=204
   _globals['_HELLOREQUEST']._serialized_end=319
   _globals['_HELLORESPONSE']._serialized_start=321
-  _globals['_HELLORESPONSE']._serialized_end=381
-  _globals['_SESSIONSERVICE']._serialized_start=384
-  _globals['_SESSIONSERVICE']._serialized_end=548
+  _globals['_HELLORESPONSE']._serialized_end=396
+  _globals['_SESSIONSERVICE']._serialized_start=399
+  _globals['_SESSIONSERVICE']._serialized_end=563
 # @@protoc_insertion_point(module_scope)

@@ -37,9 +37,11 @@ class HelloRequest(_message.Message):
     def __init__(self, public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("session_token", "expires_in_s")
+    __slots__ = ("session_token", "expires_in_s", "now_s")
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_IN_S_FIELD_NUMBER: _ClassVar[int]
+    NOW_S_FIELD_NUMBER: _ClassVar[int]
     session_token: bytes
     expires_in_s: int
-    def __init__(self, session_token: _Optional[bytes] = ..., expires_in_s: _Optional[int] = ...) -> None: ...
+    now_s: float
+    def __init__(self, session_token: _Optional[bytes] = ..., expires_in_s: _Optional[int] = ..., now_s: _Optional[float] = ...) -> None: ...

@@ -1,0 +1,88 @@
+"""Clocks of others, as they named them at Hello: whether this node's own clock is wrong.
+
+Invariant: nothing follows from it but a sentence for the operator; no time of a group, an advert or this node is ever
+shifted by it. A party has one vote, whoever is established is asked before strangers, and more than half of the votes,
+and the coordinator's where it has one, have to name a clock that is off by more than peers accept, to the same side.
+"""
+
+import math
+from collections import defaultdict
+from statistics import median
+from typing import Final, NamedTuple
+
+from swarm.clock import CLOCK_SKEW_S, Clock
+from swarm.flow import BoundedTable
+from swarm.peers.parties import Parties
+from swarm.types import NodeId
+
+_MAX_PEERS: Final = 256
+_FORGET_S: Final = 3600.0  # sessions are renewed sooner; a machine that slept has another monotonic clock than others
+
+
+class PeerClocks:
+    """What the clocks of coordinator and peers say of ours.
+
+    Example:
+        clocks = PeerClocks(clock, parties)
+        clocks.note(peer, now_s=1.7e9, at_s=clock.monotonic_s())
+        clocks.finding()  # empty while all is well
+    """
+
+    def __init__(self, clock: Clock, parties: Parties) -> None:
+        self._clock = clock
+        self._parties = parties
+        self._peers = BoundedTable[NodeId, _Noted](_MAX_PEERS, is_kept=self._is_established)
+        self._coordinator: _Noted | None = None
+
+    def note(self, node_id: NodeId, now_s: float, at_s: float) -> None:
+        """A peer that proved its key where we dialled it names its wall clock; `at_s` is monotonic, ours, then."""
+        if _is_time(now_s):
+            self._peers[node_id] = _Noted(now_s - at_s, at_s)
+
+    def note_coordinator(self, node_id: NodeId, now_s: float, at_s: float) -> None:
+        """The coordinator, whose key the link names, tells its clock."""
+        del node_id
+        if _is_time(now_s):
+            self._coordinator = _Noted(now_s - at_s, at_s)
+
+    def finding(self) -> str:
+        """That our clock is wrong, by how much, what follows and what to do; empty where the others do not say so."""
+        coordinator = [] if self._coordinator is None else self._ahead(self._coordinator)
+        votes = [*self._votes(), *coordinator]
+        for sign in (1, -1):
+            num_off = sum(sign * ahead_s > CLOCK_SKEW_S for ahead_s in votes)
+            if 2 * num_off > len(votes) and all(sign * ahead_s > CLOCK_SKEW_S for ahead_s in coordinator):
+                return (
+                    f"this node's clock is {abs(median(votes)):.0f} s {'ahead' if sign > 0 else 'behind'}, by "
+                    f"{num_off} of the {len(votes)} clocks of coordinator and peers that it knows; beyond "
+                    f"{CLOCK_SKEW_S:.0f} s adverts and groups are refused; set the clock (run NTP)"
+                )
+        return ""
+
+    def _votes(self) -> list[float]:
+        """Of each party the median of its clocks; of strangers only where nobody is known who counts in full."""
+        by_party = defaultdict[tuple[bool, str], list[float]](list)
+        for node_id, noted in self._peers.items():
+            party = self._parties.origin_of(node_id) or node_id
+            by_party[self._is_established(node_id), party] += self._ahead(noted)
+        votes = {key: median(found) for key, found in by_party.items() if found}
+        established = [vote for (is_established, _), vote in votes.items() if is_established]
+        return established or list(votes.values())
+
+    def _ahead(self, noted: "_Noted") -> list[float]:
+        """Seconds that our wall clock is ahead of that one now, also where it was set meanwhile; none if too old."""
+        at_s = self._clock.monotonic_s()
+        return [self._clock.now_s() - noted.base_s - at_s] if at_s - noted.at_s <= _FORGET_S else []
+
+    def _is_established(self, node_id: NodeId) -> bool:
+        return not self._parties.is_private and self._parties.is_established(node_id)
+
+
+class _Noted(NamedTuple):
+    base_s: float  # the other wall clock when our monotonic one was 0
+    at_s: float  # monotonic, when it was told
+
+
+def _is_time(now_s: float) -> bool:
+    """False for the 0 of a release that does not tell, and for what is no time."""
+    return math.isfinite(now_s) and now_s > 0

@@ -1,0 +1,137 @@
+"""A node whose clock is wrong learns it from those that it dials, over real sockets, and its owner is told."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from coordinator.daemon import CoordinatorDaemon
+from node.daemon import Daemon, write_config
+from node.doctor import examine
+from node.status import read_status, status_rows
+from swarm.clock import SystemClock
+from swarm.config import (
+    CoordinatorConfig,
+    CoordinatorLink,
+    DirectoryConfig,
+    EnvironmentConfig,
+    ExchangeConfig,
+    ModelConfig,
+    NodeConfig,
+)
+from swarm.errors import Unavailable
+from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.identity import Identity
+from swarm.interfaces import PeerAddress
+from swarm.peers.parties import Parties
+from swarm.peers.peer_clocks import PeerClocks
+from swarm.testing.builders import HoldsNothing
+
+pytestmark = pytest.mark.timeout(60)
+OFF_S = 250.0
+
+
+class SkewedClock(SystemClock):
+    """That of a machine whose clock is wrong."""
+
+    def __init__(self, skew_s: float) -> None:
+        self._skew_s = skew_s
+
+    def now_s(self) -> float:
+        return super().now_s() + self._skew_s
+
+
+class Peer(HoldsNothing):
+    """A server that tells its own clock at Hello."""
+
+    def __init__(self, skew_s: float) -> None:
+        self.identity = Identity.create()
+        config = ExchangeConfig(listen="127.0.0.1:0")
+        self.transport = GrpcTransport(self.identity, "demo", config, SkewedClock(skew_s))
+
+
+async def finding_of(own_skew_s: float, peer_skews_s: list[float]) -> str:
+    """What a node says of its clock that dialled peers with such clocks."""
+    clock = SkewedClock(own_skew_s)
+    clocks = PeerClocks(clock, Parties())
+    own = GrpcTransport(Identity.create(), "demo", ExchangeConfig(listen="127.0.0.1:0"), clock, note_clock=clocks.note)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(own.stop)
+        for skew_s in peer_skews_s:
+            peer = Peer(skew_s)
+            (endpoint,) = await peer.transport.serve(peer)
+            stack.push_async_callback(peer.transport.stop)
+            await own.connect(PeerAddress(node_id=peer.identity.node_id, endpoint=endpoint), timeout_s=10.0)
+        return clocks.finding()
+
+
+async def test_a_node_whose_clock_is_wrong_is_told_and_two_liars_of_five_hide_nothing() -> None:
+    assert "250 s ahead" in await finding_of(OFF_S, [0.0, 0.0, 0.0, OFF_S, OFF_S])
+
+
+@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: the farthest clock is believed"])
+async def test_two_liars_of_five_scare_nobody(is_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_out:
+        votes = PeerClocks._votes
+        monkeypatch.setattr(PeerClocks, "_votes", lambda clocks: [max(votes(clocks), key=abs)])
+    finding = await finding_of(0.0, [0.0, 0.0, 0.0, 9000.0, 9000.0])
+    assert (finding == "") is not is_out
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - other tasks make it true
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["defended", "mutation: Hello tells no time"])
+async def test_log_status_and_doctor_name_offset_bound_and_fix(
+    is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("node.daemon.PROGRESS_EVERY_S", 0.1)
+    monkeypatch.setattr(Daemon, "_run_worker", lambda _: asyncio.Event().wait())  # its model takes long to load
+    caplog.set_level("INFO")
+    if not is_told:
+        monkeypatch.setattr(PeerClocks, "note_coordinator", lambda *_: None)
+    config = NodeConfig(
+        dir=tmp_path / "node",
+        run_id="test",
+        worker="inline",
+        environments=(EnvironmentConfig(name="reverse", kind="char", dataset="reverse"),),
+        model=ModelConfig(source="tiny", dtype="float32"),
+        exchange=ExchangeConfig(listen="127.0.0.1:0"),
+        directory=DirectoryConfig(kind="none"),
+    )
+    run = CoordinatorConfig(dir=tmp_path / "run", run_id="test", directory=DirectoryConfig(kind="none"), node=config)
+    async with CoordinatorDaemon(run) as coordinator:
+        fingerprint = coordinator.info["fingerprint"]
+        link = CoordinatorLink(address=coordinator.info["listen"], fingerprint=fingerprint, heartbeat_s=0.1)
+        config = config.model_copy(update={"coordinator": link})
+        daemon = Daemon(config)
+        daemon.clock = SkewedClock(OFF_S)
+        async with daemon:
+            running = asyncio.create_task(daemon.run())
+            try:
+                await until(lambda: len(coordinator.core.live_members()) == 1)
+                await until(lambda: any(record.message == "progress" for record in caplog.records))
+                await until(lambda: has_status(config, is_told=is_told))
+                rows = dict(status_rows(read_status(config.dir)))
+                write_config(config, tmp_path / "node.toml")
+                (found,) = [finding for finding in await examine(tmp_path / "node.toml") if finding.name == "clock"]
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+    logged = [record.message for record in caplog.records if "this node's clock" in record.message]
+    assert bool(logged) is ("clock" in rows) is (not found.is_ok) is is_told
+    if is_told:
+        for text in (logged[-1], rows["clock"], found.detail):
+            assert "250 s ahead" in text and "1 of the 1" in text and "120 s" in text and "NTP" in text
+
+
+def has_status(config: NodeConfig, *, is_told: bool) -> bool:
+    try:
+        return bool(read_status(config.dir)["clock"]) is is_told
+    except Unavailable:
+        return False
