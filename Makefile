@@ -87,6 +87,10 @@ simulate-tiny: env ## Eight tiny models, about a minute
 simulate-tiny-agents: env ## Four tiny models look things up or walk a grid over several turns: 1.5 minutes
 	$(BIN)/swarm simulate --preset tiny-agents $(ARGS)
 
+.PHONY: simulate-agents
+simulate-agents: env ## Two SmolLM2 learners over several turns, each learns the other's environment: at most 15 minutes
+	$(BIN)/swarm simulate --preset agents $(ARGS)
+
 .PHONY: simulate-echo
 simulate-echo: env ## One node trains, three generate for it (vLLM too after make vllm): at most 15 minutes
 	$(BIN)/swarm simulate --preset echo $(ARGS)

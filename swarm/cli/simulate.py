@@ -16,8 +16,8 @@ from swarm.errors import ConfigError
 PresetOption = Annotated[
     str,
     typer.Option(
-        help="smollm (2 peers, a real chat model), tiny (8 peers, seconds), tiny-agents (4 peers, episodes of several "
-        "turns), echo (a trainer and generators), echo-tiny."
+        help="smollm (2 peers, a real chat model), tiny (8 peers, seconds), agents (2 peers, the chat model over "
+        "several turns), tiny-agents (4 peers, the same in a minute), echo (a trainer and generators), echo-tiny."
     ),
 ]
 NodesOption = Annotated[int | None, typer.Option(min=1, help="Number of nodes.")]

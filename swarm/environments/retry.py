@@ -7,6 +7,7 @@ one holds out; a hint depends on the right answer and the last one only.
 import re
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from typing import Final
 
 from swarm.config import EnvironmentConfig
@@ -18,6 +19,8 @@ from swarm.interfaces import Environment
 from swarm.types import Task
 
 HINTS: Final = ("none", "length", "first", "order")
+_EXAMPLE_CANDIDATES: Final = 64  # tasks that are looked at
+_NUM_EXAMPLES: Final = 3
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,18})?", re.ASCII)
 
 
@@ -25,7 +28,8 @@ class RetryEnvironment:
     """Tries at one question until the answer is right.
 
     Params: `inner` (section of the wrapped environment, which asks single answers), `max_turns` (3) tries, `hint`
-    (none, length, first character, order: higher or lower, for numbers), `discount` (1.0, of the outcome for each try
+    (none, length, first character, order: higher or lower, for numbers), `example` (none, chat: two other questions
+    before the own one, the first with a wrong answer and its correction), `discount` (1.0, of the outcome for each try
     after the first), `style` (text, or char in the alphabet of the tiny model; that of the inner kind where left out).
     Rewards: outcome of the last answer, discounted; `first_try` what the first answer was worth; `attempts` their
     number.
@@ -41,7 +45,10 @@ class RetryEnvironment:
         self.discount = params.number("discount", 1.0, 0.0, 1.0)
         is_char = config.inner is not None and config.inner.kind == "char"
         self.style = params.choice("style", "char" if is_char else "text", ("char", "text"))
+        has_example = params.choice("example", "none", ("none", "chat")) == "chat"
         params.finish()
+        if has_example and (self.style == "char" or (config.inner is not None and config.inner.prefill)):
+            raise ConfigError(f"{where}: params.example writes whole answers as text: no style char, and no prefill")
         if config.prompt != "{question}" or config.prefill:
             raise ConfigError(f"{where}: kind retry: set prompt and prefill in params.inner")
         if inner.max_turns != 1:
@@ -52,10 +59,33 @@ class RetryEnvironment:
         self.num_tasks = inner.num_tasks
         self.verifier = f"{verifier_name(config, 1)}+{inner.verifier}"
         self.answer_cpu_s = float(getattr(inner, "answer_cpu_s", ANSWER_CPU_S))
+        self._examples = self._find_examples() if has_example else ()
 
     def task(self, task_id: int) -> Task:
         """The inner task, held out where that one is. Raises LookupError."""
-        return replace(self.inner.task(task_id), max_turns=self.max_turns)
+        task = self.inner.task(task_id)
+        return replace(task, messages=(*self._worked(task), *task.messages), max_turns=self.max_turns)
+
+    def _find_examples(self) -> tuple[int, ...]:
+        """Tasks with different answers: one more than a chat shows, for where it asks one of them."""
+        found: dict[str, int] = {}
+        for task_id in range(min(self.num_tasks, _EXAMPLE_CANDIDATES)):
+            if answer := self.inner.reference(task_id):
+                found.setdefault(answer, task_id)
+        if len(found) < _NUM_EXAMPLES:
+            raise ConfigError(f"environment {self.name}: params.example needs {_NUM_EXAMPLES} different answers")
+        return tuple(found.values())[:_NUM_EXAMPLES]
+
+    def _worked(self, asked: Task) -> tuple[Message, ...]:
+        """A question whose first answer is wrong and whose second is right, then one that is answered at once."""
+        if not self._examples:
+            return ()
+        first, second = [k for k in self._examples if self.inner.task(k).messages != asked.messages][:2]
+        wrong, right = self.inner.reference(second), self.inner.reference(first)
+        told = Attempts(self, first, right).told(wrong)
+        say = partial(Message, role="assistant")
+        corrected = (*self.inner.task(first).messages, say(content=wrong), told, say(content=right))
+        return (*corrected, *self.inner.task(second).messages, say(content=wrong))
 
     def episode(self, task_id: int) -> "Attempts":
         """A new series of tries. Raises LookupError."""
@@ -96,11 +126,14 @@ class Attempts:
                 "attempts": float(self._num_attempts),
             }
             return Transition(is_end=True, rewards=rewards, status=judged.status, state_key="end")
-        told = self._hint(action.text.strip())
-        message = f"no{told}=" if retry.style == "char" else f"No, that is wrong.{told} Try again."
-        key = f"{self._num_attempts}:{told}"
-        messages = (Message(role="user", content=message),)
-        return Transition(messages=messages, status=judged.status, state_key=key)
+        told = self.told(action.text.strip())
+        return Transition(messages=(told,), status=judged.status, state_key=f"{self._num_attempts}:{told.content}")
+
+    def told(self, wrong: str) -> Message:
+        """What follows a wrong answer."""
+        hint = self._hint(wrong)
+        is_char = self._environment.style == "char"
+        return Message(role="user", content=f"no{hint}=" if is_char else f"No, that is wrong.{hint} Try again.")
 
     def _hint(self, answer: str) -> str:
         right, is_char = self._right, self._environment.style == "char"

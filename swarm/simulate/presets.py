@@ -90,12 +90,15 @@ class SimulationOptions:
     keep_checkpoints: bool = False  # after the end, with everything else that only a restart would read
 
 
+_ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1, "exact": True}
+
+
 def _arithmetic(name: str, dataset: str) -> EnvironmentConfig:
     return EnvironmentConfig(
         name=name,
         kind="reasoning_gym",
         dataset=dataset,
-        params={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1, "exact": True},
+        params=_ONE_DIGIT,
         seed=1,
         prefill="Answer:",
     )
@@ -178,7 +181,34 @@ _TINY_AGENTS = replace(
     num_tries=4,
     lists_members=True,
 )
-PRESETS = {preset.name: preset for preset in (_SMOLLM, _TINY, _ECHO, _ECHO_TINY, _TINY_AGENTS)}
+_AGENTS = replace(
+    _SMOLLM,
+    name="agents",
+    title="SmolLM2-135M over several turns: one node calls a calculator only, the other tries again only",
+    environments=(
+        EnvironmentConfig(name="calculator", kind="calculator", params={"call": "line", "max_turns": 3}, seed=1),
+        EnvironmentConfig(
+            name="retry",
+            kind="retry",
+            params={
+                "inner": {"kind": "reasoning_gym", "dataset": "chain_sum", "params": _ONE_DIGIT},
+                "hint": "order",
+                "example": "chat",
+            },
+            seed=1,
+        ),
+    ),
+    num_rounds=24,
+    learning_rate=2e-5,
+    max_new_tokens=12,  # CALC(12 * 34) and the end
+    max_episode_tokens=160,
+    evaluate_every=0,  # at the beginning and the end
+    num_problems=16,
+    num_tries=8,  # greedy it calls the calculator right from the beginning
+    max_minutes=15.0,
+    lists_members=True,
+)
+PRESETS = {preset.name: preset for preset in (_SMOLLM, _TINY, _ECHO, _ECHO_TINY, _TINY_AGENTS, _AGENTS)}
 
 
 def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig]:

@@ -20,6 +20,7 @@ EXAMPLES: tuple[tuple[str, dict[str, Any], Actions], ...] = (
     ("calculator", {"call": "line", "operations": "+"}, ()),
     ("retry", {"inner": {"kind": "reasoning_gym", "dataset": "chain_sum"}, "hint": "order"}, ("100", "300", "{right}")),
     ("retry", {"inner": {"kind": "char", "dataset": "reverse"}}, ("wrev", "{right}")),
+    ("retry", {"inner": {"kind": "reasoning_gym", "dataset": "chain_sum"}, "example": "chat"}, ()),
     ("look_up", {}, ()),
     ("look_up", {"style": "char"}, ()),
     ("grid_world", {}, ("up", "right", "down", "down")),

@@ -63,6 +63,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "notes in characters": ("notes", {"style": "char"}),
     "dialogue": ("dialogue", {"slots": 6, "missing": 3}),
     "retry of characters": ("retry", {"inner": REVERSE, "hint": "first"}),
+    "retry after examples": ("retry", {"inner": SUMS, "hint": "order", "example": "chat"}),
     "retry of sums": ("retry", {"inner": SUMS, "hint": "order", "discount": 0.5}),
 }
 TOOLS: Mapping[str, dict[str, tuple[str, ...]]] = {
@@ -305,6 +306,22 @@ def test_hints_tell_what_they_say_and_no_more() -> None:
     assert ["lower" in each for each in told] == [False, True, False, False, False]
 
 
+def test_a_worked_chat_comes_before_the_question_and_never_asks_it() -> None:
+    retry = made("retry", inner=SUMS, hint="order", example="chat")
+    inner = build_environment(EnvironmentConfig.model_validate({**SUMS, "name": "made"}))
+    questions = [inner.task(number).messages[0].content for number in range(40)]
+    for number in range(40):
+        opening = [(message.role, message.content) for message in retry.task(number).messages]
+        *worked, (_, question) = opening
+        assert [role for role, _ in opening] == ["user", "assistant", "user", "assistant", "user", "assistant", "user"]
+        asked, wrong, told, right, also_asked, also_right = (content for _, content in worked)
+        assert question == questions[number] and question not in (asked, also_asked)
+        assert retry.reference(questions.index(asked)) == right != wrong
+        assert retry.reference(questions.index(also_asked)) == also_right
+        word = "higher" if int(right) > int(wrong) else "lower"
+        assert told == f"No, that is wrong. The answer is {word}. Try again."
+
+
 def test_later_tries_are_worth_less_where_they_are_discounted() -> None:
     retry = made("retry", inner=SUMS, discount=0.5)
     right = retry.reference(1)
@@ -319,6 +336,10 @@ def test_later_tries_are_worth_less_where_they_are_discounted() -> None:
         ({"inner": {"kind": "retry", "params": {"inner": REVERSE}}}, "retry again"),
         ({"inner": {"kind": "no_such"}}, "kind"),
         ({"inner": {"kind": "look_up"}}, "single answers"),
+        ({"inner": REVERSE, "example": "chat"}, "no style char"),
+        ({"inner": {**SUMS, "prefill": "Answer:"}, "example": "chat"}, "no prefill"),
+        ({"inner": {**SUMS, "num_tasks": 2}, "example": "chat"}, "needs 3 different answers"),
+        ({"inner": SUMS, "example": True}, "none, chat"),
     ],
 )
 def test_a_retry_around_nothing_that_answers_is_refused(params: dict[str, object], words: str) -> None:
