@@ -39,7 +39,7 @@ class Dashboard:
         self._telemetry = telemetry
         self._server = PageServer(self._page_of)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._template = jinja2.Environment(autoescape=True).from_string(
+        self._template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
             (Path(__file__).parent / "templates" / "status.html").read_text(encoding="utf-8")
         )
 

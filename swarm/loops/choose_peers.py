@@ -20,6 +20,7 @@ from swarm.types import Advert, Role
 MAX_CONSIDERED: Final = 1024  # adverts of lineages in use, of peers known to be alive, and of strangers, in one look-up
 MAX_TRIALS: Final = 8  # addresses tried at a time
 NUM_SPARE_TRIALS: Final = 2  # of them more than there are free places
+ESTABLISHED: Final = 2  # `Agent.standing` of who counts in full in a run where not everybody does
 MAX_FOLLOWERS: Final = 256  # streamed from, for the groups they made with our credit
 
 
@@ -94,7 +95,9 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], relay: bool, rng: rand
     alive = [a for a in unproven if a.node_id not in book.known and agent.is_alive(a.node_id)]
     strangers = [a for a in unproven if a.node_id not in book.known and not agent.is_alive(a.node_id)]
     num_free = limit - len(places)
+    listed: list[PeerAddress] = []
     if num_free:
+        listed = _one_of_each_party_first(agent, [a for a in strangers if agent.standing(a.node_id) == ESTABLISHED])
         alive, strangers = _most_credible_first(agent, alive), _one_of_each_subnet_first(strangers)
     else:
         alive, strangers = (
@@ -102,8 +105,8 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], relay: bool, rng: rand
             for pool in (alive, strangers)
         )
     anchors = [a for a in book.anchors if not book.is_known(a)] if len(known) < max(1, limit // 2) else []
-    mixed = [a for a in chain.from_iterable(zip_longest(moved, alive, anchors, strangers)) if a is not None]
-    trials = mixed[: min(MAX_TRIALS, num_free + NUM_SPARE_TRIALS)]
+    mixed = [a for a in chain.from_iterable(zip_longest(moved, listed, alive, anchors, strangers)) if a is not None]
+    trials = list(dict.fromkeys(mixed))[: min(MAX_TRIALS, num_free + NUM_SPARE_TRIALS)]
     streams = {(address, relay) for address in places}
     return PeerChoice(
         streams=streams | {(_address_of(advert), False) for advert in choose_followers(agent, allowed)}, trials=trials
@@ -125,6 +128,13 @@ def _most_credible_first(agent: Agent, addresses: Sequence[PeerAddress]) -> list
     turns = _turns([inbound.get(a.node_id) or budget_key_of(a.endpoint) for a in addresses])
     order = sorted(range(len(addresses)), key=lambda index: (doubts(addresses[index]), turns[index]))
     return [addresses[index] for index in order]
+
+
+def _one_of_each_party_first(agent: Agent, addresses: Sequence[PeerAddress]) -> list[PeerAddress]:
+    """Addresses in adverts that members signed, or whom they invited: free keys cannot sign one, and a member that
+    invites many keys is tried as often as any other."""
+    turns = _turns([agent.parties.party_of(address.node_id) for address in addresses])
+    return [addresses[index] for index in sorted(range(len(addresses)), key=turns.__getitem__)]
 
 
 def _one_of_each_subnet_first(addresses: Sequence[PeerAddress]) -> list[PeerAddress]:

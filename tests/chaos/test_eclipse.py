@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import math
+import os
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from swarm.config import NodeConfig
+from swarm.config import EntryConfig, NodeConfig
 from swarm.exchange.agent import Agent
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops.choose_peers import PeerChoice
@@ -25,6 +26,7 @@ from swarm.testing.builders import make_advert
 from swarm.types import Advert, Cursor, NodeId, StreamFilter
 
 NUM_HOSTILE = 10_000
+SEEDS = range(3, 8) if os.environ.get("SWARM_FAULT_PLANS") else (4,)
 RUN = "virtual"
 
 
@@ -215,6 +217,27 @@ def test_a_newcomer_among_ten_thousand_dead_adverts_has_its_links_within_20_s(
         assert watched.fewest_from(40.0) == 8
     else:
         assert watched.first_with(0, 4) == math.inf
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("seed", "is_out"), [*((seed, False) for seed in SEEDS), (4, True)])
+def test_a_listed_newcomer_without_an_anchor_has_four_links_within_5_s_among_ten_thousand_dead_adverts(
+    seed: int, is_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mutation: adverts of members are tried like all others."""
+    if is_out:
+        monkeypatch.setattr("swarm.loops.choose_peers.ESTABLISHED", 3)
+
+    async def scene() -> Watched:
+        watched = Watched(10, seed, FaultPlan(crashes=(Crash(node=0, at_s=0.0, down_s=20.0),)), 8)
+        watched.flood(dead_adverts(NUM_HOSTILE, many_subnets))
+        plain, entry = watched.swarm._config, EntryConfig(members=tuple(sorted(watched.honest)))
+        watched.swarm._config = lambda index: plain(index).model_copy(update={"entry": entry})  # type: ignore[method-assign]
+        await watched.run()
+        return watched
+
+    watched = run(scene)
+    assert (watched.first_with(0, 4) <= 25.0) is not is_out, "it starts at second 20"
 
 
 # --- hostile nodes that answer ---------------------------------------------------------------------------

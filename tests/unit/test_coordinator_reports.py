@@ -220,3 +220,11 @@ async def test_the_page_says_who_is_listed_and_who_is_a_newcomer(is_listing: boo
     status = Dashboard(core, "run", str, Telemetry("coordinator")).status()
     standing = {member["node_id"]: member["standing"] for member in status["members"]}
     assert standing == ({ADA: "member", EVE: "newcomer"} if is_listing else {ADA: "", EVE: ""})
+
+
+async def test_the_page_has_no_field_that_its_figures_lack() -> None:
+    core = CoordinatorCore(ManualClock())
+    await core.heartbeat(EVE, replace(REPORT, node_id=EVE, edges=(EDGE,)))
+    dashboard = Dashboard(core, "run", str, Telemetry("coordinator"))
+    page = (await dashboard._make("/")).body.decode()
+    assert f"<td>{ADA[:8]}</td><td>1</td><td>0.20</td>" in page
