@@ -26,7 +26,7 @@ def write_png(result: SimulationResult, path: Path) -> None:
     ):
         _accuracy(axis, result, own)
         axis.set(title=title, xlabel="steps", ylim=(0, 1))
-    axes[0].set_ylabel("greedy accuracy")
+    axes[0].set_ylabel(f"accuracy, {result.tries_words}")
     for index, node in enumerate(result.swarm.nodes):
         points = smooth(step_curve(node, "reward"))
         axes[2].plot(*_columns(points), color=COLORS[index % len(COLORS)], label=_plain(node.name))
