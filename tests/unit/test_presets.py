@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from swarm.simulate.local.run import _config_to_offer
+from swarm.config import EntryConfig
+from swarm.identity import Identity
+from swarm.simulate.local.run import _config_to_offer, _listed
 from swarm.simulate.presets import SimulationOptions, node_configs
 
 
@@ -27,3 +29,20 @@ def test_a_run_with_a_recipe_of_ones_own_offers_only_its_bounds() -> None:
     assert _config_to_offer(plain) == plain
     assert _config_to_offer(own).learner.recipe == "sapo_swarm"
     assert _config_to_offer(own).replay.max_age_steps == own.replay.max_age_steps
+
+
+def test_a_preset_with_a_member_list_admits_the_nodes_of_its_own_keys(tmp_path: Path) -> None:
+    nodes = node_configs(SimulationOptions(preset="tiny-agents", nodes=2), tmp_path)
+    listed = _listed(nodes)
+    ids = tuple(Identity.load(node.dir / "identity.key").node_id for node in nodes)
+    assert len(set(ids)) == 2 and _listed(nodes) == listed, "a second run of the same folder has the same keys"
+    assert [node.entry for node in listed] == [EntryConfig(kind="members", members=ids)] * 2
+    open_to_all = SimulationOptions(preset="tiny-agents", nodes=2, overrides=("entry.established=everybody",))
+    assert [node.entry.kind for node in _listed(node_configs(open_to_all, tmp_path))] == ["open", "open"]
+
+
+def test_a_recipe_of_the_command_takes_the_place_of_the_presets() -> None:
+    def recipe(**changes: str) -> str:
+        return node_configs(SimulationOptions(preset="tiny-agents", **changes), Path())[0].learner.recipe  # type: ignore[arg-type]
+
+    assert (recipe(), recipe(recipe="gigpo")) == ("turn_reward_to_go", "gigpo")

@@ -105,12 +105,13 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
 
 
 def _listed(configs: Sequence[NodeConfig]) -> list[NodeConfig]:
-    """The nodes of a run that admits nobody else: each has its key before the first one starts."""
+    """The nodes of a run that admits nobody else, where nobody said otherwise; each has its key before one starts."""
     for config in configs:
         make_private(config.dir)
     members = tuple(load_or_create_identity(config.dir / "identity.key").node_id for config in configs)
     entry = EntryConfig(kind="members", members=members)
-    return [config.model_copy(update={"entry": entry}) for config in configs]
+    said_otherwise = any(config.entry != EntryConfig() for config in configs)
+    return [config if said_otherwise else config.model_copy(update={"entry": entry}) for config in configs]
 
 
 async def _run(
