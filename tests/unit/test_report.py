@@ -429,6 +429,7 @@ def test_episodes_are_shown_before_and_after_own_and_foreign_ones():
         (3, True, "4 of 4 tries succeed"),
     ]
     assert [(turn.text, turn.reward) for turn in problem.tries[1].turns] == [("?abc", 0.5), ("ghi", 0.0)]
+    assert views["products"].is_open(ada) and not views["products"].is_open(bell)
     assert ada.held_out is not None and ada.rival_held_out is not None
     page = render_html(episodes_result())
     assert "which never generates it" in page and "sampled, mean of 4 tries" in page and "+.50" in page

@@ -75,9 +75,11 @@ class EnvironmentView:
     def has_problems(self) -> bool:
         return any(node.problems for node in self.nodes)
 
-    def is_first_of_kind(self, node: NodeView) -> bool:
-        """Whether it is the first one that generates the environment, or the first one that does not."""
-        return node == next(each for each in self.nodes if each.is_own == node.is_own)
+    def is_open(self, node: NodeView) -> bool:
+        """Whether a reader sees its episodes at once: those of the first one that generates the environment, and of the
+        first one that does not, where they have several turns."""
+        several = any(len(each.turns) > 1 for problem in node.problems for each in problem.tries)
+        return several and node == next(each for each in self.nodes if each.is_own == node.is_own)
 
 
 def environment_views(result: SimulationResult) -> list[EnvironmentView]:
