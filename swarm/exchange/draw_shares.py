@@ -8,7 +8,7 @@ Invariant, in an open run: of any SHARE places in a row all newcomers together h
 places one established party, or the keys of one subnet, at most max(1/8, 1/n) rounded up to a whole place, with n the
 established parties that took a place in the window or have a group waiting. Where tasks hardly repeat, one task has of
 each draw at most an eighth of the places, or one, and of a window, as a group of one party, of one subnet, or of all
-newcomers, two or a few (`task_quota`). In a private run nothing is bounded: people let a few nodes learn one task by
+newcomers, one or a few (`task_quota`). In a private run nothing is bounded: people let a few nodes learn one task by
 heart to see that all works.
 
 What follows, and is meant so:

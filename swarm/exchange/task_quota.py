@@ -12,7 +12,8 @@ from swarm.peers.parties import SHARE
 from swarm.types import TaskName
 
 WINDOW: Final = 64  # places
-LEAST_OF_TASK: Final = 2  # groups of one task by one party in a window, however rarely tasks repeat
+_FEW: Final = 16  # groups: so many do not yet tell whether tasks repeat, and two of one task are let in
+_RARE: Final = 0.02  # groups of one task by one party in a window: from here on chance alone brings a second one
 _DEVIATIONS: Final = 3.0  # of a Poisson count above its mean: where tasks repeat 1 to 2 of 100 honest groups are above
 
 
@@ -25,7 +26,7 @@ class TaskQuota:
     Example:
         quota = TaskQuota()
         quota.count(("sort", 7), 1)
-        quota.most_of_party(share=8)  # 2
+        quota.most_of_party(share=8)
     """
 
     def __init__(self, max_reuse: int = 1) -> None:
@@ -43,15 +44,19 @@ class TaskQuota:
             del self._counts[task]
 
     @property
-    def repeats(self) -> float:
-        """Groups for each task, >= 1."""
-        return self._total / len(self._counts) if self._counts else 1.0
+    def share_of_one(self) -> float:
+        """Share of one task among all groups, were tasks alike: by how many are told apart, or by how few coincide."""
+        if not self._counts:
+            return 0.0
+        distinct = 1 / len(self._counts)
+        return min(distinct, 2 * (distinct - 1 / self._total))  # of n groups of T tasks, n * n / 2T pairs coincide
 
     def most_of_party(self, share: int) -> int:
         """Places of a window for one task as groups of a party that may have `share` places of it."""
-        mean = share * self.repeats / WINDOW / self._max_reuse  # groups of one task, were all drawn alike
-        return self._max_reuse * max(LEAST_OF_TASK, math.ceil(mean + _DEVIATIONS * math.sqrt(mean)))
+        mean = share * self.share_of_one / self._max_reuse
+        least = 2 if self._total < _FEW else 1
+        return self._max_reuse * max(least, math.ceil(mean + _DEVIATIONS * math.sqrt(mean)) + (mean > _RARE))
 
     def most_of_draw(self, num_places: int) -> int:
         """Places of one draw for one task: an eighth, or twice its mean where tasks repeat more."""
-        return max(1, -(-num_places // SHARE), math.ceil(2 * num_places * self.repeats / WINDOW))
+        return max(1, -(-num_places // SHARE), math.ceil(2 * num_places * self.share_of_one))

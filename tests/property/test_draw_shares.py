@@ -153,7 +153,7 @@ def test_members_that_all_deliver_fill_every_place_in_equal_shares(num_members: 
 FEWEST_OTHERS = 2  # members that are not hostile, for each one that is
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(st.integers(3, 9), st.integers(1, 3), st.integers(4, 12), st.integers(0, 2**32), st.booleans())
 def test_members_that_send_one_task_for_ever_have_few_places_of_it(
     num_members: int, num_hostile: int, places: int, seed: int, follows: bool
@@ -187,7 +187,7 @@ def most_of_one_task(num_members: int, num_hostile: int, places: int, seed: int,
     return max((sum(place.task[1] == 0 for place in window if place.producer) for window in whole), default=0)
 
 
-@pytest.mark.parametrize("num_tasks", [1, 2, 4, 8, 16, 64, 10**6])
+@pytest.mark.parametrize("num_tasks", [1, 2, 4, 8, 16, 64, 300, 10**6])
 @pytest.mark.parametrize("num_members", [1, 3, 9])
 @pytest.mark.parametrize("follows", [False, True], ids=["external", "followers"])
 def test_a_run_of_few_tasks_goes_on_as_one_of_many(num_tasks: int, num_members: int, follows: bool) -> None:
