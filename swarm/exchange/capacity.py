@@ -1,7 +1,8 @@
 """Admission capacity: how many groups of the own policy may be started here and by followers.
 
 Invariant: running + granted + waiting <= (max_age_steps + 1) * local_groups, apart from expired credit and from the
-one-group trials of new followers. So no group is too old by the time a draw can take it.
+one-group trials of new followers; the groups of a step under way still count, since what begins now is a step older
+when that ends. So no group is too old by the time a draw can take it.
 """
 
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ class GenerationCapacity:
         """Groups that the own generator may begin now."""
         if self._config.learner.deterministic and self._journal.comes_first:
             return 0  # strictly in turn: the step comes first
-        return self._replay.capacity(self._peers.own_head.step, running=self._credit_ledger.num_outstanding)
+        return self._capacity(running=self._credit_ledger.num_outstanding)
 
     def begin_own_batch(self, count: int) -> int:
         """The own generator may begin `count` groups and starts one batch of them; returns `count`."""
@@ -49,8 +50,12 @@ class GenerationCapacity:
         if self._config.replay.barrier:
             waiting = self._replay.num_for_draws + self._replay.num_turned_away + self._num_running
             return 0 if self._journal.comes_first else max(0, self._config.replay.local_groups - waiting)
-        capacity = self._replay.capacity(self._peers.own_head.step, running=self._num_running)
+        capacity = self._capacity(running=self._num_running)
         if Role.GENERATOR not in self._config.roles:
             return capacity
         share = (capacity + self._num_running) // (len(self._credit_ledger.followers) + 1)
         return max(0, capacity - max(0, share - self._num_running))
+
+    def _capacity(self, running: int) -> int:
+        in_step = self._config.replay.local_groups if self._journal.is_under_way else 0
+        return self._replay.capacity(self._peers.own_head.step, running + in_step)

@@ -69,6 +69,11 @@ class DrawJournal:
         return len(journal)
 
     @property
+    def is_under_way(self) -> bool:
+        """A draw was handed out and its step is not reported: the head will move on without using what waits."""
+        return self._has_drawn
+
+    @property
     def comes_first(self) -> bool:
         """A step is under way, or a draw is possible: no time to generate where one follows the other."""
         return self._has_drawn or self._replay.num_for_draws >= self._config.replay.local_groups

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,22 +18,37 @@ from swarm.clock import ManualClock
 from swarm.config import EnvironmentConfig, EvaluationConfig, GeneratorConfig, LearnerConfig, NodeConfig, ReplayConfig
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
+from swarm.environments.look_up import LookUpEnvironment
 from swarm.events import Event, GroupPut, GroupsDrawn, Kind, PolicyEvaluated, StepMade, events_of
+from swarm.exchange import stored_rows
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.loops import Worker, run_worker
 from swarm.testing.builders import InlineVerifier, ToyTokenizer, make_identity, make_rollout
+from swarm.testing.episodes import make_episode
 from swarm.testing.nodes import inline, make_agent, make_context
-from swarm.types import Draw, Evaluation, PolicyVersion, Rollout, RolloutGroup, StepReport, Task
+from swarm.types import (
+    Draw,
+    Evaluation,
+    PolicyVersion,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    StepReport,
+    Task,
+    VersionSpan,
+)
 
 NUM_STEPS = 6
 LOCAL_GROUPS = 3
 IDENTITY = make_identity(1)
-ENVIRONMENT = EnvironmentConfig(name="sort", kind="char", dataset="sort", num_tasks=500)
-ENVIRONMENTS = build_environments([ENVIRONMENT])
+ENVIRONMENTS = {
+    "answers": EnvironmentConfig(name="sort", kind="char", dataset="sort", num_tasks=500),
+    "episodes": EnvironmentConfig(name="look_up", kind="look_up", params={"style": "char"}, num_tasks=500),
+}
 CONFIG = NodeConfig(
     run_id="local",
-    environments=(ENVIRONMENT,),
+    environments=(ENVIRONMENTS["answers"],),
     generator=GeneratorConfig(group_size=2),
     replay=ReplayConfig(local_groups=LOCAL_GROUPS, external_groups=0, max_age_steps=2),
     learner=LearnerConfig(num_steps=NUM_STEPS, checkpoint_every=2, deterministic=True),
@@ -47,7 +63,11 @@ class Killed(BaseException):
 class Machine:
     """What survives a kill, and when the kill comes."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, plays: str = "answers") -> None:
+        self.plays = plays
+        self.config = CONFIG.model_copy(update={"environments": (ENVIRONMENTS[plays],)})
+        self.environments = build_environments(self.config.environments)
+        (self.environment,) = self.environments.values()
         self.path = directory / "groups.sqlite"
         self.events: list[Event] = []
         first = PolicyVersion(policy_id=IDENTITY.node_id, step=0, digest=b"\0" * 32)
@@ -80,7 +100,8 @@ def digest_of(*parts: object) -> bytes:
 def _content(rollout: Rollout) -> tuple[object, ...]:
     assert rollout.trace is not None
     assert rollout.trace.logprobs is not None
-    return rollout.text, rollout.trace.logprobs.tolist(), rollout.oldest_step
+    token_ids, logprobs = rollout.trace.token_ids.tolist(), rollout.trace.logprobs.tolist()
+    return rollout.actions, token_ids, logprobs, rollout.oldest_step
 
 
 class HashLearner:
@@ -97,6 +118,7 @@ class HashLearner:
                 d.use,
                 d.scored.rewards.tolist(),
                 d.scored.group.task_id,
+                d.scored.outcomes,
                 *map(_content, d.scored.group.rollouts),
             )
             for d in draw.groups
@@ -123,7 +145,7 @@ class HashLearner:
 
     def answer(self, task: Task) -> str:
         """The greedy one: right or wrong by the weights."""
-        reference = ENVIRONMENTS["sort"].reference(task.task_id)
+        reference = self._machine.environment.reference(task.task_id)
         return reference if digest_of(self.version.digest, task.task_id)[0] % 2 else ""
 
     def dry_run(self, draw: Draw) -> None:
@@ -141,10 +163,11 @@ class HashLearner:
 class HashGenerator:
     """Answers are a hash of weights, question and number; four of five groups have no signal."""
 
-    def __init__(self, version: PolicyVersion) -> None:
+    def __init__(self, version: PolicyVersion, machine: Machine) -> None:
         self.version = version
         self.tokenizer = ToyTokenizer()
-        self.mixture = TaskMixture(ENVIRONMENTS, {}, seed=0, spacing=8)
+        self.environment = machine.environment
+        self.mixture = TaskMixture(machine.environments, {}, seed=0, spacing=8)
 
     def load(self, version: PolicyVersion, weights: object) -> None:
         del weights
@@ -157,8 +180,8 @@ class HashGenerator:
 
     def _group(self, number: int, task: Task, low_bits: float) -> RolloutGroup:
         luck = digest_of(self.version.digest, task.task_id, number)
-        right = ENVIRONMENTS["sort"].reference(task.task_id)
-        texts = [right, right if luck[0] % 5 else f"no {luck[1]}"]
+        right, wrong = self.environment.reference(task.task_id), f"no {luck[1]}"
+        texts, logprob = [right, right if luck[0] % 5 else wrong], -luck[2] / 256 - low_bits
         return RolloutGroup(
             run_id="local",
             producer=IDENTITY.node_id,
@@ -167,15 +190,30 @@ class HashGenerator:
             task_id=task.task_id,
             tokenizer_digest=self.tokenizer.digest,
             prompt_ids=np.array(self.tokenizer.encode_prompt(task), np.int32),
-            rollouts=tuple(
-                make_rollout(
-                    text, policy_id=IDENTITY.node_id, step=self.version.step, logprob=-luck[2] / 256 - low_bits
-                )
-                for text in texts
-            ),
+            rollouts=tuple(self._rollout(task, text, logprob) for text in texts),
             verifier="unscored",
             created_at_s=0.0,
         )
+
+    def _rollout(self, task: Task, text: str, logprob: float) -> Rollout:
+        """The text is an answer, or the last action of an episode."""
+        if task.max_turns == 1:
+            return make_rollout(text, policy_id=IDENTITY.node_id, step=self.version.step, logprob=logprob)
+        assert isinstance(self.environment, LookUpEnvironment)
+        *searches, _ = self.environment.demonstration(task.task_id)
+        rollout = make_episode(
+            self.environment,
+            task.task_id,
+            (*searches, text),
+            self.tokenizer,
+            policy_id=IDENTITY.node_id,
+            sampling=Sampling(max_new_tokens=CONFIG.generator.max_new_tokens),
+            logprob=logprob,
+        )
+        assert rollout.trace is not None
+        version = PolicyVersion(policy_id=IDENTITY.node_id, step=self.version.step)
+        trace = replace(rollout.trace, spans=(VersionSpan(start=0, version=version),))
+        return replace(rollout, trace=trace)
 
 
 async def run_once(machine: Machine, kill_at: int | None = None) -> None:
@@ -187,9 +225,9 @@ async def run_once(machine: Machine, kill_at: int | None = None) -> None:
         store = await SqliteGroupStore.open(machine.path, clock, 2**24, before_write=machine.write)
     except Killed:
         return
-    verifier = InlineVerifier(ENVIRONMENTS)
-    context = make_context(CONFIG, IDENTITY, clock=clock, emit=machine.emit)
-    agent = make_agent(context, store, verifier=verifier, environments=frozenset(ENVIRONMENTS))
+    verifier = InlineVerifier(machine.environments)
+    context = make_context(machine.config, IDENTITY, clock=clock, emit=machine.emit)
+    agent = make_agent(context, store, verifier=verifier, environments=frozenset(machine.environments))
     working = asyncio.create_task(live(agent, machine, clock))
     dying = asyncio.create_task(machine.is_dead.wait())
     await asyncio.wait({working, dying}, return_when=asyncio.FIRST_COMPLETED)
@@ -205,16 +243,16 @@ async def run_once(machine: Machine, kill_at: int | None = None) -> None:
 async def live(agent: Agent, machine: Machine, clock: ManualClock) -> None:
     await agent.restore()
     learner = HashLearner(machine)
-    generator = HashGenerator(learner.version)
+    generator = HashGenerator(learner.version, machine)
     worker = Worker(
-        config=CONFIG,
+        config=machine.config,
         exchange=agent,
         generator=generator,  # pyright: ignore[reportArgumentType]
         produce=generator.produce,
         evaluate=lambda tasks: [[(learner.answer(task),)] for task in tasks],
         learner=learner,
         tokenizer=generator.tokenizer,
-        evaluation_tasks={("sort", "all"): evaluation_tasks(ENVIRONMENTS["sort"], "all", 3, 0)},
+        evaluation_tasks={(machine.plays, "all"): evaluation_tasks(machine.environment, "all", 3, 0)},
         clock=clock,
         offload=inline,
     )
@@ -236,12 +274,12 @@ def asked(machine: Machine) -> Sequence[tuple[int, float]]:
     return [(put.oldest_step, put.reward_mean) for put in machine.of(GroupPut)]
 
 
-@pytest.fixture
-async def whole(tmp_path: Path) -> Machine:
-    """A run that nobody disturbed."""
+@pytest.fixture(params=ENVIRONMENTS)
+async def whole(tmp_path: Path, request: pytest.FixtureRequest) -> Machine:
+    """A run that nobody disturbed, of single answers or of episodes of several turns."""
     directory = tmp_path / "whole"
     directory.mkdir()
-    machine = Machine(directory)
+    machine = Machine(directory, request.param)
     await run_once(machine)
     return machine
 
@@ -259,10 +297,11 @@ async def test_the_undisturbed_run_has_what_a_kill_could_spoil(whole: Machine) -
 
 @pytest.mark.timeout(240)
 async def test_a_kill_before_any_write_changes_nothing(whole: Machine, tmp_path: Path) -> None:
-    for kill_at in range(whole.num_writes):
+    every = {"answers": 1, "episodes": 3}[whole.plays]  # what is written is the same, in the same order
+    for kill_at in range(0, whole.num_writes, every):
         directory = tmp_path / f"killed-{kill_at}"
         directory.mkdir()
-        machine = Machine(directory)
+        machine = Machine(directory, whole.plays)
         await run_once(machine, kill_at)
         await run_once(machine)
         assert curve(machine) == curve(whole), kill_at
@@ -275,12 +314,32 @@ async def test_a_kill_before_any_write_changes_nothing(whole: Machine, tmp_path:
 async def test_being_killed_again_and_again_changes_nothing(whole: Machine, tmp_path: Path) -> None:
     directory = tmp_path / "often"
     directory.mkdir()
-    machine = Machine(directory)
+    machine = Machine(directory, whole.plays)
     num_lives = 0
     while len(curve(machine)) < len(curve(whole)) or len(evaluations(machine)) < len(evaluations(whole)):
-        await run_once(machine, machine.num_writes + 6 + 7 * num_lives % 17)
+        await run_once(machine, machine.num_writes + 12 + 7 * num_lives % 17)
         num_lives += 1
         assert num_lives < 100, "it makes no progress"
     assert num_lives > 5
     assert curve(machine) == curve(whole)
     assert evaluations(machine) == evaluations(whole)
+
+
+async def test_what_the_replay_found_comes_back_from_the_disk_of_a_killed_node(tmp_path: Path) -> None:
+    """Without it, steps of episodes that are made again become others."""
+    changed: list[int] = []
+    for kill_at in (32, 40):
+        steps: list[list[tuple[int, str]]] = []
+        for forgets in (False, True):
+            directory = tmp_path / f"{kill_at}-{forgets}"
+            directory.mkdir()
+            machine = Machine(directory, "episodes")
+            await run_once(machine, kill_at)
+            with pytest.MonkeyPatch.context() as patch:
+                if forgets:
+                    patch.setattr(stored_rows, "_unpacked", lambda data, count: ())  # pyright: ignore
+                await run_once(machine)
+            steps.append(sorted({(e.draw_step, e.digest) for e in machine.of(StepMade)}))
+        if steps[0] != steps[1]:
+            changed.append(kill_at)
+    assert changed

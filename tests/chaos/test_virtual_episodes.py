@@ -2,9 +2,11 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import cache
 from multiprocessing import get_context
 from typing import Any
 
@@ -13,19 +15,25 @@ import pytest
 
 from swarm.episode import EpisodeOutcome
 from swarm.exchange import own_groups, reward_recheck
+from swarm.exchange.draw_journal import DrawJournal
+from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.exchange.replay_tables import ReplayEntry
 from swarm.generation import episode_player
 from swarm.objectives import batch as batches
 from swarm.objectives import turn_columns
 from swarm.simulate.invariants import HONEST, REPEAT, TRAINED, TURNS, WHOLE_EPISODES
 from swarm.simulate.virtual.episode_plan import EpisodePlan
-from swarm.simulate.virtual.faults import Crash, FaultPlan, SeamRates
+from swarm.simulate.virtual.faults import Crash, FaultPlan, SeamRates, Turncoat
+from swarm.simulate.virtual.forged_episodes import CLAIMS, EPISODE_ATTACKS
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.node import Parts
 from swarm.simulate.virtual.run import VirtualRun, run_seed
-from swarm.types import Draw, Rollout
+from swarm.types import Draw, NodeId, Rollout
 
-NUM_PLANS = int(os.environ.get("SWARM_EPISODE_PLANS", "8"))  # 40 in .ci/run
+NUM_PLANS = int(os.environ.get("SWARM_EPISODE_PLANS", "6"))  # 40 in .ci/run
 NUM_NODES, NUM_ROUNDS = 10, 6
+pytestmark = pytest.mark.timeout(120)
+
 EPISODES = EpisodePlan(environments=(("calculator", 4), ("grid_world", 6), ("look_up", 5)))
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -162,3 +170,100 @@ def test_a_step_of_episodes_made_again_after_a_kill_is_the_same_bit_for_bit() ->
     assert details[REPEAT] != "0 steps made again", "no crash came between a step and its checkpoint"
     broken = run_seed(2, 4, 8, plan, Parts(store=ForgetfulStore)).invariants.violations
     assert broken[REPEAT] and broken[TURNS]
+
+
+# --- adversaries that play episodes ---------------------------------------------------------------------
+
+REASONS = {
+    "forged_status": {"false_reward"},
+    "forged_turn_reward": {"false_reward"},
+    "forged_observation": {"wrong_episode"},
+    "dropped_turn": {"wrong_episode"},
+    "other_task": {"wrong_episode", "false_reward", "held_out"},
+    "early_end": {"wrong_episode"},
+    "late_end": {"wrong_episode", "malformed"},  # one more action than its own node's replay made claims of
+}
+
+
+def run_attack(attack: str, seed: int) -> VirtualRun:
+    """A newcomer and a member that forge episodes, beside four honest nodes."""
+    turncoats = (Turncoat(attack=attack), Turncoat(attack=attack, is_member=True, honest_s=4.0))
+    return run_episodes(seed, 4, 5, latency_s=0.02, turncoats=turncoats)
+
+
+@cache
+def num_steps_alone() -> int:
+    """Of four honest nodes that nobody attacks."""
+    return sum(run_episodes(8, 4, 5, latency_s=0.02).steps.values())
+
+
+@pytest.mark.parametrize("attack", EPISODE_ATTACKS)
+def test_forged_episodes_are_refused_with_their_reason_and_hold_up_nobody(attack: str) -> None:
+    run = run_attack(attack, 8)
+    assert run.invariants.hold, run.invariants.violations
+    assert run.refusals.keys() & REASONS[attack], run.refusals
+    assert not run.refusals.keys() - REASONS[attack] - {"too_old", "duplicate", "copied", "low_reputation"}
+    assert sum(run.steps.values()) >= 0.9 * num_steps_alone()
+
+
+@pytest.mark.parametrize("attack", ["forged_status", "forged_observation", "dropped_turn"])
+def test_without_the_replay_at_admission_forged_episodes_are_learned_from(
+    attack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reward_recheck, "check_replay", lambda *_: None)  # pyright: ignore[reportUnknownLambdaType]
+    run = run_attack(attack, 9)
+    assert run.invariants.violations[TURNS if attack in CLAIMS else WHOLE_EPISODES], run.refusals
+
+
+# --- age --------------------------------------------------------------------------------------------------
+
+Fates = dict[int, Counter[str]]  # turns of the longest episode of a group -> what became of it
+
+
+class NotingBuffer(ReplayBuffer):
+    """Notes what becomes of the groups of its own node."""
+
+    fates: Fates
+
+    def _drop(self, entry: ReplayEntry, reason: str) -> None:
+        self._note(entry, reason)
+        super()._drop(entry, reason)
+
+    def _use(self, step: int, entries: list[ReplayEntry], source_weights: Mapping[NodeId, float]) -> Draw:
+        for entry in entries:
+            self._note(entry, "used")
+        return super()._use(step, entries, source_weights)
+
+    def _note(self, entry: ReplayEntry, what: str) -> None:
+        if entry.is_own_policy:
+            turns = max(len(rollout.actions) for rollout in entry.scored.group.rollouts)
+            self.fates.setdefault(turns, Counter())[what] += 1
+
+
+def fates_of(step_s: float, seed: int) -> Fates:
+    """Three nodes whose engines are faster than their learners, so that capacity alone bounds them, for 80 s."""
+    fates: Fates = {}
+    plan = EpisodePlan(environments=(("grid_world", 8), ("look_up", 5), ("retry", 3)), step_s=step_s)
+    parts = Parts(replay=type("Noting", (NotingBuffer,), {"fates": fates}))
+    run = run_seed(seed, 3, 20, FaultPlan(latency_s=0.05, episodes=plan), parts)
+    assert run.invariants.hold, run.invariants.violations
+    return fates
+
+
+def share_too_old(fates: Fates) -> float:
+    """Of all groups."""
+    return sum(each["too_old"] for each in fates.values()) / sum(each.total() for each in fates.values())
+
+
+@pytest.mark.parametrize("step_s", [0.02, 1.0])
+def test_hardly_an_episode_is_too_old_when_it_is_its_turn_however_many_turns_it_has(step_s: float) -> None:
+    fates = fates_of(step_s, 1)
+    assert max(fates) == 8 and len(fates) >= 5
+    assert sum(each.total() for each in fates.values()) > 100
+    shares = {turns: each["too_old"] / each.total() for turns, each in sorted(fates.items())}
+    assert max(shares.values()) <= 0.01, shares
+
+
+def test_were_the_step_under_way_not_counted_one_in_ten_would_be_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DrawJournal, "is_under_way", False)
+    assert share_too_old(fates_of(0.02, 1)) > 0.1

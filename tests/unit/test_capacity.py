@@ -1,5 +1,6 @@
 """Who may begin how many groups of a trainer's lineage: its own generator, and those who follow it."""
 
+from dataclasses import dataclass
 from typing import cast
 
 import pytest
@@ -19,14 +20,21 @@ BATCH = 2
 BOTH = (Role.TRAINER, Role.GENERATOR)
 
 
+@dataclass
 class NoDraw:
-    """No step is under way."""
+    """No draw is possible."""
 
+    is_under_way: bool = False  # a step
     comes_first = False
 
 
 def allowance(
-    num_followers: int, roles: tuple[Role, ...] = BOTH, *, barrier: bool = False, num_given: int = 0
+    num_followers: int,
+    roles: tuple[Role, ...] = BOTH,
+    *,
+    barrier: bool = False,
+    num_given: int = 0,
+    is_under_way: bool = False,
 ) -> GenerationCapacity:
     replay = ReplayConfig(local_groups=2, external_groups=0, max_age_steps=3, barrier=barrier)
     generator, weights = GeneratorConfig(groups_per_batch=BATCH), WeightsConfig(publish=True)
@@ -38,13 +46,19 @@ def allowance(
         credit_ledger.record_delivery(f"follower {number}", is_admitted=True)  # so its credit takes up room
     credit_ledger.grant(num_given)
     buffer = ReplayBuffer(replay, make_identity(1).node_id, 0, clock)
-    peers, journal = Peers(make_identity(1).node_id), cast("DrawJournal", NoDraw())
+    peers, journal = Peers(make_identity(1).node_id), cast("DrawJournal", NoDraw(is_under_way))
     return GenerationCapacity(config, buffer, journal, credit_ledger, peers)
 
 
 @pytest.mark.parametrize(("num_followers", "theirs"), [(0, 0), (1, 4), (2, 6), (3, 6), (8, 8)])
 def test_the_own_generator_keeps_one_share_among_as_many_as_there_are(num_followers: int, theirs: int) -> None:
     assert allowance(num_followers).for_followers() == theirs
+
+
+def test_what_begins_during_a_step_is_a_step_older_when_it_ends() -> None:
+    """So one draw less can use it: all that the room of a standing head would allow was two groups too many."""
+    assert allowance(0, is_under_way=True).for_own() == ROOM - 2
+    assert allowance(3, (Role.TRAINER,), is_under_way=True).for_followers() == ROOM - 2
 
 
 def test_without_a_generator_of_its_own_all_is_for_followers() -> None:

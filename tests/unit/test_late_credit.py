@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -42,7 +43,7 @@ class Course:
             self.clock, self.config.max_age_s, 16, num_waiting=self.buffer.num_waiting, parties=parties
         )
         node = NodeConfig(roles=(Role.TRAINER,), replay=self.config, weights=WeightsConfig(publish=True))
-        journal, peers = cast("DrawJournal", None), Peers(OWN)
+        journal, peers = cast("DrawJournal", SimpleNamespace(is_under_way=False)), Peers(OWN)
         self.capacity = GenerationCapacity(node, self.buffer, journal, self.ledger, peers)
         self.lines = [self.ledger.open(peer, 16) for peer in MEMBERS]
         self.left_s = Counter[NodeId]()  # until the group in work is made

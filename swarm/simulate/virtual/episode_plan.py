@@ -13,6 +13,7 @@ from typing import Any, Final
 from swarm.config import EnvironmentConfig
 from swarm.environments.load import build_environment, build_environments, signals_of
 from swarm.interfaces import Environment
+from swarm.simulate.virtual.forged_episodes import EPISODE_ATTACKS
 
 NUM_EPISODE_TASKS: Final = 2048  # of each environment
 TOKEN_S: Final = 0.01  # virtual seconds in which a node of speed 1 draws a token
@@ -57,6 +58,7 @@ class EpisodePlan:
     step_s: float = 0.05  # most that an environment takes for an action, virtual seconds
     keep_turn_signal: bool = True
     loads_in_flight: bool = False  # new weights in the middle of a conversation
+    attacks: tuple[str, ...] = ()  # of the turncoats in turn, in place of those that they have; empty: as they have
 
     @classmethod
     def random(cls, seed: int) -> "EpisodePlan":
@@ -77,6 +79,7 @@ class EpisodePlan:
             step_s=rng.choice([0.0, 0.05, 0.2]),
             keep_turn_signal=recipe in TURN_SIGNAL or rng.random() < 0.5,
             loads_in_flight=rng.random() < 0.5,
+            attacks=tuple(rng.choice(["", *EPISODE_ATTACKS]) for _ in range(3)),
         )
 
     @property

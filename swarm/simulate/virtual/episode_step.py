@@ -15,13 +15,14 @@ import numpy as np
 from swarm.config import NodeConfig
 from swarm.environments.tool_calls import parse_action
 from swarm.episode import Actions, Transition, TurnStatus
+from swarm.exchange.episode_checks import TURN_REWARD_TOLERANCE
 from swarm.interfaces import Environment, Tokenizer
 from swarm.objectives.batch import Batch, make_batch
 from swarm.objectives.coefficients import coefficients, with_advantages
 from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.methods import load_recipes
 from swarm.simulate.invariants import TRAINED, TURNS, WHOLE_EPISODES
-from swarm.types import Draw, EpisodeLimits, Rollout, ScoredGroup, Task
+from swarm.types import ClaimedTurn, Draw, EpisodeLimits, Rollout, ScoredGroup, Task
 
 Found = tuple[str, str]  # name of the invariant, and what broke it
 
@@ -164,8 +165,17 @@ def _differences(
             )
             if most > limits.max_new_tokens or (len(rollout.actions) > 1 and len(row.ids) > limits.max_episode_tokens):
                 yield WHOLE_EPISODES, f"{where}: {most} tokens in a turn, {len(row.ids)} in all"
+            if rollout.claimed_turns and not _are_right(rollout.claimed_turns, row.transitions):
+                yield TURNS, f"{where}: claims of turns that a new replay does not give"
             if abs(float(scored.rewards[number]) - row.reward) > 1e-6:
                 yield TURNS, f"{where}: reward {scored.rewards[number]:.3f}, a new replay gives {row.reward:.3f}"
+
+
+def _are_right(claims: Sequence[ClaimedTurn], turns: Sequence[Transition]) -> bool:
+    return len(claims) == len(turns) and all(
+        claim.status is turn.status and abs(claim.reward - turn.reward) <= TURN_REWARD_TOLERANCE
+        for claim, turn in zip(claims, turns, strict=True)
+    )
 
 
 def _batch_differences(batch: Batch, draw: Draw, expected: Sequence[ExpectedRow]) -> Iterator[Found]:

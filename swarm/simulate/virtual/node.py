@@ -22,10 +22,12 @@ from swarm.exchange.admission import Admission
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import Environment, LocalExchange, Observe, Result, Tokenizer
 from swarm.loops import Worker
+from swarm.loops.worker import Ask
 from swarm.simulate.virtual.adversaries import Adversary
 from swarm.simulate.virtual.episode_generator import EpisodeEngine
 from swarm.simulate.virtual.episode_plan import EpisodePlan
 from swarm.simulate.virtual.faults import DiskFault, Turncoat
+from swarm.simulate.virtual.forged_episodes import EPISODE_ATTACKS, forged
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.seam_faults import SeamFaults
 from swarm.testing.builders import ToyTokenizer
@@ -285,7 +287,7 @@ def scripted_worker(
     sampling = Sampling(temperature=config.generator.temperature, max_new_tokens=config.generator.max_new_tokens)
     pace = random.Random(f"pace {config.seed}").choice(paces)
     adversary = None
-    if turncoat is not None:
+    if turncoat is not None and turncoat.attack not in EPISODE_ATTACKS:
         pace = FLOOD_PACE if turncoat.attack == "flood" else pace
         adversary = Adversary(
             attack=turncoat.attack,
@@ -317,8 +319,8 @@ def scripted_worker(
             for task in mixture.tasks(first_number, count)
         ]
 
-    engine = None
-    if episodes is not None and adversary is None:
+    ask: Ask | None = None
+    if episodes is not None:
 
         def version() -> PolicyVersion:
             if episodes.loads_in_flight:
@@ -339,6 +341,18 @@ def scripted_worker(
             pace=pace,
         )
 
+        async def play(first: int, count: int) -> list[RolloutGroup]:
+            if turncoat is None or clock.monotonic_s() < turncoat.honest_s:
+                return await engine.ask(first, count)
+            if turncoat.attack in EPISODE_ATTACKS:
+                played = await engine.ask(first, count)
+                rng = random.Random(f"forged {incarnation} {first}")
+                return [forged(turncoat.attack, group, tokenizer, environments, rng) for group in played]
+            await asyncio.sleep(GENERATE_S * pace)
+            return produce(first, count)
+
+        ask = play
+
     async def take_time(function: Callable[..., Result], /, *arguments: object) -> Result:
         seconds = {"produce": GENERATE_S, "step": STEP_S}.get(getattr(function, "__name__", ""), 0.0)
         if seconds:
@@ -358,5 +372,5 @@ def scripted_worker(
         evaluation_tasks={},
         clock=clock,
         offload=take_time,
-        ask=None if engine is None else engine.ask,
+        ask=ask,
     )

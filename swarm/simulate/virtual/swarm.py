@@ -41,8 +41,9 @@ from swarm.simulate.invariants import LEARNED, TRAINED, TURNS, WHOLE_EPISODES, I
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator, observe
 from swarm.simulate.virtual.directory import MemoryDirectory
 from swarm.simulate.virtual.episode_plan import episode_environments
-from swarm.simulate.virtual.faults import Crash, DiskDamage, DiskFault, FaultPlan
+from swarm.simulate.virtual.faults import Crash, DiskDamage, DiskFault, FaultPlan, Turncoat
 from swarm.simulate.virtual.first_steps import FirstSteps
+from swarm.simulate.virtual.forged_episodes import CLAIMS, LyingVerifier
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.hostile_node import HostileNode
 from swarm.simulate.virtual.network import MemoryNetwork
@@ -356,7 +357,7 @@ class VirtualSwarm:
             incarnation,
             self._seams[index],
             partial(self._judge, index),
-            self.plan.turncoats[index - self.num_nodes] if index >= self.num_nodes else None,
+            self._turncoat(index),
             self.plan.episodes,
         )
         try:
@@ -372,6 +373,15 @@ class VirtualSwarm:
         finally:
             await transport.stop()
 
+    def _turncoat(self, index: int) -> Turncoat | None:
+        number = index - self.num_nodes
+        if number < 0:
+            return None
+        episodes, turncoat = self.plan.episodes, self.plan.turncoats[number]
+        attacks = () if episodes is None else episodes.attacks
+        attack = attacks[number % len(attacks)] if attacks else ""
+        return replace(turncoat, attack=attack or turncoat.attack)
+
     def _config(self, index: int) -> NodeConfig:
         num_steps = self.num_rounds if self.scale.ends_by_steps else 0
         config = virtual_config(index, self.seed, self.scale, num_steps, self.plan.settings, self.plan.episodes)
@@ -386,11 +396,14 @@ class VirtualSwarm:
             offload=self._seams[index].offload(offload_in_place(self._verify)),
             in_place_bytes=0,
         )
+        verifier, turncoat = self._seams[index].verifier(self._verifier), self._turncoat(index)
+        if turncoat is not None and turncoat.attack in CLAIMS:
+            verifier = LyingVerifier(verifier, turncoat.attack)
         agent = Agent(
             context,
             store=disk.store,
             tokenizer=self.tokenizer,
-            verifier=self._seams[index].verifier(self._verifier),
+            verifier=verifier,
             environments=frozenset(self.environments),
             replay=self.parts.replay(config.replay, identity.node_id, config.seed, context.clock),
             admission_type=self.parts.admission,
