@@ -84,7 +84,7 @@ simulate-tiny: env ## Eight tiny models, about a minute
 	$(BIN)/swarm simulate --preset tiny $(ARGS)
 
 .PHONY: simulate-tiny-agents
-simulate-tiny-agents: env ## Four tiny models look things up or walk a grid over several turns: 1.5 minutes
+simulate-tiny-agents: env ## Four tiny models look things up or walk a grid over several turns: about 2 minutes
 	$(BIN)/swarm simulate --preset tiny-agents $(ARGS)
 
 .PHONY: simulate-agents

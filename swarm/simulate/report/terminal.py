@@ -134,7 +134,8 @@ def _transcript(episode: EpisodeView) -> Text:
         for message in turn.observation:
             text.append(f"  {message.role}: {_cut(message.content)}\n", "dim")
     rewards = ", ".join(f"{name} {figure(value)}" for name, value in episode.rewards)
-    text.append("; ".join(part for part in (rewards, episode.ending) if part))
+    said_why = any(turn.status for turn in episode.turns[-1:])
+    text.append("; ".join(part for part in (rewards, "" if said_why else episode.ending) if part))
     return text
 
 
