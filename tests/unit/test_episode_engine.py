@@ -218,6 +218,62 @@ def test_new_weights_between_two_turns_make_the_whole_next_turn() -> None:
     np.testing.assert_allclose(trace.logprobs[second:], scores[len(PROMPTS[1]) :][second:], atol=1e-4)
 
 
+def test_new_weights_inside_a_turn_mix_only_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the turn's end tokens follow from a cache that both made; from the next turn on from the new ones alone."""
+    network, newer = _noisy(), _noisy(1)
+    generator = engine(network=network)
+    steps = iter(range(100))
+
+    def load_before_the_third_step(decoding: continuous_batching.Decoding) -> bool:
+        if next(steps) == 2:
+            generator.load(NEXT, snapshot(newer), in_flight=True)
+        return goes_on(decoding)
+
+    goes_on = generator._goes_on
+    monkeypatch.setattr(generator, "_goes_on", load_before_the_third_step)
+    at_1 = Sampling(temperature=1.0, max_new_tokens=6)
+    rule = Rule()
+    (rollout,) = generator.generate(
+        [PROMPTS[1]], 1, at_1, [1], lambda _, ids, is_ended: rule.observe(2, ids, is_ended)
+    )[0]
+    trace = trace_of(rollout)
+    changed, second = trace.spans[1].start, int(np.flatnonzero(trace.turn_ids == 1)[0])
+    first_end = int(np.flatnonzero(~trace.action_mask)[0])
+    assert 0 < changed < first_end and len(rollout.actions) == 3
+    ids, start = [*PROMPTS[1], *trace.token_ids.tolist()], len(PROMPTS[1])
+    mixed = _scored_with_one_cache([_noisy(), newer], ids, [start + changed - 1])[start:]
+    whole = TransformersGenerator(newer, TOKENIZER, NEXT, 0).score([ids])[0][start:]
+    ours = trace.logprobs
+    assert ours is not None
+    np.testing.assert_allclose(ours[:first_end], mixed[:first_end], atol=1e-4)
+    later = trace.action_mask & (np.arange(ours.size) >= second)
+    np.testing.assert_allclose(ours[later], whole[later], atol=1e-4)
+    distance = np.abs(mixed[changed:first_end] - whole[changed:first_end])
+    print(f"between the change and the end of its turn: up to {distance.max():.3f} nats from full scoring")
+    assert distance.max() > 1e-2, "else nothing was mixed"
+
+
+@torch.inference_mode()
+def _scored_with_one_cache(
+    networks: Sequence[torch.nn.Module], ids: Sequence[int], changes: Sequence[int]
+) -> np.ndarray:
+    """[T] log-probs of each token where one network after the other makes the cache; the first is NaN.
+
+    Args:
+        networks: in order.
+        ids: [T].
+        changes: the first token that each network but the first reads.
+    """
+    from transformers import DynamicCache
+
+    cache, logprobs = DynamicCache(), [float("nan")]
+    for place, token in enumerate(ids[:-1]):
+        network = networks[sum(place >= change for change in changes)]
+        logits = network(input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True).logits[0, -1]
+        logprobs.append(float(torch.log_softmax(logits.float(), -1)[ids[place + 1]]))
+    return np.array(logprobs, np.float32)
+
+
 def _second_of(rule: Rule) -> Callable[[int, Sequence[int], bool], "Future[Observation | None]"]:
     """The rule as rollout 1 sees it, which has two turns."""
     return lambda rollout, ids, is_ended: rule.observe(rollout + 1, ids, is_ended)
