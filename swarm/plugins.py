@@ -1,7 +1,7 @@
 """Plug-ins: the object that "module:name" or "path/my_file.py:name" names, or an entry point of an installed package.
 
-Invariant: the name comes from this node's own configuration, never from a peer or a manifest, and a file
-is loaded under a private module name, so that it can neither replace nor shadow one of ours.
+Invariant: the name comes from this node's own configuration, or with the digest of an installed package from a
+manifest, and a file is loaded under a private module name, so that it can neither replace nor shadow one of ours.
 """
 
 import hashlib
@@ -53,6 +53,30 @@ def load_entry_point(group: str, name: str) -> object:
         return offered[name].load()
     except Exception as error:
         raise ConfigError(f"{name!r}: loading {offered[name].value} failed: {type(error).__name__}: {error}") from error
+
+
+def package_digest(group: str, name: str) -> tuple[str, str]:
+    """Name and version of the installed package that offers an entry point, and the SHA-256 of all its files.
+
+    What installing writes itself (compiled files, scripts, the installer's records) does not count.
+
+    Raises:
+        ConfigError: no such entry point, or its package was not installed from a wheel and has no list of files.
+    """
+    offered = importlib.metadata.entry_points(group=group, name=name)
+    package = next(iter(offered)).dist if offered else None
+    if package is None:
+        raise ConfigError(f"{name!r}: no entry point of the group {group}; install its package")
+    files = [file for file in package.files or () if file.suffix != ".pyc" and file.parts[0] != ".."]
+    code = sorted(str(file) for file in files if not file.parts[0].endswith(".dist-info"))
+    if not code or any(file.suffix == ".pth" for file in files):
+        raise ConfigError(f"{package.name}: installed without a list of its files; install a wheel of it, not -e")
+    metadata = [str(file) for file in files if file.name in ("METADATA", "entry_points.txt")]
+    whole = hashlib.sha256()
+    for path in [*sorted(metadata), *code]:
+        content = Path(str(package.locate_file(path))).read_bytes()
+        whole.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    return f"{package.name} {package.version}", whole.hexdigest()
 
 
 def module_of(spec: str) -> str:

@@ -141,7 +141,9 @@ def check(
     """Validate a node's or a run's configuration, its recipes included, without starting anything."""
     from swarm.config import CoordinatorConfig, NodeConfig, has_section, load_config
     from swarm.environments.determinism import differences, require_repeatable
+    from swarm.environments.load import ENTRY_POINTS
     from swarm.objectives.methods import recipes_of
+    from swarm.plugins import package_digest
 
     is_run = has_section(config, "node")  # what the nodes of a run start from
     settings = load_config(CoordinatorConfig, config, set_).node if is_run else load_config(NodeConfig, config, set_)
@@ -152,6 +154,10 @@ def check(
     for kind in Correction:
         found = recipes.of(kind)
         console.print(f"  {kind.name} groups: {'refused' if found is None else found[1].name}")
+    for each in settings.environments:
+        if each.kind == "plugin" and ":" not in each.dataset:
+            package, digest = package_digest(ENTRY_POINTS, each.dataset)
+            console.print(f"  environment {each.name}: {package}, digest {digest}", markup=False, soft_wrap=True)
     for name, part in asyncio.run(differences(settings.environments)).items() if settings.is_alone else ():
         console.print(f"  environment {name}: {part} differs between two processes; use it alone only", markup=False)
 

@@ -71,7 +71,8 @@ class EnvironmentConfig(Model):
     prefill: str = ""
     """Beginning of the assistant's turn that generation continues."""
     digest: str = ""
-    """jsonl: SHA-256 of the file, required in a join manifest."""
+    """jsonl: SHA-256 of the file. plugin: digest of the installed package that has the entry point, as `swarm check`
+    shows it. Required in a join manifest."""
 
     @property
     def inner(self) -> "EnvironmentConfig | None":

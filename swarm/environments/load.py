@@ -12,7 +12,7 @@ from typing import Final, cast
 from swarm.config import EnvironmentConfig
 from swarm.errors import ConfigError
 from swarm.interfaces import Environment
-from swarm.plugins import load_entry_point, load_object
+from swarm.plugins import load_entry_point, load_object, package_digest
 
 _READS_FILES: Final = ("jsonl", "function", "plugin")
 ENTRY_POINTS: Final = "swarm.environments"  # group in which packages offer environments by name
@@ -87,7 +87,8 @@ def load_plugin(config: EnvironmentConfig) -> Environment:
     """An instance of the class that `config.dataset` names ("module:Class", "path/file.py:Class", or an entry point).
 
     It is called with the configuration section, and must be an `interfaces.Environment`. Its code runs in the sandbox
-    to score answers, and in the worker to ask questions.
+    to score answers, and in the worker to ask questions. Where the section has a digest, the installed package must
+    have it: so a manifest names an environment that every node has checked to be the same code.
 
     Raises:
         ConfigError: no such class, it raised while it was built, or it lacks a member; names the fix.
@@ -96,6 +97,8 @@ def load_plugin(config: EnvironmentConfig) -> Environment:
         load_plugin(EnvironmentConfig(name="sums", kind="plugin", dataset="my_sums.py:Sums"))
     """
     origin = f"environment {config.name}: {config.dataset}"
+    if config.digest:
+        _check_package(origin, config)
     make = load_object(config.dataset) if ":" in config.dataset else load_entry_point(ENTRY_POINTS, config.dataset)
     if not isinstance(make, type):
         raise ConfigError(f"{origin} is not a class; kind `function` takes a function, kind `plugin` an Environment")
@@ -118,6 +121,17 @@ def load_plugin(config: EnvironmentConfig) -> Environment:
     if made.name != config.name:
         raise ConfigError(f"{origin}.name is {made.name!r}; take it from the configuration: config.name")
     return made
+
+
+def _check_package(origin: str, config: EnvironmentConfig) -> None:
+    """Before anything of it is imported."""
+    if ":" in config.dataset:
+        raise ConfigError(f"{origin} has a digest, which is of an installed package; name its entry point")
+    package, digest = package_digest(ENTRY_POINTS, config.dataset)
+    if digest != config.digest:
+        raise ConfigError(
+            f"{origin}: the installed {package} has digest {digest}, the run asks for {config.digest}; install that one"
+        )
 
 
 def signals_of(environment: Environment) -> frozenset[str]:

@@ -162,8 +162,13 @@ def check_manifest(manifest: RunManifest) -> None:
 
 
 def _check_environment(where: str, env: EnvironmentConfig) -> None:
-    if env.kind in ("function", "plugin"):
+    if env.kind == "function":
         raise ConfigError(f"{where}.kind: unknown_environment: `{env.kind}` names local code; configure it locally")
+    if env.kind == "plugin" and not (_PLAIN_NAME.fullmatch(env.dataset) and is_hex_digest(env.digest)):
+        raise ConfigError(
+            f"{where}.kind: unknown_environment: a manifest names no local code but the entry point of an installed "
+            "package, with its digest (`swarm check` shows it); else configure it locally"
+        )
     if env.kind == "jsonl":
         if not is_hex_digest(env.digest):
             raise ConfigError(f"{where}.digest: unknown_environment: jsonl needs the SHA-256 of the file (64 hex)")

@@ -12,6 +12,7 @@ from swarm.environments.load import build_environment, build_environments
 from swarm.environments.replay import answer_reward
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError
+from swarm.plugins import package_digest
 from swarm.testing.builders import answers
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -104,6 +105,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "offered-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: offered\nVersion: 1.0\n", encoding="utf-8")
+    (folder / "RECORD").write_text(
+        "offered_sums.py,,\noffered-1.0.dist-info/METADATA,,\noffered-1.0.dist-info/entry_points.txt,,\n"
+        "offered-1.0.dist-info/RECORD,,\n__pycache__/offered_sums.cpython-311.pyc,,\n../../bin/offered,,\n",
+        encoding="utf-8",
+    )
     offers = "[swarm.environments]\nplain = offered_sums:Plain\nbroken = offered_sums:Missing\n"
     (folder / "entry_points.txt").write_text(offers, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -117,3 +123,20 @@ def test_a_package_offers_environments_by_name() -> None:
         build_environment(config.model_copy(update={"dataset": "broken"}))
     with pytest.raises(ConfigError, match=r"'other'.*installed: .*plain.*install its package"):
         build_environment(config.model_copy(update={"dataset": "other"}))
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_package_with_other_files_is_refused_before_it_is_imported(tmp_path: Path) -> None:
+    package, digest = package_digest("swarm.environments", "plain")
+    assert package == "offered 1.0"
+    config = EnvironmentConfig(name="sums", kind="plugin", dataset="plain", digest=digest)
+    assert answer_reward(build_environment(config), 2, "2") == 1.0
+    sys.modules.pop("offered_sums")
+    (tmp_path / "offered_sums.py").write_text(PLAIN + "raise SystemExit\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"offered 1.0 has digest [0-9a-f]{{64}}, the run asks for {digest}"):
+        build_environment(config)
+    with pytest.raises(ConfigError, match="name its entry point"):
+        build_environment(config.model_copy(update={"dataset": "offered_sums:Plain"}))
+    (tmp_path / "offered-1.0.dist-info" / "RECORD").unlink()
+    with pytest.raises(ConfigError, match="install a wheel"):
+        build_environment(config)

@@ -200,6 +200,16 @@ def test_a_manifest_may_name_the_environments_that_ship() -> None:
     assert manifest.environments[-1].inner == EnvironmentConfig.model_validate({**inner, "name": "again"})
 
 
+def test_an_installed_package_is_named_with_its_digest_alone() -> None:
+    named = {"name": "mine", "kind": "plugin", "dataset": "sums"}
+    for changes in ({}, {"digest": "ab" * 31}, {"dataset": "sums:Sums", "digest": "ab" * 32}):
+        config = EnvironmentConfig.model_validate({**named, **changes})
+        with pytest.raises(ConfigError, match=r"unknown_environment.*`swarm check` shows it"):
+            manifest_of(NodeConfig(environments=(config,)), "demo", "", created_at_s=5.0)
+    config = EnvironmentConfig.model_validate({**named, "digest": "ab" * 32})
+    assert manifest_of(NodeConfig(environments=(config,)), "demo", "", created_at_s=5.0).environments == (config,)
+
+
 def test_a_run_of_local_code_makes_no_manifest() -> None:
     node = NodeConfig(environments=environment(kind="function", dataset="os:system"))
     with pytest.raises(ConfigError, match="unknown_environment"):
