@@ -1,7 +1,9 @@
-"""Runs tests as two pytest processes side by side, so that neither of two cores is idle.
+"""Runs tests as pytest processes, two side by side, so that neither of two cores is idle.
 
-`python tests/side_by_side.py test|check [flags for both]` prints what each says, line by line, and ends with the sum of
-both; with the flag `-x` the first failure ends both. Workers of pytest-xdist gained nothing here.
+`python tests/side_by_side.py test|check [flags for all]` prints what each says, line by line, and ends with the sum of
+all; with the flag `-x` the first failure ends everything. Each half has tests of its own first; who is through with
+them takes the next folder that is left, so that both end at about the same time on any machine. Workers of pytest-xdist
+gained nothing here.
 """
 
 import re
@@ -9,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -16,69 +19,96 @@ OUTCOMES = ("passed", "failed", "error", "errors", "skipped", "xfailed", "xpasse
 Halves = dict[str, list[str]]
 
 
-def halves_of(which: str) -> Halves:
-    """Name of each process -> what it runs."""
-    if which == "test":  # one computes, beside one that mostly waits for processes, about as long
-        return {
-            "computes": ["tests/unit", "tests/property", "tests/golden", "tests/packaging", "tests/chaos"],
-            "waits": ["tests/integration"],
-        }
+def halves_of(which: str) -> tuple[Halves, list[str]]:
+    """Name of each half -> what it runs first, and the folders that either takes then, longest first."""
+    if which == "test":  # one computes, beside one that mostly waits for processes
+        return {"computes": ["tests/unit", "tests/packaging"], "waits": ["tests/integration"]}, [
+            "tests/chaos",
+            "tests/golden",
+            "tests/property",
+        ]
     unit = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/test_*.py"))
-    return {"even": [*unit[::2], "tests/property"], "odd": unit[1::2]}
+    return {"even": [*unit[::2], "tests/property"], "odd": unit[1::2]}, []
+
+
+class Side:
+    """One half: a pytest process, and another one for each folder that it takes after it."""
+
+    def __init__(self, name: str, flags: tuple[str, ...], left: deque[list[str]], stop: threading.Event) -> None:
+        self.name = name
+        self.others: list[Side] = []
+        self.codes: list[int] = []
+        self.endings: list[str] = []  # the closing line of each process
+        self._flags = flags
+        self._left = left
+        self._stop = stop
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, tests: list[str] | None) -> None:
+        """Runs its own tests, then what is left."""
+        while tests is not None and not self._stop.is_set():
+            self._run_one(tests)
+            try:
+                tests = self._left.popleft()
+            except IndexError:
+                tests = None
+
+    def interrupt(self) -> None:
+        """Ctrl-C: pytest ends its fixtures, and so their daemons."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+
+    def _run_one(self, tests: list[str]) -> None:
+        command = [sys.executable, "-m", "pytest", "--color=no", *self._flags, *tests]
+        with subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as self._process:
+            ending = ""
+            for line in self._process.stdout or ():
+                print(f"{self.name:8} | {line}", end="", flush=True)
+                ending = line if line.strip() else ending
+        self.codes.append(self._process.returncode)
+        self.endings.append(ending)
+        if self._process.returncode and "-x" in self._flags:
+            self._stop.set()
+            for other in self.others:
+                other.interrupt()
 
 
 def main(which: str, *flags: str) -> int:
-    """Runs the two halves of `make test` or `make check`.
+    """Runs `make test` or `make check`.
 
     Returns:
-        Exit code 0 when both halves passed, else the first other one.
+        Exit code 0 when everything passed, else the first other one.
     """
-    halves = {
-        name: subprocess.Popen(
-            [sys.executable, "-m", "pytest", "--color=no", *flags, *tests],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        for name, tests in halves_of(which).items()
-    }
-    lines: dict[str, list[str]] = {name: [] for name in halves}
-
-    def follow(name: str) -> None:
-        half = halves[name]
-        assert half.stdout is not None
-        for line in half.stdout:
-            print(f"{name:8} | {line}", end="", flush=True)
-            if line.strip():
-                lines[name].append(line)
-        if half.wait() and "-x" in flags:
-            for other in halves.values():
-                other.send_signal(signal.SIGINT)  # it ends its fixtures, and so their daemons
-
-    readers = [threading.Thread(target=follow, args=(name,)) for name in halves]
+    halves, left = halves_of(which)
+    queue, stop = deque([folder] for folder in left), threading.Event()
+    sides = [Side(name, flags, queue, stop) for name in halves]
+    for side in sides:
+        side.others = [other for other in sides if other is not side]
+    threads = [threading.Thread(target=side.run, args=(halves[side.name],)) for side in sides]
     try:
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join()
-    except KeyboardInterrupt:  # the terminal sends it to both as well; they end their fixtures, and so their daemons
-        for half in halves.values():
-            half.send_signal(signal.SIGINT)
-            half.wait()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:  # the terminal sends it to all as well
+        stop.set()
+        for side in sides:
+            side.interrupt()
+        for thread in threads:
+            thread.join()
         return 130
-    codes = {name: half.wait() for name, half in halves.items()}
     total = dict.fromkeys(OUTCOMES, 0)
-    for said in lines.values():
-        for count, outcome in re.findall(r"(\d+) (" + "|".join(OUTCOMES) + r")\b", said[-1] if said else ""):
+    for ending in [ending for side in sides for ending in side.endings]:
+        for count, outcome in re.findall(r"(\d+) (" + "|".join(OUTCOMES) + r")\b", ending):
             total[outcome] += int(count)
     failed = total["failed"] + total["error"] + total["errors"]
-    unfinished = [name for name, code in codes.items() if code not in (0, 1)]
+    unfinished = {side.name: code for side in sides for code in side.codes if code not in (0, 1)}
     if unfinished:
-        print(f"not all tests ran: {', '.join(f'{name} ended with exit code {codes[name]}' for name in unfinished)}")
+        print(f"not all tests ran: {', '.join(f'{name} ended with exit code {c}' for name, c in unfinished.items())}")
     print(f"{total['passed']} passed, {failed} failed, {total['skipped']} skipped")
-    return next((code for code in codes.values() if code), 0)
+    return next((code for side in sides for code in side.codes if code), 0)
 
 
 if __name__ == "__main__":
