@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from node.daemon import write_config
-from swarm.config import NodeConfig
+from swarm.config import EnvironmentConfig, NodeConfig
 from swarm.events import (
     Event,
     GroupPut,
@@ -29,11 +29,14 @@ pytestmark = [pytest.mark.timeout(150), pytest.mark.asyncio(loop_scope="session"
 
 NUM_STEPS = 12
 
+RETRY = EnvironmentConfig(name="again", kind="retry", params={"inner": {"kind": "char", "dataset": "sort"}})
+ACTION_TOKENS = 6  # most of a turn, where episodes are played
+
 Kill = tuple[int, str]  # when so many groups, draws and steps were seen: the whole node, or its worker alone
 
 
-def config_of(directory: Path, worker: str) -> NodeConfig:
-    """One tiny node that knows nobody."""
+def config_of(directory: Path, worker: str, *, has_episodes: bool = False) -> NodeConfig:
+    """One tiny node that knows nobody; its engine parks the rows of episodes between their turns."""
     options = SimulationOptions(preset="tiny", nodes=1, rounds=NUM_STEPS, deterministic=True, seed=3)
     (config,) = node_configs(options, directory)
     changes = {
@@ -43,14 +46,26 @@ def config_of(directory: Path, worker: str) -> NodeConfig:
         "learner": config.learner.model_copy(update={"checkpoint_every": 4}),
         "faults": config.faults.model_copy(update={"slow_factor": 4.0}),  # time to be killed in
     }
+    if has_episodes:
+        limits = {"env_weights": {}, "max_new_tokens": ACTION_TOKENS, "max_episode_tokens": 64}
+        changes |= {"environments": (RETRY,), "generator": config.generator.model_copy(update=limits)}
+        changes["evaluation"] = config.evaluation.model_copy(
+            update={"num_problems": 4, "every_steps": 3, "environments": ()}
+        )
     return config.model_copy(update=changes)
 
 
 async def run_node(
-    forks: ForkServer | None, directory: Path, identity: Identity, worker: str, kills: tuple[Kill, ...] = ()
+    forks: ForkServer | None,
+    directory: Path,
+    identity: Identity,
+    worker: str,
+    kills: tuple[Kill, ...] = (),
+    *,
+    has_episodes: bool = False,
 ) -> list[Event]:
     """Events of a node that has made its steps, whatever was killed meanwhile."""
-    config = config_of(directory, worker)
+    config = config_of(directory, worker, has_episodes=has_episodes)
     config.dir.mkdir(parents=True)
     identity.save(config.dir / "identity.key")
     write_config(config, config.dir / "node.toml")
@@ -114,3 +129,20 @@ async def test_a_killed_run_equals_an_undisturbed_one(tmp_path: Path, forks: For
         assert len(events_of(WorkerDied, events)) == sum(each == "worker" for _, each in what)
         assert sorted(set(steps(events))) == steps(whole)
         assert evaluations(events) == evaluations(whole)
+
+
+async def test_a_run_of_episodes_that_was_killed_equals_an_undisturbed_one(
+    tmp_path: Path, forks: ForkServer | None
+) -> None:
+    identity = await asyncio.to_thread(Identity.create)
+    kills: tuple[Kill, ...] = ((9, "node"), (17, "worker"), (23, "node"))
+    whole, killed = await asyncio.gather(
+        run_node(forks, tmp_path / "whole", identity, "inline", has_episodes=True),
+        run_node(forks, tmp_path / "killed", identity, "process", kills, has_episodes=True),
+    )
+    assert [row[1] for row in steps(whole)] == list(range(1, NUM_STEPS + 1))
+    group_size = config_of(tmp_path, "inline").generator.group_size
+    assert max(put.num_tokens for put in events_of(GroupPut, whole)) > group_size * ACTION_TOKENS, "no second turn"
+    assert len(events_of(NodeStarted, killed)) == 3 and len(events_of(WorkerDied, killed)) == 1
+    assert sorted(set(steps(killed))) == steps(whole)
+    assert evaluations(killed) == evaluations(whole)
