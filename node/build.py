@@ -102,7 +102,7 @@ def build_trainer(
 
     # The policy in training; with `learner.num_processes` > 1 it is spread over several processes (ranks).
     ranks = join(config)
-    policy = open_policy(config, node_id, loaded, recipes, task_of, ranks)
+    policy = open_policy(config, node_id, loaded, recipes, environments, ranks)
     learner = GuardedLearner(
         policy,
         load_recipe(config.guard.safe_recipe),

@@ -9,14 +9,14 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from swarm.config import NodeConfig
 from swarm.identity import Identity
-from swarm.interfaces import TaskOf
+from swarm.interfaces import Environment
 from swarm.process import freeze_gc
-from swarm.types import NodeId, Role, Task
+from swarm.types import NodeId, Role
 
 if TYPE_CHECKING:
     from swarm.learn.data_parallel import ShardedRanks
@@ -111,7 +111,7 @@ def open_policy(
     node_id: NodeId,
     loaded: "LoadedModel",
     recipes: "RecipeSet",
-    task_of: TaskOf,
+    environments: Mapping[str, Environment],
     ranks: "ShardedRanks | None",
 ) -> "PolicyLearner":
     """The learner as its newest checkpoint has it, or this rank's share of it. Raises ConfigError."""
@@ -131,7 +131,8 @@ def open_policy(
         policy_id=node_id,
         dir=config.dir / "checkpoints",
         ranks=ranks or OneProcess(pick_device(config.device)),
-        task_of=task_of,
+        task_of=lambda env, task_id: environments[env].task(task_id),
+        answer_of=lambda env, task_id: environments[env].reference(task_id),
     ).resume()
 
 
@@ -150,15 +151,11 @@ def follow_leader(config: NodeConfig) -> None:
 
     torch.set_num_threads(config.num_threads)
     environments = build_environments(config.environments)
-
-    def task_of(env: str, task_id: int) -> Task:
-        return environments[env].task(task_id)
-
     node_id = Identity.load(config.dir / "identity.key").node_id
     loaded = load_model(config.model)
     ranks = join(config)
     assert ranks is not None
-    policy = open_policy(config, node_id, loaded, recipes_of(config), task_of, ranks)
+    policy = open_policy(config, node_id, loaded, recipes_of(config), environments, ranks)
     for number in (signal.SIGTERM, signal.SIGINT):  # sent to all: the first rank finishes its step, then says stop
         signal.signal(number, signal.SIG_IGN)
     freeze_gc()

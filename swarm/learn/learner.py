@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 from swarm.clock import Clock, SystemClock
 from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError, NonFiniteStep
-from swarm.interfaces import TaskOf, Tokenizer
+from swarm.interfaces import AnswerOf, TaskOf, Tokenizer
+from swarm.learn.answer_scores import answer_probs
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
 from swarm.learn.diagnostics import (
     LikelihoodStats,
@@ -77,6 +79,7 @@ class PolicyLearner:
         ranks: Ranks | None = None,
         clock: Clock | None = None,
         task_of: TaskOf | None = None,
+        answer_of: AnswerOf | None = None,
     ) -> None:
         """A learner at step 0; see `resume`.
 
@@ -84,6 +87,7 @@ class PolicyLearner:
             dir: of checkpoints.
             ranks: the processes that share the step, and their device; None: this process alone, on the CPU.
             task_of: rebuilds the task of a group of another tokenizer, for its prompt.
+            answer_of: the right answer to a task, for recipes that ask how likely it is.
         """
         self._network = network.eval()
         self._ranks = ranks or OneProcess()
@@ -95,6 +99,7 @@ class PolicyLearner:
         self._dir = dir
         self._clock = clock or SystemClock()
         self._task_of = task_of
+        self._answer_of = answer_of
         has_reference = Requirement.REFERENCE_LOGPROBS in self._recipes.needs
         self._reference = ReferencePolicy(self._network, self._ranks) if has_reference else None
         self._dtypes = {name: tensor.dtype for name, tensor in published_state(self._network).items()}
@@ -272,12 +277,22 @@ class PolicyLearner:
         return StepPlan(batch=batch, slices=tuple(slices), updates=tuple(updates))
 
     def _add_other_policies(self, recipes: RecipeSet, batch: Batch, measured: Measured) -> Batch:
-        """Adds log-probs of the reference policy and of the policy before the step, where a recipe needs them."""
+        """Adds log-probs of the reference policy, of the policy before the step, and of right answers, where needed."""
         needs_proximal = any(
             Requirement.PROXIMAL_LOGPROBS in recipe.needs
             and (self._config.updates_per_step > 1 or recipe.needs_proximal_first)
             for recipe in recipes.used.values()
         )
+        if any(Requirement.ANSWER_PROBS in recipe.needs for recipe in recipes.used.values()):
+            start = self._clock.monotonic_s()
+            assert self._answer_of is not None, "the learner was not told where right answers come from"
+            answers = [
+                self._answer_of(env, int(number)) for env, _, number in (key.rpartition("/") for key in batch.task_keys)
+            ]
+            packed = partial(self._pack, scope=Scope.TOKEN)
+            found = answer_probs(self._network, batch, self._tokenizer, answers, packed, self._ranks)
+            batch = replace(batch, answer_probs=found)
+            measured.seconds["answers"] = self._clock.monotonic_s() - start
         if not (needs_proximal or self._reference):
             return batch
         plan = self._pack(batch, recipes.main.scope)

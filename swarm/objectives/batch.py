@@ -97,6 +97,7 @@ class Batch:
     turn_rewards: Tensor | None = None  # float32 [N, K], of the replay here; like all below None: single answers only
     num_turns: Tensor | None = None  # int64 [N]
     num_calls: Tensor | None = None  # int64 [N, K], well-formed tool calls of each turn
+    answer_probs: Tensor | None = None  # float32 [N, K], see `swarm.learn.answer_scores`; scored for recipes that ask
     state_keys: tuple[tuple[str, ...], ...] | None = None  # N of num_turns, of the state after each turn; "": none
     turn_statuses: tuple[tuple[TurnStatus, ...], ...] | None = None  # N of num_turns
     turn_roles: tuple[tuple[str, ...], ...] | None = None  # N of num_turns, who acted; "": no role. None: no roles
@@ -127,7 +128,11 @@ class Batch:
             assert getattr(self, name).shape == shape[:1], name
         assert self.is_truncated.shape == shape[:1] and len(self.texts) == len(self.corrections) == shape[0]
         assert len(self.prompts) == len(self.sources) == len(self.task_keys)
-        turns = [getattr(self, name) for name in ("turn_rewards", "num_calls") if getattr(self, name) is not None]
+        turns = [
+            getattr(self, name)
+            for name in ("turn_rewards", "num_calls", "answer_probs")
+            if getattr(self, name) is not None
+        ]
         assert all(each.shape[:1] == shape[:1] and each.shape == turns[0].shape for each in turns)
         assert all(len(each) == shape[0] for name in _TUPLES if (each := getattr(self, name)) is not None)
         assert bool((self.temperature > 0).all()), "temperature must be positive"

@@ -20,6 +20,7 @@ _ALWAYS = frozenset(
         Requirement.REFERENCE_LOGPROBS,
         Requirement.BASELINE_ROLLOUT,
         Requirement.PERTURBED_LOGPROBS,
+        Requirement.ANSWER_PROBS,
     }
 )
 NOT_YET = frozenset(
@@ -51,6 +52,7 @@ _FIXES = {
     "set replay.keep_turn_signal = true",
     Requirement.STATE_KEYS: f"no environment of this run says in which state it is: {_CHOOSE} `state_keys`",
     Requirement.TOOL_CALLS: f"no environment of this run has tools: {_CHOOSE} `tool_calls`",
+    Requirement.ANSWER_PROBS: "the learner scores the reference answers itself",
     Requirement.REPEATED_PROMPTS: "prompts hardly ever come back, so that their history means nothing: "
     f"set num_tasks of each environment that is asked to {MAX_REPEATED_TASKS} or less",
     Requirement.VARIED_GROUPS: "every group has generator.group_size rollouts: "

@@ -63,6 +63,7 @@ class Response:
     states: list[str]  # after the turn
     statuses: list[str]
     actions: list[str]
+    answers: list[float]  # probability of the right answer before each turn
 
     @property
     def num_turns(self) -> int:
@@ -237,6 +238,7 @@ def _episodes(batch: Batch, kind: str, seed: int) -> dict[str, Any]:
         "state_keys": texts("", "lake", "hill", "hill"),
         "turn_statuses": texts(*[TurnStatus.OK] * 6, *TurnStatus),
         "actions": texts("go", "Go ", "stay"),
+        "answer_probs": torch.tensor([[dice.random() for _ in range(most)] for _ in num_turns], dtype=torch.float64),
     }
 
 
@@ -269,7 +271,7 @@ def predictions(batch: Batch) -> tuple[Tensor, Tensor]:
 def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
     """The same step in plain Python; gradients of a formula flow into `logprobs` and `entropy`."""
     assert batch.turn_rewards is not None and batch.num_calls is not None and batch.state_keys is not None
-    assert batch.turn_statuses is not None and batch.actions is not None
+    assert batch.turn_statuses is not None and batch.actions is not None and batch.answer_probs is not None
     groups = [Group(key=key, baseline=math.nan, members=[]) for key in batch.task_keys]
     for index, group in enumerate(groups):
         if batch.baseline_rewards is not None:
@@ -320,6 +322,7 @@ def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
             states=list(batch.state_keys[i]),
             statuses=[str(status) for status in batch.turn_statuses[i]],
             actions=list(batch.actions[i]),
+            answers=batch.answer_probs[i, : len(batch.actions[i])].tolist(),
         )
         groups[int(batch.group_index[i])].members.append(response)
     return Case(groups=groups, memory=batch.memory, rate=batch.learning_rate)

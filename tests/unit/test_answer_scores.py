@@ -1,0 +1,99 @@
+"""How likely the policy finds the right answer before each turn, and what a recipe makes of it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swarm.config import EnvironmentConfig, LearnerConfig, ReplayConfig
+from swarm.environments.load import build_environment
+from swarm.environments.look_up import LookUpEnvironment
+from swarm.environments.replay import replay
+from swarm.episode import Actions
+from swarm.learn.learner import PolicyLearner
+from swarm.model.network import tiny_network
+from swarm.model.tokenizer import CharTokenizer
+from swarm.objectives.methods import load_recipe
+from swarm.testing.builders import make_scored
+from swarm.testing.episodes import make_episode_group
+from swarm.types import Draw, DrawnGroup, Sampling
+
+OWN = "a" * 64
+TOKENIZER = CharTokenizer()
+
+
+def look_up() -> LookUpEnvironment:
+    built = build_environment(EnvironmentConfig(name="look_up", kind="look_up", params={"style": "char"}))
+    assert isinstance(built, LookUpEnvironment)
+    return built
+
+
+def draw_of(environment: LookUpEnvironment, episodes: list[Actions]) -> Draw:
+    group = make_episode_group(environment, 0, episodes, TOKENIZER, OWN, Sampling(max_new_tokens=6))
+    outcomes = tuple(replay(environment, 0, actions) for actions in episodes)
+    scored = replace(make_scored(group, rewards=[outcome.reward for outcome in outcomes]), outcomes=outcomes)
+    return Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_zero_variance=0)
+
+
+def learner(network: Any, environment: LookUpEnvironment, recipe: str, folder: Path) -> PolicyLearner:
+    return PolicyLearner(
+        network,
+        TOKENIZER,
+        load_recipe(recipe),
+        LearnerConfig(token_budget=300),
+        ReplayConfig(),
+        OWN,
+        folder,
+        answer_of=lambda _, task_id: environment.reference(task_id),
+    )
+
+
+def expected(network: Any, environment: LookUpEnvironment, actions: Actions, turn: int) -> float:
+    """One sequence, scored as a whole: prompt, what was said until the turn, the answer."""
+    ids = TOKENIZER.encode_prompt(environment.task(0))
+    for text, transition in zip(actions[:turn], replay(environment, 0, actions).transitions, strict=False):
+        ids += TOKENIZER.encode_response(text) + TOKENIZER.encode_observation(transition.messages, True)
+    answer = TOKENIZER.encode_response(environment.reference(0))[:-1]
+    logprobs = network(input_ids=torch.tensor([ids + answer])).logits[0].detach().log_softmax(dim=-1)
+    each = [float(logprobs[len(ids) - 1 + place, token]) for place, token in enumerate(answer)]
+    return float(torch.tensor(each).mean().exp())
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+def test_each_turn_has_the_probability_that_one_pass_over_its_conversation_gives(
+    is_short: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, network = look_up(), tiny_network(3)
+    right = environment.demonstration(0)
+    episodes: list[Actions] = [right, ("abc",), ("?zzz", *right), (right[0], "no")]
+    if is_short:  # single answers alone
+        episodes = [("abc",), ("abd",)]
+    found: list[torch.Tensor] = []
+    part = load_recipe("igpo").advantage
+
+    def noted(_: Any, batch: Any) -> torch.Tensor:
+        found.append(batch.answer_probs)
+        return batch.rewards
+
+    monkeypatch.setattr(type(part), "__call__", noted)
+    learner(network, environment, "igpo", tmp_path).dry_run(draw_of(environment, episodes))
+    probs = found[0]
+    assert probs.shape == (len(episodes), max(map(len, episodes)))
+    for row, actions in enumerate(episodes):
+        for turn in range(probs.shape[1]):
+            wanted = expected(network, environment, actions, turn) if turn < len(actions) else 0.0
+            assert float(probs[row, turn]) == pytest.approx(wanted, abs=1e-5), (row, turn)
+
+
+def test_a_group_of_equal_outcomes_teaches_by_information_and_not_by_outcomes(tmp_path: Path) -> None:
+    environment = look_up()
+    right = environment.demonstration(0)
+    draw = draw_of(environment, [(*right[:2], "no"), ("?zzz", "?zzz", "no")])
+    assert not draw.groups[0].scored.has_signal
+    norms = [
+        learner(tiny_network(3), environment, recipe, tmp_path / recipe).step(draw).grad_norm
+        for recipe in ("igpo", "grpo")
+    ]
+    assert norms[0] > 1e-3 and norms[1] == 0
