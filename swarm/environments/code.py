@@ -80,6 +80,7 @@ class CodeEnvironment(NumberedEnvironment):
         self._operations = params.integer("operations", 2, 1, 5)
         self._tests = params.integer("tests", 6, 3, 20)
         self.max_turns = params.turns(3)
+        self.signals = frozenset({"turn_rewards", "state_keys", "reward_parts"})
         params.finish()
         minor = ".".join(map(str, sys.version_info[:2]))  # which decides what is a syntax error, and in which line
         super().__init__(config, f"{verifier_name(config, 1)}+python{minor}")

@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from swarm.config import EnvironmentConfig
-from swarm.environments.load import build_environments
+from swarm.environments.load import build_environments, signals_of
 from swarm.environments.replay import replay
-from swarm.episode import Actions, outcome_to_json
+from swarm.episode import OUTCOME, Actions, outcome_to_json
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,6 +111,8 @@ def main() -> None:
         reply: dict[str, Any] = {
             name: played(environment, is_reversed=request["is_reversed"]) for name, environment in environments.items()
         }
+        for environment in environments.values():  # last: what it plays must not make up for the order of episodes
+            require_named_signals(environment)
     except ConfigError as error:
         reply = {"error": str(error)}
     with os.fdopen(ours, "w", encoding="utf-8") as output:
@@ -136,6 +138,25 @@ def played(environment: "Environment", *, is_reversed: bool) -> dict[str, str]:
         for name in names:
             digests[name] += "" if _digest(parts[name]) == digests[name] else " another time"
     return {name: digests[name] for name in parts}
+
+
+def require_named_signals(environment: "Environment") -> None:
+    """Raises ConfigError where episodes say more than `signals` names: no recipe could ask for it."""
+    said = set[str]()
+    for task_id in range(min(3, environment.num_tasks)):
+        for number in range(3):
+            with suppress(Exception):  # local code may raise anything; what it does then is compared elsewhere
+                outcome = replay(environment, task_id, _actions(environment, task_id, number))
+                turns = outcome.transitions
+                said |= {"turn_rewards"} if any(turn.reward for turn in turns) else set()
+                said |= {"state_keys"} if any(turn.state_key and not turn.is_end for turn in turns) else set()
+                said |= {"tool_calls"} if any(turn.num_calls for turn in turns) else set()
+                said |= {"reward_parts"} if set(outcome.rewards) - {OUTCOME} else set()
+    if missing := sorted(said - signals_of(environment)):
+        raise ConfigError(
+            f"environment {environment.name}: its episodes have {', '.join(missing)}, which its attribute `signals` "
+            f"does not name, so that no recipe could ask for it: add signals = frozenset({set(missing)!r})"
+        )
 
 
 def _actions(environment: "Environment", task_id: int, number: int) -> Actions:

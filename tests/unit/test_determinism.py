@@ -10,7 +10,9 @@ from node.daemon import Daemon
 from swarm.cli.main import app
 from swarm.config import DirectoryConfig, EnvironmentConfig, ModelConfig, NodeConfig
 from swarm.environments import determinism
-from swarm.environments.determinism import differences, require_repeatable
+from swarm.environments.determinism import differences, require_named_signals, require_repeatable
+from swarm.environments.grid_world import GridWorldEnvironment
+from swarm.environments.load import build_environment
 from swarm.errors import ConfigError
 
 PLUGIN = """
@@ -130,3 +132,18 @@ async def test_environments_that_ship_are_repeatable_and_cost_no_process(monkeyp
     monkeypatch.undo()
     monkeypatch.setattr(determinism, "_play_elsewhere", None)
     assert await differences(configs) == {}
+
+
+def test_signals_that_episodes_have_and_an_environment_does_not_name_are_refused() -> None:
+    """Else a recipe over turns would be refused, or see none of them, without a word on why."""
+    environment = build_environment(EnvironmentConfig(name="grid", kind="grid_world"))
+    assert isinstance(environment, GridWorldEnvironment)
+    require_named_signals(environment)
+    environment.signals = frozenset({"turn_rewards"})
+    with pytest.raises(ConfigError, match=r"environment grid: .* reward_parts, state_keys, .* does not name"):
+        require_named_signals(environment)
+
+
+@pytest.mark.parametrize("kind", ["calculator", "look_up", "grid_world", "apps", "dialogue", "code", "nim", "notes"])
+def test_environments_that_ship_name_all_their_signals(kind: str) -> None:
+    require_named_signals(build_environment(EnvironmentConfig.model_validate({"name": kind, "kind": kind})))

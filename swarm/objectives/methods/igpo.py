@@ -18,18 +18,11 @@ from swarm.objectives.parts import (
     TokenRatio,
     discounted_returns,
     group_statistics,
+    information_gains,
     on_turn_tokens,
     turns_of,
 )
 from swarm.objectives.recipe import Recipe
-
-
-def information_gains(batch: Batch) -> Tensor:
-    """float64 [N, K]: rise of the right answer's probability by a turn; 0 for the last, and where there is none."""
-    assert batch.answer_probs is not None, "the run does not supply answer_probs"
-    probs, turns = batch.answer_probs.to(torch.float64), turns_of(batch)
-    following = torch.cat([probs[:, 1:], probs[:, :1]], dim=1)
-    return torch.where(turns.exists & ~turns.is_last, following - probs, 0.0)
 
 
 class InformationGain(AdvantagePart):

@@ -6,33 +6,11 @@ Whether it was right is unknown; as a failure it would teach short episodes. Its
 Ours: the clip around it.
 """
 
-import torch
 from torch import Tensor
 
-from swarm.episode import TurnStatus
-from swarm.objectives.part import AdvantagePart, AggregatePart, Batch, Requirement, Scope, Scored
-from swarm.objectives.parts import Clip, TokenRatio, group_scores, group_sum, status_mask
+from swarm.objectives.part import AggregatePart, Scope, Scored
+from swarm.objectives.parts import Clip, FinishedEpisodes, TokenRatio, group_sum, is_finished
 from swarm.objectives.recipe import Recipe
-
-
-def is_finished(batch: Batch) -> Tensor:
-    """bool [N]: episodes that neither the limit of turns nor that of tokens ended."""
-    return ~status_mask(batch, TurnStatus.LIMIT).any(dim=1) & ~batch.is_truncated
-
-
-class FinishedEpisodes(AdvantagePart):
-    """Z-score; dropped for an episode that a limit ended.
-
-    Source: Mini-o3, arXiv:2509.07969 section 3.4, as a note on it quotes.
-    """
-
-    equation = "A_i = z_i if i ended by itself, else dropped"
-    always_needs = frozenset({Requirement.TURNS})
-    floor: float = 1e-6
-
-    def __call__(self, batch: Batch) -> Tensor:
-        scores = group_scores(batch.rewards, batch.group_index, self.floor)
-        return torch.where(is_finished(batch), scores, torch.full_like(scores, torch.nan))
 
 
 class FinishedMean(AggregatePart):

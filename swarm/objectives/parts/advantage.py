@@ -17,6 +17,7 @@ from swarm.objectives.parts.group_statistics import (
     where_signal,
 )
 from swarm.objectives.parts.ratio import log_ratio
+from swarm.objectives.parts.turns import is_finished
 
 
 class GroupZScore(AdvantagePart):
@@ -136,3 +137,18 @@ def reference_rewards(batch: Batch) -> Tensor:
 def own_rewards(batch: Batch, group: int) -> Tensor:
     """Rewards of a group of our own policy; none of another policy, which says nothing about ours."""
     return batch.rewards[(batch.group_index == group) & ~batch.is_external]
+
+
+class FinishedEpisodes(AdvantagePart):
+    """Z-score; dropped for an episode that a limit ended.
+
+    Source: Mini-o3, arXiv:2509.07969 section 3.4, as a note on it quotes.
+    """
+
+    equation = "A_i = z_i if i ended by itself, else dropped"
+    always_needs = frozenset({Requirement.TURNS})
+    floor: float = 1e-6
+
+    def __call__(self, batch: Batch) -> Tensor:
+        scores = group_scores(batch.rewards, batch.group_index, self.floor)
+        return torch.where(is_finished(batch), scores, torch.full_like(scores, torch.nan))

@@ -112,3 +112,16 @@ def status_mask(batch: Batch, *statuses: TurnStatus) -> Tensor:
         for turn, status in enumerate(of_rollout):
             found[row, turn] = status in statuses
     return found & exists
+
+
+def information_gains(batch: Batch) -> Tensor:
+    """float64 [N, K]: rise of the right answer's probability by a turn; 0 for the last, and where there is none."""
+    assert batch.answer_probs is not None, "the run does not supply answer_probs"
+    probs, turns = batch.answer_probs.to(torch.float64), turns_of(batch)
+    following = torch.cat([probs[:, 1:], probs[:, :1]], dim=1)
+    return torch.where(turns.exists & ~turns.is_last, following - probs, 0.0)
+
+
+def is_finished(batch: Batch) -> Tensor:
+    """bool [N]: episodes that neither the limit of turns nor that of tokens ended."""
+    return ~status_mask(batch, TurnStatus.LIMIT).any(dim=1) & ~batch.is_truncated
