@@ -38,6 +38,7 @@ def toy_batch(
     group_index = torch.as_tensor([0] * count if groups is None else groups)
     num_groups = int(group_index.max()) + 1
     zeros = torch.zeros(mask.shape, dtype=rewards.dtype)
+    turns: tuple[int, ...] = (count, 1) if "turn_rewards" not in changes else tuple(changes["turn_rewards"].shape)
     length: Tensor = changes.get("length", mask.sum(dim=1))
     plain: dict[str, Any] = {
         "token_ids": torch.ones(mask.shape, dtype=torch.int64),
@@ -52,6 +53,7 @@ def toy_batch(
         "is_truncated": torch.zeros(count, dtype=torch.bool),
         "corrections": (Correction.EXACT,) * count,
         "texts": ("",) * count,
+        "answer_probs": torch.linspace(0.1, 0.9, turns[0] * turns[1], dtype=rewards.dtype).reshape(turns),
         "prompts": (torch.ones(1, dtype=torch.int64),) * num_groups,
         "sources": ("me",) * num_groups,
         "task_keys": tuple(f"sums/{group}" for group in range(num_groups)),

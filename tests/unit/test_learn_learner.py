@@ -122,6 +122,7 @@ def arguments(dir: Path, dtype: torch.dtype, recipe: str | Recipe, **config: Any
         "config": LearnerConfig.model_validate({"learning_rate": 1e-3, "warmup_steps": 4, **config}),
         "replay": ReplayConfig(),
         "policy_id": OWN,
+        "answer_of": lambda _env, _task_id: "42",
         "dir": dir,
     }
 

@@ -10,6 +10,7 @@ from swarm.objectives.methods import list_recipes, load_recipe, source_of
 
 FILES = sorted(path for path in Path(methods.__file__).parent.glob("*.py") if path.stem != "__init__")
 LONG = {
+    "a2tgpo": "z-scores by turns, a sum of them that keeps its size, and a clip of its own for each turn",
     "bapo": "two searches for the bounds of a clip",
     "dcpo": "running moments of a prompt, bounds by probability, and an aggregate",
     "dcpo_distribution": "a tempered policy, and the pull towards it",

@@ -1,6 +1,7 @@
 """Credit over turns: what counts as the same turn or state, where it lands, and what an outsider can reach."""
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -47,6 +48,13 @@ def episodes(rewards: list[float], states: list[tuple[str, ...]], **changes: Any
         "actions": tuple(("go",) * count for count in counts),
     }
     return toy_batch(rewards, mask, **{**plain, **changes})
+
+
+def as_scored(batch: Batch) -> Batch:
+    """With what the learner adds before a step."""
+    shape = (batch.num_rollouts, 1) if batch.turn_rewards is None else batch.turn_rewards.shape
+    probs = torch.linspace(0.1, 0.9, shape[0] * shape[1]).reshape(shape)
+    return replace(batch, answer_probs=probs, reference_logprobs=torch.zeros_like(batch.behavior_logprobs))
 
 
 def advantages(name: str, batch: Batch) -> list[list[float]]:
@@ -124,7 +132,7 @@ def test_no_recipe_learns_from_an_observation(name: str) -> None:
     ]
     scored = make_scored_episodes(*outcomes)
     drawn = DrawnGroup(scored=scored, age_steps=0, use=1)
-    batch = make_batch(Draw(step=1, groups=(drawn,), num_zero_variance=0), ToyTokenizer())
+    batch = as_scored(make_batch(Draw(step=1, groups=(drawn,), num_zero_variance=0), ToyTokenizer()))
     recipe = load_recipe(name)
     seen = ~batch.mask
     assert int(seen.sum()) == 4 * 5
@@ -135,7 +143,7 @@ def test_no_recipe_learns_from_an_observation(name: str) -> None:
 
 
 def test_a_draw_of_single_answers_alone_suits_every_recipe_over_turns() -> None:
-    batch = toy_batch([1.0, 0.0, 1.0])
+    batch = as_scored(toy_batch([1.0, 0.0, 1.0]))
     for name in TURN_RECIPES:
         recipe = load_recipe(name)
         ready = with_advantages(recipe, batch, "all")
@@ -179,6 +187,7 @@ def test_steps_in_a_real_grid_are_credited_by_what_they_were_worth_from_their_ce
     towards = turns.exists & (turns.rewards > 0)
     away = turns.exists & (turns.rewards < 0)
     assert float(credit[towards].mean()) > 0.02 > -0.02 > float(credit[away].mean())
+    batch = as_scored(batch)
     for name in TURN_RECIPES:
         ready = with_advantages(load_recipe(name), batch, "all")
         assert bool(ready.advantages.isfinite().all()), name
