@@ -169,7 +169,8 @@ class DrawPlaces:
     def num_left_of_task(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> int:
         """Places of the window that are left to groups of one task by one producer, >= 0."""
         most = self._quota.most_of_party(LEAST_BOUND if is_newcomer else self.most_of_one)
-        return max(0, most - max(self._tasks[bound, task] for bound in self._bounds_of(producer, is_newcomer)))
+        taken = [self._tasks[bound, task] for bound in self._bounds_of(producer, is_newcomer)]
+        return max(0, most - max(taken, default=0))
 
     def take(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> None:
         """The next place is this group's."""
