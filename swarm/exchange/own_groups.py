@@ -116,9 +116,9 @@ class OwnGroups:
 
     def check_own(self, group: RolloutGroup, verdict: Verdict) -> None:
         """An episode that broke off, or that its engine made otherwise than the replay, is none: every peer would
-        charge us for it. Raises RolloutFailed."""
+        charge us for it. A node alone may have environments that no replay repeats. Raises RolloutFailed."""
         limits = AdmissionLimits.from_config(self._context.config)
-        if group.env not in limits.episode_environments:
+        if self._context.config.is_alone or group.env not in limits.episode_environments:
             return
         finding = check_episodes(group, self._tokenizer, limits.episodes)
         finding = finding or check_replay(group, verdict, self._tokenizer, limits.episodes)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from swarm.config import EnvironmentConfig, NodeConfig
+from swarm.config import DirectoryConfig, EnvironmentConfig, NodeConfig
 from swarm.environments.load import build_environments
 from swarm.environments.look_up import LookUpEnvironment
 from swarm.errors import RolloutFailed, StorageFull
@@ -44,12 +44,15 @@ async def test_a_verifier_that_fails_on_our_answers_is_reported_to_the_caller() 
     assert (await ours.store.head()).sequence == 0
 
 
-@pytest.mark.parametrize("is_broken_off", [True, False])
-async def test_an_episode_of_ours_that_broke_off_is_neither_learned_from_nor_sent(is_broken_off: bool) -> None:
-    """Its environment failed in the middle: every peer would find that it goes on, and charge us for it."""
+@pytest.mark.parametrize(("is_broken_off", "is_alone"), [(True, False), (False, False), (True, True)])
+async def test_an_episode_of_ours_that_broke_off_is_neither_learned_from_nor_sent(
+    is_broken_off: bool, is_alone: bool
+) -> None:
+    """Its environment failed in the middle: every peer would find that it goes on, and charge us for it. A node alone
+    has no peers, and perhaps an environment that says something else each time."""
     told: list[Event] = []
     section = EnvironmentConfig(name="look_up", kind="look_up", params={"style": "char"}, num_tasks=100)
-    config = NodeConfig(environments=(section,))
+    config = NodeConfig(environments=(section,), directory=DirectoryConfig(kind="none" if is_alone else "dht"))
     environments = build_environments([section])
     context = make_context(config, make_identity(1), emit=told.append)
     ours = make_agent(
@@ -65,10 +68,11 @@ async def test_an_episode_of_ours_that_broke_off_is_neither_learned_from_nor_sen
     group = make_episode_group(environments["look_up"], task_id, played, ToyTokenizer(), ours.node_id, sampling)
     mean = await ours.own_groups.put(group)
     unscored = [event.error for event in told if isinstance(event, GroupUnscored)]
-    assert math.isnan(mean) is is_broken_off
-    assert (await ours.store.head()).sequence == (0 if is_broken_off else 1)
-    assert (ours.replay.num_groups, ours.own_groups.num_asked) == (0 if is_broken_off else 1, 1)
-    assert len(unscored) == is_broken_off and all("though the environment goes on" in error for error in unscored)
+    is_dropped = is_broken_off and not is_alone
+    assert math.isnan(mean) is is_dropped
+    assert (await ours.store.head()).sequence == (0 if is_dropped else 1)
+    assert (ours.replay.num_groups, ours.own_groups.num_asked) == (0 if is_dropped else 1, 1)
+    assert len(unscored) == is_dropped and all("though the environment goes on" in error for error in unscored)
 
 
 async def test_a_group_that_the_recipe_may_not_learn_from_is_refused_at_admission() -> None:
