@@ -4,7 +4,8 @@
 
 Each plan is a line of the file: seed, digest of its event log, and what broke. Started again with the same file it goes
 on after the plans that are there. Every 50th plan runs twice: equal seeds have to give equal logs. A failing plan is
-made smaller until no fault can be taken out of it; the smallest is printed as Python, to be given to `run_seed`.
+made smaller until no fault can be taken out of it; the smallest is printed as Python, to be given to `run_seed`. With
+`--episodes` the nodes play episodes of several turns; such plans need a file of their own.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import os
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
@@ -27,10 +29,10 @@ NUM_ROUNDS: Final = 6
 TWICE_EVERY: Final = 50
 
 
-def run_plan(seed: int) -> dict[str, Any]:
+def run_plan(seed: int, *, has_episodes: bool = False) -> dict[str, Any]:
     """One plan: its line of the file."""
     logging.disable(logging.CRITICAL)
-    plan = FaultPlan.random(seed, NUM_NODES, NUM_ROUNDS * SECONDS_PER_STEP)
+    plan = FaultPlan.random(seed, NUM_NODES, NUM_ROUNDS * SECONDS_PER_STEP, has_episodes=has_episodes)
     digest, broken = _judge(seed, plan)
     if seed % TWICE_EVERY == 0 and _judge(seed, plan)[0] != digest:
         broken.append("equal seeds gave two event logs")
@@ -55,6 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", type=int, default=1000, help="seeds 0 to this minus 1")
     parser.add_argument("--file", type=Path, default=Path("runs/fault_plans.jsonl"), help="one line for each plan")
+    parser.add_argument("--episodes", action="store_true", help="episodes in place of single answers")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     arguments.file.parent.mkdir(parents=True, exist_ok=True)
@@ -62,12 +65,12 @@ def main() -> None:
     known: list[dict[str, Any]] = [json.loads(line) for line in lines]
     seeds = sorted(set(range(arguments.plans)) - {line["seed"] for line in known})
     failed = [line for line in known if line["broken"]]
-    began_s = time.monotonic()
+    began_s, play = time.monotonic(), partial(run_plan, has_episodes=arguments.episodes)
     with (
         ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool,
         arguments.file.open("a", encoding="utf-8") as file,
     ):
-        for number, line in enumerate(pool.map(run_plan, seeds, chunksize=10), start=1):
+        for number, line in enumerate(pool.map(play, seeds, chunksize=10), start=1):
             file.write(json.dumps(line) + "\n")
             file.flush()
             if line["broken"]:
