@@ -2,18 +2,22 @@
 
     python -m benchmarks.episodes                       # SmolLM2-135M, float32: minutes
     python -m benchmarks.episodes --source tiny --rows 8
+    python -m benchmarks.episodes --replay             # replay at admission, of every shipped environment
 
 Each case makes the same episodes: a prompt, then turns of an action and an observation, all of fixed lengths. `kept`:
 rows are parked with their cache. `dropped`: the conversation is computed again before each
 turn. `prompt per turn`: each turn is a call of its own, as engines that take prompts do. `slow`: the environment takes
 seconds of wall time for a step, with twice as many episodes in flight as rows; compared with 0 s in the same run.
 The floor is one pass over each token: what `kept` computes beyond it is padding.
+
+`--replay` samples groups of episodes, admits them as another node does, and compares the CPU time of both, the confined
+processes included.
 """
 
 import argparse
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks._replay_cost import ReplayCost, measure_replay_costs
 from swarm.config import ModelConfig
 from swarm.generation.continuous_batching import MAX_PARKED_BYTES, Decoding, Row
 from swarm.generation.sampling import sampler
@@ -140,6 +145,21 @@ def _timed(
     return cost
 
 
+def print_replay_costs(costs: Iterable[ReplayCost]) -> None:
+    """A row for each environment."""
+    print(
+        "| environment | episodes | turns | action tokens | generated, CPU ms | admitted | confined | of generation |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for cost in costs:
+        ms = [1000 * each / cost.num_episodes for each in (cost.generation_s, cost.admission_s, cost.confined_s)]
+        print(
+            f"| {cost.env} | {cost.num_episodes} | {cost.turns:.1f} | {cost.action_tokens:.0f} "
+            f"| {ms[0]:.0f} | {ms[1]:.2f} | {ms[2]:.2f} | {cost.share:.2%} |",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -148,9 +168,16 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--step-s", type=float, default=0.0, help="seconds that a step of a slow environment takes")
+    parser.add_argument("--replay", action="store_true", help="what replay at admission costs, of a generated episode")
+    parser.add_argument("--groups", type=int, default=2, help="with --replay: groups of 8 episodes of each environment")
+    parser.add_argument("--tokens", type=int, default=24, help="with --replay: most tokens of an action")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    network = load_model(ModelConfig(source=arguments.source, dtype="float32")).network.eval()
+    model = load_model(ModelConfig(source=arguments.source, dtype="float32"))
+    if arguments.replay:
+        print_replay_costs(measure_replay_costs(model, arguments.groups, arguments.tokens, arguments.repeats))
+        return
+    network = model.network.eval()
     shape = Shape(rows=arguments.rows, turns=arguments.turns)
     cases: dict[str, tuple[int, Callable[[int], Cost]]] = {
         "kept": (shape.rows, lambda n: play(network, shape, n)),

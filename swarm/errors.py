@@ -9,6 +9,7 @@ SwarmError
 +-- NotHeld            this holder lacks it: ask another one
 +-- TooLarge           over a size limit: drop, do not retry
 +-- RolloutFailed      record on the rollout and go on
+|   +-- OverBudget     its party's episodes took their time of this minute: nothing is said of these
 +-- WeightsRefused     the engine keeps its old weights and version: report, and take the next version
 +-- NonFiniteStep      skip the update, keep the old version
 +-- StorageFull        the disk is full: stop accepting, keep serving, tell the operator
@@ -64,6 +65,10 @@ class TooLarge(SwarmError, ValueError):
 
 class RolloutFailed(SwarmError, RuntimeError):
     """Generation or scoring of one rollout failed; the group goes on without it."""
+
+
+class OverBudget(RolloutFailed):
+    """Episodes of one party have taken all the seconds of a minute that replaying them may: nothing was tried."""
 
 
 class WeightsRefused(SwarmError, ValueError):

@@ -352,6 +352,7 @@ class RefusalReason(StrEnum):
     UNUSABLE_CORRECTION = "unusable_correction"  # the learner's recipe needs behaviour log-probs that are not there
     LOW_REPUTATION = "low_reputation"
     OVER_QUOTA = "over_quota"
+    OVER_REPLAY_TIME = "over_replay_time"  # episodes of its party have taken their seconds of this minute
     TOO_MANY_ITEMS = "too_many_items"  # more items on a neighbour's streams than its quota
     NO_ENTRY = "no_entry"  # its producer has shown nothing here that lets it into the run
     NO_CREDIT = "no_credit"  # of our own lineage, more groups than its producer had credit for

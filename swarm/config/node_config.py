@@ -427,6 +427,8 @@ class SandboxConfig(Model):
     """Wall-clock seconds for the answers of one group; most CPU seconds that an environment may declare for one."""
     memory_bytes: Positive = 1024 * 2**20
     """Largest address space, bytes."""
+    replay_s_per_minute: PositiveFloat = 15.0
+    """Seconds of a minute that replaying the episodes of one party may take; what is beyond is refused uncharged."""
 
 
 class TelemetryConfig(Model):

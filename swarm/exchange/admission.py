@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from swarm.errors import RolloutFailed, StorageFull, TooLarge
+from swarm.errors import OverBudget, RolloutFailed, StorageFull, TooLarge
 from swarm.exchange.admission_checks import AdmissionLimits, check_form
 from swarm.exchange.episode_checks import Finding
 from swarm.exchange.known_versions import KnownVersions
@@ -317,6 +317,8 @@ class Admission:
             return RefusalReason.UNKNOWN_TASK, f"no task {group.task_id}"
         except TooLarge as error:  # characters that take several bytes each on the way to the sandbox
             return RefusalReason.UNUSABLE_TEXT, str(error)
+        except OverBudget as error:
+            return RefusalReason.OVER_REPLAY_TIME, str(error)
         except RolloutFailed as error:
             logger.debug("verifier failed on a peer's group", extra={"producer": short(group.producer)})
             return RefusalReason.VERIFIER_FAILED, type(error).__name__

@@ -128,7 +128,7 @@ async def test_an_honest_newcomer_passes_a_flood_of_fresh_keys(
 ) -> None:
     if not is_defended:  # a newcomer stands in line with those whose answers never end
         monkeypatch.setattr(ScoringTurns, "_next_in", first_come_first_served)
-        monkeypatch.setattr(ScoringTurns, "note_overrun", lambda self, producer: None)
+        monkeypatch.setattr(ScoringTurns, "note_overrun", lambda self, producer, env: None)
         monkeypatch.setattr("swarm.environments.sandbox.verifier.FIRST_SHARE", 1.0)
         monkeypatch.setattr(ScoringTurns, "is_crowded", nobody_is_probed)
         node.is_by_subnet = False
@@ -165,8 +165,8 @@ async def test_endless_answers_that_a_neighbour_passes_on_are_held_against_their
         monkeypatch.setattr(Admission, "_producer_of", by_who_sent_it)
     lanes, lane_of = list[Lane](), ScoringTurns.lane_of
 
-    def note(self: ScoringTurns, producer: Producer) -> Lane:
-        lanes.append(lane_of(self, producer))
+    def note(self: ScoringTurns, producer: Producer, env: str) -> Lane:
+        lanes.append(lane_of(self, producer, env))
         return lanes[-1]
 
     monkeypatch.setattr(ScoringTurns, "lane_of", note)

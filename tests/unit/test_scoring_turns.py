@@ -22,7 +22,7 @@ class Bench:
         self.release = asyncio.Event()
 
     async def take(self, producer: Producer, lane: Lane | None = None) -> None:
-        async with self.turns.of(producer, lane or self.turns.lane_of(producer)):
+        async with self.turns.of(producer, lane or self.turns.lane_of(producer, "")):
             self.order.append(producer.node_id)
             await self.release.wait()
 
@@ -87,11 +87,11 @@ async def test_keys_of_one_subnet_are_served_by_what_each_of_them_used() -> None
 async def test_who_sent_slow_answers_goes_aside_for_a_while_and_so_does_its_subnet_while_it_is_unknown() -> None:
     bench, culprit = Bench(), make_producer("culprit", origin="a")
     neighbour, friend = make_producer("neighbour", origin="a"), make_producer("friend", origin="a", is_known=True)
-    bench.turns.note_overrun(culprit)
-    lanes = [bench.turns.lane_of(producer) for producer in (culprit, neighbour, friend)]
+    bench.turns.note_overrun(culprit, "")
+    lanes = [bench.turns.lane_of(producer, "") for producer in (culprit, neighbour, friend)]
     assert lanes == [Lane.SLOW, Lane.SLOW, Lane.KNOWN]
     bench.now_s = SLOW_FOR_S
-    assert bench.turns.lane_of(culprit) is Lane.NEW
+    assert bench.turns.lane_of(culprit, "") is Lane.NEW
 
 
 @pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: a known key answers for itself"])
@@ -143,9 +143,9 @@ def test_slow_answers_that_a_neighbour_passes_on_send_none_of_its_others_aside(
         monkeypatch.setattr(scoring_turns, "_blamed", where_it_came_from)
     bench = Bench()
     culprit, honest = (make_producer(name, origin="relayed by x", is_relayed=True) for name in ("culprit", "honest"))
-    bench.turns.note_overrun(culprit)
-    assert bench.turns.lane_of(culprit) is Lane.SLOW
-    assert (bench.turns.lane_of(honest) is Lane.NEW) is is_defended
+    bench.turns.note_overrun(culprit, "")
+    assert bench.turns.lane_of(culprit, "") is Lane.SLOW
+    assert (bench.turns.lane_of(honest, "") is Lane.NEW) is is_defended
 
 
 async def place_of(bench: Bench, late: Producer, *before: Producer) -> int:
@@ -204,6 +204,25 @@ async def test_known_keys_of_one_subnet_are_one_beside_a_known_one_of_another(
     assert (place == 0) if is_defended else (place > 16), place
 
 
+def test_an_account_has_so_many_seconds_of_a_minute_and_those_of_others_are_their_own() -> None:
+    bench = Bench()
+    bench.turns = ScoringTurns(lambda: bench.now_s, most_s_per_minute=12.0)
+    one, other = make_producer("one", "10.0.0.0/24"), make_producer("other", "10.0.0.0/24")
+    friend, stranger = make_producer("one", "10.0.0.0/24", is_known=True), make_producer("two", "10.1.0.0/24")
+    num_s = 0
+    for second in range(1200):  # whatever it asks for: a second of work in a second
+        bench.now_s = float(second)
+        if not bench.turns.is_spent(one):
+            bench.turns.spend(one, 1.0)
+            num_s += 1
+    assert 0.9 < num_s / (1200 / 60 * 12) < 1.1
+    bench.turns.spend(one, 1.0)
+    spent = [bench.turns.is_spent(each) for each in (one, other, friend, stranger)]
+    assert spent == [True, True, False, False]
+    bench.now_s += 60.0
+    assert not bench.turns.is_spent(one)
+
+
 async def test_what_was_used_is_forgotten_by_half_every_half_life() -> None:
     bench = Bench()
     old, new = make_producer("old", origin="a"), make_producer("new", origin="b")
@@ -224,7 +243,7 @@ async def test_turns_that_are_cancelled_leave_nothing() -> None:
 
     async def take(number: int) -> None:
         producer = make_producer(str(number), is_known=number % 3 == 0)
-        async with turns.of(producer, Lane.SLOW if number % 3 == 1 else turns.lane_of(producer)):
+        async with turns.of(producer, Lane.SLOW if number % 3 == 1 else turns.lane_of(producer, "")):
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 

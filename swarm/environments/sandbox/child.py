@@ -135,7 +135,7 @@ class Scorer:
         try:
             episodes = [tuple(actions) for actions in request["episodes"]]
             play = self._live.step if request["is_live"] else replay
-            limits = request["share"], request["least_s"]
+            limits = request["share"], request["least_s"], request["first_s"]
             reply = self._replay(request["env"], request["task_id"], episodes, play, *limits)
         except LookupError as error:
             reply = {"error": "lookup", "detail": str(error)}
@@ -151,14 +151,21 @@ class Scorer:
         return json.dumps(reply).encode()
 
     def _replay(
-        self, env: str, task_id: int, episodes: "Sequence[Actions]", play: Play, share: float, least_s: float
+        self,
+        env: str,
+        task_id: int,
+        episodes: "Sequence[Actions]",
+        play: Play,
+        share: float,
+        least_s: float,
+        first_s: float,
     ) -> dict[str, Any]:
-        """`share`: of the CPU time that all the actions may take, which is `least_s` or more."""
+        """`share`: of the CPU time that all actions may take; below 1 it is `least_s` or more, `first_s` at most."""
         environment = self._environments[env]
         task, reference = environment.task(task_id), environment.reference(task_id)
         outcomes, most_s = list[Any](), self._answer_cpu_s[env]
         num_actions = [min(len(actions), environment.max_turns) for actions in episodes]  # it takes no others
-        ends_s = time.process_time() + max(least_s, share * most_s * sum(num_actions))
+        ends_s = time.process_time() + min(max(least_s, share * most_s * sum(num_actions)), first_s)
         if share < 1:
             end_at(ends_s)
         try:

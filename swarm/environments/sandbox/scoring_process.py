@@ -39,6 +39,7 @@ class ScoringProcess:
     cpu_s: float  # used, as of its last reply
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    taken_s: float = 0.0  # CPU seconds of its newest request, as the kernel counts them
 
 
 @dataclass(eq=False, repr=False)

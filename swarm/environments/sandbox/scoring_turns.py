@@ -1,5 +1,7 @@
 """Turns in which answers of peers are scored: who used least time lately goes first, and what takes long goes aside.
 
+Of one account no more than some seconds a minute are scored at all; what is beyond is not queued.
+
 What counts is who signed the answers, and where that key proved itself; who passed them on counts only for keys of whom
 neither is known. Invariant: known producers, newcomers and slow answers have one place each for certain, and newcomers
 and slow answers never hold all places together. Nobody holds two places of one kind. Of the known ones those who are
@@ -7,6 +9,7 @@ established go first, and the others have one turn of SHARE for certain: one adm
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -18,6 +21,7 @@ from swarm.interfaces import Producer
 
 NUM_PLACES: Final = 3  # of scoring processes for answers of peers
 HALF_LIFE_S: Final = 30.0  # of the time that counts as used
+_PER_MINUTE: Final = HALF_LIFE_S / math.log(2) / 60  # of what is used evenly over minutes, the sum that counts
 SLOW_FOR_S: Final = 60.0  # after an answer that took too long
 MAX_ACCOUNTS: Final = 4096
 SHARE: Final = 8  # of the turns of known ones: one for those who are not established
@@ -44,25 +48,39 @@ class ScoringTurns:
     """The places of one verifier, and who has them next. Single event loop, no threads.
 
     Example:
-        turns = ScoringTurns(loop.time)
-        async with turns.of(producer, turns.lane_of(producer)):
-            ...  # a scoring process is free
-        turns.charge(producer, seconds)
+        turns = ScoringTurns(loop.time, most_s_per_minute=15.0)
+        if not turns.is_spent(producer):
+            async with turns.of(producer, turns.lane_of(producer, env)):
+                ...  # a scoring process is free
+            turns.charge(producer, seconds)
+            turns.spend(producer, seconds)
     """
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
+    def __init__(self, now_s: Callable[[], float], most_s_per_minute: float = math.inf) -> None:
+        """`most_s_per_minute`: that answers of one account may take; it may take them at once, too."""
         self._now_s = now_s
+        self._most_spent_s = most_s_per_minute * _PER_MINUTE
+        self._spent_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)
         self._used_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)
-        self._overran_s = BoundedTable[str, float](MAX_ACCOUNTS)  # when an answer took too long
+        self._overran_s = BoundedTable[tuple[str, str], float](MAX_ACCOUNTS)  # by environment: when one took too long
         self._holding: list[set[str]] = [set() for _ in Lane]  # accounts
         # By account and, in it, by producer: a flood makes the lines longer, and the choice hardly dearer.
         self._waiting: list[dict[str, FairTable[str, _Waiter]]] = [{} for _ in Lane]
         self._num_waiting = 0
         self._num_first = 0  # turns of established ones, one after the other
 
-    def lane_of(self, producer: Producer) -> Lane:
-        """Where the answers of a producer are tried first."""
-        if any(self._now_s() - self._overran_s.get(key, -SLOW_FOR_S) < SLOW_FOR_S for key in _blamed(producer)):
+    def is_spent(self, producer: Producer) -> bool:
+        """Whether what counts against a producer has taken all the time that it may for now."""
+        return self._spent_s.of(_account_of(producer), self._now_s()) >= self._most_spent_s
+
+    def spend(self, producer: Producer, seconds: float) -> None:
+        """Counts seconds against the most that an account may take in a minute."""
+        self._spent_s.add(_account_of(producer), seconds, self._now_s())
+
+    def lane_of(self, producer: Producer, env: str) -> Lane:
+        """Where the answers of a producer are tried first; slow ones in one environment say nothing of another."""
+        keys = [(key, env) for key in _blamed(producer)]
+        if any(self._now_s() - self._overran_s.get(key, -SLOW_FOR_S) < SLOW_FOR_S for key in keys):
             return Lane.SLOW
         return Lane.KNOWN if producer.is_known else Lane.NEW
 
@@ -87,10 +105,10 @@ class ScoringTurns:
         for key in keys | {_slow_account_of(producer)} if is_slow else keys:
             self._used_s.add(key, seconds, self._now_s())
 
-    def note_overrun(self, producer: Producer) -> None:
-        """Answers of a producer took longer than a first try may: the next ones go aside at once."""
+    def note_overrun(self, producer: Producer, env: str) -> None:
+        """Answers of a producer took longer than a first try may: the next ones there go aside at once."""
         for key in _blamed(producer):
-            self._overran_s[key] = self._now_s()
+            self._overran_s[key, env] = self._now_s()
 
     async def enter(self, account: str, producer: str, lane: Lane) -> None:
         """Waits for a place; every place that was given is left again by `leave`."""

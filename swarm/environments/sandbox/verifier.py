@@ -8,11 +8,13 @@ scored apart from the others.
 import asyncio
 import json
 import logging
+import math
 import os
 import secrets
 import signal
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -23,7 +25,7 @@ from swarm.environments.sandbox.scoring_process import ScoringProcess, ScoringPr
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
 from swarm.environments.sandbox.spare_processes import SpareProcesses
 from swarm.episode import Actions, EpisodeOutcome, Message, outcome_from_json
-from swarm.errors import ConfigError, RolloutFailed, TooLarge
+from swarm.errors import ConfigError, OverBudget, RolloutFailed, TooLarge
 from swarm.flow import BoundedTable
 from swarm.interfaces import Producer, Verdict
 from swarm.types import Task
@@ -34,6 +36,7 @@ MAX_REQUEST_BYTES: Final = 16 * 2**20
 # Of the CPU time that all answers of a request may take (8 ms for 8 answers of 50 ms): a first try. Honest answers
 # take a tenth of a millisecond to a few; beyond it the whole request is scored again among the slow ones.
 FIRST_SHARE: Final = 0.02
+FIRST_MOST_S: Final = 0.1  # of it, however much an environment declares for an action
 # CPU seconds of the very first try of those whom nobody knows: 8 honest answers right after a fork take .9 ms.
 PROBE_S: Final = 0.003
 FIRST_TIMEOUT_SHARE: Final = 0.2  # of timeout_s
@@ -61,7 +64,7 @@ class SandboxVerifier:
         self._processes = ScoringProcesses(configs, limits)
         self._own_turn = asyncio.Lock()
         self._own: list[ScoringProcess] = []  # at most one; empty while it is busy
-        self._turns = ScoringTurns(lambda: asyncio.get_running_loop().time())
+        self._turns = ScoringTurns(lambda: asyncio.get_running_loop().time(), limits.replay_s_per_minute)
         self._external: list[ScoringProcess] = []  # those that wait for a request
         self._slow: list[ScoringProcess] = []  # at most one; empty while it is busy
         self._playing: list[ScoringProcess] = []  # those of own episodes that wait for a request
@@ -88,6 +91,7 @@ class SandboxVerifier:
             LookupError: unknown environment or task.
             RolloutFailed: the verifier crashed, ran out of memory or out of time on these actions.
             TooLarge: the actions together are beyond MAX_REQUEST_BYTES; nothing was sent.
+            OverBudget: the producer's actions have taken all the time that they may for now.
             ConfigError: the environments cannot be built.
         """
         request = self._request(env, task_id, episodes)
@@ -154,11 +158,11 @@ class SandboxVerifier:
 
     async def _score_external(self, request: "_Request", producer: Producer) -> Verdict | Exception:
         """The verdict on answers of a peer, or what is to be raised: after a short first try among the slow ones."""
-        lane = self._turns.lane_of(producer)
+        lane = self._turns.lane_of(producer, request.env)
         if lane is not Lane.SLOW:
             first: Verdict | Exception | None = None
             while first is None:
-                async with self._turns.of(producer, lane):
+                async with self._turn(producer, lane):
                     # where others wait that nobody knows either, many may have come at one moment
                     is_probe = self._turns.is_unused(producer) and self._turns.is_crowded(lane)
                     part = {"share": 0.0, "least_s": PROBE_S} if is_probe else {"share": FIRST_SHARE}
@@ -167,9 +171,21 @@ class SandboxVerifier:
                     first = None  # it comes again after those of whom nothing was tried
             if not isinstance(first, TookLong):
                 return first
-            self._turns.note_overrun(producer)
-        async with self._turns.of(producer, Lane.SLOW):
+            self._turns.note_overrun(producer, request.env)
+        async with self._turn(producer, Lane.SLOW):
             return await self._ask_one_of(self._slow, request, producer)
+
+    @asynccontextmanager
+    async def _turn(self, producer: Producer, lane: Lane) -> AsyncGenerator[None]:
+        """A place for a producer's answers. Raises OverBudget, without waiting where that is known already."""
+        self._require_time(producer)
+        async with self._turns.of(producer, lane):
+            self._require_time(producer)  # again: others of its account were scored meanwhile
+            yield
+
+    def _require_time(self, producer: Producer) -> None:
+        if self._turns.is_spent(producer):
+            raise OverBudget(f"its episodes have taken {self._limits.replay_s_per_minute:g} s of a minute to replay")
 
     async def _ask_one_of(
         self, idle: list[ScoringProcess], request: "_Request", producer: Producer | None = None
@@ -183,6 +199,7 @@ class SandboxVerifier:
             if producer is not None:
                 used_s = asyncio.get_running_loop().time() - began_s
                 self._turns.charge(producer, used_s, is_slow=idle is self._slow)
+                self._turns.spend(producer, min(process.taken_s, used_s))  # of CPU: a busy machine is nobody's fault
 
     async def _ask_and_replace(
         self, process: ScoringProcess, idle: list[ScoringProcess], request: "_Request"
@@ -243,10 +260,15 @@ class SandboxVerifier:
 
     async def _ask(self, process: ScoringProcess, request: "_Request", nonce: str) -> dict[str, Any]:
         frame = request.frame(nonce)
-        async with asyncio.timeout(self._limits.timeout_s * (FIRST_TIMEOUT_SHARE if request.is_first_try else 1.0)):
-            process.writer.write(len(frame).to_bytes(4) + frame)
-            await process.writer.drain()
-            return await read_reply(process.reader)
+        began_s = cpu_s_of(process.pid)
+        try:
+            async with asyncio.timeout(self._limits.timeout_s * (FIRST_TIMEOUT_SHARE if request.is_first_try else 1.0)):
+                process.writer.write(len(frame).to_bytes(4) + frame)
+                await process.writer.drain()
+                return await read_reply(process.reader)
+        finally:  # before it is ended, if it is: afterwards nobody tells
+            taken_s = cpu_s_of(process.pid) - began_s
+            process.taken_s = taken_s if taken_s >= 0 else math.inf
 
     async def _failure(self, process: ScoringProcess, request: "_Request", problem: Exception) -> RolloutFailed:
         env = request.env
@@ -279,8 +301,16 @@ class _Request:
         return self.share < 1.0
 
     def frame(self, nonce: str) -> bytes:
-        head = json.dumps({"nonce": nonce, "share": self.share, "least_s": self.least_s})
+        head = json.dumps({"nonce": nonce, "share": self.share, "least_s": self.least_s, "first_s": FIRST_MOST_S})
         return f"{head[:-1]}, {self.body[1:]}".encode()
+
+
+def cpu_s_of(pid: int) -> float:
+    """CPU seconds of a child that was not collected yet, as the kernel counts them; without end where it tells none."""
+    try:
+        return time.clock_gettime(~pid << 3 | 2)  # CPUCLOCK_SCHED of that process
+    except OSError:
+        return math.inf
 
 
 def _result_of(request: _Request, reply: dict[str, Any]) -> Verdict | Exception:
