@@ -4,7 +4,9 @@ Invariant: an answer is judged by the wrapped environment alone, on a fresh epis
 one holds out; a hint depends on the right answer and the last one only.
 """
 
+import math
 import re
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
@@ -21,6 +23,7 @@ from swarm.types import Task
 HINTS: Final = ("none", "length", "first", "order")
 _EXAMPLE_CANDIDATES: Final = 64  # tasks that are looked at
 _NUM_EXAMPLES: Final = 3
+_NUM_LOOKED_AT: Final = 24  # tasks whose right answers are compared
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,18})?", re.ASCII)
 
 
@@ -53,6 +56,12 @@ class RetryEnvironment:
             raise ConfigError(f"{where}: kind retry: set prompt and prefill in params.inner")
         if inner.max_turns != 1:
             raise ConfigError(f"{where}: kind retry wraps single answers; {inner.verifier} has {inner.max_turns} turns")
+        num_answers = _num_answers(inner)
+        if self.discount == 1.0 and num_answers <= self.max_turns:
+            raise ConfigError(
+                f"{where}: {self.max_turns} tries at questions with {num_answers} different answers pay whoever "
+                f"guesses; set params.discount below 1, or params.max_turns below {num_answers}"
+            )
         self.name = config.name
         self.config = config
         self.inner = inner
@@ -98,6 +107,17 @@ class RetryEnvironment:
     def demonstration(self, task_id: int) -> Actions:
         """Actions that earn every reward. Raises LookupError."""
         return (self.reference(task_id),)
+
+
+def _num_answers(inner: Environment) -> float:
+    """Different right answers among the first tasks; without end where there are too few tasks to tell."""
+    if inner.num_tasks < _NUM_LOOKED_AT:
+        return math.inf
+    answers: set[str] = set()
+    for task_id in range(_NUM_LOOKED_AT):
+        with suppress(LookupError):  # a record without its field
+            answers.add(inner.reference(task_id))
+    return len(answers) or math.inf
 
 
 class Attempts:

@@ -15,7 +15,7 @@ import numpy as np
 
 from swarm.config import NodeConfig
 from swarm.episode import MAX_TURNS
-from swarm.exchange.episode_checks import CUT_EXTRA, CUT_FACTOR, TEXT_CHARS_PER_TOKEN, Finding, check_episodes
+from swarm.exchange.episode_checks import TEXT_CHARS_PER_TOKEN, Finding, check_cut, check_episodes
 from swarm.interfaces import Tokenizer
 from swarm.types import (
     EpisodeLimits,
@@ -134,7 +134,7 @@ def _check_answers(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
         finding = _check_text(rollout.text, rollout.trace, tokenizer) or _check_end(rollout, rollout.trace, tokenizer)
         if finding is not None:
             return finding
-    return _check_cut(group, tokenizer)
+    return check_cut(group, tokenizer)
 
 
 def _check_sampling(sampling: Sampling, limits: AdmissionLimits) -> Finding:
@@ -240,16 +240,4 @@ def _check_text(text: str, trace: TokenTrace, tokenizer: Tokenizer) -> Finding:
     """What is scored is what is learned: every token shows in the text."""
     if tokenizer.decode(trace.token_ids.tolist()) != text:
         return RefusalReason.TEXT_MISMATCH, "the tokens do not decode to the text"
-    return None
-
-
-def _check_cut(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
-    """The texts are cut into about as many tokens as usual: nobody teaches others to spell.
-
-    The bound is for the group, since one answer may have collapsed to what merges: 64 spaces are 2 tokens.
-    """
-    num_tokens = sum([rollout.trace.token_ids.size for rollout in group.rollouts if rollout.trace is not None])
-    num_usual = sum([len(tokenizer.encode_response(rollout.text)) for rollout in group.rollouts])
-    if num_tokens > CUT_FACTOR * num_usual + CUT_EXTRA:
-        return RefusalReason.UNUSABLE_TEXT, f"{num_tokens} tokens for texts that usually have {num_usual}"
     return None

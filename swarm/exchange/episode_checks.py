@@ -62,7 +62,7 @@ def check_episodes(group: RolloutGroup, tokenizer: Tokenizer, limits: EpisodeLim
             finding = RefusalReason.MALFORMED, f"claims for {num_claims} turns of {num_actions}"
         if finding is not None:
             return finding
-    return None
+    return check_cut(group, tokenizer) if is_ours else None
 
 
 def check_replay(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
@@ -86,6 +86,20 @@ def check_replay(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, li
             return RefusalReason.UNUSABLE_TEXT, f"an observation cannot be encoded here: {type(error).__name__}"
         if finding is not None:
             return finding
+    return None
+
+
+def check_cut(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
+    """The texts are cut into about as many tokens as usual: nobody teaches others to spell.
+
+    The bound is for the group, since one text may have collapsed to what merges: 64 spaces are 2 tokens.
+    """
+    masks = [rollout.trace.action_mask for rollout in group.rollouts if rollout.trace is not None]
+    num_tokens = sum([int(np.count_nonzero(mask)) for mask in masks])
+    texts = [text for rollout in group.rollouts if rollout.trace is not None for text in rollout.actions]
+    num_usual = sum([len(tokenizer.encode_response(text)) for text in texts])
+    if num_tokens > CUT_FACTOR * num_usual + CUT_EXTRA:
+        return RefusalReason.UNUSABLE_TEXT, f"{num_tokens} tokens for texts that usually have {num_usual}"
     return None
 
 
@@ -118,7 +132,6 @@ def _check_actions(rollout: Rollout, trace: TokenTrace, tokenizer: Tokenizer, li
     assert turns is not None
     if trace.token_ids.size and int(trace.token_ids.view(np.uint32).max()) >= tokenizer.vocab_size:
         return RefusalReason.BAD_TOKENS, f"token id outside [0, {tokenizer.vocab_size})"
-    num_tokens = num_usual = 0
     for index, (turn, text) in enumerate(zip(turns, rollout.actions, strict=True)):
         ids: list[int] = trace.token_ids[turn.start : turn.end].tolist()
         if not tokenizer.eos_ids.isdisjoint(ids[:-1]):
@@ -130,10 +143,6 @@ def _check_actions(rollout: Rollout, trace: TokenTrace, tokenizer: Tokenizer, li
             return RefusalReason.BAD_TOKENS, "the last action does not end as its episode says"
         if tokenizer.decode(ids) != text:
             return RefusalReason.TEXT_MISMATCH, "the tokens do not decode to the text"
-        num_tokens += len(ids)
-        num_usual += len(tokenizer.encode_response(text))
-    if num_tokens > CUT_FACTOR * num_usual + CUT_EXTRA:
-        return RefusalReason.UNUSABLE_TEXT, f"{num_tokens} tokens for texts that usually have {num_usual}"
     return None
 
 

@@ -29,6 +29,7 @@ from swarm.types import (
     Correction,
     Draw,
     DrawnGroup,
+    EpisodeLimits,
     FinishReason,
     RefusalReason,
     Refused,
@@ -43,6 +44,7 @@ HOSTILE, OURSELVES = make_identity(1), make_identity(3)
 CONFIG = EnvironmentConfig(name="get", kind="look_up", params={"style": "char", "people": 3})
 SAMPLING = Sampling(max_new_tokens=8)
 TOKENIZER = CharTokenizer()
+LIMITS = EpisodeLimits(max_new_tokens=8, max_episode_tokens=64)
 Change = Callable[[Rollout], Rollout]
 
 
@@ -336,6 +338,20 @@ async def test_texts_that_the_sandbox_cannot_be_sent_are_refused(monkeypatch: py
     monkeypatch.setattr(verifier, "MAX_REQUEST_BYTES", 100)
     refused = await gate.admit(honest())
     assert isinstance(refused, Refused) and refused.reason is RefusalReason.UNUSABLE_TEXT
+
+
+def test_a_text_in_many_tokens_counts_among_those_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 spaces are two tokens, so one honest action may have many more than its text usually has."""
+    group, encode = honest(), CharTokenizer.encode_response
+    monkeypatch.setattr(
+        CharTokenizer, "encode_response", lambda self, text: encode(self, text)[: 1 if text == "zzz" else None]
+    )
+    monkeypatch.setattr(episode_checks, "CUT_EXTRA", 0)
+    alone = replace(group, rollouts=tuple(each for each in group.rollouts if each.actions == ("zzz",)))
+    assert len(alone.rollouts) == 1
+    assert episode_checks.check_episodes(group, TOKENIZER, LIMITS) is None
+    finding = episode_checks.check_episodes(alone, TOKENIZER, LIMITS)
+    assert finding is not None and finding[0] is RefusalReason.UNUSABLE_TEXT
 
 
 @pytest.mark.parametrize("mutation", ["observations_are_believed", "form_is_believed"])

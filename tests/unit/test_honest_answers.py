@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.honest_answers import World, environments_of
 from swarm.config import ModelConfig
-from swarm.exchange import admission_checks
+from swarm.exchange import episode_checks
 from swarm.model.network import load_model
 
 
@@ -27,6 +27,6 @@ def test_no_answer_of_the_tiny_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_a_check_that_refuses_honest_answers_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission_checks, "_CUT_FACTOR", 0)
+    monkeypatch.setattr(episode_checks, "CUT_FACTOR", 0)
     counts = answers_of_the_tiny_model(tmp_path).counts
     assert sum(counts.refused.values()) > 100

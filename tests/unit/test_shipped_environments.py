@@ -294,6 +294,22 @@ def test_a_retry_is_judged_held_out_and_numbered_as_its_inner_task() -> None:
     assert replay(retry, 3, ("x", "y", "z")).rewards == {"outcome": 0.0, "first_try": 0.0, "attempts": 3.0}
 
 
+@pytest.mark.parametrize(
+    ("params", "is_refused"), [({"max_turns": 2}, True), ({"max_turns": 1}, False), ({"discount": 0.5}, False)]
+)
+def test_tries_at_a_question_with_two_answers_are_refused_where_guessing_pays(
+    tmp_path: Path, params: dict[str, Any], is_refused: bool
+) -> None:
+    records = [json.dumps({"question": f"is {i} even?", "answer": "yes" if i % 2 == 0 else "no"}) for i in range(40)]
+    (tmp_path / "records.jsonl").write_text("\n".join(records))
+    inner = {"kind": "jsonl", "dataset": str(tmp_path / "records.jsonl")}
+    if is_refused:
+        with pytest.raises(ConfigError, match=r"(?s)2 tries at questions with 2 different answers.*discount below 1"):
+            made("retry", inner=inner, **params)
+    else:
+        assert made("retry", inner=inner, **params).max_turns == params.get("max_turns", 3)
+
+
 def test_hints_tell_what_they_say_and_no_more() -> None:
     right = made("retry", inner=REVERSE).reference(4)
     assert said(made("retry", inner=REVERSE), 4, ("x",)) == ["no="]
