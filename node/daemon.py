@@ -344,6 +344,7 @@ class Daemon(Service):
             "num_failures": agent.num_failures,
             "num_entry_refused": self.entry.num_refused,
             "who_counts": _who_counts(self.config),
+            "environments": {each.name: each.exchange for each in self.config.environments},
             "standing": {peer: agent.parties.standing_of(peer) for peer in sorted(agent.peers.connected)},
             "num_events_lost": self.events.num_lost,
             "restarts": {

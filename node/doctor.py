@@ -251,19 +251,14 @@ async def _check_sandbox(config: NodeConfig) -> Finding:
 
 
 async def _check_environments(config: NodeConfig) -> list[Finding]:
-    """Whether other nodes could replay the episodes of local environments."""
-    if not any((each.inner or each).kind in LOCAL_KINDS for each in config.environments):
-        return []
-    found = await differences(config.environments)
-    detail = "; ".join(f"{name}: {part} differs between two processes" for name, part in found.items())
+    """Whose episodes of each environment count, and whether other nodes could replay those of local code."""
+    found = await differences(each for each in config.environments if each.exchange != "own")
+    details = [f"{each.name} {each.exchange}" for each in config.environments]
+    details += [f"{name}: {part} differs between two processes" for name, part in found.items()]
+    if not found and any((each.inner or each).kind in LOCAL_KINDS for each in config.environments):
+        details.append("episodes of local code are the same in another process")
     return [
-        Finding(
-            name="environments",
-            is_ok=not found,
-            detail=detail or "episodes of local code are the same in another process",
-            fix=FIX,
-            is_fatal=not config.is_alone,
-        )
+        Finding(name="environments", is_ok=not found, detail="; ".join(details), fix=FIX, is_fatal=not config.is_alone)
     ]
 
 

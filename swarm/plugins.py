@@ -4,17 +4,23 @@ Invariant: the name comes from this node's own configuration, or with the digest
 manifest, and a file is loaded under a private module name, so that it can neither replace nor shadow one of ours.
 """
 
+import ast
 import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any, cast
 
 from swarm.errors import ConfigError
 
 _PRIVATE_PREFIX = "_swarm_plugin_"
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def load_object(spec: str) -> object:
@@ -82,6 +88,34 @@ def package_digest(group: str, name: str) -> tuple[str, str]:
 def module_of(spec: str) -> str:
     """Name in `sys.modules` of the module that `load_object(spec)` reads. Raises as it does."""
     return _load(spec, _split(spec)[0]).__name__
+
+
+def code_version(defined: Callable[..., object]) -> str:
+    """First hex digits of a digest of its file, of the packages that the file imports, and of Python's minor version.
+
+    Equal code that runs with other packages is another version: it may play otherwise.
+    """
+    try:
+        source = Path(inspect.getfile(cast("Any", defined))).read_bytes()
+        imported = _imported(source)
+    except (TypeError, OSError, SyntaxError, ValueError):
+        return "builtin"
+    parts = [hashlib.sha256(source).hexdigest(), PYTHON]
+    for name in sorted(imported - sys.stdlib_module_names - {"swarm"}):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            parts.append(f"{name}={importlib.metadata.version(name)}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _imported(source: bytes) -> set[str]:
+    """Top-level names of the modules that a file imports anywhere."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
 
 
 def _split(spec: str) -> tuple[str, str]:

@@ -339,6 +339,7 @@ class RefusalReason(StrEnum):
     HELD_OUT = "held_out"
     WRONG_PROMPT = "wrong_prompt"
     WRONG_EPISODE = "wrong_episode"  # observations or an end that the replay of its actions does not show
+    NOT_BELIEVED = "not_believed"  # an environment whose observations are believed, of a node that is not listed for it
     OTHER_ENVIRONMENT = "other_environment"  # the same, where its producer plays another version of the environment
     TEXT_MISMATCH = "text_mismatch"
     BAD_TOKENS = "bad_tokens"  # ids outside the vocabulary, inconsistent lengths

@@ -155,6 +155,7 @@ def check(
         found = recipes.of(kind)
         console.print(f"  {kind.name} groups: {'refused' if found is None else found[1].name}")
     for each in settings.environments:
+        console.print(f"  environment {each.name}: {each.exchange}", markup=False)
         if each.kind == "plugin" and ":" not in each.dataset:
             package, digest = package_digest(ENTRY_POINTS, each.dataset)
             console.print(f"  environment {each.name}: {package}, digest {digest}", markup=False, soft_wrap=True)

@@ -73,6 +73,21 @@ class EnvironmentConfig(Model):
     digest: str = ""
     """jsonl: SHA-256 of the file. plugin: digest of the installed package that has the entry point, as `swarm check`
     shows it. Required in a join manifest."""
+    exchange: Literal["replayable", "scored", "own"] = "replayable"
+    """Whose episodes count. `replayable`: anybody's, each is replayed here. `scored`: those of `scored_from`, whose
+    observations are believed and whose last action is scored again. `own`: nobody else's, and they never leave."""
+    scored_from: tuple[NodeIdText, ...] = Field(default=(), max_length=MAX_MEMBERS)
+    """scored: node ids whose observations are believed."""
+    reward_weights: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
+    """What an episode is worth: the sum of its named rewards times these, clipped to [0, 1]; empty: `outcome` alone."""
+
+    @model_validator(mode="after")
+    def _somebody_is_believed(self) -> "EnvironmentConfig":
+        if self.exchange == "scored" and self.kind != "plugin":
+            raise ValueError(f'exchange "scored" is for kind plugin; episodes of kind {self.kind} are replayed')
+        if self.scored_from and self.exchange != "scored":
+            raise ValueError(f'scored_from: exchange is "{self.exchange}", which believes nobody; set "scored"')
+        return self
 
     @property
     def inner(self) -> "EnvironmentConfig | None":
@@ -498,6 +513,11 @@ class NodeConfig(Model):
     def is_alone(self) -> bool:
         """Whether the node looks for no other: what it makes never leaves it."""
         return self.directory.kind == "none" and not self.exchange.anchors
+
+    @property
+    def own_environments(self) -> frozenset[str]:
+        """Names of those whose episodes never leave the node."""
+        return frozenset(each.name for each in self.environments if each.exchange == "own")
 
     @property
     def is_private(self) -> bool:

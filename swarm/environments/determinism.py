@@ -34,7 +34,7 @@ _MAX_TURNS: Final = 6
 _SETTINGS: Final = (("1", "UTC", 0.0, False), ("2", "XXX-13:30", 1.1e8, True))
 FIX: Final = (
     "draw randomness from the configured seed and the task id alone, and use no clock, id(), hash() or order of a set; "
-    'or let the node run alone: directory.kind = "none"'
+    'or keep its episodes on this node: exchange = "own"'
 )
 
 
@@ -60,8 +60,8 @@ async def differences(configs: Iterable[EnvironmentConfig]) -> dict[str, str]:
 
 
 async def require_repeatable(configs: Iterable[EnvironmentConfig]) -> None:
-    """Raises ConfigError for an environment whose episodes no other node could replay."""
-    for name, part in (await differences(configs)).items():
+    """Raises ConfigError for an environment whose episodes leave the node, and no other node could replay or score."""
+    for name, part in (await differences(each for each in configs if each.exchange != "own")).items():
         raise ConfigError(f"environment {name}: {part} differs between two processes; {FIX}")
 
 

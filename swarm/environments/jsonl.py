@@ -10,7 +10,6 @@ sandbox like every other verifier, because the answers may come from peers.
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import json
 import math
 from array import array
@@ -21,7 +20,7 @@ from typing import Any, cast
 from swarm.config import EnvironmentConfig
 from swarm.environments.environment import ANSWER_CPU_S, AnswerEnvironment, Problem
 from swarm.errors import ConfigError
-from swarm.plugins import load_object
+from swarm.plugins import code_version, load_object
 
 MAX_LINE_BYTES = 2**20
 _PARAMS = frozenset({"path", "split", "question", "answer"})
@@ -78,18 +77,10 @@ class FunctionEnvironment(RecordEnvironment):
             raise ConfigError(f"environment {config.name}: {config.dataset} is not a function")
         self._score = cast("RewardFunction", score)
         self.answer_cpu_s = float(getattr(score, "answer_cpu_s", ANSWER_CPU_S))
-        super().__init__(config, f"function-{_source_digest(self._score)}/1")
+        super().__init__(config, f"function-{code_version(score)}/1")
 
     def judge(self, problem: Problem, answer: str) -> float:
         return float(self._score(problem.question, answer, problem.reference))
-
-
-def _source_digest(score: RewardFunction) -> str:
-    """First hex digits of the SHA-256 of the file that defines the function: equal code, equal name."""
-    try:
-        return hashlib.sha256(Path(inspect.getfile(score)).read_bytes()).hexdigest()[:16]
-    except (TypeError, OSError):
-        return "builtin"
 
 
 def is_same_answer(answer: str, reference: str) -> bool:

@@ -4,15 +4,16 @@ Invariant: libraries of a kind are imported only when an environment of that kin
 this node's own configuration only: a run manifest with kind `function` or `plugin` is refused.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from swarm.config import EnvironmentConfig
+from swarm.environments.replay import replay
 from swarm.errors import ConfigError
 from swarm.interfaces import Environment
-from swarm.plugins import load_entry_point, load_object, package_digest
+from swarm.plugins import code_version, load_entry_point, load_object, package_digest
 
 _READS_FILES: Final = ("jsonl", "function", "plugin")
 ENTRY_POINTS: Final = "swarm.environments"  # group in which packages offer environments by name
@@ -26,6 +27,40 @@ each state, tools, several named rewards."""
 
 def build_environment(config: EnvironmentConfig) -> Environment:
     """The environment of one configuration section. Raises ConfigError: the message names it and the fix."""
+    made = _build(config)
+    marked = cast("Any", made)
+    if config.exchange == "scored":
+        if not callable(getattr(made, "score", None)):
+            raise ConfigError(
+                f'environment {config.name}: exchange "scored" judges the last action alone; give {config.dataset} a '
+                "method score(task_id, text) that returns named rewards"
+            )
+        marked.is_scored = True
+        marked.verifier = f"{made.verifier} scored"
+    if config.kind == "plugin":
+        marked.verifier = f"{made.verifier} {code_version(type(made))}"
+    if config.reward_weights:
+        _check_weights(made, config.reward_weights)
+        marked.reward_weights = dict(config.reward_weights)
+        said = ",".join(f"{name}={weight!r}" for name, weight in sorted(config.reward_weights.items()))
+        marked.verifier = f"{made.verifier} {said}"
+    return made
+
+
+def _check_weights(environment: Environment, weights: Mapping[str, float]) -> None:
+    """Refuses a name that no reward of a played episode has, where the environment shows how to play one."""
+    demonstrate = getattr(environment, "demonstration", None)
+    if demonstrate is None:
+        return
+    known = replay(environment, 0, demonstrate(0)).rewards
+    if unknown := sorted(weights.keys() - known.keys()):
+        raise ConfigError(
+            f"environment {environment.name}: reward_weights names {', '.join(unknown)}; "
+            f"its rewards: {', '.join(sorted(known))}"
+        )
+
+
+def _build(config: EnvironmentConfig) -> Environment:
     # Imported here so that a char task never loads reasoning-gym, nor a JSONL file sympy.
     if config.kind == "char":
         from swarm.environments.char_tasks import CharEnvironment

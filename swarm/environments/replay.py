@@ -1,12 +1,15 @@
 """Replay of episodes: recorded actions through an environment's own state machine.
 
+Where observations are believed (`exchange = "scored"`), only the last action is judged, and nothing is replayed.
+
 Invariant: whoever replays the same actions of the same task gets the same outcome; a producer plays an episode with the
 same function, one action at a time.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Protocol, cast
 
 from swarm.environments.tool_calls import parse_action
 from swarm.episode import OUTCOME, Actions, EpisodeOutcome, Transition, TurnStatus
@@ -16,6 +19,14 @@ from swarm.interfaces import Environment, Episode
 MAX_OBSERVATION_CHARS = 8_192  # of one message; an environment that says more is cut there, on every node alike
 MAX_EPISODES = 1024  # that a process keeps between two of their actions
 _MAX_NAME_CHARS = 256  # of a state, and of a role
+
+
+class ScoredEnvironment(Environment, Protocol):
+    """One whose last action is judged alone (`exchange = "scored"`)."""
+
+    def score(self, task_id: int, text: str) -> Mapping[str, float]:
+        """Named rewards of an episode that ends with this action. Raises LookupError."""
+        ...
 
 
 Play = Callable[[Environment, int, Actions], EpisodeOutcome]
@@ -29,6 +40,7 @@ class ReplayedEpisode:
         self._episode: Episode = environment.episode(task_id)
         self._max_turns = environment.max_turns
         self._num_conversations = 1
+        self._weights = weights_of(environment)
         self.transitions: list[Transition] = []
 
     @property
@@ -61,8 +73,8 @@ class ReplayedEpisode:
 
     def outcome(self) -> EpisodeOutcome:
         """What it came to so far; the reward of an episode that did not end is 0."""
-        value = self.transitions[-1].rewards.get(OUTCOME, 0.0) if self.transitions else 0.0
-        return EpisodeOutcome(reward=min(max(value, 0.0), 1.0), transitions=tuple(self.transitions))
+        rewards = self.transitions[-1].rewards if self.transitions else {}
+        return EpisodeOutcome(reward=_worth(rewards, self._weights), transitions=tuple(self.transitions))
 
 
 class LiveEpisodes:
@@ -88,15 +100,36 @@ class LiveEpisodes:
         return episode.outcome()
 
 
+def weights_of(environment: Environment) -> Mapping[str, float]:
+    """Name of each reward that counts -> its weight; set from the configuration by `load.build_environment`."""
+    return getattr(environment, "reward_weights", None) or {OUTCOME: 1.0}
+
+
+def _worth(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    value = sum([weight * rewards.get(name, 0.0) for name, weight in weights.items()])
+    return min(max(value, 0.0), 1.0)
+
+
 def replay(environment: Environment, task_id: int, actions: Actions) -> EpisodeOutcome:
     """The episode that these actions make; those after its end are left out. May run hostile text.
 
     Raises:
         LookupError: no such task.
     """
+    if getattr(environment, "is_scored", False):
+        return _scored(cast("ScoredEnvironment", environment), task_id, actions[: environment.max_turns])
     episode = ReplayedEpisode(environment, task_id)
     episode.play(actions)
     return episode.outcome()
+
+
+def _scored(environment: ScoredEnvironment, task_id: int, actions: Actions) -> EpisodeOutcome:
+    """An episode whose observations nobody here can rebuild: no turn has a reward, the last action has all of them."""
+    if not actions:
+        return EpisodeOutcome(reward=0.0, transitions=())
+    end = _bounded(Transition(is_end=True, rewards=environment.score(task_id, actions[-1])))
+    before = (Transition(),) * (len(actions) - 1)
+    return EpisodeOutcome(reward=_worth(end.rewards, weights_of(environment)), transitions=(*before, end))
 
 
 def answer_reward(environment: Environment, task_id: int, answer: str) -> float:

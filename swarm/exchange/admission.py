@@ -251,8 +251,11 @@ class Admission:
         return (RefusalReason.WRONG_RUN, "a group of another run") if group.run_id != self._run_id else None
 
     def _environment(self, group: RolloutGroup) -> Finding:
-        if group.env not in self._environments:
-            return RefusalReason.UNKNOWN_ENVIRONMENT, "an environment this node does not have"
+        if group.env not in self._environments or group.env in self._limits.own_environments:
+            return RefusalReason.UNKNOWN_ENVIRONMENT, "an environment this node does not have, or not with others"
+        believed = self._limits.believed_from.get(group.env)
+        if believed is not None and group.producer not in believed:
+            return RefusalReason.NOT_BELIEVED, f"{short(group.producer)} is not in scored_from of {group.env}"
         return None
 
     def _own_policy_has_followers(self, group: RolloutGroup) -> Finding:

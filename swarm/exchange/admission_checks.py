@@ -7,8 +7,8 @@ Shape letters: G rollouts, P prompt tokens, T response tokens.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -49,6 +49,9 @@ class AdmissionLimits:
     has_followers: bool = False  # others have our weights, and make groups with them
     episode_environments: frozenset[str] = frozenset()  # names of those whose episodes may have several turns
     max_episode_tokens: int = 2048  # of such an episode
+    believed_from: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    """environment whose observations are believed -> the nodes whose are"""
+    own_environments: frozenset[str] = frozenset()  # names of those whose episodes stay where they were made
 
     @classmethod
     def from_config(cls, config: NodeConfig) -> "AdmissionLimits":
@@ -64,6 +67,8 @@ class AdmissionLimits:
             has_followers=config.weights.publish,
             episode_environments=frozenset(each.name for each in config.environments if each.may_have_turns),
             max_episode_tokens=config.generator.max_episode_tokens,
+            believed_from={e.name: frozenset(e.scored_from) for e in config.environments if e.exchange == "scored"},
+            own_environments=config.own_environments,
         )
 
     @property

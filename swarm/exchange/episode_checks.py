@@ -89,6 +89,16 @@ def check_replay(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, li
     return None
 
 
+def check_believed(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer) -> Finding:
+    """Episodes whose observations are believed: there are as many actions as there may be, and all tokens are ours."""
+    if group.tokenizer_digest != tokenizer.digest or any(rollout.trace is None for rollout in group.rollouts):
+        return RefusalReason.UNUSABLE_TEXT, "observations that are believed come as tokens of ours"
+    most = max(len(rollout.actions) for rollout in group.rollouts)
+    if most > verdict.task.max_turns:
+        return RefusalReason.WRONG_EPISODE, f"{most} actions, of which the environment takes {verdict.task.max_turns}"
+    return None
+
+
 def check_cut(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
     """The texts are cut into about as many tokens as usual: nobody teaches others to spell.
 

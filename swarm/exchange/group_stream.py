@@ -49,6 +49,7 @@ class _SendInfo:
     newest_step: int
     has_signal: bool
     has_turn_signal: bool
+    stays: bool  # of an environment whose episodes never leave this node
     commitment: Digest
 
 
@@ -67,6 +68,7 @@ class GroupStreams:
         self._order = SendOrder(self._reputation, self._context.clock, self._origin_of)
         self._node_id = self._context.node_id
         self._config = self._context.config.replay
+        self._own_environments = self._context.config.own_environments
         self._grew = Signal()  # relaying streams wait for it
         self._own_grew = Signal()  # all other streams wait for it
         self._known: dict[Digest, _SendInfo] = {}  # the newest groups in the log
@@ -188,7 +190,8 @@ class GroupStreams:
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
         """A held group, ours or another node's. Raises NotHeld; Unavailable for a peer of low reputation."""
         self._reputation.require_allowed(peer)
-        sealed = await self._store.get(digest)
+        info = self._known.get(digest)
+        sealed = None if info is not None and info.stays else await self._store.get(digest)
         if sealed is None:
             raise NotHeld(f"group {short(digest)} is not held")
         if not self._order.is_giver(peer):
@@ -215,6 +218,7 @@ class GroupStreams:
             newest_step=group.newest_step,
             has_signal=scored.has_signal,
             has_turn_signal=scored.has_turn_signal,
+            stays=group.env in self._own_environments,
             commitment=commitment_of(group),
         )
         self._known[scored.digest] = info
@@ -248,7 +252,7 @@ class GroupStreams:
 
         The trainer whose policy made one of ours gets it in any case: it gave credit for it, and waits for it.
         """
-        if peer == info.producer or peer == info.via:
+        if info.stays or peer == info.producer or peer == info.via:
             return False
         if peer == info.policy_id and info.producer == self._node_id:
             return True

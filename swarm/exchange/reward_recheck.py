@@ -12,7 +12,7 @@ import numpy as np
 
 from swarm.episode import OUTCOME, EpisodeOutcome
 from swarm.exchange.admission_checks import AdmissionLimits
-from swarm.exchange.episode_checks import Finding, check_replay
+from swarm.exchange.episode_checks import Finding, check_believed, check_replay
 from swarm.interfaces import Tokenizer, Verdict
 from swarm.model.token_alignment import cut_to_limit
 from swarm.types import (
@@ -70,6 +70,8 @@ def check_verdict(
             error = abs(rollout.claimed_reward - reward)
             if kept is rollout and not error <= limits.reward_tolerance:  # catches NaN
                 return RefusalReason.FALSE_REWARD, f"claim off by {error:.4f}, at most {limits.reward_tolerance}"
+    if group.env in limits.believed_from:
+        return check_believed(scored, verdict, tokenizer)
     if group.env in limits.episode_environments:
         return check_replay(scored, verdict, tokenizer, limits.episodes)
     return None

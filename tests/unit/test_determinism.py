@@ -76,7 +76,7 @@ async def test_without_other_settings_it_would_find_less(tmp_path: Path, monkeyp
 @pytest.mark.timeout(60)
 async def test_a_plugin_that_cannot_be_replayed_is_refused_with_the_fix(tmp_path: Path) -> None:
     question, reward, _ = DIFFERENT["clock"]
-    with pytest.raises(ConfigError, match=r"episode 0 of task 0 differs.*task id alone.*directory\.kind"):
+    with pytest.raises(ConfigError, match=r"episode 0 of task 0 differs.*task id alone.*exchange = \"own\""):
         await require_repeatable([local(tmp_path, question, reward)])
     with pytest.raises(ConfigError, match="no module"):
         await require_repeatable([EnvironmentConfig(name="x", kind="plugin", dataset="no_such_module:Local")])
