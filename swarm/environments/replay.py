@@ -40,6 +40,7 @@ class ReplayedEpisode:
         self._episode: Episode = environment.episode(task_id)
         self._max_turns = environment.max_turns
         self._num_conversations = 1
+        self._is_scored: bool = getattr(environment, "is_scored", False)  # nobody else would know where one begins
         self._weights = weights_of(environment)
         self.transitions: list[Transition] = []
 
@@ -56,7 +57,7 @@ class ReplayedEpisode:
         """
         assert not self.is_ended, "an episode takes no action after its end"
         transition = _bounded(self._episode.step(parse_action(text)))
-        if not 0 <= transition.conversation <= self._num_conversations:
+        if not 0 <= transition.conversation <= (0 if self._is_scored else self._num_conversations):
             raise ValueError(f"conversation {transition.conversation} of {self._num_conversations} that began")
         self._num_conversations = max(self._num_conversations, transition.conversation + 1)
         if not transition.is_end and len(self.transitions) + 1 >= self._max_turns:
