@@ -29,14 +29,16 @@ def build_environment(config: EnvironmentConfig) -> Environment:
     """The environment of one configuration section. Raises ConfigError: the message names it and the fix."""
     made = _build(config)
     marked = cast("Any", made)
-    if config.exchange == "scored":
-        if not callable(getattr(made, "score", None)):
+    if config.exchange != "replayable":
+        has_score = callable(getattr(made, "score", None))
+        if config.exchange == "scored" and not has_score:
             raise ConfigError(
                 f'environment {config.name}: exchange "scored" judges the last action alone; give {config.dataset} a '
                 "method score(task_id, text) that returns named rewards"
             )
-        marked.is_scored = True
-        marked.verifier = f"{made.verifier} scored"
+        if has_score:
+            marked.is_scored = True
+            marked.verifier = f"{made.verifier} scored"
     if config.kind == "plugin":
         marked.verifier = f"{made.verifier} {code_version(type(made))}"
     if config.reward_weights:

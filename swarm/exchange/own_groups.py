@@ -10,7 +10,7 @@ from swarm.episode import EpisodeOutcome
 from swarm.errors import RolloutFailed, StorageFull, TooLarge
 from swarm.events import DiskFull, GroupPut, GroupUnscored, mean_and_std
 from swarm.exchange.admission_checks import AdmissionLimits
-from swarm.exchange.episode_checks import check_episodes, check_replay
+from swarm.exchange.episode_checks import check_believed, check_episodes, check_replay
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.novelty import Novelty
 from swarm.exchange.replay_buffer import ReplayBuffer
@@ -121,7 +121,10 @@ class OwnGroups:
         if self._context.config.is_alone or group.env not in limits.episode_environments:
             return
         finding = check_episodes(group, self._tokenizer, limits.episodes)
-        finding = finding or check_replay(group, verdict, self._tokenizer, limits.episodes)
+        if group.env in limits.believed_from or group.env in limits.own_environments:  # nobody replays them
+            finding = finding or check_believed(group, verdict, self._tokenizer)
+        else:
+            finding = finding or check_replay(group, verdict, self._tokenizer, limits.episodes)
         if finding is not None and finding[0] is not RefusalReason.UNUSABLE_TEXT:  # which costs us nothing
             raise RolloutFailed(f"not the episode that its actions make: {finding[1]}")
 
