@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,5 @@ def test_what_is_no_sequence_of_the_model_is_refused(change: Any, words: str) ->
 
 def test_an_episode_without_log_probs_does_not_go_out() -> None:
     prompt_ids, trace = played()
-    texts = TokenTrace(**{name: getattr(trace, name) for name in TokenTrace.__slots__} | {"logprobs": None})
     with pytest.raises(ValueError, match="without log-probs"):
-        to_training_trace(prompt_ids, texts)
+        to_training_trace(prompt_ids, replace(trace, logprobs=None))
