@@ -39,6 +39,7 @@ COUNT = itertools.count()
 
 class Web(NumberedEnvironment):
     max_turns = 3
+    signals = frozenset({"reward_parts"})
 
     def __init__(self, config):
         super().__init__(config, "web/1")
