@@ -222,20 +222,20 @@ def gains_and_hops(seed: int) -> tuple[float, float]:
 
 
 def flatness(seed: int) -> tuple[float, float]:
-    """Look-up, three turns: size of what information adds to an advantage, at the first turn over that at the second.
+    """Look-up, four turns or more, every outcome 0: how far the size of advantages at turns 1 to 3 is from flat.
 
-    The distance of its logarithm from 0; the outcome part of A2TGPO is taken off, IGPO has none of its own.
+    The mean distance of the logarithm of (deviation at the turn over that at the third) from 0.
     """
     policy = Policy(world=LOOK_UP, recipe="igpo", seed=seed)
     batch = policy.with_answers(played(LOOK_UP, seed))
-    is_long = turns_of(batch).num_turns >= 3
-    outcome = advantages(TRAJECTORY_LEVEL, batch)
+    batch = replace(batch, rewards=torch.zeros_like(batch.rewards))
+    is_long = turns_of(batch).num_turns >= 4
 
-    def distance(values: Tensor) -> float:
-        first, second = values[is_long, 0].std(), values[is_long, 1].std()
-        return abs(float(torch.log(first / second)))
+    def distance(recipe: str) -> float:
+        sizes = advantages(recipe, batch)[is_long, :3].std(dim=0)
+        return float(torch.log(sizes[:2] / sizes[2]).abs().mean())
 
-    return distance(advantages("a2tgpo", batch) - outcome), distance(advantages("igpo", batch))
+    return distance("a2tgpo"), distance("igpo")
 
 
 # --- of gradients -------------------------------------------------------------------------------------
@@ -424,7 +424,7 @@ FIGURES: Final = (
     Figure(
         recipe="a2tgpo",
         row="S178",
-        quantity="advantage of information, first over second turn, distance of the logarithm from 0",
+        quantity="size of advantages at turns 1 and 2 over that at turn 3, logarithm's distance from 0, outcomes 0",
         where="look_up; in place of the trajectory level `igpo`",
         is_more=False,
         measure=flatness,

@@ -20,7 +20,8 @@ from swarm.config import (
 pytestmark = pytest.mark.timeout(90)
 
 
-async def test_a_node_learns_by_states_from_its_own_episodes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", ["gigpo", "igpo"])
+async def test_a_node_learns_by_states_or_answers_from_its_own_episodes(recipe: str, tmp_path: Path) -> None:
     grid = EnvironmentConfig(name="grid", kind="grid_world", params={"style": "char", "max_turns": 3})
     config = NodeConfig(
         dir=tmp_path / "node",
@@ -28,7 +29,7 @@ async def test_a_node_learns_by_states_from_its_own_episodes(tmp_path: Path) -> 
         environments=(grid,),
         model=ModelConfig(source="tiny", dtype="float32"),
         generator=GeneratorConfig(group_size=4, max_new_tokens=2),
-        learner=LearnerConfig(recipe="gigpo", num_steps=2),
+        learner=LearnerConfig(recipe=recipe, num_steps=2),
         replay=ReplayConfig(local_groups=2, external_groups=0, keep_zero_variance=True),
         directory=DirectoryConfig(kind="none"),
         evaluation=EvaluationConfig(num_problems=2),
