@@ -6,8 +6,9 @@
 
 Each case makes the same episodes: a prompt, then turns of an action and an observation, all of fixed lengths. `kept`:
 rows are parked with their cache. `dropped`: the conversation is computed again before each
-turn. `prompt per turn`: each turn is a call of its own, as engines that take prompts do. `slow`: the environment takes
-seconds of wall time for a step, with twice as many episodes in flight as rows; compared with 0 s in the same run.
+turn. `prompt per turn`: each turn is a call of its own, as engines that take prompts do. With `--step-s` the
+environment takes so many seconds for a step, with twice as many episodes in flight as rows, against 0 s; time is then
+that of a machine of its own: CPU time, and what the engine waits for with nothing to do.
 The floor is one pass over each token: what `kept` computes beyond it is padding.
 
 `--replay` samples groups of episodes, admits them as another node does, and compares the CPU time of both, the confined
@@ -15,8 +16,8 @@ processes included.
 """
 
 import argparse
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -58,17 +59,22 @@ class Cost:
     """What a case took."""
 
     cpu_s: float
-    wall_s: float
+    waited_s: float  # for environments, with nothing to do; no time passed
     num_computed: int  # tokens that passed through the network, padding included
 
 
 class Environments:
-    """Observations of fixed length after some seconds; an episode is over after its last turn."""
+    """Observations of fixed length after some seconds; an episode is over after its last turn.
+
+    Seconds are CPU time of this process and those that were waited, in which no CPU time passes.
+    """
 
     def __init__(self, shape: Shape, step_s: float) -> None:
         self._shape = shape
         self._step_s = step_s
         self._num_turns: dict[int, int] = {}
+        self._due: deque[tuple[float, Callable[[], None]]] = deque()  # in order: every step takes as long
+        self.waited_s = 0.0
 
     def observe(self, rollout: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Observation | None]":
         """As `interfaces.Observe`."""
@@ -77,10 +83,24 @@ class Environments:
         future: Future[Observation | None] = Future()
         answer: Callable[[], None] = lambda: future.set_result(Observation(told) if turn < self._shape.turns else None)  # noqa: E731
         if self._step_s:
-            threading.Timer(self._step_s, answer).start()
+            self._due.append((self._now_s + self._step_s, answer))
         else:
             answer()
         return future
+
+    def answer_due(self) -> None:
+        """Gives the answers whose time has come."""
+        while self._due and self._due[0][0] <= self._now_s:
+            self._due.popleft()[1]()
+
+    def wait(self) -> None:
+        """Lets time pass until the next answer."""
+        self.waited_s += max(0.0, self._due[0][0] - self._now_s)
+        self.answer_due()
+
+    @property
+    def _now_s(self) -> float:
+        return time.process_time() + self.waited_s
 
 
 def play(
@@ -100,7 +120,7 @@ def play_prompts(network: nn.Module, shape: Shape, episodes: int) -> Cost:
     for turn in range(shape.turns):
         rows = [Row(prompt=i, index=i, seed=turn * episodes + i) for i in range(episodes)]
         cost = _timed(network, conversations, rows, shape, None, 0)
-        total = Cost(total.cpu_s + cost.cpu_s, total.wall_s + cost.wall_s, total.num_computed + cost.num_computed)
+        total = Cost(total.cpu_s + cost.cpu_s, 0.0, total.num_computed + cost.num_computed)
         for i, row in enumerate(rows):
             told = environments.observe(i, row.tokens, False).result()
             conversations[i] = [*conversations[i], *row.tokens, *(told.token_ids if told else ())]
@@ -132,14 +152,15 @@ def _timed(
         observe=None if environments is None else environments.observe,
         max_parked_bytes=max_parked_bytes,
     )
-    cpu_s, wall_s = time.process_time(), time.monotonic()
+    began_s = time.process_time()
     while decoding.goes_on:
-        while decoding.is_stalled and decoding.goes_on:
-            decoding.news.wait()
-            decoding.news.clear()
-        if decoding.goes_on:
-            decoding.step(VERSION)
-    cost = Cost(time.process_time() - cpu_s, time.monotonic() - wall_s, sum(computed))
+        if environments is not None:
+            environments.answer_due()
+            if decoding.is_stalled:
+                environments.wait()
+        decoding.step(VERSION)
+    waited_s = 0.0 if environments is None else environments.waited_s
+    cost = Cost(time.process_time() - began_s, waited_s, sum(computed))
     handle.remove()
     assert all(len(row.tokens) >= shape.action for row in rows)
     return cost
@@ -197,15 +218,15 @@ def main() -> None:
         for name, (episodes, run) in cases.items():
             costs[name].append(run(episodes))
     first = next(iter(cases))
-    print("| case | episodes | action tokens per CPU second | per wall second | tokens computed | ratio (CPU) |")
-    print("|---|---|---|---|---|---|")
+    print("| case | episodes | action tokens per CPU second | waited, s | per second of both | tokens computed | CPU |")
+    print("|---|---|---|---|---|---|---|")
     for name, (episodes, _) in cases.items():
         tokens = episodes * shape.num_action_tokens
         cpu_s = float(np.median([cost.cpu_s for cost in costs[name]]))
-        wall_s = float(np.median([cost.wall_s for cost in costs[name]]))
+        waited_s = float(np.median([cost.waited_s for cost in costs[name]]))
         ratio = float(np.median([a.cpu_s / b.cpu_s for a, b in zip(costs[name], costs[first], strict=True)]))
-        computed = costs[name][0].num_computed
-        print(f"| {name} | {episodes} | {tokens / cpu_s:.0f} | {tokens / wall_s:.0f} | {computed:,} | {ratio:.2f} |")
+        cells = (f"{tokens / cpu_s:.1f}", f"{waited_s:.1f}", f"{tokens / (cpu_s + waited_s):.1f}")
+        print(f"| {name} | {episodes} | {' | '.join(cells)} | {costs[name][0].num_computed:,} | {ratio:.2f} |")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ PresetOption = Annotated[
     str,
     typer.Option(
         help="smollm (2 peers, a real chat model), tiny (8 peers, seconds), agents (2 peers, the chat model over "
-        "several turns), tiny-agents (4 peers, the same in a minute), echo (a trainer and generators), echo-tiny."
+        "several turns), tiny-agents (4 tiny peers, episodes too), echo (a trainer and generators), echo-tiny."
     ),
 ]
 NodesOption = Annotated[int | None, typer.Option(min=1, help="Number of nodes.")]

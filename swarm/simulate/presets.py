@@ -200,6 +200,7 @@ _AGENTS = replace(
     ),
     num_rounds=24,
     learning_rate=2e-5,
+    recipe="grpo",  # a mean over rollouts: failures have more turns, and more weight in a mean over tokens
     max_new_tokens=12,  # CALC(12 * 34) and the end
     max_episode_tokens=160,
     evaluate_every=0,  # at the beginning and the end
