@@ -52,8 +52,9 @@ class DrawShares:
     def __init__(self, parties: Parties, max_reuse: int = 1) -> None:
         """`max_reuse`: how many places one group may take."""
         self.parties = parties
-        self.tasks = TaskQuota(max_reuse)  # of the window; whoever holds groups counts what waits
+        self.tasks = TaskQuota(max_reuse)  # of the window, and of what waits
         self._window = deque[DrawPlace]()  # oldest first
+        self._parties_of = deque[str]()  # of the window's places, when they were taken
         self._next: DrawPlaces | None = None  # after the window, before anything is taken; None: not looked at yet
 
     @property
@@ -84,18 +85,26 @@ class DrawShares:
 
     def restore(self, places: Sequence[DrawPlace]) -> None:
         """After a restart: the newest journalled places, oldest first."""
-        for place in self._window:
-            self.tasks.count(place.task, -1)
-        self._window.clear()
+        while self._window:
+            self._forget_oldest()
         self._extend(places)
 
     def _extend(self, places: Iterable[DrawPlace]) -> None:
         for place in places:
+            party = _NEWCOMERS if place.is_newcomer else self.parties.party_of(place.producer)
             self._window.append(place)
-            self.tasks.count(place.task, 1)
+            self._parties_of.append(party)
+            self.tasks.count(party, place.task, 1)
         while len(self._window) > WINDOW:
-            self.tasks.count(self._window.popleft().task, -1)
+            self._forget_oldest()
         self._next = None
+
+    def _forget_oldest(self) -> None:
+        self.tasks.count(self._parties_of.popleft(), self._window.popleft().task, -1)
+
+    def count_waiting(self, party: str, task: TaskName, by: int, *, is_newcomer: bool) -> None:
+        """A group waits for a draw (1), or does no longer (-1)."""
+        self.tasks.count(_NEWCOMERS if is_newcomer else party, task, by)
 
 
 class DrawPlaces:

@@ -355,7 +355,7 @@ class ReplayBuffer:
             self._turn_away(entry)
             return False
         self._held.hold(entry)
-        self._shares.tasks.count(entry.task, 1)
+        self._shares.count_waiting(entry.party, entry.task, 1, is_newcomer=entry.is_newcomer)
         if self._is_main_source(entry):
             self._drop(self._held.followers.oldest(entry.source), "surplus")
             self._turn_away(entry)
@@ -388,7 +388,7 @@ class ReplayBuffer:
 
     def _remove(self, entry: ReplayEntry) -> None:
         self._held.remove(entry)
-        self._shares.tasks.count(entry.task, -1)
+        self._shares.count_waiting(entry.party, entry.task, -1, is_newcomer=entry.is_newcomer)
 
     def _drop(self, entry: ReplayEntry, reason: str) -> None:
         self._remove(entry)

@@ -1,20 +1,23 @@
 """Quota of a task: how many groups of one task one party may have in a window of places, and all in one draw.
 
 Invariant: the bounds follow how often tasks repeat in the window and among the groups that wait, so that a run of few
-tasks, or of one, goes on like one of many; who sends one task for ever moves that mean only by what all others are not.
+tasks, or of one, goes on like one of many; what one party has of one task counts once, so that nobody moves the bounds
+alone.
 """
 
 import math
 from collections import Counter
-from typing import Final
+from typing import Final, TypeVar
 
 from swarm.peers.parties import SHARE
 from swarm.types import TaskName
 
 WINDOW: Final = 64  # places
-_FEW: Final = 16  # groups: so many do not yet tell whether tasks repeat, and two of one task are let in
+_UNBOUNDED: Final = 10**9
 _RARE: Final = 0.02  # groups of one task by one party in a window: from here on chance alone brings a second one
 _DEVIATIONS: Final = 3.0  # of a Poisson count above its mean: where tasks repeat 1 to 2 of 100 honest groups are above
+
+Key = TypeVar("Key")
 
 
 class TaskQuota:
@@ -25,38 +28,54 @@ class TaskQuota:
 
     Example:
         quota = TaskQuota()
-        quota.count(("sort", 7), 1)
+        quota.count(party, ("sort", 7), 1)
         quota.most_of_party(share=8)
     """
 
     def __init__(self, max_reuse: int = 1) -> None:
         self._max_reuse = max_reuse
-        self._counts = Counter[TaskName]()  # above 0
-        self._total = 0
+        self._groups = Counter[tuple[str, TaskName]]()  # above 0, as the next two
+        self._tasks = Counter[TaskName]()  # parties that have groups of it
+        self._parties = Counter[str]()  # tasks that it has groups of
 
-    def count(self, task: TaskName, by: int) -> None:
-        """A group of a task came (1) or went (-1); nothing for a task without a name, which is not known."""
+    def count(self, party: str, task: TaskName, by: int) -> None:
+        """A group of a task by a party came (1) or went (-1); nothing for a task without a name, which is not known.
+
+        What one party has of one task counts once: nobody can show alone that tasks repeat.
+        """
         if not task[0]:
             return
-        self._total += by
-        self._counts[task] += by
-        if not self._counts[task]:
-            del self._counts[task]
+        _add(self._groups, (party, task), by)
+        if self._groups[party, task] == max(0, by):
+            _add(self._tasks, task, by)
+            _add(self._parties, party, by)
 
     @property
     def share_of_one(self) -> float:
-        """Share of one task among all groups, were tasks alike: by how many are told apart, or by how few coincide."""
-        if not self._counts:
-            return 0.0
-        distinct = 1 / len(self._counts)
-        return min(distinct, 2 * (distinct - 1 / self._total))  # of n groups of T tasks, n * n / 2T pairs coincide
+        """Share of one task among all groups, were tasks alike: by how many are told apart, or by how few coincide.
+
+        1 where only one party is known: then there is nothing to compare with, and nobody to be protected.
+        """
+        if len(self._parties) <= 1:
+            return 1.0
+        distinct = 1 / len(self._tasks)
+        return min(distinct, 2 * (distinct - 1 / len(self._groups)))  # of n groups of T tasks, n * n / 2T coincide
 
     def most_of_party(self, share: int) -> int:
-        """Places of a window for one task as groups of a party that may have `share` places of it."""
+        """Places of a window for one task as groups of a party that may have `share` places of it; any number where it
+        is the only one: there is nobody whose groups it displaces, and nothing to compare it with."""
+        if share >= WINDOW:
+            return _UNBOUNDED
         mean = share * self.share_of_one / self._max_reuse
-        least = 2 if self._total < _FEW else 1
-        return self._max_reuse * max(least, math.ceil(mean + _DEVIATIONS * math.sqrt(mean)) + (mean > _RARE))
+        most = math.ceil(mean + _DEVIATIONS * math.sqrt(mean)) + (mean > _RARE)
+        return self._max_reuse * max(1, most)
 
     def most_of_draw(self, num_places: int) -> int:
         """Places of one draw for one task: an eighth, or twice its mean where tasks repeat more."""
         return max(1, -(-num_places // SHARE), math.ceil(2 * num_places * self.share_of_one))
+
+
+def _add(counts: Counter[Key], key: Key, by: int) -> None:
+    counts[key] += by
+    if not counts[key]:
+        del counts[key]

@@ -197,7 +197,7 @@ def test_a_run_of_few_tasks_goes_on_as_one_of_many(num_tasks: int, num_members: 
         if not follows:
             bench.add(OWN, task_id=rng.randrange(num_tasks))
         for member in MEMBERS[:num_members]:
-            for _ in range(-(-8 // num_members)):
+            for _ in range(-(-12 // num_members)):
                 bench.add(member, follows=follows, task_id=rng.randrange(num_tasks))
         bench.draw()
     places = bench.places[8:]
