@@ -34,7 +34,7 @@ from swarm.types import Advice, EdgeReport, LoadReport, NodeId, NodeReport, Poli
 def undefended() -> Generator[None]:
     """Takes out what stands between a free key and the weights: the rival of the benchmark, which has to lose."""
     with ExitStack() as patches:
-        for check in ("_check_length", "_check_tokens", "_check_text", "_check_cut"):
+        for check in ("_check_length", "_check_tokens", "_check_text", "check_cut"):
             patches.enter_context(patch.object(admission_checks, check, lambda *_: None))
         patches.enter_context(patch.object(coefficients, "clip_factors", lambda *_: None))
         yield

@@ -33,7 +33,7 @@ def test_without_the_checks_of_tokens_learners_get_what_no_answer_shows(
     attack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unchecked: Callable[..., None] = lambda *_: None  # noqa: E731
-    for check in ("_check_length", "_check_tokens", "_check_text", "_check_cut"):
+    for check in ("_check_length", "_check_tokens", "_check_text", "check_cut"):
         monkeypatch.setattr(admission_checks, check, unchecked)
     monkeypatch.setattr(
         admission_checks.AdmissionLimits, "counts", property(lambda self: admission_checks.CountLimits())

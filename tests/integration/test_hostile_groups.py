@@ -69,7 +69,7 @@ def without_length_bound(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AdmissionLimits, "counts", CountLimits())
     patch.setattr(admission_checks, "_check_length", only_trained_length)
     patch.setattr(admission_checks, "_check_text", only_shown_text)
-    patch.setattr(admission_checks, "_check_cut", lambda *_: None)
+    patch.setattr(admission_checks, "check_cut", lambda *_: None)
 
 
 def ends_are_looked_for_within_a_turn(patch: pytest.MonkeyPatch) -> None:

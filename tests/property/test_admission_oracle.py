@@ -94,7 +94,7 @@ def test_the_same_with_tokens_that_merge_share_characters_and_have_no_text(mergi
         ("_check_tokens", "an end before the end"),
         ("_check_end", "ended without an end"),
         ("_check_cut_off", "cut off before"),
-        ("_check_cut", "tokens for texts of"),
+        ("check_cut", "tokens for texts of"),
         ("_check_reencoded", "the row says something else than the text"),
     ],
 )
@@ -103,7 +103,7 @@ def test_mutation_without_a_check_the_oracle_finds_what_it_refuses(
 ) -> None:
     passes: Callable[..., None] = lambda *_: None  # noqa: E731
     monkeypatch.setattr(admission_checks, name, passes)
-    assert any(what in each for each in played(merging if name == "_check_cut" else OURS, 2000, until=what).wrong)
+    assert any(what in each for each in played(merging if name == "check_cut" else OURS, 2000, until=what).wrong)
 
 
 def travelled(group: RolloutGroup, identity: Identity = EVE) -> RolloutGroup | None:
