@@ -60,6 +60,7 @@ class Preset:
     recipe: str = "sapo_swarm"
     keep_turn_signal: bool = False
     max_episode_tokens: int = 2048
+    token_budget: int = 4096  # of a micro-batch; what SmolLM2 keeps for the backward pass is 1.1 MB a token
     num_tries: int = 0  # of each problem at an evaluation, sampled; 0: one greedy try
     lists_members: bool = False  # the run admits its own nodes only, by a list of their ids
 
@@ -203,6 +204,7 @@ _AGENTS = replace(
     recipe="grpo",  # a mean over rollouts: failures have more turns, and more weight in a mean over tokens
     max_new_tokens=12,  # CALC(12 * 34) and the end
     max_episode_tokens=160,
+    token_budget=1024,
     evaluate_every=0,  # at the beginning and the end
     num_problems=16,
     num_tries=8,  # greedy it calls the calculator right from the beginning
@@ -291,6 +293,7 @@ def _node(options: SimulationOptions, preset: Preset, index: int, names: list[st
             learning_rate=preset.learning_rate,
             num_steps=_num_steps(options, preset),
             deterministic=options.deterministic,
+            token_budget=preset.token_budget,
         ),
         exchange=ExchangeConfig(lookup_every_s=0.5, advert_every_s=10.0),
         directory=DirectoryConfig(rejoin_every_s=5.0),
