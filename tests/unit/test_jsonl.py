@@ -76,10 +76,17 @@ def test_same_answer(answer: str, reference: str, same: bool) -> None:
 def test_a_function_judges_and_its_code_names_the_verifier(problems: Path, tmp_path: Path) -> None:
     rule = tmp_path / "rule.py"
     rule.write_text("def score(question, answer, reference):\n    return len(answer) / len(reference)\n")
-    env = build_environment(config(problems, kind="function", dataset=f"{rule}:score", params={"path": str(problems)}))
+    named = config(problems, kind="function", dataset=f"{rule}:score", params={"path": str(problems)})
+    env = build_environment(named)
     assert answer_reward(env, 1, "Par") == pytest.approx(0.6)
     assert answer_reward(env, 1, "Paris, of course") == 1.0
-    assert hashlib.sha256(rule.read_bytes()).hexdigest()[:16] in env.verifier
+    copy, other = tmp_path / "copy.py", tmp_path / "other.py"
+    copy.write_bytes(rule.read_bytes())
+    other.write_bytes(rule.read_bytes() + b"# changed\n")
+    verifiers = [
+        build_environment(named.model_copy(update={"dataset": f"{path}:score"})).verifier for path in (copy, other)
+    ]
+    assert verifiers[0] == env.verifier != verifiers[1]
 
 
 def test_a_reward_that_is_not_finite_counts_as_0(problems: Path, tmp_path: Path) -> None:
