@@ -203,8 +203,9 @@ class Tokenizer(Protocol):
 
 
 TaskOf = Callable[[str, int], Task]
-AnswerOf = Callable[[str, int], str]  # the right answer to a task, from the environment of this node
 """The task of an environment and number, as this node builds it. Raises LookupError."""
+AnswerOf = Callable[[str, int], str]
+"""The right answer to a task, from the environment of this node. Raises LookupError."""
 
 
 # --- generation --------------------------------------------------------------------------------

@@ -59,6 +59,8 @@ class ReplayedEpisode:
         transition = _bounded(self._episode.step(parse_action(text)))
         if not 0 <= transition.conversation <= (0 if self._is_scored else self._num_conversations):
             raise ValueError(f"conversation {transition.conversation} of {self._num_conversations} that began")
+        if transition.conversation == self._num_conversations and not transition.messages and not transition.is_end:
+            raise ValueError(f"conversation {transition.conversation} begins without a message")
         self._num_conversations = max(self._num_conversations, transition.conversation + 1)
         if not transition.is_end and len(self.transitions) + 1 >= self._max_turns:
             transition = replace(transition, messages=(), is_end=True, status=TurnStatus.LIMIT)

@@ -79,8 +79,9 @@ class RetryEnvironment:
         """Tasks with different answers: one more than a chat shows, for where it asks one of them."""
         found: dict[str, int] = {}
         for task_id in range(min(self.num_tasks, _EXAMPLE_CANDIDATES)):
-            if answer := self.inner.reference(task_id):
-                found.setdefault(answer, task_id)
+            with suppress(LookupError):  # a record without its field
+                if (answer := self.inner.reference(task_id)) and not self.inner.task(task_id).is_held_out:
+                    found.setdefault(answer, task_id)
         if len(found) < _NUM_EXAMPLES:
             raise ConfigError(f"environment {self.name}: params.example needs {_NUM_EXAMPLES} different answers")
         return tuple(found.values())[:_NUM_EXAMPLES]

@@ -271,6 +271,17 @@ class SnapshotEvaluator(TransformersGenerator):
         self._newest = newest
         self.load(version, weights)
 
+    def generate(
+        self,
+        prompts: Prompts,
+        num_samples: int,
+        sampling: Sampling,
+        numbers: Sequence[int] | None = None,
+        observe: Observe | None = None,
+    ) -> list[list[Rollout]]:
+        self._load_newest()
+        return super().generate(prompts, num_samples, sampling, numbers, observe)
+
     def greedy(self, prompts: Prompts, max_new_tokens: int, observe: Observe | None = None) -> list[Actions]:
         self._load_newest()
         return super().greedy(prompts, max_new_tokens, observe)

@@ -38,6 +38,8 @@ def write_episodes(directory: Path, episodes: Sequence[ShownEpisode]) -> None:
 
     A disk that refuses them is only logged: nothing depends on them.
     """
+    if not episodes:
+        return
     folder = directory / _FOLDER
     try:
         folder.mkdir(exist_ok=True)

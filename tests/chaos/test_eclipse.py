@@ -193,7 +193,7 @@ def test_a_node_that_starts_again_has_its_links_though_the_directory_names_none_
 def test_a_newcomer_among_ten_thousand_dead_adverts_has_its_links_within_20_s(
     has_anchor: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From one anchor of the manifest it learns who makes groups; by adverts alone it would look for an hour."""
+    """From one anchor of the manifest it learns who makes groups; without, and nobody listed, it looks for an hour."""
     monkeypatch.setattr(Peers, "is_in_use", lambda self, policy_id: False)  # no advert is looked at before others
 
     async def scene() -> Watched:
@@ -205,7 +205,9 @@ def test_a_newcomer_among_ten_thousand_dead_adverts_has_its_links_within_20_s(
         def config(index: int) -> NodeConfig:
             made = plain(index)
             anchors = (f"{anchor}@{anchor[:16]}.memory:1",) if has_anchor or index else ()
-            return made.model_copy(update={"exchange": made.exchange.model_copy(update={"anchors": anchors})})
+            exchange = made.exchange.model_copy(update={"anchors": anchors})
+            entry = made.entry if has_anchor else EntryConfig(established="members")
+            return made.model_copy(update={"exchange": exchange, "entry": entry})
 
         watched.swarm._config = config  # type: ignore[method-assign]
         await watched.run()
