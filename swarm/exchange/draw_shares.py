@@ -35,7 +35,7 @@ from swarm.peers.parties import SHARE, Parties
 from swarm.types import DrawPlace, NodeId, TaskName
 
 LEAST_BOUND: Final = WINDOW // SHARE  # of one established party, however many there are
-_NEWCOMERS: Final = ""  # what the tasks of all of them count under
+_NEWCOMERS: Final = ""  # what the places of all of them count under
 
 
 class DrawShares:

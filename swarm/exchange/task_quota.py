@@ -39,11 +39,12 @@ class TaskQuota:
         self._parties = Counter[str]()  # tasks that it has groups of
 
     def count(self, party: str, task: TaskName, by: int) -> None:
-        """A group of a task by a party came (1) or went (-1); nothing for a task without a name, which is not known.
+        """A group of a task by a party came (1) or went (-1).
 
-        What one party has of one task counts once: nobody can show alone that tasks repeat.
+        What one party has of one task counts once: nobody can show alone that tasks repeat. Newcomers (no party) show
+        neither that they repeat nor that they do not, and a task without a name is not known: both count for nothing.
         """
-        if not task[0]:
+        if not party or not task[0]:
             return
         _add(self._groups, (party, task), by)
         if self._groups[party, task] == max(0, by):

@@ -275,3 +275,13 @@ def test_a_follower_that_sends_more_than_its_half_stops_nobody() -> None:
     bench.add(ADA, 15, follows=True)
     assert bench.buffer.num_local == 9 and bench.buffer.capacity(0, running=0) == 0
     assert bench.draw() is not None
+
+
+def test_a_newcomers_group_does_not_move_the_bounds_of_tasks() -> None:
+    quota = TaskQuota()
+    quota.count("ada", ("sort", 7), 1)
+    before = quota.share_of_one, quota.most_of_draw(8), quota.most_of_party(8)
+    quota.count("", ("sort", 8), 1)
+    assert (quota.share_of_one, quota.most_of_draw(8), quota.most_of_party(8)) == before
+    quota.count("bell", ("sort", 8), 1)
+    assert (quota.share_of_one, quota.most_of_draw(8), quota.most_of_party(8)) != before
