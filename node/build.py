@@ -112,7 +112,8 @@ def build_trainer(
     )
     evaluator: TransformersGenerator  # always answers with the learner's newest weights
     if ranks is None:
-        evaluator = TransformersGenerator(loaded.network, tokenizer, learner.version, config.seed)
+        start = PolicyVersion(policy_id=node_id, step=0)  # of the seeds of its tries: the same after a restart
+        evaluator = TransformersGenerator(loaded.network, tokenizer, start, config.seed)
     else:
         network = load_model(config.model).network.to(ranks.device)
         evaluator = SnapshotEvaluator(network, tokenizer, policy.snapshot, config.seed)

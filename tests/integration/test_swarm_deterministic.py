@@ -50,7 +50,7 @@ def config_of(directory: Path, worker: str, *, has_episodes: bool = False) -> No
         limits = {"env_weights": {}, "max_new_tokens": ACTION_TOKENS, "max_episode_tokens": 64}
         changes |= {"environments": (RETRY,), "generator": config.generator.model_copy(update=limits)}
         changes["evaluation"] = config.evaluation.model_copy(
-            update={"num_problems": 4, "every_steps": 3, "environments": ()}
+            update={"num_problems": 4, "every_steps": 3, "num_tries": 2, "environments": ()}
         )
     return config.model_copy(update=changes)
 
