@@ -3,20 +3,27 @@
 `python tests/side_by_side.py test|check [flags for all]` prints what each says, line by line, and ends with the sum of
 all; with the flag `-x` the first failure ends everything. Each half has tests of its own first; who is through with
 them takes the next folder that is left, so that both end at about the same time on any machine. Workers of pytest-xdist
-gained nothing here.
+gained nothing here. A half that says nothing for 10 minutes shows where its threads stand and is killed: a test has a
+time limit of its own, but not what it leaves behind for pytest's end.
 """
 
+import contextlib
+import os
+import queue
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OUTCOMES = ("passed", "failed", "error", "errors", "skipped", "xfailed", "xpassed")
 Halves = dict[str, list[str]]
+SILENCE_S = 600.0  # a line of dots is 72 tests: 90 s here
+LAST_WORDS_S = 10.0  # what pytest's own children may still print once it has ended
 
 
 def halves_of(which: str) -> tuple[Halves, list[str]]:
@@ -34,7 +41,14 @@ def halves_of(which: str) -> tuple[Halves, list[str]]:
 class Side:
     """One half: a pytest process, and another one for each folder that it takes after it."""
 
-    def __init__(self, name: str, flags: tuple[str, ...], left: deque[list[str]], stop: threading.Event) -> None:
+    def __init__(
+        self,
+        name: str,
+        flags: tuple[str, ...],
+        left: deque[list[str]],
+        stop: threading.Event,
+        silence_s: float = SILENCE_S,
+    ) -> None:
         self.name = name
         self.others: list[Side] = []
         self.codes: list[int] = []
@@ -42,6 +56,7 @@ class Side:
         self._flags = flags
         self._left = left
         self._stop = stop
+        self._silence_s = silence_s
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, tests: list[str] | None) -> None:
@@ -59,20 +74,55 @@ class Side:
             self._process.send_signal(signal.SIGINT)
 
     def _run_one(self, tests: list[str]) -> None:
-        command = [sys.executable, "-m", "pytest", "--color=no", *self._flags, *tests]
-        with subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        ) as self._process:
-            ending = ""
-            for line in self._process.stdout or ():
-                print(f"{self.name:8} | {line}", end="", flush=True)
-                ending = line if line.strip() else ending
-        self.codes.append(self._process.returncode)
+        command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "--color=no", *self._flags, *tests]
+        self._process = process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        lines: queue.Queue[str | None] = queue.Queue()
+        reader = threading.Thread(target=_read, args=(process, lines), daemon=True)  # an orphan may keep the pipe open
+        reader.start()
+        ending, heard_s, is_hung = "", time.monotonic(), False
+        while True:
+            try:
+                line = lines.get(timeout=0.5)
+            except queue.Empty:
+                silent_s = time.monotonic() - heard_s
+                if process.poll() is not None and silent_s > LAST_WORDS_S:
+                    break  # it ended, but a process that it left behind holds the pipe
+                if silent_s > self._silence_s and not is_hung:
+                    is_hung = True
+                    self._say(f"nothing for {silent_s:.0f} s: killed; this is where its threads stood:\n")
+                    process.send_signal(signal.SIGABRT)  # faulthandler prints them
+                continue
+            if line is None:
+                break
+            self._say(line)
+            heard_s, ending = time.monotonic(), line if line.strip() else ending
+        with contextlib.suppress(ProcessLookupError):  # nobody is left of its group
+            os.killpg(process.pid, signal.SIGKILL)
+        self.codes.append(process.wait())
         self.endings.append(ending)
-        if self._process.returncode and "-x" in self._flags:
+        if self.codes[-1] and "-x" in self._flags:
             self._stop.set()
             for other in self.others:
                 other.interrupt()
+
+    def _say(self, line: str) -> None:
+        print(f"{self.name:8} | {line}", end="", flush=True)
+
+
+def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    assert process.stdout is not None
+    with process.stdout as stdout:
+        for line in stdout:
+            lines.put(line)
+    lines.put(None)
 
 
 def main(which: str, *flags: str) -> int:
@@ -81,6 +131,7 @@ def main(which: str, *flags: str) -> int:
     Returns:
         Exit code 0 when everything passed, else the first other one.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the halves are sessions of their own: end them too
     halves, left = halves_of(which)
     queue, stop = deque([folder] for folder in left), threading.Event()
     sides = [Side(name, flags, queue, stop) for name in halves]

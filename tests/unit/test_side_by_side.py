@@ -1,0 +1,53 @@
+"""What ends a half of `make test` that would never end by itself."""
+
+import importlib.util
+import threading
+from collections import deque
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HANGS_AT_ITS_END = """
+import threading
+
+def test_passes():
+    threading.Thread(target=threading.Event().wait).start()
+"""
+LEAVES_AN_ORPHAN = """
+import subprocess, sys
+
+def test_passes():
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+"""
+
+
+@pytest.fixture
+def side_by_side() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("side_by_side", Path(__file__).parents[1] / "side_by_side.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_half_that_hangs_shows_where_and_fails(
+    side_by_side: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_it.py").write_text(HANGS_AT_ITS_END)
+    side = side_by_side.Side("half", ("-c", "/dev/null"), deque(), threading.Event(), silence_s=3.0)
+    side.run([str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "1 passed" in said and "nothing for 3 s" in said and "threading.py" in said
+    assert side.codes == [-6]
+
+
+def test_a_process_left_behind_does_not_hold_a_half(
+    side_by_side: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side, "LAST_WORDS_S", 0.1)
+    (tmp_path / "test_it.py").write_text(LEAVES_AN_ORPHAN)
+    side = side_by_side.Side("half", ("-c", "/dev/null", "-W", "ignore"), deque(), threading.Event())
+    side.run([str(tmp_path)])
+    assert "1 passed" in capsys.readouterr().out
+    assert side.codes == [0]
