@@ -1,5 +1,9 @@
 """For all tests."""
 
+import signal
+from collections.abc import Generator
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -8,6 +12,18 @@ from swarm.process import defer_gc, freeze_gc
 # both compare wall-clock times, which say nothing about a test on a busy machine
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+
+REPEAT_S = 10.0
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, object, object]:
+    """A test beyond its limit is told so again and again: asyncio swallows what a signal raises within a callback."""
+    done = yield
+    if signal.getitimer(signal.ITIMER_REAL)[0]:
+        signal.setitimer(signal.ITIMER_REAL, settings.timeout, REPEAT_S)
+    return done
 
 
 def pytest_configure() -> None:
