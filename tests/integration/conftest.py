@@ -118,7 +118,7 @@ class Swarm:
         await wait_for_file(config.dir / "status.json", process, START_S)
         return process
 
-    async def until(self, condition: Callable[[], bool], complaint: str, timeout_s: float = 60.0) -> None:
+    async def until(self, condition: Callable[[], bool], complaint: str, timeout_s: float = 150.0) -> None:
         """Waits for something that the running processes bring about; fails when one of them dies."""
         await wait_until(condition, timeout_s, complaint, *self.processes.values())
 

@@ -27,7 +27,7 @@ from swarm.types import Advert, NodeId
 from swarm.wire.adverts import seal_advert
 
 pytest.importorskip("hivemind")
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 NUM_HONEST, NUM_HOSTILE = 6, 341
 

@@ -17,7 +17,7 @@ from swarm.types import Advert, Correction, Cursor, PolicyVersion, Role
 from swarm.wire.adverts import seal_advert
 
 pytest.importorskip("hivemind")
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 RUN = "dht-hostile"
 

@@ -24,7 +24,7 @@ from swarm.peers.discovery_dht import HivemindDirectory
 from swarm.types import Advert, Correction, Cursor, NodeId, PolicyVersion, Role
 
 pytest.importorskip("hivemind")
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 RUN = "dht-test"
 

@@ -17,7 +17,7 @@ from swarm.simulate.local.processes import Process
 from swarm.simulate.local.run import NodeRun, run_swarm
 from swarm.simulate.presets import SimulationOptions
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 
 
 def stored(directory: Path) -> set[str]:
