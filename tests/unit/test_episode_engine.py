@@ -19,6 +19,7 @@ from swarm.model.conversations import conversation_ids
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import snapshot
+from swarm.testing.mixed_cache import scored_with_one_cache
 from swarm.types import FinishReason, PolicyVersion, Rollout, Sampling, TokenTrace
 
 START = PolicyVersion(policy_id="a", step=0)
@@ -241,7 +242,7 @@ def test_new_weights_inside_a_turn_mix_only_until_its_end(monkeypatch: pytest.Mo
     first_end = int(np.flatnonzero(~trace.action_mask)[0])
     assert 0 < changed < first_end and len(rollout.actions) == 3
     ids, start = [*PROMPTS[1], *trace.token_ids.tolist()], len(PROMPTS[1])
-    mixed = _scored_with_one_cache([_noisy(), newer], ids, [start + changed - 1])[start:]
+    mixed = scored_with_one_cache([_noisy(), newer], ids, [start + changed - 1])[start:]
     whole = TransformersGenerator(newer, TOKENIZER, NEXT, 0).score([ids])[0][start:]
     ours = trace.logprobs
     assert ours is not None
@@ -251,27 +252,6 @@ def test_new_weights_inside_a_turn_mix_only_until_its_end(monkeypatch: pytest.Mo
     distance = np.abs(mixed[changed:first_end] - whole[changed:first_end])
     print(f"between the change and the end of its turn: up to {distance.max():.3f} nats from full scoring")
     assert distance.max() > 1e-2, "else nothing was mixed"
-
-
-@torch.inference_mode()
-def _scored_with_one_cache(
-    networks: Sequence[torch.nn.Module], ids: Sequence[int], changes: Sequence[int]
-) -> np.ndarray:
-    """[T] log-probs of each token where one network after the other makes the cache; the first is NaN.
-
-    Args:
-        networks: in order.
-        ids: [T].
-        changes: the first token that each network but the first reads.
-    """
-    from transformers import DynamicCache
-
-    cache, logprobs = DynamicCache(), [float("nan")]
-    for place, token in enumerate(ids[:-1]):
-        network = networks[sum(place >= change for change in changes)]
-        logits = network(input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True).logits[0, -1]
-        logprobs.append(float(torch.log_softmax(logits.float(), -1)[ids[place + 1]]))
-    return np.array(logprobs, np.float32)
 
 
 def _second_of(rule: Rule) -> Callable[[int, Sequence[int], bool], "Future[Observation | None]"]:
