@@ -544,6 +544,14 @@ class NodeConfig(Model):
                 "roles: without the generator role, groups of the own policy come from nodes that follow it; "
                 "set weights.publish, or replay.local_groups to 0"
             )
+        follows = Role.TRAINER not in self.roles and Role.GENERATOR in self.roles
+        asked = self.generator.env_weights or {each.name for each in self.environments}
+        if follows and (wasted := sorted(self.own_environments & set(asked))):
+            raise ValueError(
+                f'environments: {wasted[0]!r} has exchange "own", so its episodes reach no other node, and this node, '
+                "without the trainer role, learns from none; add the role, or name the other environments alone in "
+                "generator.env_weights"
+            )
         return self
 
     @model_validator(mode="after")

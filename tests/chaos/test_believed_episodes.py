@@ -12,13 +12,14 @@ import pytest
 
 from swarm import plugins
 from swarm.clock import ManualClock
-from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig
+from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig, ReplayConfig
 from swarm.environments import load
 from swarm.environments.determinism import require_repeatable
 from swarm.environments.load import build_environment
 from swarm.environments.replay import replay
 from swarm.exchange import reward_recheck
 from swarm.exchange.admission import Admission
+from swarm.exchange.agent import Agent
 from swarm.exchange.group_stream import GroupStreams
 from swarm.model.tokenizer import CharTokenizer
 from swarm.peers.reputation import Reputation
@@ -27,7 +28,7 @@ from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import InlineVerifier, make_identity, make_sealed
 from swarm.testing.episodes import make_episode_group
 from swarm.testing.nodes import make_admission, make_agent, make_context
-from swarm.types import Cursor, RefusalReason, Refused, RolloutGroup, Sampling, ScoredGroup, StreamFilter
+from swarm.types import Cursor, RefusalReason, Refused, Role, RolloutGroup, Sampling, ScoredGroup, StreamFilter
 
 # What a search finds is another thing in every process; whether the answer is right is not.
 CODE = """
@@ -222,6 +223,19 @@ def test_python_and_imported_packages_are_part_of_the_version(tmp_path: Path, mo
 # --- kept at home --------------------------------------------------------------------------------
 
 
+def own_agent(gate: Gate, **replay: int) -> Agent:
+    """A node that has this environment."""
+    clock = ManualClock()
+    config = gate.admission._context.config.model_copy(update={"replay": ReplayConfig(**replay)})  # type: ignore[arg-type]
+    return make_agent(
+        make_context(config, OURSELVES, clock=clock),
+        MemoryGroupStore(clock, 10**8),
+        tokenizer=TOKENIZER,
+        verifier=InlineVerifier({"web": gate.environment}),
+        environments=frozenset({"web"}),
+    )
+
+
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "sent_like_others"])
 async def test_episodes_of_ones_own_never_leave_and_none_of_others_come_in(
     tmp_path: Path, is_defended: bool, monkeypatch: pytest.MonkeyPatch
@@ -236,17 +250,9 @@ async def test_episodes_of_ones_own_never_leave_and_none_of_others_come_in(
             return remember(self, scored, via)
 
         monkeypatch.setattr(GroupStreams, "_remember", sent)
-    clock = ManualClock()
-    store = MemoryGroupStore(clock, 10**8)
-    agent = make_agent(
-        make_context(gate.admission._context.config, OURSELVES, clock=clock),
-        store,
-        tokenizer=TOKENIZER,
-        verifier=InlineVerifier({"web": gate.environment}),
-        environments=frozenset({"web"}),
-    )
+    agent = own_agent(gate)
     await agent.put(gate.group(OURSELVES.node_id))
-    ((_, sealed),) = await store.since(Cursor(), 4, own_only=True)
+    ((_, sealed),) = await agent.store.since(Cursor(), 4, own_only=True)
     streams = agent.streams
     info = streams._known[sealed.digest]
     wanted = StreamFilter(relay=True, wants_zero_variance=True)
@@ -254,6 +260,38 @@ async def test_episodes_of_ones_own_never_leave_and_none_of_others_come_in(
     if is_defended:
         with pytest.raises(LookupError):
             await streams.fetch(MEMBER.node_id, sealed.digest)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "served_unless_it_is_known_to_stay"])
+async def test_an_episode_of_ones_own_that_the_streams_forgot_is_not_served_by_its_digest(
+    tmp_path: Path, is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(web(tmp_path, "own"))
+    agent = own_agent(gate, max_groups=1)
+    for number in range(2):
+        await agent.put(replace(gate.group(OURSELVES.node_id), created_at_s=float(number)))
+    (_, forgotten), (_, newest) = await agent.store.since(Cursor(), 4, own_only=True)
+    streams = agent.streams
+    assert list(streams._known) == [newest.digest]
+    if not is_defended:
+        monkeypatch.setitem(streams._known, forgotten.digest, replace(streams._known[newest.digest], stays=False))
+        assert await streams.fetch(MEMBER.node_id, forgotten.digest) == forgotten
+        return
+    for sealed in (forgotten, newest):
+        with pytest.raises(LookupError):
+            await streams.fetch(MEMBER.node_id, sealed.digest)
+
+
+def test_a_generator_that_follows_makes_no_episodes_that_stay(tmp_path: Path) -> None:
+    """Nobody would learn from them: not its trainer, and it has none of its own."""
+    own, other = web(tmp_path, "own"), EnvironmentConfig(name="sums", kind="calculator")
+    follower = {"roles": (Role.GENERATOR,), "environments": (own, other)}
+    with pytest.raises(ValueError, match=r"'web' has exchange \"own\".*generator\.env_weights"):
+        NodeConfig.model_validate(follower)
+    with pytest.raises(ValueError, match="'web'"):
+        NodeConfig.model_validate({**follower, "generator": {"env_weights": {"web": 1.0, "sums": 1.0}}})
+    NodeConfig.model_validate({**follower, "generator": {"env_weights": {"sums": 1.0}}})
+    NodeConfig.model_validate({**follower, "roles": (Role.TRAINER, Role.GENERATOR)})
 
 
 @pytest.mark.timeout(60)
