@@ -190,8 +190,8 @@ class GroupStreams:
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
         """A held group, ours or another node's. Raises NotHeld; Unavailable for a peer of low reputation."""
         self._reputation.require_allowed(peer)
-        info = self._known.get(digest)
-        sealed = None if info is not None and info.stays else await self._store.get(digest)
+        info = self._known.get(digest)  # nobody knows of a forgotten one whether it stays
+        sealed = None if info is None or info.stays else await self._store.get(digest)
         if sealed is None:
             raise NotHeld(f"group {short(digest)} is not held")
         if not self._order.is_giver(peer):
