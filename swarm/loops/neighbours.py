@@ -202,7 +202,7 @@ class NeighbourStream:
                 self._agent.reputation.require_allowed(self._address.node_id)
                 fetched = await self._fetch(client, notice)
             except BaseException as error:
-                self._notices.put_back(notice)
+                self._notices.put_back(notice, has_failed=isinstance(error, Unavailable))
                 if not isinstance(error, Unavailable):
                     raise
                 logger.debug("peer unavailable", extra={"peer": short(self._address.node_id), "error": str(error)})

@@ -4,12 +4,12 @@ Invariant: of each origin one group is fetched or judged at a time, of all of th
 of the largest size in bytes; so a group whose verdict takes long holds up those of its own origin only, and what the
 neighbour made itself waits for nobody else's. At most MAX_WAITING wait. Origins whose groups were admitted before go
 first but for one turn of SHARE, keep half of the places, and lose theirs last: keys are free, and an honest neighbour
-passes on what each of them made.
+passes on what each of them made. A neighbour is asked for a group at most MAX_TRIES times.
 """
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from swarm.fairness import FairTable
@@ -22,6 +22,7 @@ from swarm.types import Cursor, Digest, NodeId
 MAX_WAITING: Final = 256  # notices of one neighbour: no more than commitments of it are remembered
 MAX_AT_ONCE: Final = 16  # groups of one neighbour that are fetched or judged, beside those that it made itself
 MAX_OF_NEWCOMERS: Final = MAX_AT_ONCE // 2
+MAX_TRIES: Final = 12  # at one group: with the growing pauses of a neighbour that fails about a minute
 PATIENCE_S: Final = 1.0  # that a neighbour is not read from where no room comes
 
 
@@ -32,6 +33,7 @@ class Notice:
     digest: Digest
     size_bytes: int  # as the neighbour says; no more than that is fetched
     origin: NodeId  # who made it, as the neighbour says; empty where it does not
+    num_failed: int = 0  # tries to fetch it here
 
 
 class Notices:
@@ -62,7 +64,7 @@ class Notices:
         self._num_known = 0  # taken of known origins, since the last one of another
         self._is_stuck = False  # no room came in time, and half of the table is not free again
         self.changed = Signal()
-        self.num_dropped = 0  # for want of room
+        self.num_dropped = 0  # for want of room, or never delivered
 
     def __len__(self) -> int:
         return len(self._known) + len(self._new)
@@ -121,10 +123,17 @@ class Notices:
         del self._notices[notice.digest], self._under_way[notice.origin], self._is_new[notice.origin]
         self.changed.fire()
 
-    def put_back(self, notice: Notice) -> None:
-        """It was not delivered, and is tried again after the others of its origin."""
+    def put_back(self, notice: Notice, *, has_failed: bool = True) -> None:
+        """It was not delivered, and is tried again after the others of its origin, unless it failed too often.
+
+        `has_failed`: False where the neighbour was not asked to the end.
+        """
         self.end(notice)
-        self.put(notice)
+        tried = replace(notice, num_failed=notice.num_failed + has_failed)
+        if tried.num_failed < MAX_TRIES:
+            self.put(tried)
+        else:
+            self.num_dropped += 1
 
     def _next(self) -> tuple[FairTable[NodeId, Digest], NodeId] | None:
         """The table and origin whose oldest is next."""

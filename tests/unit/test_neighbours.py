@@ -14,6 +14,7 @@ from swarm.events import GroupRefused, events_of
 from swarm.exchange.agent import Agent
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
+from swarm.loops import notices as notices_module
 from swarm.loops.address_trials import AddressTrials
 from swarm.loops.choose_peers import choose_peers, unlisted_followers
 from swarm.peers.quotas import ITEMS_PER_GROUP
@@ -165,6 +166,7 @@ class Failing(Neighbour):
         self.sealed, self.how = sealed, how
 
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
+        self.fetched.append(digest)
         await asyncio.sleep(timeout_s if self.how == "stalls" else 5.0)
         if self.how == "forges":
             return replace(self.sealed, signature=bytes(64))
@@ -183,6 +185,28 @@ def test_what_the_first_to_announce_it_does_not_deliver_comes_from_another(how: 
         assert await bench.agent.store.contains(withheld.digest)
         await asyncio.sleep(60.0)
         assert not bench.agent.ingest.fetching
+
+    play(scene)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "asked_without_end"])
+def test_two_that_announce_a_group_and_never_deliver_it_are_asked_a_few_times(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(notices_module, "MAX_TRIES", 10**9)
+
+    async def scene(bench: Bench) -> None:
+        withheld = bench.made(1)
+        both = [Failing(identity.node_id, withheld, "dies") for identity in (FIRST, SECOND)]
+        for neighbour in both:
+            bench.add(neighbour)
+        await asyncio.sleep(3600.0)
+        nums_fetched = [len(neighbour.fetched) for neighbour in both]
+        if is_defended:
+            assert max(nums_fetched) <= 12 and not bench.agent.ingest.fetching
+        else:
+            assert max(nums_fetched) > 100
 
     play(scene)
 
