@@ -178,7 +178,7 @@ class EarlierRefusals(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupUnscored(Event):
-    """A group of our own was dropped: its verifier failed, or it is too large to send."""
+    """A group of our own was dropped: its engine or verifier failed, or it is too large to send."""
 
     env: str
     error: str

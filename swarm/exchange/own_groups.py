@@ -18,7 +18,7 @@ from swarm.exchange.reward_recheck import to_scored_group
 from swarm.flow import RunningMean
 from swarm.interfaces import GroupStore, Tokenizer, Verdict, Verifier
 from swarm.node_context import NodeContext
-from swarm.types import ClaimedTurn, RefusalReason, RolloutGroup, ScoredGroup, SealedGroup
+from swarm.types import ClaimedTurn, FinishReason, RefusalReason, RolloutGroup, ScoredGroup, SealedGroup
 from swarm.weight_sync.follower import WeightFollower
 from swarm.wire.envelopes import seal_group
 
@@ -87,10 +87,13 @@ class OwnGroups:
 
         Raises:
             LookupError: unknown environment or task.
-            RolloutFailed: the verifier failed on these answers, or in the middle of one of these episodes.
+            RolloutFailed: the engine cut an answer off, or the verifier failed on these answers or in one of these
+                episodes.
             TooLarge: the group cannot be sealed.
             StorageFull: no room.
         """
+        if any(rollout.finish is FinishReason.ABORTED for rollout in group.rollouts):
+            raise RolloutFailed("its answers were cut off each time that they were asked for; see the engine's log")
         verdict = await self._verifier.verify(group.env, group.task_id, [r.actions for r in group.rollouts])
         rollouts = tuple(
             replace(rollout, claimed_reward=outcome.reward, claimed_turns=_claims(outcome))

@@ -1,14 +1,13 @@
 """Generation loop: makes groups when there is capacity, with the newest weights, and hands over only whole ones.
 
-Invariant: a group with a cancelled rollout is never handed over, and every question up to the last one that
-was handed over was handed over once.
+Invariant: every question up to the last one that was handed over was handed over once, and a group with a cancelled
+rollout never, but one that was cut off each of MAX_ASKED times: the agent drops that one, and the next is asked.
 """
 
 import asyncio
 import logging
 import random
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from typing import Final
 
 from swarm.errors import RolloutFailed, Unavailable, WeightsRefused
 from swarm.flow import Backoff
@@ -16,6 +15,8 @@ from swarm.loops.worker import Worker
 from swarm.types import FinishReason, RolloutGroup
 
 logger = logging.getLogger(__name__)
+
+MAX_ASKED: Final = 3  # times that a question is asked whose answers are cut off: few are cancelled twice for news
 
 
 async def generate_loop(worker: Worker) -> None:
@@ -49,17 +50,26 @@ async def make_groups(worker: Worker, first: int, count: int, num_stored: int = 
         else:
             groups = await worker.ask(first, count)
         await slow_down(worker, began_s)
-    for group in _before_the_cancelled(groups[num_stored:]):
+    for number, group in enumerate(groups[num_stored:], first + num_stored):
+        if _is_cut_off(group) and _is_asked_again(worker, number):
+            return
         await worker.exchange.put(group)
 
 
-def _before_the_cancelled(groups: Sequence[RolloutGroup]) -> Iterator[RolloutGroup]:
-    """The groups up to the first with a cancelled rollout.
+def _is_cut_off(group: RolloutGroup) -> bool:
+    return any(rollout.finish is FinishReason.ABORTED for rollout in group.rollouts)
+
+
+def _is_asked_again(worker: Worker, number: int) -> bool:
+    """Whether a question whose answers were cut off is asked once more.
 
     Questions are numbered by what was handed over, so that one and those after it are asked again, with the weights of
-    then. A whole group among them is no loss: a batch is cancelled where all of it would arrive too old.
+    then. A whole group among them is no loss: a batch is cancelled where all of it would arrive too old. A server that
+    cuts an answer off, for want of context say, does so again.
     """
-    return takewhile(lambda group: all(r.finish is not FinishReason.ABORTED for r in group.rollouts), groups)
+    before, num_asked = worker.cut_off
+    worker.cut_off = (number, num_asked + 1 if number == before else 1)
+    return worker.cut_off[1] < MAX_ASKED
 
 
 async def slow_down(worker: Worker, began_s: float) -> None:

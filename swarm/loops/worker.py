@@ -47,6 +47,7 @@ class Worker:
     saves_when_stopped: bool = False  # a cancelled learner ends its step and saves; False: all ends as by a kill
     saved_step: int = 0  # of the newest checkpoint
     save_again_at_s: float = math.inf  # monotonic; a checkpoint that the disk did not take is written then
+    cut_off: tuple[int, int] = (-1, 0)  # number of the question whose answers were cut off last, how often in a row
     overlap: Overlap = field(init=False)
 
     def __post_init__(self) -> None:

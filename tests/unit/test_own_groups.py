@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import InlineVerifier, ScriptedVerifier, ToyTokenizer, make_group, make_identity
 from swarm.testing.episodes import make_episode_group
 from swarm.testing.nodes import make_agent, make_context
-from swarm.types import Correction, RefusalReason, Refused, Sampling, ScoredGroup
+from swarm.types import Correction, FinishReason, RefusalReason, Refused, Sampling, ScoredGroup
 
 
 def node(number: int, usable: frozenset[Correction] = frozenset(Correction)) -> Agent:
@@ -73,6 +74,17 @@ async def test_an_episode_of_ours_that_broke_off_is_neither_learned_from_nor_sen
     assert (await ours.store.head()).sequence == (0 if is_dropped else 1)
     assert (ours.replay.num_groups, ours.own_groups.num_asked) == (0 if is_dropped else 1, 1)
     assert len(unscored) == is_dropped and all("though the environment goes on" in error for error in unscored)
+
+
+async def test_a_group_whose_answers_the_engine_cut_off_counts_as_asked_and_is_dropped() -> None:
+    told: list[Event] = []
+    context = make_context(identity=make_identity(1), emit=told.append)
+    ours = make_agent(context, MemoryGroupStore(context.clock, 10**7), verifier=ScriptedVerifier())
+    group = make_group(ours.node_id, texts=["7", "8"] * 4)
+    cut_off = replace(group.rollouts[3], finish=FinishReason.ABORTED)
+    assert math.isnan(await ours.own_groups.put(replace(group, rollouts=(*group.rollouts[:3], cut_off))))
+    assert ours.own_groups.num_asked == 1 and (await ours.store.head()).sequence == 0
+    assert ["cut off" in event.error for event in told if isinstance(event, GroupUnscored)] == [True]
 
 
 async def test_a_group_that_the_recipe_may_not_learn_from_is_refused_at_admission() -> None:
