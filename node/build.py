@@ -113,7 +113,9 @@ def build_trainer(
     evaluator: TransformersGenerator  # always answers with the learner's newest weights
     if ranks is None:
         start = PolicyVersion(policy_id=node_id, step=0)  # of the seeds of its tries: the same after a restart
-        evaluator = TransformersGenerator(loaded.network, tokenizer, start, config.seed)
+        evaluator = TransformersGenerator(
+            loaded.network, tokenizer, start, config.seed, is_deterministic=config.learner.deterministic
+        )
     else:
         network = load_model(config.model).network.to(ranks.device)
         evaluator = SnapshotEvaluator(network, tokenizer, policy.snapshot, config.seed)

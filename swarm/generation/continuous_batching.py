@@ -221,6 +221,8 @@ class Decoding:
         choose: the next token of each row.
         observe: asked after each action; None: each row has one.
         max_parked_bytes: of cache of parked rows.
+        waits_for_all: no token is made before every environment has answered, so that which rows run together, and
+            with it the low bits of their log-probs, follows from the tokens alone.
     """
 
     def __init__(
@@ -235,6 +237,7 @@ class Decoding:
         choose: Choose,
         observe: Observe | None = None,
         max_parked_bytes: int = MAX_PARKED_BYTES,
+        waits_for_all: bool = False,
     ) -> None:
         self._network = network
         self._prompts = prompts
@@ -244,6 +247,7 @@ class Decoding:
         self._choose = choose
         self._observe = observe
         self._max_parked_bytes = max_parked_bytes
+        self._waits_for_all = waits_for_all
         self._waiting = deque(sorted(rows, key=lambda row: (len(prompts[row.prompt]), row.prompt)))
         self._running: list[Row] = []
         self._entries: Entries | None = None  # of the running rows: everything but their last token
@@ -265,6 +269,8 @@ class Decoding:
     @property
     def is_stalled(self) -> bool:
         """Whether nothing can be done before an environment answers."""
+        if self._waits_for_all:
+            return not all(answer.done() for _, answer in self._parked)
         return not (self._waiting or self._running or self._answered or any(a.done() for _, a in self._parked))
 
     @torch.inference_mode()

@@ -58,6 +58,7 @@ class TransformersGenerator:
         seed: of all sampling.
         max_rows: most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result.
         tolerance_nats: mean difference of canaries up to which weights are taken; 0 takes that of the dtype.
+        is_deterministic: equal calls give equal log-probs to the last bit, however fast environments answer.
 
     Example:
         generator = TransformersGenerator(model.network, model.tokenizer, PolicyVersion(policy_id="a", step=0), seed=0)
@@ -73,6 +74,7 @@ class TransformersGenerator:
         *,
         max_rows: int = 64,
         tolerance_nats: float = 0.0,
+        is_deterministic: bool = False,
     ) -> None:
         assert max_rows > 0, max_rows
         self._network = network.eval()
@@ -80,6 +82,7 @@ class TransformersGenerator:
         self._version = version
         self._seeds = SampleSeeds(seed)
         self._max_rows = max_rows
+        self._is_deterministic = is_deterministic
         dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
         self._tolerance_nats = tolerance_for("transformers", dtype, tolerance_nats)
         self._call = threading.Lock()  # held by one call of generate, greedy or score
@@ -109,6 +112,7 @@ class TransformersGenerator:
             config.seed,
             max_rows=config.engine.max_rows,
             tolerance_nats=config.engine.tolerance_nats,
+            is_deterministic=config.learner.deterministic,
         )
 
     def close(self) -> None:
@@ -146,6 +150,7 @@ class TransformersGenerator:
                 eos_ids=self._tokenizer.eos_ids,
                 choose=sampler(sampling),
                 observe=observe,
+                waits_for_all=self._is_deterministic,
             )
             while self._goes_on(decoding):
                 with self._weights.held():
@@ -165,6 +170,7 @@ class TransformersGenerator:
                 eos_ids=self._tokenizer.eos_ids,
                 choose=choose_greedy,
                 observe=observe,
+                waits_for_all=self._is_deterministic,
             )
             while self._goes_on(decoding):
                 decoding.step(self._version)

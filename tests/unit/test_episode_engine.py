@@ -4,8 +4,10 @@ Observations come from a rule over the newest action, answered at once, later, o
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import count
 
 import numpy as np
 import pytest
@@ -130,6 +132,33 @@ def test_logprobs_of_actions_are_those_of_their_whole_conversation(of_turns: Seq
                 assert trace.logprobs is not None
                 ours, mask = trace.logprobs[own], trace.action_mask[own]
                 np.testing.assert_allclose(ours[mask], scores[mask], atol=1e-4)
+
+
+@pytest.mark.parametrize("is_deterministic", [True, False], ids=["deterministic", "whoever_has_answered_goes_on"])
+def test_late_answers_change_no_bit_where_that_is_asked_for(
+    is_deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which rows run together is decided by tokens alone; a matrix of another height has other low bits."""
+    waiting = deque[tuple[int, Callable[[], None]]]()  # looks at which an answer comes
+    num_looks, num_asked = count(), count()
+    is_stalled = continuous_batching.Decoding.is_stalled.fget
+    assert is_stalled is not None
+
+    def look(decoding: continuous_batching.Decoding) -> bool:
+        now = next(num_looks)
+        while waiting and (waiting[0][0] <= now or is_stalled(decoding)):
+            waiting.popleft()[1]()
+        return is_stalled(decoding)
+
+    def bits(answer: Callable[[Callable[[], None]], None]) -> list[bytes]:
+        generator = TransformersGenerator(_noisy(), TOKENIZER, START, 3, is_deterministic=is_deterministic)
+        logprobs = [trace_of(rollout).logprobs for rollout in play(Rule(answer), num_samples=8, made_by=generator)]
+        return [each.tobytes() for each in logprobs if each is not None]
+
+    at_once = bits(lambda act: act())
+    monkeypatch.setattr(continuous_batching.Decoding, "is_stalled", property(look))
+    late = bits(lambda act: waiting.append((2 * next(num_asked), act)))
+    assert (at_once == late) is is_deterministic
 
 
 @pytest.mark.parametrize("of_turns", [ONE, TWO_ROLES])
