@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from node.daemon import write_config
-from swarm.config import EnvironmentConfig, NodeConfig
+from swarm.config import EnvironmentConfig, FaultConfig, NodeConfig
 from swarm.events import (
     Event,
     GroupPut,
@@ -21,6 +21,7 @@ from swarm.events import (
     events_of,
 )
 from swarm.identity import Identity
+from swarm.simulate.invariants import Invariants
 from swarm.simulate.local.fork_server import ForkServer
 from swarm.simulate.local.processes import Process, wait_until
 from swarm.simulate.presets import SimulationOptions, node_configs
@@ -146,3 +147,107 @@ async def test_a_run_of_episodes_that_was_killed_equals_an_undisturbed_one(
     assert len(events_of(NodeStarted, killed)) == 3 and len(events_of(WorkerDied, killed)) == 1
     assert sorted(set(steps(killed))) == steps(whole)
     assert evaluations(killed) == evaluations(whole)
+
+
+# --- killed between two turns -----------------------------------------------------------------------------
+
+NUM_SHORT_STEPS = 4
+MOMENTS = ("asked", "answered")  # the environment, after a first turn; its answer is there, and not in the cache yet
+PARKED = '''
+import os, signal
+from pathlib import Path
+from swarm.generation.episode_player import EpisodePlayer
+from swarm.objectives.methods.grpo import RECIPE
+
+MARKS = Path(__file__).with_name("marks.txt")
+PLAYERS = []
+observe, observation = EpisodePlayer.observe, EpisodePlayer._observation
+
+
+def die(moment, player, rollout):
+    """SIGKILL in the second batch of a process, once for each moment, while most of its episodes have begun."""
+    if len(player._tasks) < NUM_ROWS or len(player._actions[rollout]) != 1:
+        return  # an evaluation is smaller
+    if player not in PLAYERS:
+        PLAYERS.append(player)
+    have_most_begun = 2 * sum(map(bool, player._actions)) > NUM_ROWS
+    if len(PLAYERS) == 2 and have_most_begun and moment not in MARKS.read_text():
+        with MARKS.open("a") as file:
+            file.write(moment + " ")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def asked(player, rollout, *rest):
+    answer = observe(player, rollout, *rest)
+    die("asked", player, rollout)
+    return answer
+
+
+def answered(player, rollout, *rest):
+    found = observation(player, rollout, *rest)
+    die("answered", player, rollout)
+    return found
+
+
+EpisodePlayer.observe, EpisodePlayer._observation = asked, answered
+'''
+
+
+async def run_parked(forks: ForkServer | None, directory: Path, identity: Identity, kills: bool) -> list[Event]:
+    """Events of a node that is killed at each of the moments, or at none, and started again."""
+    config = config_of(directory, "inline", has_episodes=True)
+    num_rows = config.generator.group_size * config.replay.local_groups
+    (directory / "parked.py").write_text(PARKED.replace("NUM_ROWS", str(num_rows)))
+    (directory / "marks.txt").write_text("" if kills else " ".join(MOMENTS))
+    learner = {"recipe": f"{directory / 'parked.py'}:RECIPE", "recipe_params": {}, "num_steps": NUM_SHORT_STEPS}
+    changes = {"learner": config.learner.model_copy(update=learner), "faults": FaultConfig()}
+    return await run_to_its_end(forks, config.model_copy(update=changes), identity)
+
+
+async def run_to_its_end(forks: ForkServer | None, config: NodeConfig, identity: Identity) -> list[Event]:
+    """Events of a node that is started again whenever it was killed."""
+    config.dir.mkdir(parents=True)
+    identity.save(config.dir / "identity.key")
+    write_config(config, config.dir / "node.toml")
+    process = Process(config.name, config.dir, forks)
+
+    def is_over() -> bool:
+        process.read_events()
+        return not process.is_alive or bool(events_of(NodeFinished, process.events))
+
+    try:
+        for _ in range(1 + len(MOMENTS)):
+            await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
+            process.is_expected_dead = True
+            await wait_until(is_over, 60.0, "it neither dies nor finishes", process)
+            if process.is_alive:
+                break
+    finally:
+        await process.stop()
+    process.read_events()
+    return process.events
+
+
+async def test_a_node_killed_between_two_turns_of_its_episodes_loses_and_doubles_nothing(
+    tmp_path: Path, forks: ForkServer | None
+) -> None:
+    identity = await asyncio.to_thread(Identity.create)
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    whole, killed = await asyncio.gather(
+        run_parked(forks, tmp_path / "whole", identity, kills=False),
+        run_parked(forks, tmp_path / "killed", identity, kills=True),
+    )
+    assert (tmp_path / "killed" / "marks.txt").read_text().split() == [*MOMENTS]
+    assert len(events_of(NodeStarted, killed)) == 1 + len(MOMENTS) and len(events_of(NodeStarted, whole)) == 1
+    assert [row[1] for row in steps(whole)] == list(range(1, NUM_SHORT_STEPS + 1))
+    assert sorted(set(steps(killed))) == steps(whole)
+    assert evaluations(killed) == evaluations(whole)
+    asked = [[put.num_tokens for put in events_of(GroupPut, events)] for events in (whole, killed)]
+    assert asked[0] == asked[1], "a question was asked twice, or not at all"
+    assert min(asked[0]) > 0 and len({put.digest for put in events_of(GroupPut, killed)}) == len(asked[1])
+    invariants = Invariants(repeats_exactly=True)
+    for event in killed:
+        invariants.check(identity.node_id, event)
+    invariants.finish({identity.node_id: NUM_SHORT_STEPS})
+    assert invariants.hold, invariants.violations
