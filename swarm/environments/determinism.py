@@ -68,7 +68,11 @@ async def require_repeatable(configs: Iterable[EnvironmentConfig]) -> None:
 async def _play_elsewhere(
     configs: Sequence[EnvironmentConfig], hash_seed: str, zone: str, ahead_s: float, is_reversed: bool
 ) -> dict[str, dict[str, str]]:
-    """Digest of each part of each environment, as a fresh process has them; none where it took too long or died."""
+    """Digest of each part of each environment, as a fresh process has them; none where it took too long.
+
+    Raises:
+        ConfigError: an environment cannot be built there, or the process died; says what of.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-P",
@@ -77,21 +81,28 @@ async def _play_elsewhere(
         "swarm.environments.determinism",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONHASHSEED": hash_seed, "TZ": zone, "OMP_NUM_THREADS": "1"},
     )
     sections = [config.model_dump(mode="json") for config in configs]
     request = {"environments": sections, "ahead_s": ahead_s, "is_reversed": is_reversed}
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            output, _ = await process.communicate(json.dumps(request).encode())
-        reply = cast("dict[str, Any]", json.loads(output))
-    except (TimeoutError, ValueError):
+            output, errors = await process.communicate(json.dumps(request).encode())
+    except TimeoutError:
         return {}
     finally:
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+    try:
+        reply = cast("dict[str, Any]", json.loads(output))
+    except ValueError:
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2][-400:]
+        names = ", ".join(config.name for config in configs)
+        raise ConfigError(
+            f"environments {names}: the process that plays them again died with exit code {process.returncode}: {last}"
+        ) from None
     if "error" in reply:
         raise ConfigError(str(reply["error"]))
     return reply
@@ -194,12 +205,20 @@ def shift_clocks(ahead_s: float) -> None:
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, real_datetime if issubclass(cls, real_datetime) else real_date)
 
+    def as_real(kind: type) -> Any:
+        """What pydantic asks a class for that it does not know."""
+        return classmethod(lambda cls, source, handler: handler(kind))
+
     class ShiftedDate(real_date, metaclass=AnyKind):
+        __get_pydantic_core_schema__ = as_real(real_date)
+
         @classmethod
         def today(cls) -> datetime.date:
             return (real_datetime.now() + ahead).date()
 
     class ShiftedTime(real_datetime, metaclass=AnyKind):
+        __get_pydantic_core_schema__ = as_real(real_datetime)
+
         @classmethod
         def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
             return real_datetime.now(tz) + ahead

@@ -83,6 +83,17 @@ async def test_a_plugin_that_cannot_be_replayed_is_refused_with_the_fix(tmp_path
 
 
 @pytest.mark.timeout(60)
+async def test_a_data_class_with_dates_is_no_obstacle_to_shifted_clocks(tmp_path: Path) -> None:
+    dated = "__import__('pydantic').create_model('Dated', at=datetime.datetime, on=datetime.date).__name__"
+    await require_repeatable([local(tmp_path, dated, RIGHT)])
+
+
+async def test_a_process_that_dies_says_its_last_words(tmp_path: Path) -> None:
+    config = local(tmp_path, "no_table_of_words", RIGHT)
+    with pytest.raises(ConfigError, match=r"local_0: .* died with exit code 1: NameError: .*no_table_of_words"):
+        await require_repeatable([config])
+
+
 async def test_a_node_with_such_an_environment_starts_only_where_it_runs_alone(tmp_path: Path) -> None:
     environment = local(tmp_path, *DIFFERENT["clock"][:2])
     config = NodeConfig(environments=(environment,), dir=tmp_path / "node", model=ModelConfig(source="tiny"))
