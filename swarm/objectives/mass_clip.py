@@ -56,7 +56,7 @@ def clip_factors(batch: Batch, masses: Tensor) -> Tensor | None:
     of_group = group_masses(batch, masses)
     factor = torch.full_like(of_group, MASS_FACTOR).index_fill_(0, batch.group_index[batch.newcomers], 1.0)
     left = factor * of_group.new_tensor(share) - (0 if clip.used is None else clip.used)
-    is_beyond = (of_group > left)[batch.group_index] & batch.from_peers[:, None]
+    is_beyond = ((of_group > left) & (of_group > 0))[batch.group_index] & batch.from_peers[:, None]
     if not bool(is_beyond.any()):
         return None
     factors = torch.where(is_beyond, (left.clamp(min=0) / of_group)[batch.group_index], 1.0)

@@ -62,6 +62,14 @@ def test_a_group_of_another_node_is_scaled_to_its_share_and_an_own_one_never() -
     assert clipped(batch, [1.0, 50.0, 1.2, 2.9], 4.0, num_groups=4) == [1.0, 50.0, 1.2, 2.9]
 
 
+def test_a_last_part_without_mass_of_a_group_that_used_up_its_bound_is_no_division_by_zero() -> None:
+    batch = batch_of("me", "friend", "friend")
+    used = masses_of(0.0, MASS_FACTOR + 1e-9, MASS_FACTOR + 1e-9)
+    clip = MassClip(num_groups=4, reference=Masses(coefficients=4.0, pull=4.0), used=used)
+    factors = clip_factors(replace(batch, mass_clip=clip), masses_of(1.0, 0.0, 2.0))
+    assert factors is not None and factors.tolist() == [1.0, 1.0, 0.0]
+
+
 def test_a_newcomer_has_its_share_and_no_more() -> None:
     batch = batch_of("me", "friend", "stranger", "stranger", newcomers=("stranger",))
     assert clipped(batch, [50.0, 50.0, 50.0, 0.9], 4.0, num_groups=4) == [50.0, MASS_FACTOR, 1.0, 0.9]
