@@ -36,14 +36,30 @@ def answer_probs(
         ranks: the processes that share the step.
     """
     num_turns = [1] * batch.num_rollouts if batch.num_turns is None else batch.num_turns.clamp(min=1).tolist()
-    places = [(row, turn) for row, count in enumerate(num_turns) for turn in range(count)]
+    begins = [_begins(batch.turn_ids[row].tolist(), count) for row, count in enumerate(num_turns)]
+    places = list(dict.fromkeys((row, start) for row, starts in enumerate(begins) for start in starts))
     asked = asked_batch(batch, places, [answer_ids(tokenizer, answer) for answer in answers])
     logprobs = score_batch(network, asked, pack(asked), ranks=ranks).logprobs
     means = logprobs.sum(dim=1) / asked.mask.sum(dim=1)
+    probs = dict(zip(places, means.exp().tolist(), strict=True))
     found = torch.zeros((batch.num_rollouts, max(num_turns)), dtype=torch.float32, device=batch.mask.device)
-    rows, turns = torch.tensor(places, device=found.device).unbind(dim=1)
-    found[rows, turns] = means.exp().to(torch.float32)
+    for row, starts in enumerate(begins):
+        found[row, : len(starts)] = torch.tensor([probs[row, start] for start in starts], device=found.device)
     return found
+
+
+def _begins(turn_ids: Sequence[int], num_turns: int) -> list[int]:
+    """[K] first token of each turn. One without tokens begins where the next does, or where the last one did where
+    none follows (it was cut off): so a turn is credited with no answer that it did not see.
+
+    Args:
+        turn_ids: [L] of a row, in order; 0 behind its end.
+        num_turns: of the episode.
+    """
+    starts = [0]
+    for turn in range(1, num_turns):
+        starts.append(next((at for at, each in enumerate(turn_ids) if each >= turn), starts[-1]))
+    return starts
 
 
 def answer_ids(tokenizer: Tokenizer, answer: str) -> list[int]:
@@ -53,16 +69,13 @@ def answer_ids(tokenizer: Tokenizer, answer: str) -> list[int]:
 
 
 def asked_batch(batch: Batch, places: Sequence[tuple[int, int]], answers: Sequence[Sequence[int]]) -> Batch:
-    """A row for each (rollout, turn): what came before the turn, then the group's answer, which alone is scored."""
-    longest = batch.mask.shape[1] + max(map(len, answers))
+    """A row for each (rollout, token): what came before the token, then the group's answer, which alone is scored."""
     device, groups = batch.mask.device, batch.group_index.tolist()
-    shape = (len(places), longest)
+    shape = (len(places), max(start + len(answers[groups[row]]) for row, start in places))
     token_ids = torch.zeros(shape, dtype=torch.int64, device=device)
     conversations = torch.zeros(shape, dtype=torch.int64, device=device)
     mask = torch.zeros(shape, dtype=torch.bool, device=device)
-    for place, (row, turn) in enumerate(places):
-        begun = torch.nonzero(batch.turn_ids[row] == turn)
-        start = int(begun[0]) if turn and len(begun) else 0
+    for place, (row, start) in enumerate(places):
         answer = torch.tensor(list(answers[groups[row]]), dtype=torch.int64, device=device)
         token_ids[place, :start] = batch.token_ids[row, :start]
         token_ids[place, start : start + len(answer)] = answer
@@ -72,7 +85,7 @@ def asked_batch(batch: Batch, places: Sequence[tuple[int, int]], answers: Sequen
             conversations[place, start:] = batch.conversation_ids[row, start]
     zeros = torch.zeros(shape, device=device)
     return replace(
-        batch.select([row for row, _ in places]),
+        _without_tokens(batch).select([row for row, _ in places]),
         token_ids=token_ids,
         mask=mask,
         behavior_logprobs=zeros,
@@ -80,6 +93,19 @@ def asked_batch(batch: Batch, places: Sequence[tuple[int, int]], answers: Sequen
         turn_ids=torch.zeros_like(token_ids),
         temperature=torch.ones(len(places), device=device),
         conversation_ids=None if batch.conversation_ids is None else conversations,
+    )
+
+
+def _without_tokens(batch: Batch) -> Batch:
+    """What is known of the rollouts but their tokens, of which a row for each turn would be a copy for each turn."""
+    return replace(
+        batch,
+        token_ids=batch.token_ids[:, :0],
+        mask=batch.mask[:, :0],
+        behavior_logprobs=batch.behavior_logprobs[:, :0],
+        advantages=batch.advantages[:, :0],
+        turn_ids=batch.turn_ids[:, :0],
+        conversation_ids=None,
         proximal_logprobs=None,
         reference_logprobs=None,
         segment_ids=None,

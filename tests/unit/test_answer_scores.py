@@ -12,9 +12,11 @@ from swarm.environments.load import build_environment
 from swarm.environments.look_up import LookUpEnvironment
 from swarm.environments.replay import replay
 from swarm.episode import Actions
+from swarm.learn.answer_scores import _begins, asked_batch
 from swarm.learn.learner import PolicyLearner
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
+from swarm.objectives.batch import Batch, make_batch
 from swarm.objectives.methods import load_recipe
 from swarm.testing.builders import make_scored
 from swarm.testing.episodes import make_episode_group
@@ -97,3 +99,29 @@ def test_a_group_of_equal_outcomes_teaches_by_information_and_not_by_outcomes(tm
         for recipe in ("igpo", "grpo")
     ]
     assert norms[0] > 1e-3 and norms[1] == 0
+
+
+def test_a_turn_without_tokens_is_asked_where_the_next_one_begins_and_costs_no_row() -> None:
+    """An action of no tokens here, or a turn that was cut off; 0s of a row's end are no turn."""
+    assert _begins([0, 0, 1, 2, 2, 0, 0], 3) == [0, 2, 3]
+    assert _begins([0, 0, 2, 2, 0], 3) == [0, 2, 2], "turn 1 has none"
+    assert _begins([0, 1, 1, 0], 4) == [0, 1, 1, 1], "turns 2 and 3 were cut off"
+    assert _begins([0, 0, 0], 1) == [0]
+
+
+def test_a_batch_of_questions_holds_the_tokens_of_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of tokens are as wide as the longest question, and none of the step is copied for each turn."""
+    environment = look_up()
+    right = environment.demonstration(0)
+    batch = make_batch(draw_of(environment, [right, (right[0], "no")]), TOKENIZER)
+    widths: list[int] = []
+    select = Batch.select
+
+    def noted(self: Batch, rollouts: Any) -> Batch:
+        widths.append(self.token_ids.shape[1])
+        return select(self, rollouts)
+
+    monkeypatch.setattr(Batch, "select", noted)
+    asked = asked_batch(batch, [(0, 0), (0, 4), (1, 0)], [[5, 6]])
+    assert widths == [0] and asked.token_ids.shape == (3, 6)
+    assert asked.mask.sum(dim=1).tolist() == [2, 2, 2] and asked.token_ids[1, 4:].tolist() == [5, 6]
