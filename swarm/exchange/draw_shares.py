@@ -55,7 +55,9 @@ class DrawShares:
         self.tasks = TaskQuota(max_reuse)  # of the window, and of what waits
         self._window = deque[DrawPlace]()  # oldest first
         self._parties_of = deque[str]()  # of the window's places, when they were taken
-        self._next: DrawPlaces | None = None  # after the window, before anything is taken; None: not looked at yet
+        self._num_waiting = Counter[str]()  # groups by party, above 0; newcomers move no share
+        # After the window, before anything is taken; None: not looked at yet, since the window or who waits changed.
+        self._next: DrawPlaces | None = None
 
     @property
     def are_bounded(self) -> bool:
@@ -105,6 +107,13 @@ class DrawShares:
     def count_waiting(self, party: str, task: TaskName, by: int, *, is_newcomer: bool) -> None:
         """A group waits for a draw (1), or does no longer (-1)."""
         self.tasks.count(_NEWCOMERS if is_newcomer else party, task, by)
+        if is_newcomer:
+            return
+        self._num_waiting[party] += by
+        if self._num_waiting[party] == max(0, by):
+            self._next = None
+        if not self._num_waiting[party]:
+            del self._num_waiting[party]
 
 
 class DrawPlaces:

@@ -277,6 +277,27 @@ def test_a_follower_that_sends_more_than_its_half_stops_nobody() -> None:
     assert bench.draw() is not None
 
 
+def test_what_is_left_of_a_task_follows_who_comes_to_wait() -> None:
+    """With others that wait a member has an eighth of the places, so fewer of them for one task."""
+
+    def left() -> int:
+        return bench.shares.num_left_of_task(ADA, ("sort", 7), False, lambda: bench.buffer._held.producers)
+
+    bench = Bench()
+    bench.add(OWN)
+    assert bench.add(ADA) and producers(bench.draw()) == [OWN, ADA]
+    alone = left()
+    bench.add(BELL)
+    with_bell = left()
+    bench.add(CURIE, follows=True)
+    assert (
+        alone
+        > with_bell
+        >= left()
+        == bench.shares.begin(bench.buffer._held.producers, 0).num_left_of_task(ADA, ("sort", 7), False)
+    )
+
+
 def test_a_newcomers_group_does_not_move_the_bounds_of_tasks() -> None:
     quota = TaskQuota()
     quota.count("ada", ("sort", 7), 1)
