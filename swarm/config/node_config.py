@@ -77,7 +77,7 @@ class EnvironmentConfig(Model):
     """Whose episodes count. `replayable`: anybody's, each is replayed here. `scored`: those of `scored_from`, whose
     observations are believed and whose last action is scored again. `own`: nobody else's, and they never leave."""
     scored_from: tuple[NodeIdText, ...] = Field(default=(), max_length=MAX_MEMBERS)
-    """scored: node ids whose observations are believed."""
+    """scored: node ids whose observations are believed, one at least."""
     reward_weights: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
     """What an episode is worth: the sum of its named rewards times these, clipped to [0, 1]; empty: `outcome` alone."""
 
@@ -85,6 +85,11 @@ class EnvironmentConfig(Model):
     def _somebody_is_believed(self) -> "EnvironmentConfig":
         if self.exchange == "scored" and self.kind != "plugin":
             raise ValueError(f'exchange "scored" is for kind plugin; episodes of kind {self.kind} are replayed')
+        if self.exchange == "scored" and not self.scored_from:
+            raise ValueError(
+                f'scored_from: empty, so exchange "scored" believes no observation in {self.name}; list the node ids that '
+                'it shall believe (where there are none, this node\'s own), or set exchange = "own"'
+            )
         if self.scored_from and self.exchange != "scored":
             raise ValueError(f'scored_from: exchange is "{self.exchange}", which believes nobody; set "scored"')
         return self

@@ -325,5 +325,7 @@ def test_a_scored_environment_says_how_and_a_shipped_one_is_replayed(tmp_path: P
     (tmp_path / "web.py").write_text(CODE.replace("def score", "def judge"))
     with pytest.raises(ValueError, match="method score"):
         build_environment(config)
+    with pytest.raises(ValueError, match=r"scored_from: empty.*list the node ids"):
+        web(tmp_path, "scored", scored_from=())
     with pytest.raises(ValueError, match="kind calculator are replayed"):
         EnvironmentConfig(name="x", kind="calculator", exchange="scored")
