@@ -309,7 +309,7 @@ class Daemon(Service):
                 "peers": len(agent.peers.connected),
             }
             logger.info("progress", extra=fields)
-            if clock := self.peer_clocks.finding():
+            if clock := self.peer_clocks.new_finding():
                 logger.warning(clock)
 
     def status(self) -> JsonDict:

@@ -219,7 +219,7 @@ async def _coordinator_time_s(config: NodeConfig) -> float | None:
     key = config.dir / "identity.key"  # of the node: a run that does not admit everybody does not admit a new key
     identity = Identity.load(key) if key.exists() else Identity.create()
     shown = read_credential(config, identity.node_id).to_bytes()
-    told: list[float] = []
+    noted: list[float] = []
     channel = await open_channel(
         address,
         fingerprint,
@@ -227,10 +227,10 @@ async def _coordinator_time_s(config: NodeConfig) -> float | None:
         config.run_id,
         DIAL_TIMEOUT_S,
         credential=lambda: shown,
-        note_clock=lambda _, now_s, at_s: told.append(now_s),
+        note_clock=lambda _, now_s, at_s: noted.append(now_s),
     )
     await channel.close()
-    return told[-1] or None
+    return noted[-1] or None
 
 
 async def _check_sandbox(config: NodeConfig) -> Finding:

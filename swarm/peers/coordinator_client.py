@@ -23,7 +23,7 @@ from swarm.wire.adverts import is_endpoint
 from swarm.wire.grpc_errors import calling, error_of
 from swarm.wire.reports import MAX_EDGES, advice_from_message, report_to_heartbeat, version_or_none
 from swarm.wire.rollout_groups import version_to_message
-from swarm.wire.session import AuthenticatedChannel, NoteClock, open_channel
+from swarm.wire.session import AuthenticatedChannel, open_channel
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
 
@@ -51,9 +51,10 @@ class GrpcCoordinatorClient:
         clock: Clock | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
         credential: Callable[[], bytes] = bytes,
-        note_clock: NoteClock = lambda node_id, now_s, at_s: None,
+        note_clock: Callable[[float, float], None] = lambda now_s, at_s: None,
     ) -> None:
-        """`credential`: what we show to be let in; `note_clock`: called with the coordinator's clock.
+        """`credential`: what we show to be let in; `note_clock`: called with the coordinator's wall
+        clock, and our monotonic clock at that moment.
 
         Raises ConfigError when the link cannot be dialled.
         """
@@ -215,7 +216,7 @@ class GrpcCoordinatorClient:
                     self._run_id,
                     timeout_s,
                     credential=self._credential,
-                    note_clock=self._note_clock,
+                    note_clock=lambda _, now_s, at_s: self._note_clock(now_s, at_s),
                 )
             except Unavailable as error:
                 is_wrong = is_wrong or isinstance(error, Unauthenticated)

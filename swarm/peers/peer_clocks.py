@@ -33,15 +33,15 @@ class PeerClocks:
         self._parties = parties
         self._peers = BoundedTable[NodeId, _Noted](_MAX_PEERS, is_kept=self._is_established)
         self._coordinator: _Noted | None = None
+        self._is_known_wrong = False  # since `new_finding` said so
 
     def note(self, node_id: NodeId, now_s: float, at_s: float) -> None:
         """A peer that proved its key where we dialled it names its wall clock; `at_s` is monotonic, ours, then."""
         if _is_time(now_s):
             self._peers[node_id] = _Noted(now_s - at_s, at_s)
 
-    def note_coordinator(self, node_id: NodeId, now_s: float, at_s: float) -> None:
-        """The coordinator, whose key the link names, tells its clock."""
-        del node_id
+    def note_coordinator(self, now_s: float, at_s: float) -> None:
+        """The coordinator, whose key the link names, names its wall clock."""
         if _is_time(now_s):
             self._coordinator = _Noted(now_s - at_s, at_s)
 
@@ -58,6 +58,12 @@ class PeerClocks:
                     f"{CLOCK_SKEW_S:.0f} s adverts and groups are refused; set the clock (run NTP)"
                 )
         return ""
+
+    def new_finding(self) -> str:
+        """`finding` once for each time that the clock becomes wrong, for a log."""
+        finding = self.finding()
+        is_new, self._is_known_wrong = bool(finding) and not self._is_known_wrong, bool(finding)
+        return finding if is_new else ""
 
     def _votes(self) -> list[float]:
         """Of each party the median of its clocks; of strangers only where nobody is known who counts in full."""
@@ -80,9 +86,9 @@ class PeerClocks:
 
 class _Noted(NamedTuple):
     base_s: float  # the other wall clock when our monotonic one was 0
-    at_s: float  # monotonic, when it was told
+    at_s: float  # monotonic, of that moment
 
 
 def _is_time(now_s: float) -> bool:
-    """False for the 0 of a release that does not tell, and for what is no time."""
+    """False for the 0 of a release that names none, and for what is no time."""
     return math.isfinite(now_s) and now_s > 0

@@ -1,4 +1,4 @@
-"""Whether a node's clock is wrong: told by a majority of parties, and by nobody alone."""
+"""Whether a node's clock is wrong: named by a majority of parties, and by nobody alone."""
 
 import pytest
 
@@ -30,18 +30,18 @@ class Node:
         self.parties = Parties(rule, lambda key: f"8.{KEYS.index(key) % subnets}.0.1:4001")
         self.clocks = PeerClocks(self.clock, self.parties)
 
-    def hear(self, first: int, count: int, off_s: float = 0.0) -> None:
+    def note(self, first: int, count: int, off_s: float = 0.0) -> None:
         for key in KEYS[first : first + count]:
             self.clocks.note(key, TRUE_S + off_s, self.clock.monotonic_s())
 
-    def hear_coordinator(self, off_s: float = 0.0) -> None:
-        self.clocks.note_coordinator("c", TRUE_S + off_s, self.clock.monotonic_s())
+    def note_coordinator(self, off_s: float = 0.0) -> None:
+        self.clocks.note_coordinator(TRUE_S + off_s, self.clock.monotonic_s())
 
 
 @pytest.mark.parametrize(("skew_s", "words"), [(250.0, "250 s ahead"), (-3600.0, "3600 s behind")])
 def test_a_wrong_clock_is_named_with_offset_bound_and_fix(skew_s: float, words: str) -> None:
     node = Node(skew_s)
-    node.hear(0, 3)
+    node.note(0, 3)
     finding = node.clocks.finding()
     assert words in finding and "3 of the 3" in finding and "120 s" in finding and "NTP" in finding
 
@@ -49,14 +49,14 @@ def test_a_wrong_clock_is_named_with_offset_bound_and_fix(skew_s: float, words: 
 @pytest.mark.parametrize("skew_s", [0.0, 100.0, -100.0])
 def test_what_peers_accept_is_not_worth_a_word(skew_s: float) -> None:
     node = Node(skew_s)
-    node.hear(0, 5)
-    node.hear_coordinator()
+    node.note(0, 5)
+    node.note_coordinator()
     assert node.clocks.finding() == ""
 
 
 def test_one_coordinator_is_enough_and_a_clock_that_was_set_is_right_at_once() -> None:
     node = Node(-600.0)
-    node.hear_coordinator()
+    node.note_coordinator()
     assert "600 s behind" in node.clocks.finding()
     node.clock.set_by(600.0)
     assert node.clocks.finding() == ""
@@ -65,16 +65,16 @@ def test_one_coordinator_is_enough_and_a_clock_that_was_set_is_right_at_once() -
 @pytest.mark.parametrize("skew_s", [0.0, 250.0], ids=["right", "wrong"])
 def test_a_minority_of_liars_neither_scares_nor_calms(skew_s: float) -> None:
     node = Node(skew_s)
-    node.hear(0, 4)
-    node.hear(4, 3, off_s=7000.0 if skew_s == 0 else skew_s)
+    node.note(0, 4)
+    node.note(4, 3, off_s=7000.0 if skew_s == 0 else skew_s)
     assert ("250 s ahead" in node.clocks.finding()) is (skew_s > 0)
 
 
 def test_liars_to_both_sides_are_no_majority() -> None:
     node = Node(0.0)
-    node.hear(0, 2)
-    node.hear(2, 2, off_s=7000.0)
-    node.hear(4, 2, off_s=-7000.0)
+    node.note(0, 2)
+    node.note(2, 2, off_s=7000.0)
+    node.note(4, 2, off_s=-7000.0)
     assert node.clocks.finding() == ""
 
 
@@ -84,10 +84,10 @@ def test_many_keys_of_one_subnet_are_one_vote(are_parties: bool, monkeypatch: py
         monkeypatch.setattr(Parties, "origin_of", lambda _, key: key)
     node = Node(0.0, members=0, subnets=100)
     for first in range(0, 200, 100):  # keys 7 and 107 share a subnet
-        node.hear(first + 7, 1, off_s=7000.0)
-    node.hear(1, 2)
+        node.note(first + 7, 1, off_s=7000.0)
+    node.note(1, 2)
     assert node.clocks.finding() == ""
-    node.hear(207, 1, off_s=7000.0)
+    node.note(207, 1, off_s=7000.0)
     assert (node.clocks.finding() == "") is are_parties
 
 
@@ -96,25 +96,35 @@ def test_strangers_of_many_subnets_do_not_outvote_members(is_asked: bool, monkey
     node = Node(0.0, members=3)
     if not is_asked:
         monkeypatch.setattr(PeerClocks, "_is_established", lambda *_: True)
-    node.hear(0, 3)
-    node.hear(3, 260, off_s=7000.0)
+    node.note(0, 3)
+    node.note(3, 260, off_s=7000.0)
     assert (node.clocks.finding() == "") is is_asked
 
 
 def test_peers_that_all_lie_need_the_coordinator_too() -> None:
     node = Node(0.0, members=0)
-    node.hear(0, 100, off_s=7000.0)
+    node.note(0, 100, off_s=7000.0)
     assert "7000 s behind" in node.clocks.finding(), "nobody else is there to ask"
-    node.hear_coordinator()
+    node.note_coordinator()
     assert node.clocks.finding() == ""
 
 
-def test_what_was_told_long_ago_and_what_is_no_time_does_not_count() -> None:
+def test_what_was_noted_long_ago_and_what_is_no_time_does_not_count() -> None:
     node = Node(250.0)
     for now_s in (0.0, float("nan"), float("inf"), -5.0):
         node.clocks.note(KEYS[0], now_s, node.clock.monotonic_s())
     assert node.clocks.finding() == ""
-    node.hear(0, 3)
+    node.note(0, 3)
     assert node.clocks.finding()
     node.clock.advance(3700.0)
     assert node.clocks.finding() == ""
+
+
+def test_a_log_names_a_wrong_clock_once_until_it_was_right_again() -> None:
+    node = Node(-600.0)
+    node.note(0, 3)
+    assert [bool(node.clocks.new_finding()) for _ in range(3)] == [True, False, False]
+    for set_by in (600.0, -600.0):
+        node.clock.set_by(set_by)
+        assert bool(node.clocks.new_finding()) is (set_by < 0)
+    assert node.clocks.new_finding() == "" and node.clocks.finding()
