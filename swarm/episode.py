@@ -138,7 +138,9 @@ def outcomes_from_json(data: bytes) -> tuple[EpisodeOutcome, ...]:
 
 
 def _transition(data: Any) -> Transition:
-    messages, is_end, reward, rewards, status, state_key, conversation, role, num_calls = data
+    """What a newer release adds is left out, and what an older one lacks has its default: stores outlive releases."""
+    messages, is_end, reward, rewards, status, state_key, *later = data
+    conversation, role, num_calls = (*later[:3], *_LATER[len(later) :])
     named = cast("dict[Any, Any]", rewards).items()
     return Transition(
         messages=tuple(Message(role=str(role), content=str(content)) for role, content in messages),
@@ -151,6 +153,9 @@ def _transition(data: Any) -> Transition:
         role=str(role),
         num_calls=int(_number(num_calls, 0, MAX_TURNS)),
     )
+
+
+_LATER: Final = (0, "", 0)  # conversation, role and calls of a turn that does not have them
 
 
 def _number(value: Any, least: float = -math.inf, most: float = math.inf) -> float:

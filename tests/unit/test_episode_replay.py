@@ -146,6 +146,18 @@ def test_an_outcome_survives_json_and_nothing_else_is_taken_for_one() -> None:
             outcome_from_json(wrong)
 
 
+@pytest.mark.parametrize(("num_values", "expected"), [(10, (1, "buyer", 2)), (8, (1, "buyer", 0)), (6, (0, "", 0))])
+def test_outcomes_of_another_release_are_read_with_what_both_know(
+    num_values: int, expected: tuple[int, str, int]
+) -> None:
+    """A store outlives the release that wrote it, in both directions."""
+    turn = Transition(is_end=True, state_key="k", conversation=1, role="buyer", num_calls=2)
+    data = json.loads(json.dumps(outcome_to_json(EpisodeOutcome(reward=0.5, transitions=(turn,)))))
+    data[1][0] = [*data[1][0], "of a newer release"][:num_values]
+    (read,) = outcome_from_json(data).transitions
+    assert (read.conversation, read.role, read.num_calls) == expected and read.state_key == "k"
+
+
 def test_a_single_answer_is_an_episode_that_ends_after_one_action() -> None:
     from swarm.environments.load import build_environment
 
