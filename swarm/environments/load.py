@@ -7,10 +7,10 @@ this node's own configuration only: a run manifest with kind `function` or `plug
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from swarm.config import EnvironmentConfig
-from swarm.environments.replay import replay
+from swarm.environments.replay import ConfiguredEnvironment, Score, replay
 from swarm.errors import ConfigError
 from swarm.interfaces import Environment
 from swarm.plugins import code_version, load_entry_point, load_object, package_digest
@@ -28,25 +28,24 @@ each state, tools, several named rewards."""
 def build_environment(config: EnvironmentConfig) -> Environment:
     """The environment of one configuration section. Raises ConfigError: the message names it and the fix."""
     made = _build(config)
-    marked = cast("Any", made)
+    verifier, score = made.verifier, None
     if config.exchange != "replayable":
-        has_score = callable(getattr(made, "score", None))
-        if config.exchange == "scored" and not has_score:
+        method = getattr(made, "score", None)
+        score = cast("Score", method) if callable(method) else None
+        if config.exchange == "scored" and score is None:
             raise ConfigError(
                 f'environment {config.name}: exchange "scored" judges the last action alone; give {config.dataset} a '
                 "method score(task_id, text) that returns named rewards"
             )
-        if has_score:
-            marked.is_scored = True
-            marked.verifier = f"{made.verifier} scored"
+        verifier += " scored" if score else ""
     if config.kind == "plugin":
-        marked.verifier = f"{made.verifier} {code_version(type(made))}"
+        verifier += f" {code_version(type(made))}"
     if config.reward_weights:
         _check_weights(made, config.reward_weights)
-        marked.reward_weights = dict(config.reward_weights)
-        said = ",".join(f"{name}={weight!r}" for name, weight in sorted(config.reward_weights.items()))
-        marked.verifier = f"{made.verifier} {said}"
-    return made
+        verifier += " " + ",".join(f"{name}={weight!r}" for name, weight in sorted(config.reward_weights.items()))
+    if verifier == made.verifier:
+        return made
+    return ConfiguredEnvironment(made, verifier, config.reward_weights, score)
 
 
 def _check_weights(environment: Environment, weights: Mapping[str, float]) -> None:

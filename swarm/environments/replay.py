@@ -9,8 +9,8 @@ same function, one action at a time.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Protocol, cast
 
+from swarm.environments.environment import ANSWER_CPU_S
 from swarm.environments.tool_calls import parse_action
 from swarm.episode import OUTCOME, Actions, EpisodeOutcome, Transition, TurnStatus
 from swarm.flow import BoundedTable
@@ -19,14 +19,40 @@ from swarm.interfaces import Environment, Episode
 MAX_OBSERVATION_CHARS = 8_192  # of one message; an environment that says more is cut there, on every node alike
 MAX_EPISODES = 1024  # that a process keeps between two of their actions
 _MAX_NAME_CHARS = 256  # of a state, and of a role
+_OUTCOME_ALONE = {OUTCOME: 1.0}
 
 
-class ScoredEnvironment(Environment, Protocol):
-    """One whose last action is judged alone (`exchange = "scored"`)."""
+Score = Callable[[int, str], Mapping[str, float]]
+"""(task id, last action) -> named rewards of an episode that ends with it; raises LookupError."""
 
-    def score(self, task_id: int, text: str) -> Mapping[str, float]:
-        """Named rewards of an episode that ends with this action. Raises LookupError."""
-        ...
+
+class ConfiguredEnvironment:
+    """An `interfaces.Environment` with what the configuration says of it beside its parameters.
+
+    Args:
+        inner: as its class built it.
+        verifier: of inner, with what else makes two nodes' episodes differ.
+        reward_weights: name of each reward that counts -> its weight; none: the outcome alone.
+        score: judges the last action alone, where observations are believed or nobody repeats them.
+    """
+
+    def __init__(
+        self,
+        inner: Environment,
+        verifier: str,
+        reward_weights: Mapping[str, float] | None = None,
+        score: Score | None = None,
+    ) -> None:
+        self.inner = inner
+        self.verifier = verifier
+        self.reward_weights = reward_weights or _OUTCOME_ALONE
+        self.score = score
+        self.name, self.num_tasks, self.max_turns = inner.name, inner.num_tasks, inner.max_turns
+        self.task, self.episode, self.reference = inner.task, inner.episode, inner.reference
+        # what an environment need not have
+        self.answer_cpu_s: float = getattr(inner, "answer_cpu_s", ANSWER_CPU_S)
+        self.signals: Iterable[str] = getattr(inner, "signals", ())
+        self.demonstration: Callable[[int], Actions] | None = getattr(inner, "demonstration", None)
 
 
 Play = Callable[[Environment, int, Actions], EpisodeOutcome]
@@ -40,7 +66,7 @@ class ReplayedEpisode:
         self._episode: Episode = environment.episode(task_id)
         self._max_turns = environment.max_turns
         self._num_conversations = 1
-        self._is_scored: bool = getattr(environment, "is_scored", False)  # nobody else would know where one begins
+        self._is_scored = score_of(environment) is not None  # nobody else would know where a conversation begins
         self._weights = weights_of(environment)
         self.transitions: list[Transition] = []
 
@@ -104,8 +130,13 @@ class LiveEpisodes:
 
 
 def weights_of(environment: Environment) -> Mapping[str, float]:
-    """Name of each reward that counts -> its weight; set from the configuration by `load.build_environment`."""
-    return getattr(environment, "reward_weights", None) or {OUTCOME: 1.0}
+    """Name of each reward that counts -> its weight."""
+    return environment.reward_weights if isinstance(environment, ConfiguredEnvironment) else _OUTCOME_ALONE
+
+
+def score_of(environment: Environment) -> Score | None:
+    """What judges the last action alone; None where episodes are replayed."""
+    return environment.score if isinstance(environment, ConfiguredEnvironment) else None
 
 
 def _worth(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:
@@ -119,20 +150,20 @@ def replay(environment: Environment, task_id: int, actions: Actions) -> EpisodeO
     Raises:
         LookupError: no such task.
     """
-    if getattr(environment, "is_scored", False):
-        return _scored(cast("ScoredEnvironment", environment), task_id, actions[: environment.max_turns])
+    if (score := score_of(environment)) is not None:
+        return _scored(score, weights_of(environment), task_id, actions[: environment.max_turns])
     episode = ReplayedEpisode(environment, task_id)
     episode.play(actions)
     return episode.outcome()
 
 
-def _scored(environment: ScoredEnvironment, task_id: int, actions: Actions) -> EpisodeOutcome:
+def _scored(score: Score, weights: Mapping[str, float], task_id: int, actions: Actions) -> EpisodeOutcome:
     """An episode whose observations nobody here can rebuild: no turn has a reward, the last action has all of them."""
     if not actions:
         return EpisodeOutcome(reward=0.0, transitions=())
-    end = _bounded(Transition(is_end=True, rewards=environment.score(task_id, actions[-1])))
+    end = _bounded(Transition(is_end=True, rewards=score(task_id, actions[-1])))
     before = (Transition(),) * (len(actions) - 1)
-    return EpisodeOutcome(reward=_worth(end.rewards, weights_of(environment)), transitions=(*before, end))
+    return EpisodeOutcome(reward=_worth(end.rewards, weights), transitions=(*before, end))
 
 
 def answer_reward(environment: Environment, task_id: int, answer: str) -> float:

@@ -16,7 +16,7 @@ from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig, ReplayC
 from swarm.environments import load
 from swarm.environments.determinism import require_repeatable
 from swarm.environments.load import build_environment
-from swarm.environments.replay import replay
+from swarm.environments.replay import ConfiguredEnvironment, replay
 from swarm.exchange import reward_recheck
 from swarm.exchange.admission import Admission
 from swarm.exchange.agent import Agent
@@ -80,7 +80,7 @@ class Gate:
 
     def __init__(self, config: EnvironmentConfig) -> None:
         clock = ManualClock()
-        self.environment = build_environment(config)
+        self.config, self.environment = config, build_environment(config)
         self.task_id = next(i for i in range(100) if not self.environment.task(i).is_held_out)
         node = NodeConfig(
             environments=(config,),
@@ -98,8 +98,9 @@ class Gate:
 
     def group(self, producer: str, right: float = 1.0) -> RolloutGroup:
         """Two episodes of a search and an answer, as its producer's own environment showed it."""
-        played = build_environment(self.environment.config)  # type: ignore[attr-defined]
-        vars(played).pop("is_scored", None)
+        built = build_environment(self.config)
+        assert isinstance(built, ConfiguredEnvironment)
+        played = built.inner
         episodes = [("?a", f"r{self.task_id}"), ("?b", "wrong")]
         group = make_episode_group(played, self.task_id, episodes, TOKENIZER, producer, SAMPLING)
         claims = [
@@ -325,7 +326,7 @@ def test_a_scored_environment_says_how_and_a_shipped_one_is_replayed(tmp_path: P
     (tmp_path / "web.py").write_text(CODE.replace("def score", "def judge"))
     with pytest.raises(ValueError, match="method score"):
         build_environment(config)
-    with pytest.raises(ValueError, match=r"scored_from: empty.*list the node ids"):
+    with pytest.raises(ValueError, match=r"scored_from: empty.*list the node ids to believe"):
         web(tmp_path, "scored", scored_from=())
     with pytest.raises(ValueError, match="kind calculator are replayed"):
         EnvironmentConfig(name="x", kind="calculator", exchange="scored")
