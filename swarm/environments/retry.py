@@ -7,7 +7,7 @@ one holds out; a hint depends on the right answer and the last one only.
 import math
 import re
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
 from typing import Final
@@ -68,20 +68,21 @@ class RetryEnvironment:
         self.num_tasks = inner.num_tasks
         self.verifier = f"{verifier_name(config, 1)}+{inner.verifier}"
         self.answer_cpu_s = float(getattr(inner, "answer_cpu_s", ANSWER_CPU_S))
-        self._examples = self._find_examples() if has_example else ()
+        self._examples = self._find_examples() if has_example else ()  # built once: every prompt shows two of them
 
     def task(self, task_id: int) -> Task:
         """The inner task, held out where that one is. Raises LookupError."""
         task = self.inner.task(task_id)
         return replace(task, messages=(*self._worked(task), *task.messages), max_turns=self.max_turns)
 
-    def _find_examples(self) -> tuple[int, ...]:
+    def _find_examples(self) -> "tuple[_Example, ...]":
         """Tasks with different answers: one more than a chat shows, for where it asks one of them."""
-        found: dict[str, int] = {}
+        found: dict[str, _Example] = {}
         for task_id in range(min(self.num_tasks, _EXAMPLE_CANDIDATES)):
             with suppress(LookupError):  # a record without its field
-                if (answer := self.inner.reference(task_id)) and not self.inner.task(task_id).is_held_out:
-                    found.setdefault(answer, task_id)
+                task, answer = self.inner.task(task_id), self.inner.reference(task_id)
+                if answer and not task.is_held_out:
+                    found.setdefault(answer, _Example(task_id, task.messages, answer))
         if len(found) < _NUM_EXAMPLES:
             raise ConfigError(f"environment {self.name}: params.example needs {_NUM_EXAMPLES} different answers")
         return tuple(found.values())[:_NUM_EXAMPLES]
@@ -90,12 +91,11 @@ class RetryEnvironment:
         """A question whose first answer is wrong and whose second is right, then one that is answered at once."""
         if not self._examples:
             return ()
-        first, second = [k for k in self._examples if self.inner.task(k).messages != asked.messages][:2]
-        wrong, right = self.inner.reference(second), self.inner.reference(first)
-        told = Attempts(self, first, right).told(wrong)
+        first, second = [each for each in self._examples if each.messages != asked.messages][:2]
+        correction = Attempts(self, first.task_id, first.answer).correction(second.answer)
         say = partial(Message, role="assistant")
-        corrected = (*self.inner.task(first).messages, say(content=wrong), told, say(content=right))
-        return (*corrected, *self.inner.task(second).messages, say(content=wrong))
+        corrected = (*first.messages, say(content=second.answer), correction, say(content=first.answer))
+        return (*corrected, *second.messages, say(content=second.answer))
 
     def episode(self, task_id: int) -> "Attempts":
         """A new series of tries. Raises LookupError."""
@@ -108,6 +108,15 @@ class RetryEnvironment:
     def demonstration(self, task_id: int) -> Actions:
         """Actions that earn every reward. Raises LookupError."""
         return (self.reference(task_id),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    """A question that prompts show with its answer."""
+
+    task_id: int
+    messages: tuple[Message, ...]
+    answer: str
 
 
 def _num_answers(inner: Environment) -> float:
@@ -147,10 +156,11 @@ class Attempts:
                 "attempts": float(self._num_attempts),
             }
             return Transition(is_end=True, rewards=rewards, status=judged.status, state_key="end")
-        told = self.told(action.text.strip())
-        return Transition(messages=(told,), status=judged.status, state_key=f"{self._num_attempts}:{told.content}")
+        correction = self.correction(action.text.strip())
+        state = f"{self._num_attempts}:{correction.content}"
+        return Transition(messages=(correction,), status=judged.status, state_key=state)
 
-    def told(self, wrong: str) -> Message:
+    def correction(self, wrong: str) -> Message:
         """What follows a wrong answer."""
         hint = self._hint(wrong)
         is_char = self._environment.style == "char"
