@@ -87,8 +87,8 @@ class EnvironmentConfig(Model):
             raise ValueError(f'exchange "scored" is for kind plugin; episodes of kind {self.kind} are replayed')
         if self.exchange == "scored" and not self.scored_from:
             raise ValueError(
-                f'scored_from: empty, so exchange "scored" believes no observation in {self.name}; list the node ids that '
-                'it shall believe (where there are none, this node\'s own), or set exchange = "own"'
+                f'scored_from: empty, so exchange "scored" believes no observation in {self.name}; list the node ids '
+                'to believe (where there are none, this node\'s own), or set exchange = "own"'
             )
         if self.scored_from and self.exchange != "scored":
             raise ValueError(f'scored_from: exchange is "{self.exchange}", which believes nobody; set "scored"')

@@ -61,6 +61,7 @@ logger = logging.getLogger(__name__)
 WAITING_SHARE = 0.5  # of the store, for groups that wait for a draw; the rest is for a resume, and for peers
 WINDOW_STEPS = 2  # steps whose groups one follower may have outstanding at most
 KEPT_AGES = 10  # times max_age_s: how long a group is served, and known as a duplicate, after nobody may use it
+ESTABLISHED = 2  # `Agent.standing` of who counts in full in a run where not everybody does
 
 
 class Agent:
@@ -356,10 +357,10 @@ class Agent:
         return node_id in self.address_book.known or node_id in peers.inbound or node_id in peers.delivered_steps
 
     def standing(self, node_id: NodeId) -> int:
-        """2 for who is established where not everybody is, 1 for who delivered groups or answered at its address, 0 for
-        all others: their streams make room first."""
+        """ESTABLISHED for who is that where not everybody is, 1 for who delivered groups or answered at its address, 0
+        for all others: their streams make room first."""
         if not self.parties.is_private and self.parties.is_established(node_id):
-            return 2
+            return ESTABLISHED
         return int(node_id in self.address_book.known or node_id in self.peers.delivered_steps)
 
     # --- what others may know about us ------------------------------------------------------------

@@ -45,6 +45,7 @@ class OwnGroups:
     def __post_init__(self) -> None:
         self.reward_mean, self.reward_std = RunningMean(memory=0.95), RunningMean(memory=0.95)
         self.last_put_at_s = self._context.clock.now_s()
+        self._limits = AdmissionLimits.from_config(self._context.config)
 
     async def put(self, group: RolloutGroup) -> float:
         """Takes one finished group; returns its mean reward, NaN where it had to be dropped."""
@@ -118,9 +119,14 @@ class OwnGroups:
         return scored, sealed
 
     def check_own(self, group: RolloutGroup, verdict: Verdict) -> None:
-        """An episode that broke off, or that its engine made otherwise than the replay, is none: every peer would
-        charge us for it. A node alone may have environments that no replay repeats. Raises RolloutFailed."""
-        limits = AdmissionLimits.from_config(self._context.config)
+        """Refuses an episode that peers would charge us for: it broke off, or is not what its replay here makes.
+
+        A node alone is not checked: its environments may be such that no replay repeats them.
+
+        Raises:
+            RolloutFailed: the episode is dropped.
+        """
+        limits = self._limits
         if self._context.config.is_alone or group.env not in limits.episode_environments:
             return
         finding = check_episodes(group, self._tokenizer, limits.episodes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Final
 
-from swarm.exchange.agent import Agent
+from swarm.exchange.agent import ESTABLISHED, Agent
 from swarm.interfaces import PeerAddress
 from swarm.peers.address_book import budget_key_of
 from swarm.peers.topology import choose_neighbours, rank
@@ -20,7 +20,6 @@ from swarm.types import Advert, Role
 MAX_CONSIDERED: Final = 1024  # adverts of lineages in use, of peers known to be alive, and of strangers, in one look-up
 MAX_TRIALS: Final = 8  # addresses tried at a time
 NUM_SPARE_TRIALS: Final = 2  # of them more than there are free places
-ESTABLISHED: Final = 2  # `Agent.standing` of who counts in full in a run where not everybody does
 MAX_FOLLOWERS: Final = 256  # streamed from, for the groups they made with our credit
 
 

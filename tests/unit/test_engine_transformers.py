@@ -36,7 +36,7 @@ def noisy_network(seed: int = 0) -> torch.nn.Module:
     return network
 
 
-def engine(seed: int = 0, **options: int) -> TransformersGenerator:
+def engine(seed: int = 0, **options: Any) -> TransformersGenerator:
     return TransformersGenerator(noisy_network(), TOKENIZER, VERSION, seed, **options)
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from swarm.config import NodeConfig
+from swarm.config import LearnerConfig, NodeConfig
 from swarm.environments.tool_calls import parse_action
 from swarm.episode import Actions, Transition, TurnStatus
 from swarm.exchange.episode_checks import TURN_REWARD_TOLERANCE
@@ -209,7 +209,5 @@ def _padded(mask: Sequence[bool], length: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _recipes(learner: str) -> RecipeSet:
-    """The recipes of a learner, by its section as JSON."""
-    from swarm.config import LearnerConfig
-
+    """The recipes of a learner, by its section as JSON: the section itself has no hash."""
     return load_recipes(LearnerConfig.model_validate_json(learner))
