@@ -1,7 +1,7 @@
 """Checks of episodes of several turns: their form, and every observation, reward and end against the replay here.
 
 Invariant: a token that the model did not choose is the one that this node's own replay and tokenizer put there; peers
-believe no observation. Nothing reveals prompt or answer text in its detail.
+believe no observation but those of listed nodes (class `scored`). Nothing reveals prompt or answer text in its detail.
 
 Shape letters: T response tokens, K turns.
 """
