@@ -29,7 +29,7 @@ from swarm.types import (
 )
 from swarm.wire.group_counts import CountLimits
 
-_ROUNDING_NATS: Final = 1e-4  # a log-prob this far above 0 is rounding and is clamped
+ROUNDING_NATS: Final = 1e-4  # a log-prob this far above 0 is rounding and is clamped
 _LEAST_LOGPROB: Final = -100.0  # e ** -100: no sampler ever draws such a token
 _TEMPERATURE_TOLERANCE: Final = 1e-3  # relative; it travels as float32
 
@@ -228,8 +228,8 @@ def _check_logprobs(traces: Sequence[TokenTrace]) -> Finding:
     least, largest = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))  # both NaN when one value is
     if not (math.isfinite(least) and math.isfinite(largest)):
         return RefusalReason.BAD_LOGPROBS, "a log-prob that is not finite"
-    if largest > _ROUNDING_NATS or least < _LEAST_LOGPROB:
-        return RefusalReason.BAD_LOGPROBS, f"log-probs outside [{_LEAST_LOGPROB}, {_ROUNDING_NATS}]"
+    if largest > ROUNDING_NATS or least < _LEAST_LOGPROB:
+        return RefusalReason.BAD_LOGPROBS, f"log-probs outside [{_LEAST_LOGPROB}, {ROUNDING_NATS}]"
     return None
 
 

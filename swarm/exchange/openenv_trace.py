@@ -3,17 +3,20 @@
 Of each call of the engine that form has prompt, completion, log-probs, and a mask over prompt and completion. Here an
 episode is one sequence that is only appended to: the prompt of a turn is all that comes before it.
 
-Invariant: what goes out and comes in again is the same trace. What cannot be one sequence is refused, never repaired:
-a prompt that does not begin with the turn before it was rendered again, and the model never saw it.
+Invariant: what goes out and comes in again is the same trace. What cannot be one sequence of one policy version is
+refused, never repaired: a prompt that does not begin with the turn before it was rendered again, and the model never
+saw it.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from swarm.episode import MAX_TURNS
+from swarm.exchange.admission_checks import ROUNDING_NATS
 from swarm.types import IntArray, PolicyVersion, TokenTrace, VersionSpan
 
 SCHEMA_VERSION: Final = 1
@@ -35,14 +38,24 @@ class _Trace(BaseModel):
     turns: list[_Turn]
 
 
-def to_training_trace(prompt_ids: IntArray, trace: TokenTrace) -> dict[str, Any]:
+def to_training_trace(prompt_ids: IntArray, trace: TokenTrace, conversations: Sequence[int]) -> dict[str, Any]:
     """The trace of an episode of one conversation as JSON values.
 
+    Args:
+        prompt_ids: of its task.
+        trace: of its rollout.
+        conversations: of each of its actions, as `EpisodeOutcome.conversations` has them.
+
     Raises:
-        ValueError: it has no log-probs, which that form requires.
+        ValueError: it has no log-probs, which that form requires, or what that form cannot say: several conversations,
+            or several policy versions.
     """
     if trace.logprobs is None:
         raise ValueError("an episode without log-probs is no training trace")
+    if any(conversations):
+        raise ValueError(f"an episode of {len(set(conversations))} conversations is no one sequence; expected 1")
+    if len(trace.spans) > 1:
+        raise ValueError(f"tokens of {len(trace.spans)} policy versions; a training trace names none; expected 1")
     turns: list[dict[str, Any]] = []
     for number in range(int(trace.turn_ids[-1]) + 1):
         places = np.flatnonzero((trace.turn_ids == number) & trace.action_mask)
@@ -87,7 +100,7 @@ def from_training_trace(data: object, version: PolicyVersion) -> tuple[list[int]
         chosen = turn.completion_token_ids
         ids += [*observed, *chosen]
         mask += [False] * len(observed) + [True] * len(chosen)
-        logprobs += [math.nan] * len(observed) + turn.per_token_logps
+        logprobs += [math.nan] * len(observed) + [min(each, 0.0) for each in turn.per_token_logps]
         turn_ids += [number - 1] * len(observed) + [number] * len(chosen)
     return prompt, TokenTrace(
         token_ids=np.array(ids, np.int32),
@@ -106,5 +119,5 @@ def _check(turn: _Turn, number: int) -> None:
         raise ValueError(f"turn {number} has tokens that the mask leaves out")
     if not all(0 <= each < 2**31 for each in (*turn.prompt_token_ids, *turn.completion_token_ids)):
         raise ValueError(f"turn {number} has ids that are none")
-    if not all(math.isfinite(each) and each <= 0 for each in turn.per_token_logps):
+    if not all(math.isfinite(each) and each <= ROUNDING_NATS for each in turn.per_token_logps):
         raise ValueError(f"turn {number} has log-probs that are none")

@@ -13,9 +13,10 @@ from swarm.environments.load import build_environment
 from swarm.exchange.openenv_trace import from_training_trace, to_training_trace
 from swarm.model.tokenizer import CharTokenizer
 from swarm.testing.episodes import make_episode_group
-from swarm.types import NodeId, PolicyVersion, Sampling, TokenTrace
+from swarm.types import NodeId, PolicyVersion, Sampling, TokenTrace, VersionSpan
 
 VERSION = PolicyVersion(policy_id="a", step=3)
+ONE = (0, 0, 0)  # conversation of each action
 
 
 def played() -> tuple[np.ndarray, TokenTrace]:
@@ -29,7 +30,7 @@ def played() -> tuple[np.ndarray, TokenTrace]:
 
 def test_what_goes_out_comes_in_again() -> None:
     prompt_ids, trace = played()
-    data = json.loads(json.dumps(to_training_trace(prompt_ids, trace)))
+    data = json.loads(json.dumps(to_training_trace(prompt_ids, trace, ONE)))
     prompt, read = from_training_trace(data, VERSION)
     assert prompt == prompt_ids.tolist() and read.spans[0].version == VERSION
     for name in ("token_ids", "action_mask", "logprobs", "turn_ids"):
@@ -38,7 +39,7 @@ def test_what_goes_out_comes_in_again() -> None:
 
 def test_the_package_itself_takes_it() -> None:
     training = pytest.importorskip("openenv.core.harness.training")
-    data = to_training_trace(*played())
+    data = to_training_trace(*played(), ONE)
     taken = training.TrainingTrace.model_validate(data)
     assert len(taken.turns) == 3
     _, read = from_training_trace(taken.model_dump(mode="json"), VERSION)
@@ -61,10 +62,11 @@ def rendered_again(data: Any) -> None:
         (lambda data: data["turns"][0]["loss_mask"].__setitem__(-1, 0), "mask leaves out"),
         (lambda data: data["turns"][0]["completion_token_ids"].__setitem__(0, -1), "ids that are none"),
         (lambda data: data["turns"][0]["per_token_logps"].__setitem__(0, float("nan")), "log-probs that are none"),
+        (lambda data: data["turns"][0]["per_token_logps"].__setitem__(0, 0.01), "log-probs that are none"),
     ],
 )
 def test_what_is_no_sequence_of_the_model_is_refused(change: Any, words: str) -> None:
-    data = copy.deepcopy(to_training_trace(*played()))
+    data = copy.deepcopy(to_training_trace(*played(), ONE))
     change(data)
     with pytest.raises(ValueError, match=words):
         from_training_trace(data, VERSION)
@@ -73,4 +75,20 @@ def test_what_is_no_sequence_of_the_model_is_refused(change: Any, words: str) ->
 def test_an_episode_without_log_probs_does_not_go_out() -> None:
     prompt_ids, trace = played()
     with pytest.raises(ValueError, match="without log-probs"):
-        to_training_trace(prompt_ids, replace(trace, logprobs=None))
+        to_training_trace(prompt_ids, replace(trace, logprobs=None), ONE)
+
+
+def test_what_that_form_cannot_say_does_not_go_out() -> None:
+    prompt_ids, trace = played()
+    with pytest.raises(ValueError, match="2 conversations"):
+        to_training_trace(prompt_ids, trace, (0, 1, 0))
+    spans = (*trace.spans, VersionSpan(start=3, version=VERSION))
+    with pytest.raises(ValueError, match="2 policy versions"):
+        to_training_trace(prompt_ids, replace(trace, spans=spans), ONE)
+
+
+def test_a_log_prob_that_is_rounded_above_0_is_0() -> None:
+    data = to_training_trace(*played(), ONE)
+    data["turns"][0]["per_token_logps"][0] = 1e-7
+    _, read = from_training_trace(data, VERSION)
+    assert read.logprobs is not None and read.logprobs[0] == 0.0
