@@ -13,7 +13,7 @@ the tiny model's). So an answer counts with its *bits*, and who says how many de
   answers exclude chance by the sum of their bits less k * log2(n), or, where all are of one group of G, less
   k * log2(G) + log2(n).
 - A first producer that lies upwards could make honest groups look like copies where it can guess their answers. So
-  no answer counts for more than its tokens times the mean bits of a token in this node's *own* groups of the
+  no answer counts for more than its chosen tokens times the mean bits of a token in this node's *own* groups of the
   environment, which no peer can move; answers that can be guessed are short, and equal answers in a group count once.
   A trainer that generates nothing has the lower middle of the means of established nodes that follow its versions;
   without those either, no answer is evidence against anybody but who gave it first.
@@ -107,12 +107,17 @@ def _bits(rollout: Rollout) -> float | None:
     return bits if math.isfinite(bits) else None
 
 
+def _num_chosen(rollout: Rollout) -> int:
+    """Tokens that a policy drew; those of observations follow from them and tell no two episodes apart."""
+    return 0 if rollout.trace is None else int(np.count_nonzero(rollout.trace.action_mask))
+
+
 def _bits_per_token(group: RolloutGroup) -> float | None:
     """Mean of the tokens with log-probs; None where there are none."""
     known = [
-        (bits, int(np.count_nonzero(rollout.trace.action_mask)))
+        (bits, _num_chosen(rollout))
         for bits, rollout in zip(claimed_bits(group), group.rollouts, strict=True)
-        if bits is not None and rollout.trace is not None
+        if bits is not None
     ]
     num_tokens = sum(count for _, count in known)
     return sum(bits for bits, _ in known) / num_tokens if num_tokens else None
@@ -236,8 +241,7 @@ class Novelty:
             known = self._answers.get(key)
             if known is not None and any(each.group == digest for each in (*known.first, *known.later)):
                 continue  # equal answers in a group count once
-            num_tokens = 0 if rollout.trace is None else rollout.trace.token_ids.size
-            claim = _Claim(group.producer, digest, order, _bits(rollout), num_tokens)
+            claim = _Claim(group.producer, digest, order, _bits(rollout), _num_chosen(rollout))
             if known is None:
                 self._answers[key] = _Answer(task, (claim,))
                 self._num_of_task[task] += 1

@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swarm.config import EntryConfig, NodeConfig
+from swarm.config import EntryConfig, EnvironmentConfig, NodeConfig
+from swarm.environments.load import build_environment
+from swarm.exchange import novelty
 from swarm.exchange.novelty import MAX_ANSWERS, MAX_COMMITMENTS, MIN_BITS, Novelty, answer_keys, commitment_of
 from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.model.tokenizer import CharTokenizer
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import TOY_NOW_S, make_group, make_identity, make_sealed
+from swarm.testing.episodes import make_episode_group
 from swarm.testing.nodes import make_admission, make_agent, make_context
-from swarm.types import Digest, NodeId, RefusalReason, Refused, RolloutGroup, ScoredGroup
+from swarm.types import Digest, NodeId, RefusalReason, Refused, RolloutGroup, Sampling, ScoredGroup
 from swarm.wire.envelopes import seal_group
 
 OURS, ALICE, BOB, EVE = (make_identity(number) for number in range(4))
@@ -292,6 +296,42 @@ def test_a_node_that_generates_nothing_takes_no_strangers_word(num_followers: in
 def test_mutation_a_claim_that_counts_in_full_refuses_an_honest_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Novelty, "_evidence", lambda self, claim, *_: claim.bits)
     assert not taken_after_a_guess(Node())
+
+
+def grid_episodes(producer: NodeId, logprob: float, num_episodes: int) -> RolloutGroup:
+    """Episodes of 8 to 10 chosen tokens each, among 35 and more of what the environment says."""
+    environment = build_environment(EnvironmentConfig(name="grid", kind="grid_world", params={"style": "char"}))
+    right = environment.demonstration(0)  # type: ignore[attr-defined]
+    episodes = [right, (*right[:-1], "u"), right[:1] + right, right[:1] * 2 + right][:num_episodes]
+    told = (episodes * GROUP_SIZE)[:GROUP_SIZE]
+    sampling = Sampling(max_new_tokens=8)
+    return with_logprobs(make_episode_group(environment, 0, told, CharTokenizer(), producer, sampling), logprob)
+
+
+def measured(num_episodes: int, own: float) -> Node:
+    node = Node()
+    node.novelty.measure_own(grid_episodes(OURS.node_id, own, num_episodes))
+    return node
+
+
+def taken_after_foreseen(node: Node, num_episodes: int, own: float) -> bool:
+    """Whether a group is used whose episodes a stranger foresaw, and gave before with huge claims of bits."""
+    node.take(grid_episodes(EVE.node_id, -90.0, 4), b"e" * 32)
+    node.take(grid_episodes(BOB.node_id, own, num_episodes), b"h" * 32)
+    return b"h" * 32 in node.used
+
+
+@pytest.mark.parametrize("is_defended", [True, False])
+def test_what_the_environment_said_is_no_evidence_of_a_copy(is_defended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two honest episodes of 8 chosen tokens are 23 bits, however long the observations between them are."""
+    node = measured(2, own=-1.0)
+    if not is_defended:
+        monkeypatch.setattr(novelty, "_num_chosen", lambda each: each.trace.token_ids.size)
+    assert taken_after_foreseen(node, 2, own=-1.0) is is_defended
+
+
+def test_copied_episodes_that_nobody_foresees_are_refused() -> None:
+    assert not taken_after_foreseen(measured(4, own=-3.0), 4, own=-3.0)
 
 
 @pytest.mark.timeout(120)
