@@ -74,6 +74,7 @@ RETRY: Final = World(
     source="tiny",
     max_new_tokens=9,
 )
+ALWAYS: Final = RETRY.but(ask="always", max_turns=2, inner={"name": "max", "kind": "char", "dataset": "max", "seed": 5})
 
 
 @dataclass(slots=True)

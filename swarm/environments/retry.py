@@ -1,7 +1,8 @@
 """Retry: any environment of single answers, asked again after a wrong one, with or without a hint.
 
 Invariant: an answer is judged by the wrapped environment alone, on a fresh episode, and what is held out is what that
-one holds out; a hint depends on the right answer and the last one only.
+one holds out; a hint depends on the right answer and the last one only, and an answer that is always followed by
+another is not commented.
 """
 
 import math
@@ -21,6 +22,7 @@ from swarm.interfaces import Environment
 from swarm.types import Task
 
 HINTS: Final = ("none", "length", "first", "order")
+ASKS: Final = ("wrong", "always")
 _EXAMPLE_CANDIDATES: Final = 64  # tasks that are looked at
 _NUM_EXAMPLES: Final = 3
 _NUM_LOOKED_AT: Final = 24  # tasks whose right answers are compared
@@ -33,9 +35,10 @@ class RetryEnvironment:
     Params: `inner` (section of the wrapped environment, which asks single answers), `max_turns` (3) tries, `hint`
     (none, length, first character, order: higher or lower, for numbers), `example` (none, chat: two other questions
     before the own one, the first with a wrong answer and its correction), `discount` (1.0, of the outcome for each try
-    after the first), `style` (text, or char in the alphabet of the tiny model; that of the inner kind where left out).
+    after the first), `ask` (wrong: again after a wrong answer; always: after each, whatever it was, and the last one
+    counts), `style` (text, or char in the alphabet of the tiny model; that of the inner kind where left out).
     Rewards: outcome of the last answer, discounted; `first_try` what the first answer was worth; `attempts` their
-    number.
+    number, where it may differ.
     """
 
     def __init__(self, config: EnvironmentConfig, inner: Environment) -> None:
@@ -46,18 +49,21 @@ class RetryEnvironment:
         self.signals = frozenset({"state_keys", "reward_parts"})
         self.hint = params.choice("hint", "none", HINTS)
         self.discount = params.number("discount", 1.0, 0.0, 1.0)
+        self.asks_always = params.choice("ask", "wrong", ASKS) == "always"
         is_char = config.inner is not None and config.inner.kind == "char"
         self.style = params.choice("style", "char" if is_char else "text", ("char", "text"))
         has_example = params.choice("example", "none", ("none", "chat")) == "chat"
         params.finish()
         if has_example and (self.style == "char" or (config.inner is not None and config.inner.prefill)):
             raise ConfigError(f"{where}: params.example writes whole answers as text: no style char, and no prefill")
+        if self.asks_always and (self.hint != "none" or has_example or self.discount < 1.0):
+            raise ConfigError(f"{where}: params.ask = always says nothing of answers: no hint, no example, no discount")
         if config.prompt != "{question}" or config.prefill:
             raise ConfigError(f"{where}: kind retry: set prompt and prefill in params.inner")
         if inner.max_turns != 1:
             raise ConfigError(f"{where}: kind retry wraps single answers; {inner.verifier} has {inner.max_turns} turns")
         num_answers = _num_answers(inner)
-        if self.discount == 1.0 and num_answers <= self.max_turns:
+        if self.discount == 1.0 and num_answers <= self.max_turns and not self.asks_always:
             raise ConfigError(
                 f"{where}: {self.max_turns} tries at questions with {num_answers} different answers pay whoever "
                 f"guesses; set params.discount below 1, or params.max_turns below {num_answers}"
@@ -107,7 +113,7 @@ class RetryEnvironment:
 
     def demonstration(self, task_id: int) -> Actions:
         """Actions that earn every reward. Raises LookupError."""
-        return (self.reference(task_id),)
+        return (self.reference(task_id),) * (self.max_turns if self.asks_always else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +154,23 @@ class Attempts:
         self._num_attempts += 1
         if self._num_attempts == 1:
             self._first = value
-        if value >= 1.0 or self._num_attempts >= retry.max_turns:
+        if (value >= 1.0 and not retry.asks_always) or self._num_attempts >= retry.max_turns:
             rewards = {
                 **judged.rewards,
                 OUTCOME: value * retry.discount ** (self._num_attempts - 1),
                 "first_try": self._first,
-                "attempts": float(self._num_attempts),
             }
+            if not retry.asks_always:
+                rewards["attempts"] = float(self._num_attempts)
             return Transition(is_end=True, rewards=rewards, status=judged.status, state_key="end")
-        correction = self.correction(action.text.strip())
-        state = f"{self._num_attempts}:{correction.content}"
-        return Transition(messages=(correction,), status=judged.status, state_key=state)
+        said = self.check() if retry.asks_always else self.correction(action.text.strip())
+        return Transition(messages=(said,), status=judged.status, state_key=f"{self._num_attempts}:{said.content}")
+
+    def check(self) -> Message:
+        """What follows every answer where all are asked again."""
+        asked = self._environment.inner.task(self._task_id).messages[-1].content
+        is_char = self._environment.style == "char"
+        return Message(role="user", content=asked if is_char else "Is that right? Check it, and answer once more.")
 
     def correction(self, wrong: str) -> Message:
         """What follows a wrong answer."""

@@ -204,7 +204,11 @@ def random_batch(kind: str, seed: int, memory: Mapping[str, Any] | None = None) 
         reference_rewards=uniform(count),
         budgets=torch.tensor([2, 4, 6])[torch.arange(count) % 3],
         replayed=(group_index == 0) | (group_index == 3),
-        reward_parts={"correct": (uniform(count) > 0.5).double(), "format": uniform(count)},
+        reward_parts={
+            "correct": (uniform(count) > 0.5).double(),
+            "format": uniform(count),
+            "first_try": (torch.arange(count) * 3 % 7).double() / 7,
+        },
         memory=dict(memory or {}),
         learning_rate=2e-3,
         ratio_ceiling=math.inf,  # no formula knows it: tests/property/test_ratio_ceiling

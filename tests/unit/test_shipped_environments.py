@@ -28,7 +28,7 @@ from swarm.environments.replay import ReplayedEpisode, replay
 from swarm.environments.retry import RetryEnvironment
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.environments.tool_calls import parse_action, render_call
-from swarm.episode import Actions, EpisodeOutcome, ToolCall, TurnStatus
+from swarm.episode import OUTCOME, Actions, EpisodeOutcome, ToolCall, TurnStatus
 from swarm.errors import ConfigError
 from swarm.interfaces import Environment
 from swarm.testing.hostile_actions import hostile_actions
@@ -64,6 +64,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dialogue": ("dialogue", {"slots": 6, "missing": 3}),
     "retry of characters": ("retry", {"inner": REVERSE, "hint": "first"}),
     "retry after examples": ("retry", {"inner": SUMS, "hint": "order", "example": "chat"}),
+    "retry asked twice": ("retry", {"inner": REVERSE, "ask": "always", "max_turns": 2}),
     "retry of sums": ("retry", {"inner": SUMS, "hint": "order", "discount": 0.5}),
 }
 TOOLS: Mapping[str, dict[str, tuple[str, ...]]] = {
@@ -342,6 +343,21 @@ def test_later_tries_are_worth_less_where_they_are_discounted() -> None:
     retry = made("retry", inner=SUMS, discount=0.5)
     right = retry.reference(1)
     assert [replay(retry, 1, ("x",) * wrong + (right,)).reward for wrong in range(3)] == [1.0, 0.5, 0.25]
+
+
+def test_where_all_are_asked_again_nothing_says_whether_an_answer_was_right() -> None:
+    retry = made("retry", inner=REVERSE, ask="always", max_turns=2)
+    right = retry.reference(4)
+    told = {retry.episode(4).step(parse_action(text)).messages for text in (right, "zzz", "")}
+    assert len(told) == 1
+    for first, second in ((right, "zzz"), ("zzz", right), (right, right)):
+        episode = retry.episode(4)
+        assert not episode.step(parse_action(first)).is_end
+        ended = episode.step(parse_action(second))
+        assert ended.is_end
+        assert ended.rewards[OUTCOME] == float(second == right) and ended.rewards["first_try"] == float(first == right)
+    with pytest.raises(ConfigError, match="ask"):
+        made("retry", inner=REVERSE, ask="always", hint="first")
 
 
 @pytest.mark.parametrize(

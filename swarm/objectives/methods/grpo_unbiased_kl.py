@@ -2,10 +2,8 @@
 
     GRPO + .001 (pi/mu) k3, the ratio with its gradient, all in one mean over rollouts
 
-DeepSeek-V3.2 has it with its other measures (`opsm` is one). Ours: GRPO alone as host, and
-the strength, which the report sets by domain.
-
-Mechanism: unbiased reference.
+DeepSeek-V3.2 has it with its other measures (`opsm` is one). Ours: GRPO alone as host, and the strength, which the
+report sets by domain. Mechanism: unbiased reference.
 """
 
 import torch

@@ -1,0 +1,105 @@
+"""Quantities after training: a recipe over turns and another from the same weights, over as many episodes.
+
+Invariant: a quantity is a function of its seed, on held-out tasks.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from benchmarks._turn_episodes import ALWAYS, GRID, LOOK_UP, RETRY, World, batch_of
+from benchmarks._turn_played import GROUP_SIZE, NUM_TEST, TRAJECTORY_LEVEL, tested, trained
+from swarm.objectives.parts import turns_of
+
+
+def calls_per_success(seed: int) -> tuple[float, float]:
+    """Look-up, held out, after training."""
+
+    def mean(recipe: str) -> float:
+        batch = tested(trained(recipe, LOOK_UP, seed))
+        success = batch.rewards > 0.5
+        return float(turns_of(batch).calls.sum(dim=1)[success].to(torch.float64).mean())
+
+    return mean("otc_po"), mean(TRAJECTORY_LEVEL)
+
+
+def success(recipe: str, world: World, baseline: str = TRAJECTORY_LEVEL) -> Callable[[int], tuple[float, float]]:
+    """Held out, after training."""
+
+    def measure(seed: int) -> tuple[float, float]:
+        found = [
+            float((tested(trained(name, world, seed)).rewards > 0.5).float().mean()) for name in (recipe, baseline)
+        ]
+        return found[0], found[1]
+
+    return measure
+
+
+def distinct_tries(seed: int) -> tuple[float, float]:
+    """Retry, held out, after training: distinct ones among the tries of episodes that did not succeed at first."""
+
+    def share(recipe: str) -> float:
+        actions = tested(trained(recipe, RETRY, seed)).actions
+        shares = [len(set(each)) / len(each) for each in actions or () if len(each) > 1]
+        return sum(shares) / max(1, len(shares))
+
+    return share("ufo"), share(TRAJECTORY_LEVEL)
+
+
+def new_states_visited(seed: int) -> tuple[float, float]:
+    """Grid, held out, after training: states of an episode that differ, of those that its turns led to."""
+
+    def share(recipe: str) -> float:
+        keys = tested(trained(recipe, GRID, seed)).state_keys
+        shares = [len(set(each)) / len(each) for each in keys or () if each]
+        return sum(shares) / max(1, len(shares))
+
+    return share("global_episodic"), share(TRAJECTORY_LEVEL)
+
+
+def corrections(seed: int) -> tuple[float, float]:
+    """Retry that always asks twice, held out, after training: wrong firsts made right minus right ones spoilt."""
+
+    def rise(recipe: str) -> float:
+        batch = tested(trained(recipe, ALWAYS, seed))
+        return float((batch.rewards - batch.reward_parts["first_try"]).mean())
+
+    return rise("score"), rise(TRAJECTORY_LEVEL)
+
+
+def success_beyond_training(recipe: str) -> Callable[[int], tuple[float, float]]:
+    """Grid, held out, trained with 4 turns and tested with 8: success."""
+
+    def measure(seed: int) -> tuple[float, float]:
+        found = [
+            float(
+                (tested(trained(name, GRID.but(max_turns=4), seed), GRID.but(max_turns=8)).rewards > 0.5).float().mean()
+            )
+            for name in (recipe, TRAJECTORY_LEVEL)
+        ]
+        return found[0], found[1]
+
+    return measure
+
+
+def turns_beyond_training(seed: int) -> tuple[float, float]:
+    """Grid, held out, trained with 4 turns and tested with 8: turns of an episode."""
+
+    def mean(recipe: str) -> float:
+        counts = tested(trained(recipe, GRID.but(max_turns=4), seed), GRID.but(max_turns=8)).num_turns
+        assert counts is not None
+        return float(counts.to(torch.float64).mean())
+
+    return mean("mini_o3"), mean(TRAJECTORY_LEVEL)
+
+
+def entropy_kept(seed: int) -> tuple[float, float]:
+    """Look-up, two updates of each draw so that clips act: mean entropy of a held-out token after training."""
+
+    def mean(recipe: str) -> float:
+        policy = trained(recipe, LOOK_UP, seed, updates_per_step=2)
+        groups = policy.play(LOOK_UP.build(), 0, NUM_TEST, GROUP_SIZE, is_held_out=True)
+        _, entropy = policy.scores(groups)
+        return float(entropy[batch_of(groups).mask].mean())
+
+    return mean("grpo_tcr"), mean(TRAJECTORY_LEVEL)
