@@ -87,6 +87,11 @@ class EpisodeOutcome:
         return 0, *(each.conversation for each in self.transitions if not each.is_end)
 
     @property
+    def is_success(self) -> bool:
+        """Whether its outcome is full, whatever the configuration weighs; its reward, where it has no outcome."""
+        return self.rewards.get(OUTCOME, self.reward) >= 1.0
+
+    @property
     def rewards(self) -> Mapping[str, float]:
         """Named rewards of the episode; none where it did not end."""
         return self.transitions[-1].rewards if self.transitions else {}

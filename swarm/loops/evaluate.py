@@ -6,6 +6,7 @@ that of the tries that were scored, and where they are of fewer than half of the
 
 import logging
 from collections.abc import Sequence
+from statistics import fmean
 
 from swarm.episode import Actions
 from swarm.errors import RolloutFailed
@@ -34,7 +35,7 @@ async def evaluate_version(worker: Worker, learner: Learner) -> None:
             step=step,
             env=env,
             split=split,
-            accuracy=sum(float((verdict.rewards >= 1.0).mean()) for verdict in scored) / len(scored),
+            accuracy=fmean(_num_right(verdict) / len(verdict.outcomes) for verdict in scored),
             num_problems=len(scored),
             majority_baseline=max(references.count(reference) for reference in set(references)) / len(scored),
             at_s=worker.clock.now_s(),
@@ -56,6 +57,10 @@ async def _verdict(worker: Worker, task: Task, tries: Sequence[Actions]) -> Verd
         return None
 
 
+def _num_right(verdict: Verdict) -> int:
+    return sum(outcome.is_success for outcome in verdict.outcomes)
+
+
 def _to_show(
     step: int, tasks: Sequence[Task], tries: Sequence[Sequence[Actions]], verdicts: Sequence[Verdict | None]
 ) -> list[ShownEpisode]:
@@ -70,7 +75,7 @@ def _to_show(
             outcome=verdict.outcomes[0],
             reference=verdict.reference,
             num_tries=len(of_task),
-            num_right=int((verdict.rewards >= 1.0).sum()),
+            num_right=_num_right(verdict),
         )
         for task, of_task, verdict in list(zip(tasks, tries, verdicts, strict=True))[:NUM_SHOWN]
         if verdict is not None

@@ -99,3 +99,17 @@ async def test_answers_that_could_not_be_scored_are_no_wrong_ones(
     assert all((each.num_tries, each.num_right) == (1, 1) for each in shown)
     assert [(each.task_id, each.actions) for each in shown] == [(n, ("7",)) for n in range(min(num_scored, NUM_SHOWN))]
     assert len(learner.taken_in) == taken_in, "by less than half of the problems the guard decides nothing"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reward", "is_success"),
+    [
+        ({"outcome": 1.0, "found": 0.2}, 0.6, True),  # of a configuration that weighs both
+        ({"outcome": 0.5, "found": 1.0}, 1.0, False),
+        ({"found": 1.0}, 1.0, True),  # there is no outcome
+        ({}, 0.0, False),  # a limit ended it
+    ],
+)
+def test_success_is_the_outcome_whatever_is_weighed(rewards: dict[str, float], reward: float, is_success: bool) -> None:
+    outcome = EpisodeOutcome(reward=reward, transitions=(Transition(is_end=True, rewards=rewards),))
+    assert outcome.is_success == is_success
