@@ -254,7 +254,7 @@ async def _check_environments(config: NodeConfig) -> list[Finding]:
     """Whose episodes of each environment count, and whether other nodes could replay those of local code."""
     found = await differences(each for each in config.environments if each.exchange != "own")
     details = [f"{each.name} {each.exchange}" for each in config.environments]
-    details += [f"{name}: {part} differs between two processes" for name, part in found.items()]
+    details += [f"{name}: {what}" for name, what in found.items()]
     if not found and any((each.inner or each).kind in LOCAL_KINDS for each in config.environments):
         details.append("episodes of local code are the same in another process")
     return [

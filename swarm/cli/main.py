@@ -159,8 +159,8 @@ def check(
         if each.kind == "plugin" and ":" not in each.dataset:
             package, digest = package_digest(ENTRY_POINTS, each.dataset)
             console.print(f"  environment {each.name}: {package}, digest {digest}", markup=False, soft_wrap=True)
-    for name, part in asyncio.run(differences(settings.environments)).items() if settings.is_alone else ():
-        console.print(f"  environment {name}: {part} differs between two processes; use it alone only", markup=False)
+    for name, what in asyncio.run(differences(settings.environments)).items() if settings.is_alone else ():
+        console.print(f"  environment {name}: {what}; use it alone only", markup=False)
 
 
 @keys_app.command("new")

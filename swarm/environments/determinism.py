@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.load import build_environments, signals_of
-from swarm.environments.replay import replay
+from swarm.environments.replay import replay, weights_of
+from swarm.environments.sandbox.child import described
 from swarm.episode import OUTCOME, Actions, outcome_to_json
 from swarm.errors import ConfigError
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 60.0
 LOCAL_KINDS: Final = ("function", "plugin")  # code that no version number of ours stands for
-_WORDS: Final = ("1", "up", "yes", "search a")
-_MAX_TURNS: Final = 6
+_WORDS: Final = ("1", "up", "yes", "search a", '<tool_call>{"name": "a", "arguments": {}}</tool_call>', "<tool_call>{")
+_MAX_TURNS: Final = 8
 # hash seed, time zone, seconds that the clocks are ahead, whether the order is turned around
 _SETTINGS: Final = (("1", "UTC", 0.0, False), ("2", "XXX-13:30", 1.1e8, True))
 FIX: Final = (
@@ -39,7 +40,7 @@ FIX: Final = (
 
 
 async def differences(configs: Iterable[EnvironmentConfig]) -> dict[str, str]:
-    """Name of each environment that is not repeatable -> what differs between two processes.
+    """Name of each environment that is not repeatable -> what is wrong, as a sentence without its subject.
 
     Starts two processes where a configuration names local code, and none elsewhere.
 
@@ -55,14 +56,18 @@ async def differences(configs: Iterable[EnvironmentConfig]) -> dict[str, str]:
         one, other = (play.get(config.name, {}) for play in plays)
         differing = [part for part in one if one[part] != other.get(part)]
         if differing or not one or not other:
-            found[config.name] = differing[0] if differing else f"it was not replayed within {TIMEOUT_S:g} s"
+            found[config.name] = (
+                f"{differing[0]} differs between two processes"
+                if differing
+                else f"a few of its episodes took longer than {TIMEOUT_S:g} s"
+            )
     return found
 
 
 async def require_repeatable(configs: Iterable[EnvironmentConfig]) -> None:
     """Raises ConfigError for an environment whose episodes leave the node, and no other node could replay or score."""
-    for name, part in (await differences(each for each in configs if each.exchange != "own")).items():
-        raise ConfigError(f"environment {name}: {part} differs between two processes; {FIX}")
+    for name, what in (await differences(each for each in configs if each.exchange != "own")).items():
+        raise ConfigError(f"environment {name}: {what}; {FIX}")
 
 
 async def _play_elsewhere(
@@ -123,7 +128,7 @@ def main() -> None:
             name: played(environment, is_reversed=request["is_reversed"]) for name, environment in environments.items()
         }
         for environment in environments.values():  # last: what it plays must not make up for the order of episodes
-            require_named_signals(environment)
+            require_sound(environment)
     except ConfigError as error:
         reply = {"error": str(error)}
     with os.fdopen(ours, "w", encoding="utf-8") as output:
@@ -151,22 +156,39 @@ def played(environment: "Environment", *, is_reversed: bool) -> dict[str, str]:
     return {name: digests[name] for name in parts}
 
 
-def require_named_signals(environment: "Environment") -> None:
-    """Raises ConfigError where episodes say more than `signals` names: no recipe could ask for it."""
-    said = set[str]()
+def require_sound(environment: "Environment") -> None:
+    """Raises ConfigError where a step raises, an end has no reward that counts, or episodes say more than is named."""
+    origin, said = f"environment {environment.name}", set[str]()
     for task_id in range(min(3, environment.num_tasks)):
-        for number in range(3):
-            with suppress(Exception):  # local code may raise anything; what it does then is compared elsewhere
-                outcome = replay(environment, task_id, _actions(environment, task_id, number))
-                turns = outcome.transitions
-                said |= {"turn_rewards"} if any(turn.reward for turn in turns) else set()
-                said |= {"state_keys"} if any(turn.state_key and not turn.is_end for turn in turns) else set()
-                said |= {"tool_calls"} if any(turn.num_calls for turn in turns) else set()
-                said |= {"reward_parts"} if set(outcome.rewards) - {OUTCOME} else set()
+        longer = [_actions(environment, task_id, number) for number in range(3)]
+        for actions in [*longer, *((word,) for word in ("", *_WORDS))]:
+            try:
+                outcome = replay(environment, task_id, actions)
+            except Exception as error:
+                raise ConfigError(
+                    f"{origin}: task {task_id} raised {described(error)} on the actions {list(actions)!r}; whatever a "
+                    "model writes must have an answer"
+                ) from error
+            if outcome.rewards and not weights_of(environment).keys() & outcome.rewards.keys():
+                wanted = " or ".join(map(repr, weights_of(environment)))
+                raise ConfigError(
+                    f"{origin}: an episode of task {task_id} ended with the rewards {dict(outcome.rewards)!r}, of "
+                    f"which none counts: give it {wanted}, or set reward_weights"
+                )
+            if not 0.0 <= outcome.rewards.get(OUTCOME, 0.0) <= 1.0:
+                raise ConfigError(
+                    f"{origin}: the reward {OUTCOME!r} of task {task_id} is {outcome.rewards[OUTCOME]:g} and would be "
+                    "clipped to [0, 1]; scale it"
+                )
+            turns = outcome.transitions
+            said |= {"turn_rewards"} if any(turn.reward for turn in turns) else set()
+            said |= {"state_keys"} if any(turn.state_key and not turn.is_end for turn in turns) else set()
+            said |= {"tool_calls"} if any(turn.num_calls for turn in turns) else set()
+            said |= {"reward_parts"} if set(outcome.rewards) - {OUTCOME} else set()
     if missing := sorted(said - signals_of(environment)):
         raise ConfigError(
-            f"environment {environment.name}: its episodes have {', '.join(missing)}, which its attribute `signals` "
-            f"does not name, so that no recipe could ask for it: add signals = frozenset({set(missing)!r})"
+            f"{origin}: its episodes have {', '.join(missing)}, which its attribute `signals` does not name, so that "
+            f"no recipe could ask for it: add signals = frozenset({set(missing)!r})"
         )
 
 

@@ -15,7 +15,7 @@ from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.novelty import Novelty
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.exchange.reward_recheck import to_scored_group
-from swarm.flow import RunningMean
+from swarm.flow import RunningMean, TokenBucket
 from swarm.interfaces import GroupStore, Tokenizer, Verdict, Verifier
 from swarm.node_context import NodeContext
 from swarm.types import ClaimedTurn, FinishReason, RefusalReason, RolloutGroup, ScoredGroup, SealedGroup
@@ -39,6 +39,7 @@ class OwnGroups:
     _novelty: Novelty = field(default_factory=Novelty)  # knows our answers before anybody can copy them
     num_asked: int = field(default=0, init=False)  # questions since the store began, stored or not
     num_put: int = field(default=0, init=False)  # groups stored; this and what follows: since the process started
+    num_unscored: int = field(default=0, init=False)
     tokens_generated: int = field(default=0, init=False)
     is_full: bool = field(default=False, init=False)  # the newest group was dropped: the disk had no room for it
 
@@ -46,6 +47,7 @@ class OwnGroups:
         self.reward_mean, self.reward_std = RunningMean(memory=0.95), RunningMean(memory=0.95)
         self.last_put_at_s = self._context.clock.now_s()
         self._limits = AdmissionLimits.from_config(self._context.config)
+        self._warnings = TokenBucket(per_s=1 / 60, burst=3, at_s=self._context.clock.monotonic_s())
 
     async def put(self, group: RolloutGroup) -> float:
         """Takes one finished group; returns its mean reward, NaN where it had to be dropped."""
@@ -62,7 +64,12 @@ class OwnGroups:
             self._context.emit(DiskFull(error=str(error)))
             return float("nan")
         except (RolloutFailed, TooLarge) as error:
-            logger.warning("a rollout group of ours could not be scored", extra={"error": str(error)})
+            self.num_unscored += 1
+            if self._warnings.try_take(
+                self._context.clock.monotonic_s()
+            ):  # what breaks each group is said once a minute
+                told = {"error": str(error), "num_unscored": self.num_unscored}
+                logger.warning("a rollout group of ours could not be scored", extra=told)
             self._context.emit(GroupUnscored(env=group.env, error=str(error)))
             return float("nan")
         if self.is_full:

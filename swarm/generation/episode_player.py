@@ -7,7 +7,7 @@ any more (`EpisodeLimits`): every consumer decides the same from the tokens alon
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 
 from swarm.episode import Actions, EpisodeOutcome
 from swarm.errors import RolloutFailed, Unavailable
@@ -60,8 +60,14 @@ class EpisodePlayer:
             if outcome.is_ended:
                 return None
             observation = self._conversations[rollout].observe(outcome.transitions[-1], is_ended)
-        except (RolloutFailed, Unavailable, LookupError) as error:  # broken off: its group is dropped unscored
-            logger.warning("an environment failed in the middle of an episode", extra={"error": str(error)})
+        except (
+            RolloutFailed,
+            Unavailable,
+            LookupError,
+        ) as error:  # broken off: its group is dropped unscored, and told
+            logger.debug("an environment failed in the middle of an episode", extra={"error": str(error)})
+            return None
+        except CancelledError:  # the node stops
             return None
         except Exception:  # the engine waits for an answer: whatever happened, there is none
             logger.exception("an episode could not go on")

@@ -10,7 +10,7 @@ from node.daemon import Daemon
 from swarm.cli.main import app
 from swarm.config import DirectoryConfig, EnvironmentConfig, ModelConfig, NodeConfig
 from swarm.environments import determinism
-from swarm.environments.determinism import differences, require_named_signals, require_repeatable
+from swarm.environments.determinism import differences, require_repeatable, require_sound
 from swarm.environments.grid_world import GridWorldEnvironment
 from swarm.environments.load import build_environment
 from swarm.errors import ConfigError
@@ -149,12 +149,55 @@ def test_signals_that_episodes_have_and_an_environment_does_not_name_are_refused
     """Else a recipe over turns would be refused, or see none of them, without a word on why."""
     environment = build_environment(EnvironmentConfig(name="grid", kind="grid_world"))
     assert isinstance(environment, GridWorldEnvironment)
-    require_named_signals(environment)
+    require_sound(environment)
     environment.signals = frozenset({"turn_rewards"})
     with pytest.raises(ConfigError, match=r"environment grid: .* reward_parts, state_keys, .* does not name"):
-        require_named_signals(environment)
+        require_sound(environment)
 
 
 @pytest.mark.parametrize("kind", ["calculator", "look_up", "grid_world", "apps", "dialogue", "code", "nim", "notes"])
 def test_environments_that_ship_name_all_their_signals(kind: str) -> None:
-    require_named_signals(build_environment(EnvironmentConfig.model_validate({"name": kind, "kind": kind})))
+    require_sound(build_environment(EnvironmentConfig.model_validate({"name": kind, "kind": kind})))
+
+
+@pytest.mark.parametrize(
+    ("question", "reward", "reason"),
+    [
+        (
+            "word",
+            "1 / len(answer) / 9",
+            r"task 0 raised ZeroDivisionError: .*local_0.py:\d+ in judge\) on the actions",
+        ),
+        ("word", "5.0 * (answer == problem.reference)", "the reward 'outcome' of task 0 is 5 and would be clipped"),
+    ],
+)
+async def test_a_reward_that_raises_or_leaves_its_range_is_refused(
+    tmp_path: Path, question: str, reward: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        await require_repeatable([local(tmp_path, question, reward)])
+
+
+NAMELESS = """
+from swarm.episode import Transition
+from swarm.environments.environment import NumberedEnvironment, Problem
+
+class Local(NumberedEnvironment):
+    signals = frozenset({"reward_parts"})
+    def __init__(self, config):
+        super().__init__(config, "local/1")
+    def build(self, task_id):
+        return Problem(question=str(task_id), reference="1")
+    def begin(self, problem):
+        return self
+    def step(self, action):
+        return Transition(is_end=True, rewards={"found": 1.0})
+"""
+
+
+async def test_rewards_of_which_none_counts_are_refused_with_the_fix(tmp_path: Path) -> None:
+    (tmp_path / "nameless.py").write_text(NAMELESS)
+    config = EnvironmentConfig(name="local", kind="plugin", dataset=f"{tmp_path / 'nameless.py'}:Local")
+    with pytest.raises(ConfigError, match=r"none counts: give it 'outcome', or set reward_weights"):
+        await require_repeatable([config])
+    await require_repeatable([config.model_copy(update={"reward_weights": {"found": 1.0}})])
