@@ -140,7 +140,8 @@ class CoordinatorDaemon(Service):
         await self._start_directory(identity)
         address = config.advertise or f"{dialled.rpartition(':')[0]}:{port}"
         self.link = str(JoinLink(addresses=(address,), run_id=config.run_id, fingerprint=identity.node_id))
-        dashboard = Dashboard(self.core, config.run_id, lambda: self.link, Telemetry("coordinator"))
+        telemetry, environments = Telemetry("coordinator"), config.node.environments
+        dashboard = Dashboard(self.core, config.run_id, lambda: self.link, telemetry, environments)
         http = await dashboard.start(config.http_listen)
         self._exit.push_async_callback(dashboard.stop)
         self.info = {

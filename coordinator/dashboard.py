@@ -5,7 +5,7 @@ Invariant: read-only; names that peers chose are escaped; pages are made on the 
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ import jinja2
 from prometheus_client import generate_latest
 
 from coordinator.core import CoordinatorCore
+from swarm.config import EnvironmentConfig
 from swarm.errors import ConfigError
 from swarm.telemetry import Telemetry
 from swarm.telemetry.page_server import Page, PageServer
@@ -32,11 +33,20 @@ class Dashboard:
         address = await dashboard.start("127.0.0.1:0")
     """
 
-    def __init__(self, core: CoordinatorCore, run_id: str, link: Callable[[], str], telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        core: CoordinatorCore,
+        run_id: str,
+        link: Callable[[], str],
+        telemetry: Telemetry,
+        environments: Sequence[EnvironmentConfig] = (),
+    ) -> None:
+        """`environments`: that the manifest of the run names."""
         self._core = core
         self._run_id = run_id
         self._link = link
         self._telemetry = telemetry
+        self._environments = {each.name: each.exchange for each in environments}
         self._server = PageServer(self._page_of)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
@@ -66,6 +76,7 @@ class Dashboard:
             "advice_state": core.advisor.state,
             "max_age_steps": core.advisor.max_age_steps,
             "num_versions": core.num_versions,
+            "environments": self._environments,
             "members": [
                 {
                     "node_id": member.node_id,

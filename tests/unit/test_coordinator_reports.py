@@ -16,7 +16,7 @@ from coordinator.sqlite_store import SqliteCoordinatorStore
 from coordinator.store import MemoryCoordinatorStore
 from coordinator.turns import CallerTurns
 from swarm.clock import ManualClock
-from swarm.config import EntryConfig
+from swarm.config import EntryConfig, EnvironmentConfig
 from swarm.errors import StorageFull
 from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
@@ -225,6 +225,8 @@ async def test_the_page_says_who_is_listed_and_who_is_a_newcomer(is_listing: boo
 async def test_the_page_has_no_field_that_its_figures_lack() -> None:
     core = CoordinatorCore(ManualClock())
     await core.heartbeat(EVE, replace(REPORT, node_id=EVE, edges=(EDGE,)))
-    dashboard = Dashboard(core, "run", str, Telemetry("coordinator"))
+    environments = [EnvironmentConfig(name="sums", kind="calculator")]
+    dashboard = Dashboard(core, "run", str, Telemetry("coordinator"), environments)
     page = (await dashboard._make("/")).body.decode()
+    assert "sums (replayable)" in page
     assert f"<td>{ADA[:8]}</td><td>1</td><td>0.20</td>" in page
