@@ -34,8 +34,9 @@ from swarm.learn.ranks import OneProcess
 from swarm.model.network import load_model
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import PublishedTensors, load_published
-from swarm.objectives.batch import Batch, make_batch
+from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import with_advantages
+from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.methods import load_recipe
 from swarm.types import Correction, Draw, DrawnGroup, EpisodeLimits, Sampling, ScoredGroup, StepReport
 

@@ -39,7 +39,7 @@ from swarm.learn.logprobs import score_tokens  # noqa: E402
 from swarm.learn.packing import pack  # noqa: E402
 from swarm.model.network import LoadedModel, load_model  # noqa: E402
 from swarm.model.version_digest import snapshot, weights_digest  # noqa: E402
-from swarm.objectives.batch import make_batch  # noqa: E402
+from swarm.objectives.draw_batch import make_batch  # noqa: E402
 from swarm.types import (  # noqa: E402
     Canary,
     Correction,

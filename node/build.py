@@ -34,7 +34,7 @@ from swarm.loops.worker import Evaluate
 from swarm.model.network import LoadedModel, load_model
 from swarm.model.tokenizer import check_turns
 from swarm.model.version_digest import PublishedTensors, published_state, snapshot, weights_digest
-from swarm.objectives.batch import own_prompt_ids
+from swarm.objectives.draw_batch import own_prompt_ids
 from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.methods import load_recipe, recipes_of
 from swarm.objectives.part import Requirement

@@ -41,8 +41,9 @@ from swarm.learn.packing import PackedRows, pack
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.learn.reference_policy import ReferencePolicy
 from swarm.model.version_digest import published_state, weights_digest
-from swarm.objectives.batch import Batch, make_batch
+from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import scored, with_advantages, within_bounds
+from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.fallbacks import MAIN, RecipeSet, RecipeSlice, merged
 from swarm.objectives.mass_clip import MassHistory, clip_figures, scope_of
 from swarm.objectives.part import Requirement, Scope

@@ -18,7 +18,7 @@ import numpy as np
 
 from swarm.interfaces import Tokenizer
 from swarm.learn.packing import pack
-from swarm.objectives.batch import make_batch
+from swarm.objectives.draw_batch import make_batch
 from swarm.testing.builders import TOY_ENV, TOY_RUN_ID, toy_task
 from swarm.types import (
     Draw,

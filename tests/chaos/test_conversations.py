@@ -16,8 +16,9 @@ from swarm.environments.replay import ReplayedEpisode, replay
 from swarm.episode import Actions, Message, Transition
 from swarm.model.tokenizer import CharTokenizer
 from swarm.objectives import coefficients
-from swarm.objectives.batch import Batch, make_batch
+from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import with_advantages
+from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.methods import load_recipe
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation

@@ -15,7 +15,7 @@ import zstandard
 from swarm.clock import ManualClock
 from swarm.config import ExchangeConfig, GeneratorConfig, NodeConfig
 from swarm.identity import DOMAIN_GROUP, Identity
-from swarm.objectives.batch import make_batch
+from swarm.objectives.draw_batch import make_batch
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore

@@ -17,7 +17,7 @@ from swarm.environments.sandbox import verifier
 from swarm.episode import Actions, TurnStatus
 from swarm.exchange import admission_checks, episode_checks, reward_recheck
 from swarm.model.tokenizer import CharTokenizer
-from swarm.objectives.batch import make_batch
+from swarm.objectives.draw_batch import make_batch
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore

@@ -19,7 +19,7 @@ from swarm.exchange.draw_journal import DrawJournal
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.exchange.replay_tables import ReplayEntry
 from swarm.generation import episode_player
-from swarm.objectives import batch as batches
+from swarm.objectives import draw_batch as batches
 from swarm.objectives import turn_columns
 from swarm.simulate.invariants import HONEST, REPEAT, TRAINED, TURNS, WHOLE_EPISODES
 from swarm.simulate.virtual.episode_plan import EpisodePlan

@@ -19,7 +19,8 @@ from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops.neighbours import NeighbourStream
 from swarm.loops.notices import StreamPositions
-from swarm.objectives.batch import Batch, make_batch
+from swarm.objectives.batch import Batch
+from swarm.objectives.draw_batch import make_batch
 from swarm.testing.builders import HoldsNothing, ToyTokenizer, make_group, make_identity, toy_task
 from swarm.testing.nodes import make_agent, make_context
 from swarm.types import (

@@ -25,7 +25,8 @@ from swarm.learn.packing import pack
 from swarm.model.network import LoadedModel, load_model
 from swarm.model.source import default_cache_dir
 from swarm.model.version_digest import snapshot
-from swarm.objectives.batch import Batch, make_batch
+from swarm.objectives.batch import Batch
+from swarm.objectives.draw_batch import make_batch
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
 from swarm.testing.builders import make_scored
 from swarm.testing.mixed_cache import scored_with_one_cache

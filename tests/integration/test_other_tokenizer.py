@@ -30,8 +30,8 @@ from swarm.learn.learner import PolicyLearner
 from swarm.model.network import load_model
 from swarm.model.token_alignment import with_byte_lengths
 from swarm.model.tokenizer import ALPHABET, CharTokenizer
-from swarm.objectives.batch import make_batch
 from swarm.objectives.coefficients import scored as scored_by
+from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.methods import load_recipe, load_recipes
 from swarm.testing.builders import make_identity

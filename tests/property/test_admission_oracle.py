@@ -16,7 +16,7 @@ from swarm.exchange.admission_checks import AdmissionLimits, check_form
 from swarm.identity import Identity
 from swarm.interfaces import Tokenizer
 from swarm.model.tokenizer import HfTokenizer
-from swarm.objectives import batch
+from swarm.objectives import draw_batch
 from swarm.testing.builders import ToyTokenizer, make_group, make_identity
 from swarm.testing.hostile_groups import Kind, Vocabulary
 from swarm.types import FinishReason, RefusalReason, Rollout, RolloutGroup
@@ -113,7 +113,7 @@ def travelled(group: RolloutGroup, identity: Identity = EVE) -> RolloutGroup | N
 
 
 def test_mutation_where_texts_are_not_cut_off_steps_cost_more_than_honest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "cut_to_limit", lambda rollout, tokenizer: rollout)
+    monkeypatch.setattr(draw_batch, "cut_to_limit", lambda rollout, tokenizer: rollout)
     findings = played(OURS, 500)
     assert any("a row of" in each for each in findings.wrong)
     assert findings.worst_of_tokens <= 1.0 and findings.worst_of_texts > 3.0

@@ -16,7 +16,8 @@ from swarm.learn.answer_scores import _begins, asked_batch
 from swarm.learn.learner import PolicyLearner
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
-from swarm.objectives.batch import Batch, make_batch
+from swarm.objectives.batch import Batch
+from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.methods import load_recipe
 from swarm.testing.builders import make_scored
 from swarm.testing.episodes import make_episode_group

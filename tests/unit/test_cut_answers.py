@@ -13,7 +13,8 @@ from swarm.episode import Actions
 from swarm.exchange import admission
 from swarm.exchange.novelty import Novelty
 from swarm.interfaces import Producer, Verdict
-from swarm.objectives.batch import Batch, make_batch
+from swarm.objectives.batch import Batch
+from swarm.objectives.draw_batch import make_batch
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ScriptedVerifier, ToyTokenizer, make_group, make_identity, make_sealed, toy_task
 from swarm.testing.nodes import make_admission, make_context

@@ -167,7 +167,7 @@ def test_what_parts_remember_is_kept_apart_by_kind_and_survives_a_restart(tmp_pa
 
 
 def test_every_group_is_in_one_slice_with_the_totals_of_the_step(tmp_path: Path) -> None:
-    from swarm.objectives.batch import make_batch
+    from swarm.objectives.draw_batch import make_batch
 
     batch = make_batch(draw(), TOKENIZER)
     slices = by_kind(NEEDY, no_logprobs=PLAIN, text_only=PLAIN).slices(batch)

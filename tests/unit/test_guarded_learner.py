@@ -15,8 +15,8 @@ from swarm.learn.learner import PolicyLearner
 from swarm.learn.off_policy_guard import GuardLevel
 from swarm.model.network import load_model
 from swarm.model.tokenizer import CharTokenizer
-from swarm.objectives.batch import make_batch
 from swarm.objectives.coefficients import coefficients, with_advantages
+from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.methods import load_recipe, recipes_of
 from swarm.testing.builders import make_group, make_identity, make_scored
 from swarm.types import Correction, Draw, DrawnGroup, Evaluation

@@ -19,8 +19,8 @@ from swarm.learn.packing import pack
 from swarm.learn.ranks import OneProcess
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
-from swarm.objectives.batch import make_batch
 from swarm.objectives.coefficients import with_advantages
+from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.methods import load_recipe
 from swarm.objectives.methods.minirl import DetachedRatio
 from swarm.objectives.part import Noise, RatioPart, Requirement, Scope, Scored

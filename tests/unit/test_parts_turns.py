@@ -17,8 +17,9 @@ from swarm.errors import ConfigError
 from swarm.exchange.reward_recheck import to_scored_group
 from swarm.interfaces import Environment
 from swarm.model.tokenizer import CharTokenizer
-from swarm.objectives.batch import Batch, make_batch
+from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import coefficients, with_advantages
+from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import Requirement
 from swarm.objectives.parts import by_cell, discounted_returns, group_centred, on_turn_tokens, state_cells, turns_of

@@ -15,7 +15,7 @@ from swarm.learn.data_parallel import ShardedRanks
 from swarm.learn.leader import RankCommand
 from swarm.learn.packing import pack
 from swarm.model.tokenizer import CharTokenizer
-from swarm.objectives.batch import make_batch
+from swarm.objectives.draw_batch import make_batch
 from swarm.testing.builders import make_group, make_scored
 from swarm.types import Draw, DrawnGroup, Role
 

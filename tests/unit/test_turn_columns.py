@@ -16,7 +16,7 @@ from swarm.episode import EpisodeOutcome, Message, ToolCall, TurnStatus
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.reward_recheck import to_scored_group
 from swarm.model.token_alignment import cut_to_limit
-from swarm.objectives.batch import make_batch
+from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.turn_columns import turn_columns
 from swarm.testing.builders import ToyTokenizer, answer_outcome, make_group, make_scored, make_sealed, toy_task
 from swarm.testing.outcomes import make_outcome, make_scored_episodes, make_turns, make_turns_group

@@ -17,8 +17,9 @@ from swarm.environments.tool_calls import parse_action
 from swarm.episode import Actions, Transition, TurnStatus
 from swarm.exchange.episode_checks import TURN_REWARD_TOLERANCE
 from swarm.interfaces import Environment, Tokenizer
-from swarm.objectives.batch import Batch, make_batch
+from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import coefficients, with_advantages
+from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.methods import load_recipes
 from swarm.simulate.invariants import TRAINED, TURNS, WHOLE_EPISODES

@@ -1,0 +1,239 @@
+"""The batch of a draw: rollouts as tensors, those of another tokenizer cut anew into our own tokens.
+
+Invariant: a token is trained only where a model chose it, and rows of another tokenizer are no longer than our own.
+Shape letters: N rollouts, L longest response in tokens, P prompt tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swarm.episode import EpisodeOutcome, Transition
+from swarm.errors import ConfigError
+from swarm.interfaces import TaskOf, Tokenizer
+from swarm.model.conversations import Conversations, conversation_ids
+from swarm.model.token_alignment import aligned_logprobs, cut_to_limit
+from swarm.objectives.batch import Batch
+from swarm.objectives.turn_columns import named_rewards, outcome_of, turn_columns
+from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout, ScoredGroup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Response:
+    token_ids: np.ndarray  # [T]
+    mask: np.ndarray  # [T]
+    logprobs: np.ndarray  # [T], NaN where unknown
+    turn_ids: np.ndarray  # [T]
+    conversation_ids: np.ndarray  # [T]
+    correction: Correction
+    segments: tuple[np.ndarray, np.ndarray] | None = None  # ids and log-probs, both [T]
+
+
+def make_batch(
+    draw: Draw,
+    tokenizer: Tokenizer,
+    device: torch.device | str = "cpu",
+    task_of: TaskOf | None = None,
+    policy_id: str | None = None,
+) -> Batch:
+    """The batch of a draw; groups of another tokenizer are re-encoded with our own, prompts included.
+
+    Args:
+        draw: at least one group; every group has as many rewards as rollouts.
+        tokenizer: our own.
+        device: where the tensors go.
+        task_of: where the prompts of groups of another tokenizer come from.
+        policy_id: our own lineage; groups of others are external. None: those that other nodes made are.
+
+    Raises:
+        ConfigError: the draw is empty, or another tokenizer's and there is no `task_of`.
+    """
+    if not draw.groups:
+        raise ConfigError(f"draw for step {draw.step} has no group to learn from")
+    rollouts: list[Rollout] = []
+    prompts: list[Tensor] = []
+    group_index: list[int] = []
+    responses: list[_Response] = []
+    groups = [_as_scored(drawn.scored, tokenizer) for drawn in draw.groups]
+    for index, scored in enumerate(groups):
+        prompt_ids = own_prompt_ids(scored, tokenizer, task_of)
+        count = len(scored.group.rollouts)
+        assert count == scored.rewards.shape[0] and prompt_ids
+        prompts.append(torch.tensor(prompt_ids, dtype=torch.int64, device=device))
+        rollouts += scored.group.rollouts
+        responses += [_response(scored, place, tokenizer) for place in range(count)]
+        group_index += [index] * count
+    is_from_peer = [not drawn.scored.is_made_here for drawn in draw.groups]
+    is_newcomer = [not drawn.is_established for drawn in draw.groups]
+    is_external = is_from_peer if policy_id is None else [not d.scored.is_own_policy(policy_id) for d in draw.groups]
+    length = max(1, max(response.token_ids.shape[0] for response in responses))
+    mask = _padded([response.mask for response in responses], length, np.bool_)
+    logprobs = np.where(mask, _padded([r.logprobs for r in responses], length, np.float32), np.float32(0))
+
+    segments = _segments(responses, mask)
+    conversations = _padded([r.conversation_ids for r in responses], length, np.int64)
+    turns, named = turn_columns(groups), named_rewards(groups)
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return Batch(
+        token_ids=tensor(_padded([r.token_ids for r in responses], length, np.int64)),
+        mask=tensor(mask),
+        behavior_logprobs=tensor(logprobs),
+        rewards=tensor(np.concatenate([d.scored.rewards for d in draw.groups]).astype(np.float32)),
+        advantages=torch.zeros(mask.shape, device=device),
+        turn_ids=tensor(_padded([r.turn_ids for r in responses], length, np.int64)),
+        group_index=tensor(np.array(group_index, dtype=np.int64)),
+        age_steps=tensor(_per_rollout(draw.groups, [d.age_steps for d in draw.groups], np.int64)),
+        is_external=tensor(_per_rollout(draw.groups, is_external, np.bool_)),
+        is_from_peer=tensor(_per_rollout(draw.groups, is_from_peer, np.bool_)),
+        is_newcomer=tensor(_per_rollout(draw.groups, is_newcomer, np.bool_)) if any(is_newcomer) else None,
+        temperature=tensor(np.array([_temperature(rollout) for rollout in rollouts], np.float32)),
+        length=tensor(mask.sum(axis=1).astype(np.int64)),
+        max_new_tokens=tensor(np.array([_most_tokens(rollout) for rollout in rollouts], np.int64)),
+        is_truncated=tensor(np.array([rollout.finish is FinishReason.LENGTH for rollout in rollouts], np.bool_)),
+        corrections=tuple(response.correction for response in responses),
+        prompts=tuple(prompts),
+        texts=tuple(rollout.text for rollout in rollouts),
+        sources=tuple(drawn.scored.group.producer for drawn in draw.groups),
+        task_keys=tuple(f"{drawn.scored.group.env}/{drawn.scored.group.task_id}" for drawn in draw.groups),
+        step_tokens=int(mask.sum()),
+        step_rollouts=len(responses),
+        step_groups=len(draw.groups),
+        baseline_rewards=tensor(np.array(draw.baselines, np.float32)) if draw.baselines else None,
+        segment_ids=None if segments is None else tensor(segments[0]),
+        segment_logprobs=None if segments is None else tensor(segments[1]),
+        conversation_ids=tensor(conversations) if conversations.any() else None,
+        turn_rewards=None if turns is None else tensor(turns.turn_rewards),
+        num_turns=None if turns is None else tensor(turns.num_turns),
+        num_calls=None if turns is None else tensor(turns.num_calls),
+        state_keys=None if turns is None else turns.state_keys,
+        turn_statuses=None if turns is None else turns.turn_statuses,
+        turn_roles=None if turns is None else turns.turn_roles,
+        actions=None if turns is None else turns.actions,
+        reward_parts={name: tensor(values) for name, values in named.items()},
+    )
+
+
+def own_prompt_ids(scored: ScoredGroup, tokenizer: Tokenizer, task_of: TaskOf | None) -> list[int]:
+    """The prompt in our own tokens: those of a group of another tokenizer mean nothing here. Raises ConfigError."""
+    group = scored.group
+    if scored.correction is not Correction.TEXT_ONLY or group.tokenizer_digest == tokenizer.digest:
+        return group.prompt_ids.tolist()
+    if task_of is None:
+        raise ConfigError(f"a group of {group.producer[:8]} has another tokenizer, and its task cannot be rebuilt here")
+    return tokenizer.encode_prompt(task_of(group.env, group.task_id))
+
+
+def _as_scored(scored: ScoredGroup, tokenizer: Tokenizer) -> ScoredGroup:
+    """A group with its rollouts as they were scored: texts that others send cost no more than answers of our own."""
+    if scored.is_made_here or scored.correction is not Correction.TEXT_ONLY:
+        return scored
+    rollouts = tuple(cut_to_limit(rollout, tokenizer) for rollout in scored.group.rollouts)
+    return replace(scored, group=replace(scored.group, rollouts=rollouts))
+
+
+def _response(scored: ScoredGroup, place: int, tokenizer: Tokenizer) -> _Response:
+    rollout, correction = scored.group.rollouts[place], scored.correction
+    trace = rollout.trace
+    outcome = outcome_of(scored, place)
+    if correction is Correction.TEXT_ONLY or trace is None:
+        return _reencoded(rollout, outcome, Conversations(tokenizer, scored.group.env), tokenizer)
+    if trace.logprobs is None or correction is not Correction.EXACT:
+        correction = Correction.NO_LOGPROBS
+        logprobs = np.full(trace.token_ids.shape, np.nan, np.float32)
+    else:
+        logprobs = trace.logprobs
+    mask = trace.action_mask & (rollout.finish is not FinishReason.ABORTED)
+    of_turns = (0,) if outcome is None else outcome.conversations
+    return _Response(
+        token_ids=trace.token_ids,
+        mask=mask,
+        logprobs=logprobs,
+        turn_ids=trace.turn_ids,
+        conversation_ids=conversation_ids(of_turns, trace.turn_ids, trace.action_mask),
+        correction=correction,
+    )
+
+
+def _reencoded(
+    rollout: Rollout, outcome: EpisodeOutcome | None, conversations: Conversations, tokenizer: Tokenizer
+) -> _Response:
+    """A rollout in our own tokens, turn by turn; the observations are those of our own replay."""
+    ids: list[int] = []
+    is_trained: list[bool] = []
+    turn_ids: list[int] = []
+    conversation, in_conversation = 0, list[int]()
+    for turn, text in enumerate(rollout.actions):
+        action = tokenizer.encode_response(text)
+        is_end_chosen = _is_ended(rollout, turn, len(action))
+        if not is_end_chosen and len(action) > 1:  # the end that encoding appends is no decision of the generator
+            action = action[:-1]
+        is_trained += [True] * (len(action) - 1) + [is_end_chosen or action[-1] not in tokenizer.eos_ids]
+        in_conversation += [conversation] * len(action)
+        seen: Sequence[int] = ()
+        if turn < len(rollout.actions) - 1:
+            told = outcome.transitions[turn] if outcome and turn < len(outcome.transitions) else Transition()
+            seen, conversation = conversations.observe(told, action[-1] in tokenizer.eos_ids)
+        in_conversation += [conversation] * len(seen)
+        ids += [*action, *seen]
+        is_trained += [False] * len(seen)
+        turn_ids += [turn] * (len(action) + len(seen))
+    segments = aligned_logprobs(rollout, tokenizer) if len(rollout.actions) == 1 else None
+    return _Response(
+        token_ids=np.array(ids, np.int64),
+        mask=np.array(is_trained, np.bool_) & (rollout.finish is not FinishReason.ABORTED),
+        logprobs=np.full(len(ids), np.nan, np.float32),
+        turn_ids=np.array(turn_ids, np.int64),
+        conversation_ids=np.array(in_conversation, np.int64),
+        correction=Correction.TEXT_ONLY,
+        segments=None if segments is None else (segments[0][: len(ids)], segments[1][: len(ids)]),
+    )
+
+
+def _is_ended(rollout: Rollout, turn: int, length: int) -> bool:
+    """Whether the generator ended a turn itself, and so that its `length` tokens here are within its limit.
+
+    Of a turn before the last it shows in the number of its tokens.
+    """
+    if turn == len(rollout.actions) - 1:
+        return rollout.finish is FinishReason.STOP
+    trace = rollout.trace
+    num_tokens = 0 if trace is None else int(((trace.turn_ids == turn) & trace.action_mask).sum())
+    return num_tokens < rollout.sampling.max_new_tokens and length <= rollout.sampling.max_new_tokens
+
+
+def _segments(responses: Sequence[_Response], mask: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Segment ids and log-probs [N, L]; None where no response has any."""
+    if all(response.segments is None for response in responses):
+        return None
+    none = (np.zeros(0, np.int64), np.zeros(0, np.float32))
+    found = [response.segments or none for response in responses]
+    ids = _padded([each[0] + 1 for each in found], mask.shape[1], np.int64) - 1  # -1 where there is none
+    logprobs = _padded([each[1] for each in found], mask.shape[1], np.float32)
+    return np.where(mask, ids, -1), np.where(mask, logprobs, np.float32(0))
+
+
+def _most_tokens(rollout: Rollout) -> int:
+    """What it may have of action tokens: the generator's limit is a turn's."""
+    return rollout.sampling.max_new_tokens * max(1, len(rollout.actions))
+
+
+def _temperature(rollout: Rollout) -> float:
+    # Greedy text has no temperature at which its log-probs mean anything; it is scored at 1.
+    return rollout.sampling.temperature if rollout.sampling.temperature > 0 else 1.0
+
+
+def _padded(rows: Sequence[np.ndarray], length: int, dtype: type) -> np.ndarray:
+    padded = np.zeros((len(rows), length), dtype)
+    for row, values in zip(padded, rows, strict=True):
+        row[: values.shape[0]] = values
+    return padded
+
+
+def _per_rollout(groups: Sequence[DrawnGroup], values: Sequence[object], dtype: type) -> np.ndarray:
+    return np.repeat(np.array(values, dtype), [len(drawn.scored.group.rollouts) for drawn in groups])
