@@ -108,7 +108,7 @@ def build_trainer(
         load_recipe(config.guard.safe_recipe),
         config.guard,
         config.replay.max_age_steps,
-        generates=Role.GENERATOR in config.roles,
+        generates=Role.GENERATOR in config.roles and config.replay.local_groups > 0,
     )
     evaluator: TransformersGenerator  # always answers with the learner's newest weights
     if ranks is None:

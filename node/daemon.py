@@ -352,6 +352,7 @@ class Daemon(Service):
                 "p2pd": self.directory.num_restarts if self.directory is not None else 0,
                 "sandbox": self._verifier.num_replaced,
             },
+            "guard": agent.guard_note,
             "advice": agent.coordinator_view.advice.state,
             **_weights_status(agent),
             **({"is_coordinator_reachable": self.coordinator.is_connected} if self.coordinator is not None else {}),

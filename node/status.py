@@ -59,6 +59,8 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     answers = {None: "none", True: "answers", False: "does not answer; the node goes on without it"}
     refusal = status.get("coordinator_refusal")
     shown.append(("coordinator", refusal or answers[status.get("is_coordinator_reachable")]))
+    if status.get("guard"):
+        shown.append(("guard", status["guard"]))
     if status.get("clock"):
         shown.append(("clock", status["clock"]))
     if "who_counts" in status:
@@ -101,7 +103,8 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
     following = status.get("following")
     if idle_s > max_idle_s and not status.get("is_finished"):
         what = "optimizer step" if following is None else "group"
-        causes.append(f"no {what} for {idle_s:.0f} s (limit {max_idle_s:.0f} s), at step {status['step']}")
+        why = f": {status['guard']}" if status.get("guard") else ""
+        causes.append(f"no {what} for {idle_s:.0f} s (limit {max_idle_s:.0f} s), at step {status['step']}{why}")
     if following is not None:
         causes += _following_problems(following)
     if status["num_failures"]:

@@ -3,6 +3,7 @@
 Invariant: what the guard decided is in the same checkpoint as the weights, so that a restart goes on with both.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -16,6 +17,8 @@ from swarm.learn.learner import PolicyLearner
 from swarm.learn.off_policy_guard import GuardLevel, GuardState, decide
 from swarm.objectives.recipe import Recipe
 from swarm.types import Draw, DrawnGroup, Evaluation, PolicyVersion, StepReport
+
+logger = logging.getLogger(__name__)
 
 _NOTE: Final = "guard"  # key of the state in a checkpoint's notes
 _EFFECT_NOTE: Final = "held_out_effect"
@@ -46,7 +49,8 @@ class GuardedLearner:
             safe: recipe of level SAFE.
             config: thresholds.
             max_age_steps: the configured lag bound.
-            generates: this node makes groups itself; else established followers are used also after a fall.
+            generates: this node learns from groups that it makes itself; else established followers are used also
+                after a fall, and some sources although every one looks bad.
         """
         self._learner = learner
         self._safe = safe
@@ -80,11 +84,16 @@ class GuardedLearner:
         """One step as `PolicyLearner.step`, with the recipe of the present level, then the guard's decision.
 
         Groups of sources that are set aside, and those older than the bound, are left out; where nothing else was
-        drawn they are measured only.
+        drawn they are measured only, unless nothing else comes to a learner that makes no groups.
         """
         kept = [index for index, drawn in enumerate(draw.groups) if self._may_use(drawn)]
         was_any_usable = any(map(self._is_usable, draw.groups))
-        level = self._state.level if kept else GuardLevel.FROZEN
+        was_idle = not was_any_usable and any(map(self._is_young, draw.groups))
+        level = self._state.level
+        if was_idle and (kept := self._spared_of(draw)):
+            level = max(level, GuardLevel.CAPPED)
+        if not kept:
+            level = GuardLevel.FROZEN
         used = _part(draw, kept) if kept else draw
         report = self._learner.step(
             used,
@@ -98,17 +107,20 @@ class GuardedLearner:
             self._config,
             self._max_age_steps,
             self._learner.likelihood_stats,
+            was_idle=was_idle,
         )
         self._learner.notes[_NOTE] = asdict(self._state)
         others_held = self._effect.has_fallen
+        is_any_left = was_any_usable or (was_idle and not self._generates)
         if others_held:
             # Without a version there is no evaluation either, so these draws alone can end it.
-            self._effect = self._effect.after_draw(is_idle=not kept and was_any_usable)
+            self._effect = self._effect.after_draw(is_idle=not kept and is_any_left)
             self._learner.notes[_EFFECT_NOTE] = self._effect.to_json()
         figures = {
             **self._state.figures(),
             "guard_groups_left_out": float(len(draw.groups) - len(kept)),
             "guard_others_held": float(others_held),
+            "guard_groups_spared": float(len(kept) if was_idle else 0),
         }
         return replace(report, diagnostics={**report.diagnostics, **figures})
 
@@ -122,19 +134,39 @@ class GuardedLearner:
             self._effect = self._effect.after(evaluations)
             self._learner.notes[_EFFECT_NOTE] = self._effect.to_json()
 
+    def _spared_of(self, draw: Draw) -> list[int]:
+        """Groups that are used although their sources are set aside: every source is, for `hold_steps` draws."""
+        if self._generates or self._state.idle_draws < self._config.hold_steps:
+            return []
+        spared = self._state.spared()
+        kept = [
+            index
+            for index, drawn in enumerate(draw.groups)
+            if drawn.scored.group.producer in spared and self._is_young(drawn) and self._outlives_a_fall(drawn)
+        ]
+        if kept and self._state.idle_draws == self._config.hold_steps:
+            extra = {"used": len(spared), "set_aside": len(self._state.held)}
+            logger.warning("every source is set aside; the least deviating are used, with capped ratios", extra=extra)
+        return kept
+
     def _may_use(self, drawn: DrawnGroup) -> bool:
+        return self._outlives_a_fall(drawn) and self._is_usable(drawn)
+
+    def _outlives_a_fall(self, drawn: DrawnGroup) -> bool:
         if self._effect.has_fallen and not drawn.scored.is_made_here:
             # Who generates nothing would stop for good; newcomers go first.
             is_ours = drawn.scored.is_own_policy(self._learner.version.policy_id)
-            if self._generates or not (is_ours and drawn.is_established):
-                return False
-        return self._is_usable(drawn)
+            return not self._generates and is_ours and drawn.is_established
+        return True
 
     def _is_usable(self, drawn: DrawnGroup) -> bool:
         """Whatever accuracy does."""
-        if drawn.age_steps > self._state.max_age_steps:
+        if not self._is_young(drawn):
             return False
         return drawn.scored.is_made_here or not self._state.is_held(drawn.scored.group.producer)
+
+    def _is_young(self, drawn: DrawnGroup) -> bool:
+        return drawn.age_steps <= self._state.max_age_steps
 
     def snapshot(self) -> tuple[PolicyVersion, dict[str, Tensor]]:
         """Version and published tensors that belong together."""

@@ -10,10 +10,14 @@ here; on a trainer that leaves generation to nodes that follow it, they are what
 among them only where nobody else is. Two figures take nobody's word: how likely a source's tokens are under our own
 policy, and held-out accuracy (`held_out_effect`), upon whose fall the groups of all others are set aside.
 
+Where nothing is made here the guard does not set every source aside for good: after `hold_steps` draws of such sources
+alone, those of them that deviate least are used under a cap on ratios (`GuardState.spared`), until another appears.
+
 The coordinator's `OffPolicyAdvisor` shares the thresholds (`GuardConfig`) and steps in later, for all nodes at once.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -27,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 MAX_PATIENCE: Final = 16
 MAX_HELD: Final = 256  # sources that are remembered
+MAX_DEVIATION: Final = 1e6  # of figures that are not finite, too
 
 
 class GuardLevel(IntEnum):
@@ -44,6 +49,8 @@ class Quarantine:
 
     until: int  # step of the guard from which on it is used again
     patience: int  # factor on hold_steps the next time
+    deviation: float = MAX_DEVIATION  # newest, as a multiple of the threshold
+    is_newcomer: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,10 +65,19 @@ class GuardState:
     patience: int = 1  # factor on hold_steps: doubled by each tightening, 1 again once all is open and calm
     held: Mapping[str, Quarantine] = field(default_factory=dict[str, Quarantine])  # by source, oldest first
     own_nll: float | None = None  # nats per token of own groups, of the newest step with some
+    idle_draws: int = 0  # draws in a row whose groups were all of sources set aside
 
     def is_held(self, source: str) -> bool:
         """True while groups of this source are set aside."""
         return source in self.held and self.step < self.held[source].until
+
+    def spared(self) -> frozenset[str]:
+        """The half of the sources set aside that deviates least; no newcomer where an established one is among them."""
+        held = {source: hold for source, hold in self.held.items() if self.is_held(source)}
+        ranked = sorted(held, key=lambda source: held[source].deviation)
+        ranked = [source for source in ranked if not held[source].is_newcomer] or ranked
+        half = ranked[: (len(ranked) + 1) // 2]
+        return frozenset(source for source in half if held[source].deviation < MAX_DEVIATION)
 
     def figures(self) -> dict[str, float]:
         """As step diagnostics."""
@@ -69,6 +85,7 @@ class GuardState:
             "guard_level": float(self.level),
             "guard_max_age_steps": float(self.max_age_steps),
             "guard_held_sources": float(sum(self.is_held(source) for source in self.held)),
+            "guard_idle_draws": float(self.idle_draws),
         }
 
     @staticmethod
@@ -76,8 +93,9 @@ class GuardState:
         """The state that `dataclasses.asdict` and JSON made plain; an empty mapping is a run that begins."""
         if not data:
             return GuardState(max_age_steps=max_age_steps)
-        held = {source: Quarantine(**hold) for source, hold in cast("dict[str, dict[str, int]]", data["held"]).items()}
+        held = {source: Quarantine(**hold) for source, hold in cast("dict[str, dict[str, Any]]", data["held"]).items()}
         numbers = {name: int(data[name]) for name in ("step", "calm_steps", "frozen_steps", "patience")}
+        numbers["idle_draws"] = data.get("idle_draws", 0)
         bound = min(int(data["max_age_steps"]), max_age_steps)
         own_nll = data.get("own_nll")
         return GuardState(level=GuardLevel(data["level"]), max_age_steps=bound, held=held, own_nll=own_nll, **numbers)
@@ -89,6 +107,8 @@ def decide(
     config: GuardConfig,
     max_age_steps: int,
     likelihoods: Sequence[LikelihoodStats] = (),
+    *,
+    was_idle: bool = False,
 ) -> GuardState:
     """The state for the next step.
 
@@ -98,6 +118,7 @@ def decide(
         config: thresholds.
         max_age_steps: the configured lag bound.
         likelihoods: `likelihood_by_source` of this step.
+        was_idle: every group of the draw was of a source set aside.
     """
     if not config.enabled:
         return GuardState(max_age_steps=max_age_steps)
@@ -122,6 +143,7 @@ def decide(
         patience=_patience(state, is_tighter, changed, is_calm, config),
         held=_quarantine(state, informative, _unlikely(own_nll, likelihoods, config), config),
         own_nll=own_nll,
+        idle_draws=state.idle_draws + 1 if was_idle else 0,
     )
     if changed:
         _log(state, after, "; ".join(filter(None, (why, late))))
@@ -197,14 +219,30 @@ def _own_nll(state: GuardState, likelihoods: Sequence[LikelihoodStats]) -> float
     return median_low(own or established) if own or established else state.own_nll
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Bad:
+    """A source whose figures are beyond a threshold."""
+
+    trouble: str
+    deviation: float  # multiple of the threshold
+    is_newcomer: bool
+
+
 def _unlikely(
     own_nll: float | None, likelihoods: Sequence[LikelihoodStats], config: GuardConfig
-) -> list[tuple[str, str]]:
-    """(source, what is wrong) of those whose tokens our own policy would hardly have drawn."""
+) -> list[tuple[str, _Bad]]:
+    """Those whose tokens our own policy would hardly have drawn."""
     if own_nll is None:
         return []
     return [
-        (each.source, trouble)
+        (
+            each.source,
+            _Bad(
+                trouble=trouble,
+                deviation=_bounded((each.nll - own_nll) / config.tight_nll),
+                is_newcomer=each.is_newcomer,
+            ),
+        )
         for each in likelihoods
         if not each.is_made_here
         and each.num_tokens >= config.min_tokens
@@ -215,13 +253,14 @@ def _unlikely(
 def _quarantine(
     state: GuardState,
     informative: Sequence[OffPolicyStats],
-    unlikely: Sequence[tuple[str, str]],
+    unlikely: Sequence[tuple[str, _Bad]],
     config: GuardConfig,
 ) -> dict[str, Quarantine]:
     """Sources set aside next; the patience with a source that behaves for as long as it was held starts anew.
 
     Followers are not where most of them look bad and nothing is made here: then it is the policy that moved away from
-    all of them, which level and lag bound answer, and without them nothing would be left to learn from.
+    all of them, which level and lag bound answer, and without them nothing would be left to learn from. One that looks
+    bad while it is set aside stays so, with no more patience lost: it is measured because nothing else was drawn.
     """
     step = state.step + 1
     held = {
@@ -230,14 +269,36 @@ def _quarantine(
     whole = [each for each in informative if each.first_age is None]
     bad = [(each, trouble) for each in whole if not each.is_made_here and (trouble := _trouble(each, config))]
     spares_followers = not _makes_own(informative) and _are_most_followers(bad, whole)
-    found = {each.source: trouble for each, trouble in bad if not (each.is_follower and spares_followers)}
-    for source, trouble in {**dict(unlikely), **found}.items():
-        patience = held.pop(source).patience if source in held else 1
-        held[source] = Quarantine(until=step + config.hold_steps * patience, patience=min(2 * patience, MAX_PATIENCE))
-        logger.info("source set aside", extra={"source": source, "reason": trouble})
+    found = {
+        each.source: _Bad(trouble=trouble, deviation=_deviation(each, config), is_newcomer=each.is_newcomer)
+        for each, trouble in bad
+        if not (each.is_follower and spares_followers)
+    }
+    for source, beyond in {**dict(unlikely), **found}.items():
+        before = held.pop(source, None)
+        if before is not None and state.is_held(source):
+            until, patience = max(before.until, step + config.hold_steps), before.patience
+        else:
+            factor = 1 if before is None else before.patience
+            until, patience = step + config.hold_steps * factor, min(2 * factor, MAX_PATIENCE)
+            logger.info("source set aside", extra={"source": source, "reason": beyond.trouble})
+        held[source] = Quarantine(
+            until=until, patience=patience, deviation=beyond.deviation, is_newcomer=beyond.is_newcomer
+        )
     while len(held) > MAX_HELD:
         del held[next(iter(held))]
     return held
+
+
+def _deviation(stats: OffPolicyStats, config: GuardConfig) -> float:
+    """The largest of its figures, as a multiple of its tight threshold."""
+    ess = config.tight_ess / stats.ess_share if stats.ess_share > 0 else MAX_DEVIATION
+    figures = (ess, stats.mismatch_kl / config.tight_kl, stats.log_ratio_m2 / config.tight_m2)
+    return max(map(_bounded, figures))
+
+
+def _bounded(figure: float) -> float:
+    return min(figure, MAX_DEVIATION) if math.isfinite(figure) else MAX_DEVIATION
 
 
 def _patience(state: GuardState, is_tighter: bool, changed: bool, is_calm: bool, config: GuardConfig) -> int:

@@ -105,6 +105,9 @@ _LIST = (
            "replay.max_age_steps"),
     _gauge("learn/guard_held_sources", "nodes", "Sources that the learner's guard has set aside", "0"),
     _gauge("learn/guard_groups_left_out", "groups", "Groups of the newest draw that the guard left out", "0"),
+    _gauge("learn/guard_idle_draws", "draws", "Draws in a row whose groups were all of sources set aside", "0"),
+    _gauge("learn/guard_groups_spared", "groups", "Groups of the newest draw that were used although every source is "
+           "set aside", "0"),
     _gauge("learn/guard_others_held", "1", "1 while groups of other nodes are set aside because held-out accuracy fell "
            "by 3 sigma", "0"),
     _gauge("learn/mass_clipped_groups", "groups", "Groups of other nodes in the newest step that weighed more than "

@@ -409,6 +409,25 @@ def test_a_worker_that_resumes_alone_is_not_handed_an_abandoned_draw() -> None:
     run_virtual(main())
 
 
+def test_a_step_that_was_skipped_is_no_progress_and_says_that_every_source_is_set_aside() -> None:
+    async def main() -> None:
+        agent = Bench().agent
+        before = agent.last_step_at_s
+        await asyncio.sleep(5.0)
+        figures = {"guard_idle_draws": 1.0, "mismatch_kl_k3": 0.113, "ess_share": 0.4}
+        await agent.report_step(replace(report_of(1, 1, was_skipped=True), diagnostics=figures))
+        assert agent.last_step_at_s == before
+        assert agent.guard_note == ("all sources set aside by the guard since step 1: mismatch KL 0.113, ESS share 0.4")
+        figures |= {"guard_idle_draws": 5.0, "guard_groups_spared": 1.0}
+        await agent.report_step(replace(report_of(2, 2), diagnostics=figures))
+        assert agent.last_step_at_s > before
+        assert "since step 1" in agent.guard_note and "1 groups that deviate least are used" in agent.guard_note
+        await agent.report_step(report_of(3, 3))
+        assert not agent.guard_note
+
+    run_virtual(main())
+
+
 def test_in_turn_there_is_no_capacity_once_a_draw_is_possible_and_until_its_step_was_made() -> None:
     async def main() -> None:
         bench = Bench(deterministic=True)

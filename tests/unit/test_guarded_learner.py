@@ -19,7 +19,7 @@ from swarm.objectives.coefficients import coefficients, with_advantages
 from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.methods import load_recipe, recipes_of
 from swarm.testing.builders import make_group, make_identity, make_scored
-from swarm.types import Correction, Draw, DrawnGroup, Evaluation
+from swarm.types import Correction, Draw, DrawnGroup, Evaluation, StepReport
 
 MAX_AGE = 8
 OWN = make_identity().node_id  # whose groups `make_group` makes
@@ -111,6 +111,57 @@ def test_the_first_level_leaves_out_tokens_that_are_far_off(tmp_path: Path) -> N
     plain = learner.step(draw(1))
     careful = learner.step(draw(2))
     assert careful.grad_norm < plain.grad_norm
+
+
+def steps_of_sole_source(learner: GuardedLearner, policy_id: str, num_draws: int) -> list[StepReport]:
+    only = from_elsewhere(draw(1).groups[0], policy_id)
+    return [learner.step(Draw(step=step, groups=(only,), num_zero_variance=0)) for step in range(1, num_draws + 1)]
+
+
+def test_a_learner_of_foreign_groups_alone_goes_on_capped_when_every_source_is_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = GuardConfig(min_tokens=1)
+    with caplog.at_level("INFO"):
+        reports = steps_of_sole_source(guarded(tmp_path, config, generates=False), "b" * 64, 24)
+    wait = config.hold_steps
+    assert [report.was_skipped for report in reports] == [False] + [True] * wait + [False] * (23 - wait)
+    assert [report.diagnostics["guard_groups_spared"] for report in reports] == [0] * (1 + wait) + [1] * (23 - wait)
+    logged = [record.message for record in caplog.records if "set aside" in record.message]
+    assert len(logged) == 2, "once when it is set aside, once when it is used all the same"
+
+
+def test_a_learner_that_makes_groups_never_uses_a_source_set_aside(tmp_path: Path) -> None:
+    reports = steps_of_sole_source(guarded(tmp_path, GuardConfig(min_tokens=1)), "b" * 64, 24)
+    assert [report.was_skipped for report in reports] == [False] + [True] * 23
+
+
+def test_a_source_set_aside_is_left_out_again_once_another_appears(tmp_path: Path) -> None:
+    learner = guarded(tmp_path, GuardConfig(min_tokens=1, hold_steps=2), generates=False)
+    liar = from_elsewhere(draw(1).groups[0], "b" * 64)
+    group = replace(liar.scored.group, producer="c" * 64)
+    other = replace(liar, scored=replace(liar.scored, group=group))
+    draws = [(liar,), (liar,), (liar,), (liar,), (liar, other), (liar,)]
+    reports = [
+        learner.step(Draw(step=step, groups=each, num_zero_variance=0)) for step, each in enumerate(draws, start=1)
+    ]
+    assert [report.was_skipped for report in reports] == [False, True, True, False, False, True]
+    assert [edge.source for edge in reports[4].edges] == ["c" * 64]
+
+
+def test_without_what_is_spared_a_learner_of_foreign_groups_alone_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GuardedLearner, "_spared_of", lambda self, draw: [])
+    reports = steps_of_sole_source(guarded(tmp_path, GuardConfig(min_tokens=1), generates=False), "b" * 64, 24)
+    assert [report.was_skipped for report in reports] == [False] + [True] * 23
+
+
+def test_a_fall_of_accuracy_ends_although_every_source_is_set_aside(tmp_path: Path) -> None:
+    learner = guarded(tmp_path, GuardConfig(min_tokens=1), generates=False)
+    evaluated(learner, 0.7, 0.72, 0.71, 0.3)
+    reports = steps_of_sole_source(learner, "b" * 64, MAX_HELD + 8)
+    assert all(report.was_skipped for report in reports[:MAX_HELD]) and not reports[-1].was_skipped
 
 
 @pytest.mark.parametrize("name", ["grpo_kl", "remax"])

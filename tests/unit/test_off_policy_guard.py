@@ -120,6 +120,24 @@ def test_a_source_that_lies_again_waits_longer() -> None:
     assert waits == [CONFIG.hold_steps, 2 * CONFIG.hold_steps]
 
 
+def test_of_sources_set_aside_the_established_half_that_deviates_least_is_spared() -> None:
+    new = [dataclasses.replace(tokens(0.11, f"new {i}"), is_newcomer=True) for i in range(5)]
+    seen = [tokens(0.3, "a"), tokens(9.0, "liar"), tokens(0.2, "b"), *new]
+    (state,) = play(constant(*seen), 1)
+    assert len(state.held) == 8 and state.spared() == {"a", "b"}
+    (state,) = play(constant(*new), 1)
+    assert len(state.spared()) == 3, "nobody is established"
+    (state,) = play(constant(tokens(math.nan, "broken")), 1)
+    assert state.is_held("broken") and not state.spared(), "figures that are not finite"
+
+
+def test_a_source_is_said_to_be_set_aside_once_per_hold(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        states = list(play(constant(tokens(9.0, "a")), 60))
+    assert [record.message for record in caplog.records] == ["source set aside"]
+    assert all(state.is_held("a") for state in states)
+
+
 def test_a_million_liars_are_remembered_in_bounded_space() -> None:
     states = list(play(lambda state: [tokens(9.0, f"{state.step}/{i}") for i in range(50)], 30))
     assert max(len(state.held) for state in states) <= 256

@@ -58,6 +58,13 @@ def test_a_node_that_made_all_of_its_steps_is_not_stuck() -> None:
     assert "finished" in dict(status_rows(status | {"is_finished": True}))["step"]
 
 
+def test_that_the_guard_set_every_source_aside_is_said_with_the_reason() -> None:
+    note = "all sources set aside by the guard since step 1: mismatch KL 0.113"
+    status = status_of(at_s=2000.0, guard=note)
+    assert dict(status_rows(status))["guard"] == note
+    assert problems(status, 2000.0, 300.0)[0].endswith(note)
+
+
 def test_whether_the_coordinator_answers_and_whether_the_node_is_alone_is_shown() -> None:
     assert dict(status_rows(status_of()))["coordinator"] == "none"
     assert dict(status_rows(status_of(is_coordinator_reachable=True)))["coordinator"] == "answers"
