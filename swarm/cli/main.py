@@ -144,10 +144,17 @@ def check(
     from swarm.environments.load import ENTRY_POINTS
     from swarm.objectives.methods import recipes_of
     from swarm.plugins import package_digest
+    from swarm.wire.run_manifest import manifest_of
 
     is_run = has_section(config, "node")  # what the nodes of a run start from
     settings = load_config(CoordinatorConfig, config, set_).node if is_run else load_config(NodeConfig, config, set_)
     recipes = recipes_of(settings)
+    for each in settings.environments:
+        if each.kind == "plugin" and ":" not in each.dataset:
+            package, digest = package_digest(ENTRY_POINTS, each.dataset)
+            console.print(f'environment {each.name}: {package}, digest = "{digest}"', markup=False, soft_wrap=True)
+    if is_run:
+        manifest_of(settings, settings.run_id, "", 0.0)
     if not settings.is_alone:
         asyncio.run(require_repeatable(settings.environments))
     console.print(f"{config}: valid; recipe {recipes.main.name} ({recipes.main.acronym or recipes.main.verification})")
@@ -156,9 +163,6 @@ def check(
         console.print(f"  {kind.name} groups: {'refused' if found is None else found[1].name}")
     for each in settings.environments:
         console.print(f"  environment {each.name}: {each.exchange}", markup=False)
-        if each.kind == "plugin" and ":" not in each.dataset:
-            package, digest = package_digest(ENTRY_POINTS, each.dataset)
-            console.print(f"  environment {each.name}: {package}, digest {digest}", markup=False, soft_wrap=True)
     for name, what in asyncio.run(differences(settings.environments)).items() if settings.is_alone else ():
         console.print(f"  environment {name}: {what}; use it alone only", markup=False)
 

@@ -113,7 +113,7 @@ def test_check_refuses_it_for_exchange_and_says_so_for_local_use(tmp_path: Path)
     environment = local(tmp_path, *DIFFERENT["clock"][:2])
     path = tmp_path / "node.toml"
     path.write_text(f'[[environments]]\nname = "x"\nkind = "plugin"\ndataset = "{environment.dataset}"\n')
-    refused = CliRunner().invoke(app, ["check", "--config", str(path)])
+    refused = CliRunner().invoke(app, ["check", "--config", str(path)], env={"COLUMNS": "400"})
     assert refused.exit_code != 0 and "differs between two processes" in str(refused.exception) + refused.output
     alone = CliRunner().invoke(
         app, ["check", "--config", str(path), "--set", "directory.kind=none"], env={"COLUMNS": "300"}
@@ -201,3 +201,14 @@ async def test_rewards_of_which_none_counts_are_refused_with_the_fix(tmp_path: P
     with pytest.raises(ConfigError, match=r"none counts: give it 'outcome', or set reward_weights"):
         await require_repeatable([config])
     await require_repeatable([config.model_copy(update={"reward_weights": {"found": 1.0}})])
+
+
+def test_check_of_a_run_refuses_what_its_coordinator_would_not_sign(tmp_path: Path) -> None:
+    plugin = local(tmp_path, "word", RIGHT)
+    path = tmp_path / "coordinator.toml"
+    path.write_text(
+        f'run_id = "run"\n[node]\nrun_id = "run"\n[[node.environments]]\n'
+        f'name = "local"\nkind = "plugin"\ndataset = "{plugin.dataset}"\n'
+    )
+    refused = CliRunner().invoke(app, ["check", "--config", str(path)], env={"COLUMNS": "400"})
+    assert refused.exit_code == 2 and "names no local code" in refused.output.replace("\n", " ")
