@@ -334,6 +334,7 @@ class Daemon(Service):
             "num_admitted": agent.ingest.num_admitted,
             "num_local_used": agent.journal.num_local,
             "num_external_used": agent.journal.num_external,
+            "num_set_aside": agent.journal.num_set_aside,
             "tokens_generated": agent.own_groups.tokens_generated,
             "bytes_sent": agent.streams.bytes_sent,
             "bytes_received": agent.ingest.bytes_received,

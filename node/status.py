@@ -67,7 +67,7 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
         shown.append(("counts in full", status["who_counts"]))
     if "environments" in status:
         shown.append(("episodes", ", ".join(f"{name} {kind}" for name, kind in status["environments"].items())))
-    counts = ("num_local_used", "num_external_used", "num_entry_refused", "refusals", "evaluations")
+    counts = ("num_local_used", "num_external_used", "num_set_aside", "num_entry_refused", "refusals", "evaluations")
     return shown + [(key, str(status.get(key, ""))) for key in counts]
 
 

@@ -55,8 +55,9 @@ class DrawJournal:
         self._has_drawn = False  # a draw was made and its step is not yet reported
         self._guard_max_age_steps: float | None = None  # what the learner's own guard allows
         self._has_said_who_waits = False
-        self.num_local = 0  # groups of the own lineage used up since the process started
-        self.num_external = 0  # those of other lineages
+        self.num_local = 0  # groups of the own lineage learned from, or without signal, since the process started
+        self.num_external = 0  # those of other lineages learned from
+        self.num_set_aside = 0  # drawn and not learned from
 
     async def restore(self) -> int:
         """Goes on behind the journal; returns how many draws are in it."""
@@ -108,9 +109,7 @@ class DrawJournal:
         self._has_drawn = True
         await self._journal(draw)
         self._next = draw.step + 1
-        num_local = sum(drawn.scored.is_own_policy(head.policy_id) for drawn in draw.groups)
-        self.num_local += num_local + draw.num_zero_variance
-        self.num_external += len(draw.groups) - num_local
+        self.num_local += draw.num_zero_variance
         self._context.emit(GroupsDrawn.of(draw, self._config.replay, head.policy_id))
         self._context.changed.fire()  # room for the generator
         self._intake_quota.record_draw()
@@ -213,9 +212,16 @@ class DrawJournal:
     async def settle(self, report: StepReport) -> None:
         """The step of a draw was made."""
         if self._pending is not None and report.draw_step in (0, self._pending.step):
+            self._count(self._pending, report)
             self._pending, self._has_drawn = None, False
         await self._attempts.settle(report.draw_step)
         self._guard_max_age_steps = report.diagnostics.get("guard_max_age_steps")
+
+    def _count(self, draw: Draw, report: StepReport) -> None:
+        num_local, num_external = (0, 0) if report.was_skipped else (report.num_local, report.num_external)
+        self.num_local += num_local
+        self.num_external += num_external
+        self.num_set_aside += max(0, len(draw.groups) - num_local - num_external)
 
     def _round_is_complete(self, head: PolicyVersion) -> bool:
         """Always, unless `replay.barrier` asks to wait for every connected peer's rollouts of this round."""

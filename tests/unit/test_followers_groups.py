@@ -20,6 +20,7 @@ from swarm.types import (
     Refused,
     RolloutGroup,
     ScoredGroup,
+    StepReport,
     VersionSpan,
 )
 
@@ -75,7 +76,23 @@ def test_a_draw_waits_for_the_own_lineage_and_takes_what_followers_made() -> Non
         bench = Bench()
         draw = await bench.draw_two()
         assert [(d.age_steps, d.in_flight_steps) for d in draw.groups] == [(2, 1), (0, 0)]
-        assert (bench.agent.journal.num_local, bench.agent.journal.num_external) == (2, 0)
+        journal = bench.agent.journal
+        assert (journal.num_local, journal.num_external) == (0, 0), "nothing is learned from yet"
+        report = StepReport(
+            version=version(3),
+            loss=0.0,
+            grad_norm=1.0,
+            num_tokens=8,
+            was_skipped=False,
+            diagnostics={},
+            seconds={},
+            draw_step=draw.step,
+            num_local=1,
+        )
+        await bench.agent.report_step(report)
+        assert (journal.num_local, journal.num_external, journal.num_set_aside) == (1, 0, 1)
+        await bench.agent.report_step(report)
+        assert (journal.num_local, journal.num_set_aside) == (1, 1), "once"
         drawn = bench.emitted(GroupsDrawn)[0].groups
         assert [(g.is_own_policy, g.producer, g.in_flight_steps) for g in drawn] == [
             (True, FOLLOWER.node_id, 1),

@@ -169,6 +169,28 @@ def test_groups_that_followers_made_count_as_local_and_on_their_own():
     assert (ada.num_local, ada.num_from_followers, ada.num_external) == (1, 1, 0)
 
 
+def test_groups_that_the_guard_left_out_are_not_counted_as_learned_from():
+    left_out = {"guard_groups_left_out": 1.0}
+    partly = step_event(1, 110.0, num_external=0, edges=(), diagnostics=left_out)
+    measured = step_event(1, 120.0, draw_step=2, was_skipped=True, diagnostics={"guard_groups_left_out": 2.0})
+    ada = node_result("ada", ADA, (), [draw_event(1), partly, draw_event(2), measured], {})
+    assert (ada.num_local, ada.num_external, ada.num_set_aside) == (1, 0, 3)
+    assert ada.sources == {ADA: 1} and ada.ages == {0: 1}
+    both = SwarmResult(nodes=(ada,), began_at_s=50.0, first_step_at_s=110.0, ended_at_s=170.0)
+    assert "1 own, 3 set aside" in render_html(result(swarm=both, rival=None))
+    console = Console(width=100, file=io.StringIO(), record=True)
+    console.print(render_summary(result(swarm=both, rival=None)))
+    assert "set aside (drawn, not learned from): ada 3" in console.export_text()
+
+
+def test_of_two_sources_the_one_with_an_edge_was_learned_from():
+    draw = draw_event(1)
+    other = replace(draw.groups[1], digest="x", producer="c" * 64, policy_id="c" * 64, age_steps=0)
+    step = step_event(1, 110.0, diagnostics={"guard_groups_left_out": 1.0})
+    ada = node_result("ada", ADA, (), [replace(draw, groups=(*draw.groups, other)), step], {})
+    assert ada.sources == {ADA: 1, BELL: 1} and ada.num_set_aside == 1
+
+
 def test_a_step_repeated_after_a_restart_counts_once_as_it_was_made_last():
     again = [*events(), draw_event(3), step_event(3, 200.0, reward=0.9), NodeRestored(at_s=190.0)]
     ada = node_result("ada", "", (), again, {}, num_starts=2)

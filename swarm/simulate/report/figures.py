@@ -41,6 +41,7 @@ class NodeRow:
     other: dict[str, Change | None]  # split -> change on the tasks not in it
     num_local: int
     num_external: int
+    num_set_aside: int
     age_mean_steps: float | None
     age_in_flight_mean_steps: float | None  # the part of it that passed during generation
     ess_share: float | None  # mean over steps
@@ -131,6 +132,7 @@ def _node_row(swarm: SwarmResult, node: NodeResult) -> NodeRow:
         other={split: change(node, environments_of(swarm, node, False), split) for split in SPLITS},
         num_local=node.num_local,
         num_external=node.num_external,
+        num_set_aside=node.num_set_aside,
         age_mean_steps=_mean_of(node.ages),
         age_in_flight_mean_steps=_mean_of(node.ages_in_flight),
         ess_share=fmean(shares) if shares else None,

@@ -275,7 +275,9 @@ def _cards(result: SimulationResult) -> list[tuple[str, str, str]]:
     useful = sum(node.bytes_useful for node in swarm.nodes)
     groups = sum(node.num_external + node.num_from_followers for node in swarm.nodes)
     own = sum(node.num_local - node.num_from_followers for node in swarm.nodes)
-    cards.append((f"{groups:,}", "groups learned from others", f"{own:,} own"))
+    aside = sum(node.num_set_aside for node in swarm.nodes)
+    remark = f"{own:,} own, {aside:,} set aside" if aside else f"{own:,} own"
+    cards.append((f"{groups:,}", "groups learned from others", remark))
     remark = f"{result.rival_kind} {result.rival.tokens_generated:,}" if result.rival else "all nodes"
     cards.append((f"{swarm.tokens_generated:,}", "tokens generated", remark))
     if useful:

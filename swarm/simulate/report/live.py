@@ -57,8 +57,9 @@ class _Row:
         match event:
             case StepMade():
                 self.state, self.step = "learning", event.step
-                self.num_local += event.num_local
-                self.num_external += event.num_external
+                if not event.was_skipped:
+                    self.num_local += event.num_local
+                    self.num_external += event.num_external
                 self.reward = event.diagnostics.get("reward_mean", self.reward)
                 self.ess_share = event.diagnostics.get("ess_share", self.ess_share)
                 self.ages = list(event.ages_steps)

@@ -96,12 +96,13 @@ class NodeResult:
     curriculum: tuple[str, ...]  # environments that it generates for
     steps: tuple[StepRow, ...]
     evaluations: tuple[EvaluationRow, ...]
-    num_local: int  # groups of the own policy consumed
+    num_local: int  # groups of the own policy learned from
     num_from_followers: int  # those of them that other nodes made
     num_external: int
+    num_set_aside: int  # groups drawn and not learned from: the guard left them out, or the step was skipped
     num_zero_variance: int  # own groups without signal, used up by draws
-    sources: dict[NodeId, int]  # producer -> groups consumed, own included
-    ages: dict[int, int]  # age at consumption in steps -> groups
+    sources: dict[NodeId, int]  # producer -> groups learned from, own included
+    ages: dict[int, int]  # age when learned from, in steps -> groups
     ages_in_flight: dict[int, int]  # the part of it that passed during generation
     ages_in_queue: dict[int, int]  # the rest
     refusals: dict[str, int]  # reason -> groups
@@ -204,9 +205,10 @@ def node_result(
         episodes: to show, of its first and newest evaluation.
     """
     draws = {draw.draw_step: draw for draw in events_of(GroupsDrawn, events)}
-    consumed = [group for draw in draws.values() for group in draw.groups]
     puts, admitted = events_of(GroupPut, events), events_of(GroupAdmitted, events)
     steps, started = events_of(StepMade, events), events_of(NodeStarted, events)
+    step_of = {step.draw_step: step for step in steps}
+    consumed = [group for draw in draws.values() for group in _kept(draw, step_of.get(draw.draw_step))]
     origins = Counter(group.origin for group in consumed)
     return NodeResult(
         name=name,
@@ -217,6 +219,7 @@ def node_result(
         num_local=origins["local"] + origins["follower"],
         num_from_followers=origins["follower"],
         num_external=origins["external"],
+        num_set_aside=sum(len(draw.groups) for draw in draws.values()) - len(consumed),
         num_zero_variance=sum(draw.num_zero_variance for draw in draws.values()),
         sources=dict(Counter(group.producer for group in consumed)),
         ages=_histogram(group.age_steps for group in consumed),
@@ -252,8 +255,32 @@ def node_result(
     )
 
 
+def _kept(draw: GroupsDrawn, step: StepMade | None) -> Sequence[GroupUse]:
+    """Groups of a draw that its step learned from; all of them while the step is under way.
+
+    A step says how many the guard left, of its own policy and of others, and from which nodes: a source set aside is
+    not among these, and an age bound leaves out the oldest.
+    """
+    if step is None:
+        return draw.groups
+    if step.was_skipped:
+        return ()
+    if not step.diagnostics.get("guard_groups_left_out"):
+        return draw.groups
+    left = Counter(
+        local=step.num_local - step.num_from_followers, follower=step.num_from_followers, external=step.num_external
+    )
+    sources = {edge.source for edge in step.edges}
+    kept: list[GroupUse] = []
+    for group in sorted(draw.groups, key=lambda group: (group.producer not in sources, group.age_steps)):
+        if left[group.origin] > 0:
+            left[group.origin] -= 1
+            kept.append(group)
+    return kept
+
+
 def _learned_from(consumed: Sequence[GroupUse], stored: Sequence[GroupStored]) -> dict[str, tuple[int, int]]:
-    """Environment -> groups consumed of the own policy and of others, as far as the events say where they are from."""
+    """Environment -> groups learned from, of the own policy and of others, where the events say where they are from."""
     env_of = {event.digest: event.env for event in stored}
     counts = Counter((env_of[use.digest], use.is_own_policy) for use in consumed if use.digest in env_of)
     return {env: (counts[env, True], counts[env, False]) for env in sorted({env for env, _ in counts})}

@@ -35,6 +35,7 @@ def render_summary(result: SimulationResult) -> RenderableType:
             table_of(node_rows(result.rival), f"For comparison ({result.rival_kind}): {RIVALS[result.rival_kind]}"),
             *_comparison(result),
         ]
+    parts += _set_aside(result.swarm)
     parts.append(_baseline(result.swarm))
     example = example_of(environment_views(result))
     parts += [] if example is None else [Text(""), _episode_table(*example)]
@@ -156,6 +157,12 @@ def _comparison(result: SimulationResult) -> list[Text]:
         ours, theirs = result.swarm.tokens_generated, result.rival.tokens_generated
         lines.append(Text(f"generated tokens: {ours:,}, {theirs:,} {result.rival_kind}"))
     return lines
+
+
+def _set_aside(swarm: SwarmResult) -> list[Text]:
+    """What was drawn beside the groups learned from (local/ext), where there is any."""
+    counts = [f"{node.name} {node.num_set_aside}" for node in swarm.nodes if node.num_set_aside]
+    return [Text(f"set aside (drawn, not learned from): {', '.join(counts)}")] if counts else []
 
 
 def _baseline(swarm: SwarmResult) -> Text:
