@@ -104,17 +104,17 @@ def early_calls(seed: int) -> tuple[float, float]:
     return gap("aspo_tool_use"), gap("grpo")
 
 
+def share_of_dead(recipe: str, batch: Batch) -> float:
+    """Of groups: no advantage is other than 0."""
+    is_alive = advantages(recipe, batch).nan_to_num().abs().amax(dim=1) > 1e-9
+    groups = batch.group_index.unique().tolist()
+    return sum(not bool(is_alive[batch.group_index == group].any()) for group in groups) / len(groups)
+
+
 def dead_groups(seed: int) -> tuple[float, float]:
     """Look-up: share of groups in which no advantage is other than 0."""
-    policy = Policy(world=LOOK_UP, recipe="igpo", seed=seed)
-    batch = policy.with_answers(played(LOOK_UP, seed))
-
-    def share(recipe: str) -> float:
-        is_alive = advantages(recipe, batch).nan_to_num().abs().amax(dim=1) > 1e-9
-        groups = batch.group_index.unique().tolist()
-        return sum(not bool(is_alive[batch.group_index == group].any()) for group in groups) / len(groups)
-
-    return share("igpo"), share(TRAJECTORY_LEVEL)
+    batch = Policy(world=LOOK_UP, recipe="igpo", seed=seed).with_answers(played(LOOK_UP, seed))
+    return share_of_dead("igpo", batch), share_of_dead(TRAJECTORY_LEVEL, batch)
 
 
 def gains_and_hops(seed: int) -> tuple[float, float]:
@@ -123,6 +123,20 @@ def gains_and_hops(seed: int) -> tuple[float, float]:
     batch = policy.with_answers(played(LOOK_UP, seed))
     truth = torch.where(turns_of(batch).is_last, torch.nan, worth_of_turns(batch))
     return agreement("igpo", outcome_only(batch), truth)
+
+
+def shifts_and_hops(seed: int) -> tuple[float, float]:
+    """Look-up, outcomes and log-probs alone; the answer, which ends an episode, is left out."""
+    policy = Policy(world=LOOK_UP, recipe="infopo", seed=seed)
+    batch = policy.with_feedback(played(LOOK_UP, seed))
+    truth = torch.where(turns_of(batch).is_last, torch.nan, worth_of_turns(batch))
+    return agreement("infopo", outcome_only(batch), truth)
+
+
+def dead_without_shifts(seed: int) -> tuple[float, float]:
+    """Look-up: share of groups in which no advantage is other than 0."""
+    batch = Policy(world=LOOK_UP, recipe="infopo", seed=seed).with_feedback(played(LOOK_UP, seed))
+    return share_of_dead("infopo", batch), share_of_dead(TRAJECTORY_LEVEL, batch)
 
 
 def flatness(seed: int) -> tuple[float, float]:
@@ -203,12 +217,17 @@ def gradient_norm(recipe: str, world: World, seed: int, groups: Sequence[ScoredG
     return Policy(world=world, recipe=recipe, seed=seed).learn(groups).grad_norm
 
 
-def void_turns(seed: int) -> tuple[float, float]:
-    """Look-up with 3 turns: the largest gradient norm of eight steps of 4 groups, with void turns and without."""
-    groups = played(LOOK_UP.but(max_turns=3), seed)
-    steps = [groups[start : start + 4] for start in range(0, len(groups), 4)]
-    found = [max(gradient_norm(recipe, LOOK_UP, seed, step) for step in steps) for recipe in ("simpletir", "grpo_tcr")]
-    return found[0], found[1]
+def void_turns(num_steps: int) -> Callable[[int], tuple[float, float]]:
+    """Look-up with 3 turns: the largest gradient norm of steps of 4 groups, with void turns and without."""
+
+    def measure(seed: int) -> tuple[float, float]:
+        groups = played(LOOK_UP.but(max_turns=3), seed, num_groups=4 * num_steps)
+        steps = [groups[start : start + 4] for start in range(0, len(groups), 4)]
+        names = ("simpletir", "grpo_tcr")
+        found = [max(gradient_norm(recipe, LOOK_UP, seed, step) for step in steps) for recipe in names]
+        return found[0], found[1]
+
+    return measure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

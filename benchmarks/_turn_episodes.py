@@ -27,6 +27,7 @@ from swarm.generation.produce import produce
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Environment
 from swarm.learn.answer_scores import answer_probs
+from swarm.learn.feedback_shifts import feedback_shifts
 from swarm.learn.gradient import score_batch
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.packing import pack
@@ -75,7 +76,8 @@ RETRY: Final = World(
     source="tiny",
     max_new_tokens=9,
 )
-ALWAYS: Final = RETRY.but(ask="always", max_turns=2, inner={"name": "max", "kind": "char", "dataset": "max", "seed": 5})
+MAXIMUM: Final = RETRY.but(inner={"name": "max", "kind": "char", "dataset": "max", "seed": 5})
+ALWAYS: Final = MAXIMUM.but(ask="always", max_turns=2)
 
 
 @dataclass(slots=True)
@@ -182,6 +184,12 @@ class Policy:
         packed = partial(pack, token_budget=4096)
         found = answer_probs(self._network, batch, CharTokenizer(), answers, packed, OneProcess())
         return replace(batch, answer_probs=found)
+
+    def with_feedback(self, groups: Sequence[ScoredGroup]) -> Batch:
+        """The groups, and how far the newest weights are moved by what the environment answered."""
+        batch, packed = batch_of(groups), partial(pack, token_budget=4096)
+        shifts = feedback_shifts(self._network, batch, CharTokenizer(), packed, OneProcess())
+        return replace(batch, feedback_shifts=shifts)
 
     def publish(self) -> None:
         """The engine plays with the newest weights from now on."""

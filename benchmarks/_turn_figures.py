@@ -3,51 +3,15 @@
 Invariant: a figure is a function of its seed.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 import benchmarks._turn_advantages as advantages
 import benchmarks._turn_training as training
-from benchmarks._turn_episodes import GRID, LOOK_UP
-from benchmarks._turn_played import GROUP_SIZE, NUM_STEP_GROUPS, NUM_STEPS
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """One figure with one seed."""
-
-    figure: str
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What a job gave."""
-
-    job: Job
-    method: float
-    baseline: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
-    """A quantity of a recipe."""
-
-    recipe: str
-    row: str
-    quantity: str
-    where: str
-    is_more: bool  # what the method claims
-    measure: Callable[[int], tuple[float, float]]  # of a seed: for the method, for the trajectory-level one
-    suffix: str = ""
-
-    @property
-    def name(self) -> str:
-        """Unique."""
-        return f"{self.recipe}{self.suffix}"
+from benchmarks._turn_episodes import GRID, LOOK_UP, MAXIMUM, RETRY
+from benchmarks._turn_figure import Figure, Job, Outcome
+from benchmarks._turn_played import GROUP_SIZE, NUM_LONG_STEPS, NUM_STEP_GROUPS, NUM_STEPS
 
 
 def run(job: Job) -> Outcome:
@@ -60,6 +24,7 @@ def run(job: Job) -> Outcome:
 _OF_ADVANTAGE: Final = "correlation of a turn's advantage with what the turn was worth"
 _STALE: Final = f"grid_world, a batch {NUM_STEPS} steps old"
 _TRAINED: Final = f"{NUM_STEPS} steps of {NUM_STEP_GROUPS * GROUP_SIZE} episodes"
+_LONG: Final = f"{NUM_LONG_STEPS} steps of {NUM_STEP_GROUPS * GROUP_SIZE} episodes"
 FIGURES: Final = (
     Figure(
         recipe="gigpo",
@@ -151,7 +116,7 @@ FIGURES: Final = (
         quantity="largest gradient norm of 8 steps of 4 groups; trajectory level is `grpo_tcr`, which has its clip",
         where="look_up, 3 turns",
         is_more=False,
-        measure=advantages.void_turns,
+        measure=advantages.void_turns(8),
     ),
     Figure(
         recipe="malformed_turn_filter",
@@ -208,7 +173,7 @@ FIGURES: Final = (
         quantity="calls of a success",
         where=f"look_up, {_TRAINED}",
         is_more=False,
-        measure=training.calls_per_success,
+        measure=training.calls_per_success(NUM_STEPS),
     ),
     Figure(
         recipe="ufo",
@@ -216,7 +181,7 @@ FIGURES: Final = (
         quantity="distinct tries, of those of an episode",
         where=f"retry around reverse, {_TRAINED}",
         is_more=True,
-        measure=training.distinct_tries,
+        measure=training.distinct_tries(RETRY),
     ),
     Figure(
         recipe="mini_o3",
@@ -232,7 +197,7 @@ FIGURES: Final = (
         quantity="entropy of a token after training",
         where=f"look_up, {_TRAINED}, 2 updates each",
         is_more=True,
-        measure=training.entropy_kept,
+        measure=training.entropy_kept(NUM_STEPS),
     ),
     Figure(
         recipe="flow_grpo",
@@ -317,5 +282,58 @@ FIGURES: Final = (
         where=f"retry around max, always asked twice, {_TRAINED}",
         is_more=True,
         measure=training.corrections,
+    ),
+    Figure(
+        recipe="ufo",
+        suffix=".max",
+        row="S158",
+        quantity="distinct tries, of those of an episode",
+        where=f"retry around max, {_TRAINED}",
+        is_more=True,
+        measure=training.distinct_tries(MAXIMUM),
+    ),
+    Figure(
+        recipe="simpletir",
+        suffix=".long",
+        row="S179",
+        quantity="largest gradient norm of 24 steps of 4 groups; trajectory level is `grpo_tcr`, which has its clip",
+        where="look_up, 3 turns",
+        is_more=False,
+        measure=advantages.void_turns(24),
+    ),
+    Figure(
+        recipe="otc_po",
+        suffix=".long",
+        row="S010",
+        quantity="calls of a success",
+        where=f"look_up, {_LONG}",
+        is_more=False,
+        measure=training.calls_per_success(NUM_LONG_STEPS),
+    ),
+    Figure(
+        recipe="grpo_tcr",
+        suffix=".long",
+        row="S094",
+        quantity="entropy of a token after training",
+        where=f"look_up, {_LONG}, 2 updates each",
+        is_more=True,
+        measure=training.entropy_kept(NUM_LONG_STEPS),
+    ),
+    Figure(
+        recipe="infopo",
+        row="S186",
+        quantity=f"{_OF_ADVANTAGE} (a hop found), from outcomes and log-probs alone",
+        where="look_up",
+        is_more=True,
+        measure=advantages.shifts_and_hops,
+    ),
+    Figure(
+        recipe="infopo",
+        suffix=".dead",
+        row="S186",
+        quantity="share of dead groups: no advantage is other than 0",
+        where="look_up",
+        is_more=False,
+        measure=advantages.dead_without_shifts,
     ),
 )

@@ -19,6 +19,7 @@ from swarm.types import ScoredGroup
 NUM_GROUPS: Final = 32
 GROUP_SIZE: Final = 8
 NUM_STEPS: Final = 20
+NUM_LONG_STEPS: Final = 50
 NUM_STEP_GROUPS: Final = 4
 NUM_TEST: Final = 32  # tasks
 TRAJECTORY_LEVEL: Final = "grpo"
@@ -38,10 +39,10 @@ def outcome_only(batch: Batch) -> Batch:
 
 
 @functools.cache
-def trained(recipe: str, world: World, seed: int, updates_per_step: int = 1) -> Policy:
-    """The policy after NUM_STEPS steps."""
+def trained(recipe: str, world: World, seed: int, updates_per_step: int = 1, num_steps: int = NUM_STEPS) -> Policy:
+    """The policy after so many steps."""
     policy = Policy(world=world, recipe=recipe, seed=seed, updates_per_step=updates_per_step)
-    policy.train(world.build(), NUM_STEPS, NUM_STEP_GROUPS, GROUP_SIZE)
+    policy.train(world.build(), num_steps, NUM_STEP_GROUPS, GROUP_SIZE)
     return policy
 
 

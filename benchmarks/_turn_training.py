@@ -7,20 +7,23 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks._turn_episodes import ALWAYS, GRID, LOOK_UP, RETRY, World, batch_of
+from benchmarks._turn_episodes import ALWAYS, GRID, LOOK_UP, World, batch_of
 from benchmarks._turn_played import GROUP_SIZE, NUM_TEST, TRAJECTORY_LEVEL, tested, trained
 from swarm.objectives.parts import turns_of
 
 
-def calls_per_success(seed: int) -> tuple[float, float]:
+def calls_per_success(num_steps: int) -> Callable[[int], tuple[float, float]]:
     """Look-up, held out, after training."""
 
-    def mean(recipe: str) -> float:
-        batch = tested(trained(recipe, LOOK_UP, seed))
-        success = batch.rewards > 0.5
-        return float(turns_of(batch).calls.sum(dim=1)[success].to(torch.float64).mean())
+    def measure(seed: int) -> tuple[float, float]:
+        def mean(recipe: str) -> float:
+            batch = tested(trained(recipe, LOOK_UP, seed, num_steps=num_steps))
+            success = batch.rewards > 0.5
+            return float(turns_of(batch).calls.sum(dim=1)[success].to(torch.float64).mean())
 
-    return mean("otc_po"), mean(TRAJECTORY_LEVEL)
+        return mean("otc_po"), mean(TRAJECTORY_LEVEL)
+
+    return measure
 
 
 def success(recipe: str, world: World, baseline: str = TRAJECTORY_LEVEL) -> Callable[[int], tuple[float, float]]:
@@ -35,15 +38,18 @@ def success(recipe: str, world: World, baseline: str = TRAJECTORY_LEVEL) -> Call
     return measure
 
 
-def distinct_tries(seed: int) -> tuple[float, float]:
+def distinct_tries(world: World) -> Callable[[int], tuple[float, float]]:
     """Retry, held out, after training: distinct ones among the tries of episodes that did not succeed at first."""
 
-    def share(recipe: str) -> float:
-        actions = tested(trained(recipe, RETRY, seed)).actions
-        shares = [len(set(each)) / len(each) for each in actions or () if len(each) > 1]
-        return sum(shares) / max(1, len(shares))
+    def measure(seed: int) -> tuple[float, float]:
+        def share(recipe: str) -> float:
+            actions = tested(trained(recipe, world, seed)).actions
+            shares = [len(set(each)) / len(each) for each in actions or () if len(each) > 1]
+            return sum(shares) / max(1, len(shares))
 
-    return share("ufo"), share(TRAJECTORY_LEVEL)
+        return share("ufo"), share(TRAJECTORY_LEVEL)
+
+    return measure
 
 
 def new_states_visited(seed: int) -> tuple[float, float]:
@@ -93,13 +99,16 @@ def turns_beyond_training(seed: int) -> tuple[float, float]:
     return mean("mini_o3"), mean(TRAJECTORY_LEVEL)
 
 
-def entropy_kept(seed: int) -> tuple[float, float]:
+def entropy_kept(num_steps: int) -> Callable[[int], tuple[float, float]]:
     """Look-up, two updates of each draw so that clips act: mean entropy of a held-out token after training."""
 
-    def mean(recipe: str) -> float:
-        policy = trained(recipe, LOOK_UP, seed, updates_per_step=2)
-        groups = policy.play(LOOK_UP.build(), 0, NUM_TEST, GROUP_SIZE, is_held_out=True)
-        _, entropy = policy.scores(groups)
-        return float(entropy[batch_of(groups).mask].mean())
+    def measure(seed: int) -> tuple[float, float]:
+        def mean(recipe: str) -> float:
+            policy = trained(recipe, LOOK_UP, seed, updates_per_step=2, num_steps=num_steps)
+            groups = policy.play(LOOK_UP.build(), 0, NUM_TEST, GROUP_SIZE, is_held_out=True)
+            _, entropy = policy.scores(groups)
+            return float(entropy[batch_of(groups).mask].mean())
 
-    return mean("grpo_tcr"), mean(TRAJECTORY_LEVEL)
+        return mean("grpo_tcr"), mean(TRAJECTORY_LEVEL)
+
+    return measure

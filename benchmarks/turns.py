@@ -22,7 +22,8 @@ from rich.console import Console  # noqa: E402
 
 from benchmarks._runs import RunFile, Workers  # noqa: E402
 from benchmarks._statistics import Estimate, estimate, plain, signed  # noqa: E402
-from benchmarks._turn_figures import FIGURES, Job, Outcome, run  # noqa: E402
+from benchmarks._turn_figure import Job, Outcome  # noqa: E402
+from benchmarks._turn_figures import FIGURES, run  # noqa: E402
 
 NUM_SEEDS: Final = 5
 

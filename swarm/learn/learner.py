@@ -33,6 +33,7 @@ from swarm.learn.diagnostics import (
     off_policy_by_source,
     step_report,
 )
+from swarm.learn.feedback_shifts import feedback_shifts
 from swarm.learn.fused_head import Head
 from swarm.learn.gradient import Gradient, Measured, minibatches, score_batch
 from swarm.learn.layer_noise import LayerNoise
@@ -294,6 +295,12 @@ class PolicyLearner:
             found = answer_probs(self._network, batch, self._tokenizer, answers, packed, self._ranks)
             batch = replace(batch, answer_probs=found)
             measured.seconds["answers"] = self._clock.monotonic_s() - start
+        if any(Requirement.FEEDBACK_SHIFTS in recipe.needs for recipe in recipes.used.values()):
+            start = self._clock.monotonic_s()
+            packed = partial(self._pack, scope=Scope.TOKEN)
+            shifts = feedback_shifts(self._network, batch, self._tokenizer, packed, self._ranks)
+            batch = replace(batch, feedback_shifts=shifts)
+            measured.seconds["feedback"] = self._clock.monotonic_s() - start
         if not (needs_proximal or self._reference):
             return batch
         plan = self._pack(batch, recipes.main.scope)

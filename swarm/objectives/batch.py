@@ -92,6 +92,7 @@ class Batch:
     num_turns: Tensor | None = None  # int64 [N]
     num_calls: Tensor | None = None  # int64 [N, K], well-formed tool calls of each turn
     answer_probs: Tensor | None = None  # float32 [N, K], see `swarm.learn.answer_scores`; scored for recipes that ask
+    feedback_shifts: Tensor | None = None  # float32 [N, K], see `swarm.learn.feedback_shifts`; as `answer_probs`
     state_keys: tuple[tuple[str, ...], ...] | None = None  # N of num_turns, of the state after each turn; "": none
     turn_statuses: tuple[tuple[TurnStatus, ...], ...] | None = None  # N of num_turns
     turn_roles: tuple[tuple[str, ...], ...] | None = None  # N of num_turns, who acted; "": no role. None: no roles
@@ -124,7 +125,7 @@ class Batch:
         assert len(self.prompts) == len(self.sources) == len(self.task_keys)
         turns = [
             getattr(self, name)
-            for name in ("turn_rewards", "num_calls", "answer_probs")
+            for name in ("turn_rewards", "num_calls", "answer_probs", "feedback_shifts")
             if getattr(self, name) is not None
         ]
         assert all(each.shape[:1] == shape[:1] and each.shape == turns[0].shape for each in turns)

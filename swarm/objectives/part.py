@@ -65,6 +65,7 @@ class Requirement(StrEnum):
     STATE_KEYS = "state_keys"  # equal for equal states of an environment
     TOOL_CALLS = "tool_calls"  # turns that call a tool
     ANSWER_PROBS = "answer_probs"  # of the reference answer before each turn, under the policy
+    FEEDBACK_SHIFTS = "feedback_shifts"  # of the next turn's log-probs by what the environment answered
     REPEATED_PROMPTS = "repeated_prompts"  # the same prompt comes back, so that its history means something
     PREVIOUS_DRAW = "previous_draw"  # the draw before comes once more, and is updated on first
     BUDGETS = "budgets"  # members of a group were asked to keep to different numbers of tokens

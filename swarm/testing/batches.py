@@ -54,6 +54,7 @@ def toy_batch(
         "corrections": (Correction.EXACT,) * count,
         "texts": ("",) * count,
         "answer_probs": torch.linspace(0.1, 0.9, turns[0] * turns[1], dtype=rewards.dtype).reshape(turns),
+        "feedback_shifts": torch.linspace(-0.5, 0.5, turns[0] * turns[1], dtype=rewards.dtype).reshape(turns),
         "prompts": (torch.ones(1, dtype=torch.int64),) * num_groups,
         "sources": ("me",) * num_groups,
         "task_keys": tuple(f"sums/{group}" for group in range(num_groups)),

@@ -63,6 +63,7 @@ class Response:
     states: list[str]  # after the turn
     statuses: list[str]
     actions: list[str]
+    shifts: list[float]  # of the next turn by what the environment answered
     answers: list[float]  # probability of the right answer before each turn
 
     @property
@@ -232,6 +233,10 @@ def _episodes(batch: Batch, kind: str, seed: int) -> dict[str, Any]:
             rewards[row, turn] = 0.0 if kind in ("binary", "equal") else dice.choice((-0.5, 0.0, 0.0, 0.25, 1.0))
             calls[row, turn] = dice.choice((0, 1, 1, 2))
 
+    place = torch.arange(len(num_turns) * most, dtype=torch.float64).reshape(len(num_turns), most)
+    is_shifted = torch.arange(most)[None] < torch.tensor(num_turns)[:, None] - 1
+    shifts = torch.where(is_shifted, torch.sin(1.7 * place), 0.0)
+
     def texts(*values: Any) -> tuple[tuple[Any, ...], ...]:
         return tuple(tuple(dice.choice(values) for _ in range(count)) for count in num_turns)
 
@@ -242,6 +247,7 @@ def _episodes(batch: Batch, kind: str, seed: int) -> dict[str, Any]:
         "state_keys": texts("", "lake", "hill", "hill"),
         "turn_statuses": texts(*[TurnStatus.OK] * 6, *TurnStatus),
         "actions": texts("go", "Go ", "stay"),
+        "feedback_shifts": shifts,
         "answer_probs": torch.tensor([[dice.random() for _ in range(most)] for _ in num_turns], dtype=torch.float64),
     }
 
@@ -276,6 +282,7 @@ def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
     """The same step in plain Python; gradients of a formula flow into `logprobs` and `entropy`."""
     assert batch.turn_rewards is not None and batch.num_calls is not None and batch.state_keys is not None
     assert batch.turn_statuses is not None and batch.actions is not None and batch.answer_probs is not None
+    assert batch.feedback_shifts is not None
     groups = [Group(key=key, baseline=math.nan, members=[]) for key in batch.task_keys]
     for index, group in enumerate(groups):
         if batch.baseline_rewards is not None:
@@ -326,6 +333,7 @@ def case_of(batch: Batch, logprobs: Tensor, entropy: Tensor) -> Case:
             states=list(batch.state_keys[i]),
             statuses=[str(status) for status in batch.turn_statuses[i]],
             actions=list(batch.actions[i]),
+            shifts=batch.feedback_shifts[i, : len(batch.actions[i])].tolist(),
             answers=batch.answer_probs[i, : len(batch.actions[i])].tolist(),
         )
         groups[int(batch.group_index[i])].members.append(response)

@@ -1,4 +1,4 @@
-"""How likely the policy finds the right answer before each turn, and what a recipe makes of it."""
+"""How likely the policy finds the right answer before each turn, and how far an observation moves it after one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from swarm.environments.look_up import LookUpEnvironment
 from swarm.environments.replay import replay
 from swarm.episode import Actions
 from swarm.learn.answer_scores import _begins, asked_batch
+from swarm.learn.feedback_shifts import NOTHING, plain_ids
 from swarm.learn.learner import PolicyLearner
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
@@ -126,3 +127,40 @@ def test_a_batch_of_questions_holds_the_tokens_of_each_once(monkeypatch: pytest.
     asked = asked_batch(batch, [(0, 0), (0, 4), (1, 0)], [[5, 6]])
     assert widths == [0] and asked.token_ids.shape == (3, 6)
     assert asked.mask.sum(dim=1).tolist() == [2, 2, 2] and asked.token_ids[1, 4:].tolist() == [5, 6]
+
+
+def test_an_observation_counts_by_what_the_next_turn_gains_over_a_pass_in_which_it_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, network = look_up(), tiny_network(3)
+    right = environment.demonstration(0)
+    episodes: list[Actions] = [right, ("?zzz", *right), ("abc",)]
+    found: list[torch.Tensor] = []
+    part = load_recipe("infopo").advantage
+
+    def noted(_: Any, batch: Any) -> torch.Tensor:
+        found.append(batch.feedback_shifts)
+        return batch.rewards
+
+    monkeypatch.setattr(type(part), "__call__", noted)
+    learner(network, environment, "infopo", tmp_path).dry_run(draw_of(environment, episodes))
+
+    def mean(before: list[int], action: list[int]) -> float:
+        logprobs = network(input_ids=torch.tensor([before + action])).logits[0].detach().log_softmax(dim=-1)
+        return float(torch.stack([logprobs[len(before) - 1 + k, token] for k, token in enumerate(action)]).mean())
+
+    nothing = plain_ids(TOKENIZER, NOTHING)
+    for row, actions in enumerate(episodes):
+        ids = TOKENIZER.encode_prompt(environment.task(0))
+        transitions = replay(environment, 0, actions).transitions
+        for turn in range(found[0].shape[1]):
+            wanted = 0.0
+            if turn < len(actions) - 1:
+                ids += TOKENIZER.encode_response(actions[turn])
+                seen = TOKENIZER.encode_observation(transitions[turn].messages, True)
+                blind = (nothing + [nothing[-1]] * len(seen))[: len(seen)]
+                action = TOKENIZER.encode_response(actions[turn + 1])
+                wanted = mean(ids + seen, action) - mean(ids + blind, action)
+                ids += seen
+            assert float(found[0][row, turn]) == pytest.approx(wanted, abs=1e-5), (row, turn)
+    assert float(found[0].abs().max()) > 1e-3

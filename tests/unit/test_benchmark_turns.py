@@ -9,7 +9,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # the benchmarks are not in the wheel; last, so that an installed swarm stays the one tested
 
 from benchmarks._statistics import estimate  # noqa: E402
-from benchmarks._turn_figures import FIGURES, Job, Outcome  # noqa: E402
+from benchmarks._turn_figure import Job, Outcome  # noqa: E402
+from benchmarks._turn_figures import FIGURES  # noqa: E402
 from benchmarks.turns import decode, markdown, verdict  # noqa: E402
 from swarm.objectives.methods import list_recipes, load_recipe  # noqa: E402
 from swarm.objectives.part import Requirement  # noqa: E402

@@ -19,9 +19,7 @@ from swarm.objectives.recipe import Recipe
 class PerturbedRatio(RatioPart):
     """The ratio of a whole response, of a policy with noise in its layers to the generator."""
 
-    equation = (
-        "r_t = sg[W_i] pi_t / sg[pi_t], W_i = exp(clamp(sum_t d_t, -20, 20)), d_t = log pi_{theta,delta} - log mu"
-    )
+    equation = "r_t = sg[W_i] pi_t / sg[pi_t], W_i = exp(clamp(sum d_t, -20, 20)), d = log pi_{theta,delta} - log mu"
     scope = Scope.ROLLOUT
     always_needs = frozenset({Requirement.BEHAVIOR_LOGPROBS, Requirement.PERTURBED_LOGPROBS})
     std: Positive = 0.02  # of each layer's noise before the first update
