@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.environment import AnswerEnvironment, Problem
+from swarm.environments.params import drawn_from
 from swarm.errors import ConfigError
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789:=#>+-*? "
@@ -106,7 +107,7 @@ class CharEnvironment(AnswerEnvironment):
         """`config.dataset` is the task's name. Raises ConfigError."""
         if config.params:
             raise ConfigError(f"environment {config.name}: char tasks take no params, got {sorted(config.params)}")
-        super().__init__(config, f"char-{config.dataset}/1")
+        super().__init__(config, f"char-{config.dataset}-{drawn_from(config, config.params)}/1")
         self._source = CharTask(config.dataset, config.seed)
 
     def build(self, task_id: int) -> Problem:

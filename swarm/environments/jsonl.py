@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.environment import ANSWER_CPU_S, AnswerEnvironment, Problem
+from swarm.environments.params import drawn_from
 from swarm.errors import ConfigError
 from swarm.plugins import code_version, load_object
 
@@ -37,7 +38,7 @@ class RecordEnvironment(AnswerEnvironment):
 
     is_answer_needed = True  # each record has one
 
-    def __init__(self, config: EnvironmentConfig, verifier: str = "match/1") -> None:
+    def __init__(self, config: EnvironmentConfig, verifier: str = "match") -> None:
         """Raises ConfigError: no such file, another digest, a line that is too long, no records."""
         unknown = sorted(set(config.params) - _PARAMS)
         if unknown:
@@ -45,7 +46,8 @@ class RecordEnvironment(AnswerEnvironment):
         count, self._record = open_records(config, str(config.params.get("path") or config.dataset))
         self._question_key = str(config.params.get("question", "question"))
         self._answer_key = str(config.params.get("answer", "answer"))
-        super().__init__(config, verifier, count)
+        named = {name: value for name, value in config.params.items() if name != "path"}  # elsewhere on another node
+        super().__init__(config, f"{verifier}-{drawn_from(config, named)}/1", count)
 
     def build(self, task_id: int) -> Problem:
         record = self._record(task_id)
@@ -77,7 +79,7 @@ class FunctionEnvironment(RecordEnvironment):
             raise ConfigError(f"environment {config.name}: {config.dataset} is not a function")
         self._score = cast("RewardFunction", score)
         self.answer_cpu_s = float(getattr(score, "answer_cpu_s", ANSWER_CPU_S))
-        super().__init__(config, f"function-{code_version(score)}/1")
+        super().__init__(config, f"function-{code_version(score)}")
 
     def judge(self, problem: Problem, answer: str) -> float:
         return float(self._score(problem.question, answer, problem.reference))

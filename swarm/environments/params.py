@@ -73,6 +73,11 @@ class Params:
 
 
 def verifier_name(config: EnvironmentConfig, version: int) -> str:
-    """Name of a verifier that is equal where kind, parameters and seed are: what the question does not show counts."""
-    drawn = json.dumps([config.dataset, config.params, config.seed], sort_keys=True, default=str)
-    return f"{config.kind}-{hashlib.sha256(drawn.encode()).hexdigest()[:8]}/{version}"
+    """Name of a verifier that is equal where all is that decides tasks: what the question does not show counts."""
+    return f"{config.kind}-{drawn_from(config, [config.dataset, config.params])}/{version}"
+
+
+def drawn_from(config: EnvironmentConfig, named: object) -> str:
+    """Digest of what a section draws its tasks from: the seed, how many, how they are asked, and what is named here."""
+    asked = [named, config.seed, config.num_tasks, config.prompt, config.prefill]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:8]

@@ -18,6 +18,7 @@ from swarm.config import EnvironmentConfig
 from swarm.environments.answer_forms import is_right
 from swarm.environments.environment import AnswerEnvironment, Problem
 from swarm.environments.formulas import is_formula
+from swarm.environments.params import drawn_from
 from swarm.errors import ConfigError
 
 # What `import reasoning_gym` asks for although a few datasets only need it; absent ones are stood in for.
@@ -89,7 +90,8 @@ class ReasoningGymEnvironment(AnswerEnvironment):
             reason = f"environment {config.name}: reasoning-gym dataset {config.dataset!r} with {params}"
             raise ConfigError(f"{reason}: {error or type(error).__name__}") from error
         rule = "exact" if self._is_exact else "partial"
-        super().__init__(config, f"reasoning_gym-{_version()}-{config.dataset}-{rule}/2")
+        drawn = drawn_from(config, config.params)
+        super().__init__(config, f"reasoning_gym-{_version()}-{config.dataset}-{rule}-{drawn}/2")
 
     def build(self, task_id: int) -> Problem:
         entry = self._dataset[task_id]

@@ -95,7 +95,9 @@ def check_believed(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer) 
         return RefusalReason.UNUSABLE_TEXT, "observations that are believed come as tokens of ours"
     most = max(len(rollout.actions) for rollout in group.rollouts)
     if most > verdict.task.max_turns:
-        return RefusalReason.WRONG_EPISODE, f"{most} actions, of which the environment takes {verdict.task.max_turns}"
+        is_same = group.verifier == verdict.verifier
+        reason = RefusalReason.WRONG_EPISODE if is_same else RefusalReason.OTHER_ENVIRONMENT
+        return reason, f"{most} actions, of which the environment takes {verdict.task.max_turns}"
     return None
 
 

@@ -46,6 +46,8 @@ def check_verdict(
 ) -> Finding:
     """Task, prompt and rewards as rebuilt here, against what the producer says.
 
+    What differs is its producer's fault only where both have the same version of the environment.
+
     Args:
         group: as it came.
         scored: as far as the learner takes it; claims are about whole answers.
@@ -56,16 +58,17 @@ def check_verdict(
     rewards: list[float] = verdict.rewards.tolist()
     if verdict.rewards.shape != (len(group.rollouts),) or not all(map(math.isfinite, rewards)):
         return RefusalReason.VERIFIER_FAILED, "the verifier gave no finite reward for each answer"
+    is_same = group.verifier == verdict.verifier
     if verdict.task.is_held_out:
-        return RefusalReason.HELD_OUT, f"task {group.task_id} is never trained on"
+        return _fault(RefusalReason.HELD_OUT, is_same), f"task {group.task_id} is never trained on"
     is_ours = group.tokenizer_digest == tokenizer.digest
     prompt_ids = tokenizer.encode_prompt(verdict.task)
     if is_ours and group.prompt_ids.tolist() != prompt_ids:
-        return RefusalReason.WRONG_PROMPT, "the prompt is not that of the task"
+        return _fault(RefusalReason.WRONG_PROMPT, is_same), "the prompt is not that of the task"
     num_tokens, most = group.prompt_ids.size, _PER_FOREIGN_TOKEN * len(prompt_ids) + _TEMPLATE_TOKENS
     if num_tokens > most:  # nobody here reads it, but it takes memory
         return RefusalReason.UNUSABLE_TEXT, f"{num_tokens} tokens of a prompt exceed {most}"
-    if group.verifier == verdict.verifier:
+    if is_same:
         for rollout, kept, reward in zip(group.rollouts, scored.rollouts, rewards, strict=True):
             error = abs(rollout.claimed_reward - reward)
             if kept is rollout and not error <= limits.reward_tolerance:  # catches NaN
@@ -75,6 +78,11 @@ def check_verdict(
     if group.env in limits.episode_environments:
         return check_replay(scored, verdict, tokenizer, limits.episodes)
     return None
+
+
+def _fault(reason: RefusalReason, is_same: bool) -> RefusalReason:
+    """The reason where both have the same version; another version may hold out other tasks and ask otherwise."""
+    return reason if is_same else RefusalReason.OTHER_ENVIRONMENT
 
 
 def to_scored_group(

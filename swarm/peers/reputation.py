@@ -48,7 +48,8 @@ UNPROVEN: Final = frozenset(
     }
 )
 
-# What a refusal costs. Reasons not listed are innocent: too old, duplicate, no room, over quota, ...
+# What a refusal costs. Reasons not listed are innocent: too old, duplicate, no room, over quota,
+# a task that other settings do not have, ...
 COSTS: Final[Mapping[RefusalReason, float]] = MappingProxyType(
     {
         RefusalReason.TOO_LARGE: 1.0,
@@ -57,7 +58,6 @@ COSTS: Final[Mapping[RefusalReason, float]] = MappingProxyType(
         RefusalReason.WRONG_DIGEST: 4.0,
         RefusalReason.FORGED_PRODUCER: 4.0,
         RefusalReason.WRONG_GROUP_SIZE: 1.0,
-        RefusalReason.UNKNOWN_TASK: 2.0,
         RefusalReason.HELD_OUT: 2.0,
         RefusalReason.WRONG_PROMPT: 4.0,
         RefusalReason.WRONG_EPISODE: 4.0,
@@ -72,19 +72,9 @@ COSTS: Final[Mapping[RefusalReason, float]] = MappingProxyType(
     }
 )
 
-# Two honest nodes may disagree on these (a slow machine, other limits, another tokenizer): no share for the relay.
-_NOT_RELAYED: Final = frozenset(
-    {
-        RefusalReason.VERIFIER_FAILED,
-        RefusalReason.WRONG_GROUP_SIZE,
-        RefusalReason.BAD_SAMPLING,
-        RefusalReason.BAD_VERSION,
-        RefusalReason.BAD_TOKENS,
-        RefusalReason.TEXT_MISMATCH,
-        RefusalReason.WRONG_PROMPT,
-        RefusalReason.WRONG_EPISODE,
-    }
-)
+# Wrong whatever a node's environments, tokenizer and limits are: only for these a relay has its share. Its admission
+# passes what it cannot compare: claims of another version, tasks that only others hold out, texts that it cuts.
+_RELAYED: Final = frozenset({RefusalReason.MALFORMED, RefusalReason.BAD_LOGPROBS, RefusalReason.TOO_MANY_ITEMS})
 
 
 @dataclass(slots=True)
@@ -173,7 +163,7 @@ class Reputation:
             self._charge(via, cost)
             return
         self._charge(producer, cost)
-        if via != producer and reason not in _NOT_RELAYED:
+        if via != producer and reason in _RELAYED:
             self._charge(via, cost * _RELAYED_SHARE)
 
     def record_given_up(self, producer: NodeId) -> None:

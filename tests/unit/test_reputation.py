@@ -59,7 +59,7 @@ def test_a_bad_signature_is_charged_to_the_sender_and_never_to_the_name_on_it() 
 
 def test_a_relay_pays_a_share_of_provable_lies_and_none_of_what_honest_nodes_may_disagree_on() -> None:
     reputation, _ = make_reputation()
-    reputation.record_refused(RefusalReason.FALSE_REWARD, "relay", "liar")
+    reputation.record_refused(RefusalReason.MALFORMED, "relay", "liar")
     assert reputation.score("relay") == -1.0 and reputation.score("liar") == -4.0
     reputation.record_refused(RefusalReason.VERIFIER_FAILED, "relay", "liar")
     assert reputation.score("relay") == -1.0 and reputation.score("liar") == -6.0
