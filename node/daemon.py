@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import secrets
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -354,6 +355,7 @@ class Daemon(Service):
                 "sandbox": self._verifier.num_replaced,
             },
             "guard": agent.guard_note,
+            **_awaited(self.config, agent),
             "advice": agent.coordinator_view.advice.state,
             **_weights_status(agent),
             **({"is_coordinator_reachable": self.coordinator.is_connected} if self.coordinator is not None else {}),
@@ -381,6 +383,15 @@ async def run_daemon(config: NodeConfig) -> None:
             logger.info("node stopped")
     finally:
         freeze_gc()  # also where it failed to start
+
+
+def _awaited(config: NodeConfig, agent: Agent) -> JsonDict:
+    """Whose groups the learner of this node waits for, and what came of them since its newest step."""
+    if Role.TRAINER not in config.roles:
+        return {}
+    if Role.GENERATOR in config.roles and config.replay.local_groups:
+        return {"own_since_step": asdict(agent.own_groups.since_step)}
+    return {"learns_from_others": True}
 
 
 def _weights_status(agent: Agent) -> JsonDict:

@@ -14,6 +14,7 @@ from swarm.types import JsonDict, short
 
 STATUS = "status.json"  # in the directory of a node
 STALE_AFTER_S = 15.0  # the daemon writes the file every second
+MANY_IN_VAIN: Final = 100  # own groups without signal; with one right answer in 100 and 8 tries a group: 1 in 3,000
 _NEEDED: Final = ("node_id", "at_s", "last_step_at_s", "pid", "step", "num_failures", "advice")
 
 
@@ -59,6 +60,8 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     answers = {None: "none", True: "answers", False: "does not answer; the node goes on without it"}
     refusal = status.get("coordinator_refusal")
     shown.append(("coordinator", refusal or answers[status.get("is_coordinator_reachable")]))
+    if waiting := waits_for(status):
+        shown.append(("waits for", waiting))
     if status.get("guard"):
         shown.append(("guard", status["guard"]))
     if status.get("clock"):
@@ -103,8 +106,11 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
     following = status.get("following")
     if idle_s > max_idle_s and not status.get("is_finished"):
         what = "optimizer step" if following is None else "group"
-        why = f": {status['guard']}" if status.get("guard") else ""
+        known = "; ".join(filter(None, (status.get("guard"), waits_for(status))))
+        why = f": {known}" if known else ""
         causes.append(f"no {what} for {idle_s:.0f} s (limit {max_idle_s:.0f} s), at step {status['step']}{why}")
+    elif not status.get("is_finished") and _num_in_vain(status) >= MANY_IN_VAIN:
+        causes.append(f"waits for {waits_for(status)}")
     if following is not None:
         causes += _following_problems(following)
     if status["num_failures"]:
@@ -116,6 +122,29 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
     if status["advice"] == "alarm":
         causes.append("the coordinator's alarm: late groups are far off-policy everywhere (local limits still hold)")
     return causes
+
+
+def waits_for(status: JsonDict) -> str:
+    """Which groups the learner waits for, where none of those that came let it make a step; "" otherwise."""
+    own = status.get("own_since_step")
+    if own is not None:
+        made = own["num_put"] + own["num_unscored"]
+        if not made or own["num_with_signal"]:
+            return ""
+        unscored = f", {own['num_unscored']} not scored ({own['error']})" if own["num_unscored"] else ""
+        return f"own groups: {made} generated, 0 with differing rewards{unscored}"
+    if not status.get("learns_from_others") or status.get("num_admitted"):
+        return ""
+    refusals = status["refusals"]
+    if not refusals:
+        return "groups of others: none came"
+    most = max(refusals, key=refusals.__getitem__)
+    return f"groups of others: 0 admitted, {sum(refusals.values())} refused (mostly {most})"
+
+
+def _num_in_vain(status: JsonDict) -> int:
+    own = status.get("own_since_step")
+    return 0 if own is None or own["num_with_signal"] else own["num_put"] + own["num_unscored"]
 
 
 def _following_problems(following: JsonDict) -> list[str]:

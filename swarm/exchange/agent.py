@@ -22,7 +22,7 @@ from swarm.exchange.group_ingest import GroupIngest
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.novelty import Novelty
-from swarm.exchange.own_groups import OwnGroups
+from swarm.exchange.own_groups import MadeSinceStep, OwnGroups
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import GroupStore, Tokenizer, Verdict, Verifier
 from swarm.node_context import NodeContext
@@ -276,6 +276,7 @@ class Agent:
         await self.journal.settle(report)
         if not report.was_skipped:
             self._last_step_at_s = self.clock.now_s()
+            self.own_groups.since_step = MadeSinceStep()
         self.guard_note = self._guard_note(report)
         self.coordinator_view.record_edges(report.edges)
         self.context.emit(StepMade.of(report))

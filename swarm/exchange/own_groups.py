@@ -25,6 +25,16 @@ from swarm.wire.envelopes import seal_group
 logger = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, slots=True)
+class MadeSinceStep:
+    """Own groups since the newest optimizer step: what a learner that waits has to wait for."""
+
+    num_put: int = 0
+    num_with_signal: int = 0  # of those
+    num_unscored: int = 0  # dropped
+    error: str = ""  # why the newest was dropped
+
+
 @dataclass(eq=False, repr=False)
 class OwnGroups:
     """From a finished group of our generator to a stored one that our learner and our peers can have."""
@@ -41,6 +51,7 @@ class OwnGroups:
     num_put: int = field(default=0, init=False)  # groups stored; this and what follows: since the process started
     num_unscored: int = field(default=0, init=False)
     tokens_generated: int = field(default=0, init=False)
+    since_step: MadeSinceStep = field(default_factory=MadeSinceStep, init=False)
     is_full: bool = field(default=False, init=False)  # the newest group was dropped: the disk had no room for it
 
     def __post_init__(self) -> None:
@@ -70,12 +81,16 @@ class OwnGroups:
             ):  # what breaks each group is said once a minute
                 told = {"error": str(error), "num_unscored": self.num_unscored}
                 logger.warning("a rollout group of ours could not be scored", extra=told)
+            self.since_step.num_unscored += 1
+            self.since_step.error = str(error)
             self._context.emit(GroupUnscored(env=group.env, error=str(error)))
             return float("nan")
         if self.is_full:
             logger.info("the store has room again")
         self.is_full = False
         self.num_put += 1
+        self.since_step.num_put += 1
+        self.since_step.num_with_signal += self._replay.is_wanted(scored)
         self.tokens_generated += group.num_tokens
         self.last_put_at_s = self._context.clock.now_s()
         mean, std = mean_and_std(scored.rewards)

@@ -178,6 +178,10 @@ class ReplayBuffer:
     def _has_signal(self, scored: ScoredGroup) -> bool:
         return scored.has_signal or (self._config.keep_turn_signal and scored.has_turn_signal)
 
+    def is_wanted(self, scored: ScoredGroup) -> bool:
+        """A draw would hand it out."""
+        return self._has_signal(scored) or self._config.keep_zero_variance
+
     def _is_wanted(self, entry: ReplayEntry) -> bool:
         return entry.has_signal or self._config.keep_zero_variance
 

@@ -422,8 +422,9 @@ def test_a_step_that_was_skipped_is_no_progress_and_says_that_every_source_is_se
         await agent.report_step(replace(report_of(2, 2), diagnostics=figures))
         assert agent.last_step_at_s > before
         assert "since step 1" in agent.guard_note and "1 groups that deviate least are used" in agent.guard_note
+        agent.own_groups.since_step.num_put = 5
         await agent.report_step(report_of(3, 3))
-        assert not agent.guard_note
+        assert not agent.guard_note and agent.own_groups.since_step.num_put == 0
 
     run_virtual(main())
 
@@ -442,6 +443,8 @@ def test_in_turn_there_is_no_capacity_once_a_draw_is_possible_and_until_its_step
         assert agent.capacity() > 0
         await bench.put("7", "7", task_id=47)
         await bench.put("7", "7", task_id=57)  # nothing but groups without signal
+        made = agent.own_groups.since_step
+        assert (made.num_put, made.num_with_signal) == (4, 2)
         assert agent.capacity() == 0
         drawing = asyncio.create_task(agent.draw(HEAD))
         await asyncio.sleep(0.1)

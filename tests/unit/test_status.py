@@ -65,6 +65,31 @@ def test_that_the_guard_set_every_source_aside_is_said_with_the_reason() -> None
     assert problems(status, 2000.0, 300.0)[0].endswith(note)
 
 
+def own(num_put: int, num_with_signal: int = 0, num_unscored: int = 0, error: str = "") -> dict[str, Any]:
+    counts = {"num_put": num_put, "num_with_signal": num_with_signal, "num_unscored": num_unscored, "error": error}
+    return status_of(own_since_step=counts)
+
+
+def test_a_node_without_signal_says_so_before_the_time_is_up() -> None:
+    words = "own groups: 648 generated, 0 with differing rewards"
+    assert dict(status_rows(own(648)))["waits for"] == words
+    assert problems(own(648), 1000.0, 300.0) == [f"waits for {words}"]
+    assert problems(own(20), 1000.0, 300.0) == [] == problems(own(648, num_with_signal=1), 1000.0, 300.0)
+    (late,) = problems(own(20) | {"at_s": 2000.0}, 2000.0, 300.0)
+    assert "no optimizer step" in late and "20 generated, 0 with differing rewards" in late
+    assert problems(own(648) | {"is_finished": True}, 1000.0, 300.0) == []
+
+
+def test_a_node_whose_groups_cannot_be_scored_or_are_all_refused_says_so() -> None:
+    (cause,) = problems(own(0, num_unscored=120, error="the verifier died"), 1000.0, 300.0)
+    assert "120 generated" in cause and "120 not scored (the verifier died)" in cause
+    others = status_of(learns_from_others=True, num_admitted=0)
+    assert dict(status_rows(others))["waits for"] == "groups of others: none came"
+    refused = others | {"refusals": {"too_old": 3, "copy": 1}}
+    assert dict(status_rows(refused))["waits for"] == "groups of others: 0 admitted, 4 refused (mostly too_old)"
+    assert "waits for" not in dict(status_rows(others | {"num_admitted": 1}))
+
+
 def test_whether_the_coordinator_answers_and_whether_the_node_is_alone_is_shown() -> None:
     assert dict(status_rows(status_of()))["coordinator"] == "none"
     assert dict(status_rows(status_of(is_coordinator_reachable=True)))["coordinator"] == "answers"
