@@ -5,8 +5,9 @@
 Stage one, `score_stage_one`, comes before it in a run of its own: G_1 = G_2 = r_2, and the first answers are held near
 the initial policy by .1 k2, so that answers do not become one. The second run begins with its weights
 (`model.source`). The environment asks twice whatever the first answer was (kind `retry`, `ask = "always"`). Known from
-public descriptions of the paper. Ours: the bonus pays the second answer alone (for the first one it would be a price on
-being right), the group's mean as baseline, the clip, and means over tokens.
+public descriptions of the paper, which name the parts and not their sizes. Ours: the bonus pays the second answer alone
+(for the first one it would be a price on being right), all three strengths, the group's mean as baseline, the clip, and
+means over tokens.
 """
 
 from dataclasses import replace
