@@ -3,9 +3,9 @@
     b_k = .1 / sqrt(n_k (1 + N_k)), n_k visits of the episode so far, N_k earlier episodes; A_k as `turn_reward_to_go`
 
 A product, which needs both kinds of novelty, is what reviews tell of the paper. Ours: one over the root of a count for
-each of the two, in place of learned bonuses; counts of state keys in cells by a hash, those of one environment together, each state once an
-episode; tables of several nodes merge by adding their cells. Only our own episodes count: nobody wears out our states.
-Reward-to-go of turns against the group, as in `turn_reward_to_go`, and the strength.
+each of the two, in place of learned bonuses; counts of state keys in cells by a hash, of one environment together,
+each state once an episode (tables of several nodes merge by adding their cells); only our own episodes count, so that
+nobody wears out our states; reward-to-go of turns against the group, as in `turn_reward_to_go`; the strength.
 """
 
 import math
