@@ -22,7 +22,10 @@ PresetOption = Annotated[
 ]
 NodesOption = Annotated[int | None, typer.Option(min=1, help="Number of nodes.")]
 RoundsOption = Annotated[int | None, typer.Option(min=1, help="Optimizer steps of each node.")]
-MinutesOption = Annotated[float | None, typer.Option(min=0, help="Stop after this long, whatever was reached.")]
+MinutesOption = Annotated[
+    float | None,
+    typer.Option(min=0, help="Stop this long after set-up (the first group), whatever was reached. No step: says why."),
+]
 MixOption = Annotated[str, typer.Option(help="Local:external groups of each step, such as 4:4; 8:0 never shares.")]
 RecipeOption = Annotated[str, typer.Option(help="Objective: see `swarm recipes list`. Default: the preset's.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Of tasks, sampling and draws.")]

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Literal
 
 from node.daemon import write_config
+from node.status import waits_for
 from swarm.config import CoordinatorConfig, EntryConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.events import (
     Event,
+    GroupPut,
     NodeFinished,
     NodeKilled,
     NodeRestarted,
@@ -211,8 +213,10 @@ async def _watch(
 ) -> None:
     """Pumps events, and carries out the kills, stops and restarts that are due, until every trainer has finished.
 
+    The limit counts from the first group, with which set-up is over; kills and stops count from the first step.
+
     Raises:
-        SimulationFailed: no step within FIRST_STEP_TIMEOUT_S, or a process died unasked.
+        SimulationFailed: no step within FIRST_STEP_TIMEOUT_S or the limit, or a process died unasked.
     """
     preset = PRESETS[options.preset]
     limit_s = 60 * (preset.max_minutes if options.minutes is None else options.minutes)
@@ -220,11 +224,13 @@ async def _watch(
     actions = [ProcessFault(at_s=at_s, kind="kill", name=name) for name, at_s in options.kill]
     actions += [ProcessFault(at_s=at_s, kind="stop", name=name) for name, at_s in options.stop]
     running = set(trainers)
-    started_s, first_step_s = time.monotonic(), None  # kills and the limit count from the first step
+    started_s, first_group_s, first_step_s = time.monotonic(), None, None
     while running:
         for name, process in nodes.items():
             for event in await asyncio.to_thread(process.read_events):
                 watch(name, event)
+                if isinstance(event, GroupPut | StepMade) and first_group_s is None:
+                    first_group_s = time.monotonic()
                 if isinstance(event, StepMade) and first_step_s is None:
                     first_step_s = time.monotonic()
                 if isinstance(event, NodeFinished):
@@ -240,12 +246,22 @@ async def _watch(
                     actions.append(ProcessFault(at_s=elapsed_s + RESTART_AFTER_S, kind="restart", name=action.name))
                 elif action.kind != "restart":
                     running.discard(action.name)  # it cannot finish any more
-            if elapsed_s > limit_s:
-                return
         elif time.monotonic() - started_s > FIRST_STEP_TIMEOUT_S:
-            raise SimulationFailed(f"no step within {FIRST_STEP_TIMEOUT_S:.0f} s; see the log.txt of each node")
+            raise SimulationFailed(f"no step within {FIRST_STEP_TIMEOUT_S:.0f} s{_why_no_step(nodes, trainers)}")
+        if first_group_s is not None and time.monotonic() - first_group_s > limit_s:
+            if first_step_s is None:
+                limit = f"{limit_s:.0f} s after the first group"
+                raise SimulationFailed(f"no step within {limit}{_why_no_step(nodes, trainers)}")
+            return
         tick()
         await asyncio.sleep(POLL_S)
+
+
+def _why_no_step(nodes: dict[str, Process], trainers: set[str]) -> str:
+    """What each trainer waits for, by its own status, and where to look."""
+    found = {name: waits_for(status) for name in sorted(trainers) if (status := nodes[name].status())}
+    waiting = "".join(f"; {name} waits for {what}" for name, what in found.items() if what)
+    return f"{waiting}; see the log.txt of each node"
 
 
 async def _carry_out(action: ProcessFault, process: Process) -> Event:
