@@ -55,7 +55,8 @@ def as_scored(batch: Batch) -> Batch:
     """With what the learner adds before a step."""
     shape = (batch.num_rollouts, 1) if batch.turn_rewards is None else batch.turn_rewards.shape
     probs = torch.linspace(0.1, 0.9, shape[0] * shape[1]).reshape(shape)
-    return replace(batch, answer_probs=probs, reference_logprobs=torch.zeros_like(batch.behavior_logprobs))
+    reference = torch.zeros_like(batch.behavior_logprobs)
+    return replace(batch, answer_probs=probs, feedback_shifts=probs - 0.5, reference_logprobs=reference)
 
 
 def advantages(name: str, batch: Batch) -> list[list[float]]:
