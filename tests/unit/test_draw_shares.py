@@ -5,9 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from swarm.clock import ManualClock
 from swarm.config import EntryConfig, ReplayConfig
+from swarm.exchange import task_quota
 from swarm.exchange.draw_shares import WINDOW, DrawShares
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.replay_buffer import ReplayBuffer
@@ -306,3 +309,48 @@ def test_a_newcomers_group_does_not_move_the_bounds_of_tasks() -> None:
     assert (quota.share_of_one, quota.most_of_draw(8), quota.most_of_party(8)) == before
     quota.count("bell", ("sort", 8), 1)
     assert (quota.share_of_one, quota.most_of_draw(8), quota.most_of_party(8)) != before
+
+
+def nobody_left_out(quota: TaskQuota) -> float:
+    """The mutation: the bounds follow all groups, those of the party with most tasks too."""
+    return task_quota._share_of_one(len(quota._groups), len(quota._holders))
+
+
+@pytest.mark.parametrize("num_tasks", [1, 12, 64, 1000])
+@pytest.mark.parametrize("is_left_out", [True, False])
+def test_a_party_with_ever_new_tasks_takes_no_places_from_others(
+    num_tasks: int, is_left_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six parties share four tasks; whatever a seventh one adds, they keep at least the places that they had."""
+    if not is_left_out:
+        monkeypatch.setattr(TaskQuota, "share_of_one", property(nobody_left_out))
+    quota = TaskQuota()
+    for party in "abcdef":
+        for task_id in range(4):
+            quota.count(party, ("sort", task_id), 1)
+    before = quota.most_of_party(8), quota.most_of_draw(8)
+    for task_id in range(num_tasks):
+        quota.count("evil", ("sort", 100 + task_id), 1)
+    after = quota.most_of_party(8), quota.most_of_draw(8)
+    keeps = after[0] >= before[0] and after[1] >= before[1]
+    assert keeps == is_left_out
+
+
+@settings(max_examples=200)
+@given(
+    held=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 6)), min_size=4, max_size=40, unique=True),
+    gone=st.lists(st.integers(0, 39), max_size=20),
+)
+def test_the_bounds_of_what_is_left_are_those_of_a_new_count(held: list[tuple[str, int]], gone: list[int]) -> None:
+    quota, left = TaskQuota(), list(held)
+    for party, task_id in held:
+        quota.count(party, ("sort", task_id), 1)
+    for index in gone:
+        if index < len(left) and len(left) > 1:
+            party, task_id = left.pop(index)
+            quota.count(party, ("sort", task_id), -1)
+    anew = TaskQuota()
+    for party, task_id in left:
+        anew.count(party, ("sort", task_id), 1)
+    assert quota.share_of_one == anew.share_of_one
+    assert (quota._alone, quota._holders, quota._parties) == (anew._alone, anew._holders, anew._parties)
