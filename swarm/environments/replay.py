@@ -18,6 +18,7 @@ from swarm.interfaces import Environment, Episode
 
 MAX_OBSERVATION_CHARS = 8_192  # of one message; an environment that says more is cut there, on every node alike
 MAX_EPISODES = 1024  # that a process keeps between two of their actions
+MAX_REWARD = 1e6  # of a turn, and of each named reward; squares of more leave float32
 _MAX_NAME_CHARS = 256  # of a state, and of a role
 _OUTCOME_ALONE = {OUTCOME: 1.0}
 
@@ -177,9 +178,8 @@ def _bounded(transition: Transition) -> Transition:
     is_short = not texts or max(map(len, texts)) <= MAX_OBSERVATION_CHARS
     numbers = (transition.reward, *transition.rewards.values())
     is_named = max(len(transition.state_key), len(transition.role)) <= _MAX_NAME_CHARS
-    if is_short and is_named and all(map(math.isfinite, numbers)):
+    if is_short and is_named and all(abs(number) <= MAX_REWARD for number in numbers):
         return transition
-    rewards = {name: value if math.isfinite(value) else 0.0 for name, value in transition.rewards.items()}
     return replace(
         transition,
         messages=tuple(
@@ -188,8 +188,13 @@ def _bounded(transition: Transition) -> Transition:
             else replace(message, content=message.content[:MAX_OBSERVATION_CHARS])
             for message in transition.messages
         ),
-        reward=transition.reward if math.isfinite(transition.reward) else 0.0,
-        rewards=rewards,
+        reward=_in_range(transition.reward),
+        rewards={name: _in_range(value) for name, value in transition.rewards.items()},
         state_key=transition.state_key[:_MAX_NAME_CHARS],
         role=transition.role[:_MAX_NAME_CHARS],
     )
+
+
+def _in_range(reward: float) -> float:
+    """What float32 statistics of a group can hold; nothing for what is no number."""
+    return min(MAX_REWARD, max(-MAX_REWARD, reward)) if math.isfinite(reward) else 0.0

@@ -5,7 +5,6 @@ shifted by it. A party has one vote, whoever is established is asked before stra
 and the coordinator's where it has one, have to name a clock that is off by more than peers accept, to the same side.
 """
 
-import math
 from collections import defaultdict
 from statistics import median
 from typing import Final, NamedTuple
@@ -17,6 +16,7 @@ from swarm.types import NodeId
 
 _MAX_PEERS: Final = 256
 _FORGET_S: Final = 3600.0  # sessions are renewed sooner; a machine that slept has another monotonic clock than others
+_NO_TIME_S: Final = 1e11  # of wall clocks, the year 5138
 
 
 class PeerClocks:
@@ -91,4 +91,4 @@ class _Noted(NamedTuple):
 
 def _is_time(now_s: float) -> bool:
     """False for the 0 of a release that names none, and for what is no time."""
-    return math.isfinite(now_s) and now_s > 0
+    return 0 < now_s < _NO_TIME_S

@@ -8,7 +8,7 @@ import pytest
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.environment import NumberedEnvironment, Problem
-from swarm.environments.replay import MAX_OBSERVATION_CHARS, LiveEpisodes, answer_reward, replay
+from swarm.environments.replay import MAX_OBSERVATION_CHARS, MAX_REWARD, LiveEpisodes, answer_reward, replay
 from swarm.episode import Action, EpisodeOutcome, Message, Transition, TurnStatus, outcome_from_json, outcome_to_json
 
 
@@ -125,6 +125,11 @@ def test_texts_and_rewards_of_an_environment_are_bounded(rewards: dict[str, floa
     assert len(first.messages[0].content) == MAX_OBSERVATION_CHARS and first.reward == 0.0
     assert replay(Wild(rewards), 1, ("a",) * 4).reward == expected
     assert outcome_from_json(json.loads(json.dumps(outcome_to_json(outcome)))) == outcome
+
+
+def test_a_reward_that_no_float32_can_square_is_cut() -> None:
+    outcome = replay(Wild({"outcome": 1.0, "left": -1e300}), 1, ("a", "b"))
+    assert outcome.transitions[0].rewards == {"outcome": 1.0, "left": -MAX_REWARD}
 
 
 def test_an_outcome_survives_json_and_nothing_else_is_taken_for_one() -> None:

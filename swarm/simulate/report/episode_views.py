@@ -152,9 +152,9 @@ def _episode(episode: ShownEpisode) -> EpisodeView:
             )
             for number, (text, transition) in enumerate(zip(episode.actions, transitions, strict=False), 1)
         ),
-        succeeded=episode.outcome.reward >= 1.0,
+        succeeded=episode.outcome.is_success,
         all_tries=f"{episode.num_right} of {episode.num_tries} tries succeed" if episode.num_tries > 1 else "",
-        rewards=tuple(sorted(episode.outcome.rewards.items())),
+        rewards=tuple((printable(name), value) for name, value in sorted(episode.outcome.rewards.items())),
         ending=ending,
     )
 
