@@ -153,7 +153,7 @@ class Admission:
         if digest in self._in_flight:
             return RefusalReason.DUPLICATE, "under admission already"
         self._in_flight.add(digest)
-        arrival.order = self._novelty.order(group)
+        arrival.order = self._novelty.take_number()
         try:
             finding = (
                 await self._duplicate(arrival)  # again: another copy may have been stored while this one was opened
@@ -173,10 +173,10 @@ class Admission:
             with self._counting_against_credit(group):
                 return (
                     await self._form(group, arrival)
-                    or self._novelty_of_answers(arrival)
+                    or self._novelty_of_answers(arrival, self._novelty.order(group, arrival.order))
                     or await self._task_prompt_and_rewards(group, arrival)
                     or self._correction(group, arrival)
-                    or self._novelty_of_answers(arrival)  # again: a copy may have come through
+                    or self._novelty_of_answers(arrival, arrival.order)  # again: a copy may have come through
                     or await self._storage(arrival)
                 )
         finally:
@@ -302,7 +302,8 @@ class Admission:
                 arrival.learned = await self._compute(arrival, cut_group, group, self._tokenizer)
         return finding
 
-    def _novelty_of_answers(self, arrival: Arrival) -> Finding:
+    def _novelty_of_answers(self, arrival: Arrival, order: int) -> Finding:
+        arrival.order = order
         bits = self._novelty.copied_bits(arrival.learned, arrival.sealed.digest, arrival.order)
         if bits >= MIN_BITS:
             return RefusalReason.COPIED, f"{bits:.0f} bits of its answers were given before, at most {MIN_BITS:.0f}"
@@ -326,7 +327,9 @@ class Admission:
             logger.debug("verifier failed on a peer's group", extra={"producer": short(group.producer)})
             return RefusalReason.VERIFIER_FAILED, type(error).__name__
         arrival.verdict = verdict
-        return check_verdict(group, arrival.learned, verdict, self._tokenizer, self._limits)
+        # A text of another tokenizer is encoded here, and one of a few bytes on the wire may have thousands of letters.
+        judged = group, arrival.learned, verdict, self._tokenizer, self._limits
+        return await self._compute(arrival, check_verdict, *judged)
 
     def _producer_of(self, node_id: NodeId, via: NodeId) -> Producer:
         """Who signed a group, as far as that is known here; who sent it decides only where nothing is."""

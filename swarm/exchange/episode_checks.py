@@ -161,10 +161,17 @@ def _check_actions(rollout: Rollout, trace: TokenTrace, tokenizer: Tokenizer, li
 def _check_texts(rollout: Rollout, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
     """Texts that are encoded here say what they say, and are no longer than an action of our own."""
     bound = TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
+    longest, num_chars = max(map(len, rollout.actions)), sum(map(len, rollout.actions))
+    if longest > bound:
+        return RefusalReason.BAD_TOKENS, f"{longest} characters exceed {bound}"
+    if num_chars > TEXT_CHARS_PER_TOKEN * limits.max_episode_tokens:
+        return RefusalReason.BAD_TOKENS, f"{num_chars} characters of an episode of {limits.max_episode_tokens} tokens"
+    num_tokens = 0
     for text in rollout.actions:
-        if len(text) > bound:
-            return RefusalReason.BAD_TOKENS, f"{len(text)} characters exceed {bound}"
         ids = tokenizer.encode_response(text)
+        num_tokens += len(ids)
+        if num_tokens > limits.max_episode_tokens:
+            return RefusalReason.UNUSABLE_TEXT, f"more than {limits.max_episode_tokens} tokens here"
         if tokenizer.decode(ids) != text:
             return RefusalReason.UNUSABLE_TEXT, "the text has characters that are lost here"
         if len(ids) > limits.max_new_tokens:

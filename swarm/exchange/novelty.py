@@ -185,15 +185,19 @@ class Novelty:
             table = self._committed[via] = BoundedTable[Digest, int](MAX_COMMITMENTS)
         for commitment in commitments:
             if commitment not in table:
-                table[commitment] = self._take_number()
+                table[commitment] = self.take_number()
 
-    def order(self, group: RolloutGroup) -> int:
-        """The place of a group among commitments and arrivals: that of its commitment, or the next one."""
+    def order(self, group: RolloutGroup, arrived: int | None = None) -> int:
+        """The place of a group among commitments and arrivals: that of its commitment, or the one that it arrived at.
+
+        It reads every text: what is too long has to be refused before. `arrived` None: it arrives now.
+        """
         commitment = commitment_of(group)
         orders = [table[commitment] for table in self._committed.values() if commitment in table]
-        return min(orders) if orders else self._take_number()
+        return min(orders) if orders else self.take_number() if arrived is None else arrived
 
-    def _take_number(self) -> int:
+    def take_number(self) -> int:
+        """The next place."""
         self._next += 1
         return self._next
 
