@@ -11,14 +11,15 @@ import importlib.metadata
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from swarm.errors import ConfigError
 
+_INSTALLERS_RECORDS: Final = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 _PRIVATE_PREFIX = "_swarm_plugin_"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -64,25 +65,66 @@ def load_entry_point(group: str, name: str) -> object:
 def package_digest(group: str, name: str) -> tuple[str, str]:
     """Name and version of the installed package that offers an entry point, and the SHA-256 of all its files.
 
-    What installing writes itself (compiled files, scripts, the installer's records) does not count.
+    What installing writes itself (compiled files, scripts, the installer's records) does not count; the folders of the
+    package may hold nothing else besides what its wheel lists, so that equal digests are equal code.
 
     Raises:
-        ConfigError: no such entry point, or its package was not installed from a wheel and has no list of files.
+        ConfigError: no such entry point; its package was not installed from a wheel and has no list of files; or it
+            has code that no list of sources shows.
     """
     offered = importlib.metadata.entry_points(group=group, name=name)
     package = next(iter(offered)).dist if offered else None
     if package is None:
         raise ConfigError(f"{name!r}: no entry point of the group {group}; install its package")
-    files = [file for file in package.files or () if file.suffix != ".pyc" and file.parts[0] != ".."]
-    code = sorted(str(file) for file in files if not file.parts[0].endswith(".dist-info"))
-    if not code or any(file.suffix == ".pth" for file in files):
+    listed = package.files or []
+    files = [file for file in listed if not _is_written_by_installer(file)]
+    code = [file for file in files if not file.parts[0].endswith(".dist-info")]
+    if not code or any(file.suffix == ".pth" for file in listed):
         raise ConfigError(f"{package.name}: installed without a list of its files; install a wheel of it, not -e")
-    metadata = [str(file) for file in files if file.name in ("METADATA", "entry_points.txt")]
+    if hidden := _first_hidden(package, listed, code):
+        raise ConfigError(f"{package.name}: {hidden} is code that its sources do not show; install a plain wheel of it")
     whole = hashlib.sha256()
-    for path in [*sorted(metadata), *code]:
-        content = Path(str(package.locate_file(path))).read_bytes()
-        whole.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    for file in sorted(files, key=str):
+        content = Path(str(package.locate_file(file))).read_bytes()
+        whole.update(f"{file}\0{hashlib.sha256(content).hexdigest()}\n".encode())
     return f"{package.name} {package.version}", whole.hexdigest()
+
+
+def _is_written_by_installer(file: importlib.metadata.PackagePath) -> bool:
+    is_record = file.parts[0].endswith(".dist-info") and file.name in _INSTALLERS_RECORDS
+    is_script = file.parts[0] == ".." and len(file.parts) > 1 and file.parts[-2] in ("bin", "Scripts")
+    return is_record or is_script or (file.suffix == ".pyc" and file.parent.name == "__pycache__")
+
+
+def _first_hidden(
+    package: importlib.metadata.Distribution,
+    listed: Sequence[importlib.metadata.PackagePath],
+    code: Sequence[importlib.metadata.PackagePath],
+) -> str:
+    """A file that Python might run, or a program might read, and that no wheel's list of sources shows; else empty."""
+    for file in listed:  # what an installer compiles it lists without a hash
+        if file.suffix == ".pyc" and (file.parent.name != "__pycache__" or file.hash is not None):
+            return str(file)
+    known = {Path(str(package.locate_file(file))) for file in code}
+    if outside := [file for file in code if file.parts[0] == ".."]:
+        return str(outside[0])
+    top = Path(str(package.locate_file("")))
+    for folder in sorted({path.parent for path in known}):
+        inside = [path for path in folder.iterdir() if path.name != "__pycache__"] if folder != top else []
+        for path in sorted(inside):
+            if path not in known and not any(path in each.parents for each in known):
+                return str(path.relative_to(top))
+        for path in sorted((folder / "__pycache__").glob("*.pyc")):
+            has_source = folder / f"{path.name.partition('.')[0]}.py" in known
+            if _ignores_its_source(path) if has_source else folder != top:
+                return str(path.relative_to(top))
+    return ""
+
+
+def _ignores_its_source(compiled: Path) -> bool:
+    """Whether Python runs a compiled file without a look at its source (PEP 552: flags 0b01)."""
+    flags = int.from_bytes(compiled.read_bytes()[4:8], "little")
+    return flags & 0b11 == 0b01
 
 
 def module_of(spec: str) -> str:

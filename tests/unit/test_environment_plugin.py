@@ -1,6 +1,8 @@
 """An environment of the user's own: the example of CONTRIBUTING.md, loaded, scored in the sandbox and mixed."""
 
+import py_compile
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -140,3 +142,79 @@ def test_a_package_with_other_files_is_refused_before_it_is_imported(tmp_path: P
     (tmp_path / "offered-1.0.dist-info" / "RECORD").unlink()
     with pytest.raises(ConfigError, match="install a wheel"):
         build_environment(config)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with a folder of two modules and its compiled files, as pip installs it."""
+    package, records = tmp_path / "offering", tmp_path / "offering-1.0.dist-info"
+    (package / "inner").mkdir(parents=True)
+    records.mkdir()
+    (records / "METADATA").write_text("Metadata-Version: 2.1\nName: offering\nVersion: 1.0\n")
+    (records / "entry_points.txt").write_text("[swarm.environments]\nsums = offering:Plain\n")
+    (records / "INSTALLER").write_text("pip\n")
+    names = ["__init__.py", "inner/rules.py"]
+    for name in names:
+        (package / name).write_text(PLAIN)
+        py_compile.compile(str(package / name))
+    listed = [f"offering/{name},sha256=x,1" for name in names]
+    listed += [f"offering-1.0.dist-info/{name},," for name in ("METADATA", "entry_points.txt", "INSTALLER", "RECORD")]
+    (records / "RECORD").write_text("\n".join(listed) + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return package
+
+
+def list_file(folder: Path, line: str) -> None:
+    record = folder.parent / "offering-1.0.dist-info" / "RECORD"
+    record.write_text(record.read_text() + line + "\n")
+
+
+def digest_now() -> str:
+    return package_digest("swarm.environments", "sums")[1]
+
+
+def test_the_digest_is_that_of_the_wheel_whatever_the_installer_wrote(folder: Path) -> None:
+    before = digest_now()
+    (folder.parent / "offering-1.0.dist-info" / "INSTALLER").write_text("uv\n")
+    shutil.rmtree(folder / "__pycache__")
+    assert digest_now() == before
+    (folder.parent / "offering-1.0.dist-info" / "LICENSE").write_text("any")
+    list_file(folder, "offering-1.0.dist-info/LICENSE,,")
+    assert digest_now() != before
+
+
+def test_code_that_no_list_of_sources_shows_is_refused_by_name(folder: Path) -> None:
+    digest_now()
+    for name in ("tuned.py", "data.txt", "inner/tuned.so", "other/tuned.py"):
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(PLAIN)
+        hidden = Path("offering") / (name if name != "other/tuned.py" else "other")
+        with pytest.raises(ConfigError, match=f"offering: {hidden} is code that its sources do not show"):
+            digest_now()
+        path.unlink()
+        if name == "other/tuned.py":
+            path.parent.rmdir()
+    digest_now()
+
+
+def test_a_compiled_file_without_its_source_or_that_ignores_it_is_refused(folder: Path) -> None:
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(folder / "inner" / "rules.py"), invalidation_mode=unchecked)
+    with pytest.raises(ConfigError, match=r"offering/inner/__pycache__/rules.*pyc is code"):
+        digest_now()
+    py_compile.compile(str(folder / "inner" / "rules.py"))
+    digest_now()
+    alone = folder / "__pycache__" / "tuned.cpython-311.pyc"
+    alone.write_bytes(b"0" * 16)
+    with pytest.raises(ConfigError, match=r"offering/__pycache__/tuned.*pyc is code"):
+        digest_now()
+    alone.unlink()
+    record = folder.parent / "offering-1.0.dist-info" / "RECORD"
+    honest = record.read_text()
+    for listed in ("offering/tuned.pyc,", "offering/inner/__pycache__/rules.cpython-311.pyc,sha256=x", "../tuned.py,"):
+        list_file(folder, f"{listed},")
+        with pytest.raises(ConfigError, match=f"offering: {listed.partition(',')[0]} is code"):
+            digest_now()
+        record.write_text(honest)
+    digest_now()
