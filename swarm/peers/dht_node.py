@@ -159,6 +159,7 @@ class DhtPeer:
                 )
             except Exception as error:  # hivemind raises many kinds here, P2PDaemonError and OSError among them
                 raise Unavailable(f"the DHT daemon did not start on {listen}: {error}") from error
+        forget_late_answers(node)
         node.protocol.storage = storage
         node.protocol.cache = AdvertStorage(run_id, 0, clock)  # nothing is cached for others
         addresses = tuple(str(address) for address in await _inside(node).p2p.get_visible_maddrs())
@@ -264,6 +265,24 @@ class DhtPeer:
             logger.debug("a DHT address did not answer", extra={"address": address, "error": repr(error)})
             return False
         return pong is not None
+
+
+def forget_late_answers(node: DHTNode) -> None:
+    """Lets a node live on when an answer comes just after its call was given up.
+
+    hivemind 1.1.12 reads all answers in one task, which sets the result of whatever call is in its table; a call that
+    timed out stays there, cancelled, until p2pd has confirmed. An answer in between ended the task with
+    InvalidStateError, and nothing was ever answered again.
+    """
+    _inside(node).p2p._client.control._pending_calls = OpenCalls()
+
+
+class OpenCalls(dict[Any, asyncio.Future[bytes]]):
+    """Calls by their ids; those that are done are in it for who made them, and not for answers."""
+
+    def __contains__(self, call_id: object) -> bool:
+        future = self.get(call_id)
+        return future is not None and not future.done()
 
 
 def _inside(node: DHTNode) -> Any:

@@ -103,10 +103,12 @@ class Swarm:
         from hivemind.dht.routing import DHTID
         from hivemind.p2p import PeerID
 
+        from swarm.peers.dht_node import forget_late_answers
         from swarm.peers.dht_records import shard_key
 
         victims = [node.directory.visible_maddrs()[0] for node in self.nodes]
         attacker = await DHTNode.create(initial_peers=[victims[0]], nat_port_map=False, auto_nat=False)
+        forget_late_answers(attacker)
         key = DHTID.generate(source=shard_key(TOY_RUN_ID, 0))
         try:
             for number in range(NUM_HOSTILE):

@@ -64,7 +64,11 @@ class Attacker:
 async def attack(address: str, **options: Any) -> Attacker:
     from hivemind.dht.node import DHTNode
 
-    return Attacker(await DHTNode.create(initial_peers=[address], nat_port_map=False, auto_nat=False, **options))
+    from swarm.peers.dht_node import forget_late_answers
+
+    node = await DHTNode.create(initial_peers=[address], nat_port_map=False, auto_nat=False, **options)
+    forget_late_answers(node)
+    return Attacker(node)
 
 
 class Stage:

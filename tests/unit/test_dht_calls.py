@@ -1,0 +1,52 @@
+"""A late answer to a call that was given up does not end the reading of all others; in hivemind's own table it does."""
+
+import asyncio
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+pytest.importorskip("hivemind", reason="discovery through the DHT is an extra")
+
+
+class Wire:
+    """What is written can be read."""
+
+    def __init__(self) -> None:
+        self.reader = asyncio.StreamReader()
+
+    def write(self, data: bytes) -> None:
+        self.reader.feed_data(data)
+
+    async def drain(self) -> None:
+        """Everything was read in at once."""
+
+
+@pytest.mark.timeout(60)  # hivemind brings torch
+@pytest.mark.parametrize("is_ours", [True, False], ids=["ours", "mutation: hivemind's table"])
+async def test_a_late_answer_leaves_the_next_one_to_be_read(is_ours: bool) -> None:
+    from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
+    from hivemind.p2p.p2p_daemon_bindings.utils import write_pbmsg
+    from hivemind.proto import p2pd_pb2
+
+    from swarm.peers.dht_node import OpenCalls
+
+    control: Any = ControlClient(None, _initialized_with_create=True)  # type: ignore[arg-type]
+    control._pending_calls = OpenCalls() if is_ours else {}
+    given_up, open_one, wire = uuid4(), uuid4(), Wire()
+    for call_id in (given_up, open_one):
+        control._pending_calls[call_id] = asyncio.get_running_loop().create_future()
+    control._pending_calls[given_up].cancel()
+    for call_id in (given_up, open_one):
+        response: Any = p2pd_pb2.PersistentConnectionResponse()  # type: ignore[attr-defined]
+        response.callId = call_id.bytes
+        response.callUnaryResponse.response = b"here"
+        await write_pbmsg(wire, response)  # type: ignore[arg-type]
+    wire.reader.feed_eof()
+    if is_ours:
+        await control._read_from_persistent_conn(wire.reader)
+        assert control._pending_calls[open_one].result() == b"here"
+    else:
+        with pytest.raises(asyncio.InvalidStateError):
+            await control._read_from_persistent_conn(wire.reader)
+        assert not control._pending_calls[open_one].done()
