@@ -165,7 +165,10 @@ def _check_texts(rollout: Rollout, tokenizer: Tokenizer, limits: EpisodeLimits) 
     if longest > bound:
         return RefusalReason.BAD_TOKENS, f"{longest} characters exceed {bound}"
     if num_chars > TEXT_CHARS_PER_TOKEN * limits.max_episode_tokens:
-        return RefusalReason.BAD_TOKENS, f"{num_chars} characters of an episode of {limits.max_episode_tokens} tokens"
+        return (
+            RefusalReason.UNUSABLE_TEXT,
+            f"{num_chars} characters of an episode of {limits.max_episode_tokens} tokens",
+        )
     num_tokens = 0
     for text in rollout.actions:
         ids = tokenizer.encode_response(text)

@@ -194,7 +194,9 @@ class Novelty:
         """
         commitment = commitment_of(group)
         orders = [table[commitment] for table in self._committed.values() if commitment in table]
-        return min(orders) if orders else self.take_number() if arrived is None else arrived
+        if arrived is not None:  # a commitment that came since then moves it back no further
+            return min([arrived, *orders])
+        return min(orders) if orders else self.take_number()
 
     def take_number(self) -> int:
         """The next place."""

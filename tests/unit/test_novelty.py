@@ -585,3 +585,11 @@ def test_turns_of_an_episode_are_told_apart_whatever_their_texts_hold() -> None:
     group = make_group(texts=["1"] * len(episodes))
     rollouts = tuple(replace(each, actions=told) for each, told in zip(group.rollouts, episodes, strict=True))
     assert len(set(answer_keys(replace(group, rollouts=rollouts)))) == len(episodes)
+
+
+def test_a_commitment_that_comes_after_a_group_moves_it_back_no_further() -> None:
+    """Whoever holds a group can commit to it; one that came before keeps its place until its form is checked."""
+    seen, group = Novelty(), make_group(ALICE.node_id, texts=["7"] * GROUP_SIZE)
+    arrived = seen.take_number()
+    seen.commit([commitment_of(group)], EVE.node_id)
+    assert seen.order(group, arrived) == arrived < seen.order(group), "without the place that it arrived at: later"
