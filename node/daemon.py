@@ -160,7 +160,12 @@ class Daemon(Service):
         if self._refresh is not None:
             self._refresh.on_change = self._on_manifest
         self._emit(NodeStarted(node_id=identity.node_id, endpoints=tuple(self.agent.endpoints), pid=os.getpid()))
-        logger.info("node started", extra={"node": short(identity.node_id), "endpoints": self.agent.endpoints})
+        fields = {"node": short(identity.node_id), "endpoints": self.agent.endpoints, "bootstrap": self._maddrs()}
+        logger.info("node started", extra=fields)
+
+    def _maddrs(self) -> list[str]:
+        """Where others find this node in the DHT: what they write into `directory.bootstrap`."""
+        return list(self.directory.visible_maddrs()) if self.directory is not None else []
 
     def _on_manifest(self, signed: SignedManifest) -> None:
         """Follows who may take part, and the coordinator's key, as a newer manifest says."""
@@ -326,7 +331,7 @@ class Daemon(Service):
             "last_step_at_s": agent.last_step_at_s,
             "is_finished": self._is_finished,
             "endpoints": list(agent.endpoints),
-            "dht": list(self.directory.visible_maddrs()) if self.directory is not None else [],
+            "dht": self._maddrs(),
             "peers": sorted(agent.peers.connected),
             "known_peers": len(agent.address_book.known),
             "dials": {"answered": agent.address_book.num_answered, "failed": agent.address_book.num_failed},

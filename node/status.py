@@ -57,6 +57,8 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     standing = status.get("standing", {})
     peers = [f"{peer} ({standing[peer]})" if standing.get(peer) else peer for peer in status.get("peers", [])]
     shown.append(("peers", ", ".join(peers) or alone))
+    if status.get("dht"):
+        shown.append(("bootstrap", ", ".join(status["dht"])))
     answers = {None: "none", True: "answers", False: "does not answer; the node goes on without it"}
     refusal = status.get("coordinator_refusal")
     shown.append(("coordinator", refusal or answers[status.get("is_coordinator_reachable")]))

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from swarm.episode import OUTCOME
 from swarm.types import (
     Digest,
     Draw,
@@ -139,11 +140,12 @@ class GroupPut(GroupStored):
     """A group that this node generated."""
 
     num_tokens: int
+    reward_parts: dict[str, float] = field(default_factory=dict[str, float])  # name -> mean; {}: outcome only
 
     @classmethod
     def of(cls, scored: ScoredGroup) -> Self:
         """The event of a group of our own."""
-        return cls(**_group_fields(scored), num_tokens=scored.group.num_tokens)
+        return cls(**_group_fields(scored), num_tokens=scored.group.num_tokens, reward_parts=_part_means(scored))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -524,6 +526,15 @@ def _mean(rewards: FloatArray) -> float:
     """Of [G] rewards; in plain Python, which for a handful of numbers is several times faster than numpy."""
     values: list[float] = rewards.tolist()
     return math.fsum(values) / len(values)
+
+
+def _part_means(scored: ScoredGroup) -> dict[str, float]:
+    """Mean of each named reward over the episodes that have it."""
+    parts: dict[str, list[float]] = {}
+    for outcome in scored.outcomes:
+        for name, value in outcome.rewards.items():
+            parts.setdefault(name, []).append(value)
+    return {} if parts.keys() == {OUTCOME} else {name: math.fsum(of) / len(of) for name, of in parts.items()}
 
 
 def _group_fields(scored: ScoredGroup) -> dict[str, Any]:

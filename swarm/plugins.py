@@ -180,7 +180,7 @@ def _load_module(spec: str, where: str) -> ModuleType:
     try:
         return importlib.import_module(where)
     except ModuleNotFoundError as error:
-        fix = f"install the package that holds {error.name!r}, or give a path ending in .py"
+        fix = f"install the package that holds {error.name!r} (PYTHONPATH does not count), or give a path ending in .py"
         raise ConfigError(f"{spec!r}: no module {error.name!r}; {fix}") from error
     except Exception as error:
         raise ConfigError(f"{spec!r}: importing {where} failed: {type(error).__name__}: {error}") from error

@@ -100,8 +100,14 @@ class Task:
     env: str  # name of the environment in the run manifest
     task_id: int  # >= 0
     messages: tuple[Message, ...]
-    is_held_out: bool = False  # by hash of the question: evaluated, never trained on
+    is_held_out: bool = False  # by hash of what the number draws: evaluated, never trained on
     max_turns: int = 1  # most actions of an episode
+    drawn: str = ""  # digest of what the number draws where the messages do not say it all
+
+    @property
+    def problem(self) -> tuple[str, tuple[Message, ...], str]:
+        """What it asks: equal for two numbers that draw the same."""
+        return self.env, self.messages, self.drawn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,7 @@ _MAX_CANDIDATES = 32  # tried before the one asked longest ago comes again
 _KEPT_SEGMENTS = 4  # a segment, its two neighbours, and one more
 _NEXT_ROUND = 1 << 40  # added to a question's number each time it is answered again, so that new samples are drawn
 
-Question = tuple[str, tuple[Message, ...]]  # environment and chat: different task ids can hold the same question
+Question = tuple[str, tuple[Message, ...], str]  # `Task.problem`: different task ids can hold the same question
 Answer = Callable[[Sequence[Task], int, Sequence[int]], list[RolloutGroup]]  # blocking; tasks, responses, numbers
 Verify = Callable[[str, int, Sequence[Actions]], Awaitable[Verdict]]  # environment, task id, actions of each episode
 
@@ -145,30 +145,29 @@ class _Appearances:
         """Tasks at offsets from `start` on: negative ones lie before the segment, `length` is behind its end."""
         for offset, task in enumerate(tasks, start):
             if offset < self.length:
-                self.last[task.env, task.messages] = offset
+                self.last[task.problem] = offset
             else:
-                self.following.setdefault((task.env, task.messages), offset)
+                self.following.setdefault(task.problem, offset)
 
     def distance(self, task: Task, offset: int) -> int:
         """Numbers to the nearest other appearance of the question, at most `spacing`."""
-        question = task.env, task.messages
-        before = offset - self.last.get(question, offset - self.spacing)
-        after = self.following.get(question, offset + self.spacing) - offset
+        before = offset - self.last.get(task.problem, offset - self.spacing)
+        after = self.following.get(task.problem, offset + self.spacing) - offset
         return min(before, after, self.spacing)
 
 
 def evaluation_tasks(env: Environment, split: Literal["held_out", "all"], num: int, seed: int) -> list[Task]:
-    """Up to `num` problems with different questions, the same for equal arguments on every node.
+    """Up to `num` different problems, the same for equal arguments on every node.
 
     Returns:
-        Fewer than `num` where the environment has no more (found) different questions of that split.
+        Fewer than `num` where the environment has no more (found) different problems of that split.
     """
     source = random.Random(f"evaluation:{env.name}:{split}:{seed}")
-    chosen: dict[tuple[str, ...], Task] = {}
+    chosen: dict[Question, Task] = {}
     for task_id in source.sample(range(env.num_tasks), min(16 * num + 256, env.num_tasks)):
         task = env.task(task_id)
         if split == "all" or task.is_held_out:
-            chosen.setdefault(tuple(message.content for message in task.messages), task)
+            chosen.setdefault(task.problem, task)
         if len(chosen) == num:
             break
     return list(chosen.values())

@@ -78,6 +78,8 @@ async def _play_elsewhere(
     Raises:
         ConfigError: an environment cannot be built there, or the process died; says what of.
     """
+    # without PYTHONPATH, as the process that judges: what only it finds would be missed there
+    inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-P",
@@ -87,7 +89,7 @@ async def _play_elsewhere(
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONHASHSEED": hash_seed, "TZ": zone, "OMP_NUM_THREADS": "1"},
+        env=inherited | {"PYTHONHASHSEED": hash_seed, "TZ": zone, "OMP_NUM_THREADS": "1"},
     )
     sections = [config.model_dump(mode="json") for config in configs]
     request = {"environments": sections, "ahead_s": ahead_s, "is_reversed": is_reversed}

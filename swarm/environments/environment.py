@@ -19,6 +19,7 @@ from swarm.types import Task
 
 _HELD_OUT_BELOW = 0x40  # a quarter of the 256 values of a digest's first byte
 _CACHED_PROBLEMS = 256
+_UTF8: Final = ("utf-8", "surrogatepass")
 ANSWER_CPU_S: Final = 0.05
 
 
@@ -28,7 +29,7 @@ def is_held_out(question: str) -> bool:
     It depends on the text alone, so every node holds out the same questions whatever its seed, and two task ids with
     one question fall on the same side.
     """
-    return hashlib.sha256(question.encode("utf-8", "surrogatepass")).digest()[0] < _HELD_OUT_BELOW
+    return hashlib.sha256(question.encode(*_UTF8)).digest()[0] < _HELD_OUT_BELOW
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +74,7 @@ class NumberedEnvironment(ABC):
             messages=messages,
             is_held_out=problem.is_held_out,
             max_turns=self.max_turns,
+            drawn=problem.initial_state and hashlib.sha256(problem.initial_state.encode(*_UTF8)).hexdigest(),
         )
 
     def episode(self, task_id: int) -> Episode:

@@ -177,7 +177,9 @@ class GroupIngest:
         producer = via if reason in _UNSIGNED else refused.producer or via
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
         self._context.emit(GroupRefused(reason=str(reason), producer=producer, via=via))
-        logger.debug("group refused", extra={"reason": str(reason), "detail": refused.detail, "via": short(via)})
+        level = logging.INFO if self.refusals[reason] == 1 else logging.DEBUG  # the first of each reason tells why
+        fields = {"reason": str(reason), "detail": refused.detail, "producer": short(producer), "via": short(via)}
+        logger.log(level, "group refused", extra=fields)
         if reason is not RefusalReason.LOW_REPUTATION:
             self._end_streams_of_low_reputation(via, producer)
         if self._is_arrival(refused, via):

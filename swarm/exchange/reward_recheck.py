@@ -26,6 +26,7 @@ from swarm.types import (
 )
 
 _TEMPLATE_TOKENS = 1024  # of another model's chat template
+_SHOWN_CHARS = 200  # of an environment's version, in a refusal
 _PER_FOREIGN_TOKEN = 8  # tokens that one of ours may be in another tokenizer: a word's characters
 
 
@@ -58,6 +59,21 @@ def check_verdict(
     rewards: list[float] = verdict.rewards.tolist()
     if verdict.rewards.shape != (len(group.rollouts),) or not all(map(math.isfinite, rewards)):
         return RefusalReason.VERIFIER_FAILED, "the verifier gave no finite reward for each answer"
+    finding = _check_against(group, scored, verdict, rewards, tokenizer, limits)
+    if finding is None or finding[0] is not RefusalReason.OTHER_ENVIRONMENT:
+        return finding
+    here, there = ascii(verdict.verifier[:_SHOWN_CHARS]), ascii(group.verifier[:_SHOWN_CHARS])
+    return finding[0], f"{finding[1]}; {group.env} is {here} here and {there} there"
+
+
+def _check_against(
+    group: RolloutGroup,
+    scored: RolloutGroup,
+    verdict: Verdict,
+    rewards: Sequence[float],
+    tokenizer: Tokenizer,
+    limits: AdmissionLimits,
+) -> Finding:
     is_same = group.verifier == verdict.verifier
     if verdict.task.is_held_out:
         return _fault(RefusalReason.HELD_OUT, is_same), f"task {group.task_id} is never trained on"

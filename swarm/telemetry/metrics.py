@@ -130,6 +130,7 @@ _LIST = (
     _counter("rollout/tokens_total", "tokens", "Response tokens generated here", "rises"),
     _gauge("rollout/tokens_per_s", "tokens/s", "Generated here, smoothed over about 30 s", "steady"),
     _gauge("rollout/reward_mean", "reward", "Mean reward of the newest group, by environment", "rises", "env"),
+    _gauge("rollout/reward_part_mean", "reward", "The same of each named reward", "by its meaning", "env", "reward"),
     # exchange: other nodes
     _counter("exchange/admitted_total", "groups", "Groups of other nodes that passed admission", "rises"),
     _counter("exchange/refused_total", "groups", "Groups of others refused, by reason", "few; duplicate is harmless",

@@ -34,7 +34,7 @@ from swarm.types import EdgeReport, JsonDict, short
 
 logger = logging.getLogger(__name__)
 
-MAX_SOURCES = 64  # label values kept per metric with label `source`: names that peers choose are bounded
+MAX_SERIES = 64  # kept per metric with label `source` or `reward`: names that others choose are bounded
 _ADVICE = {"ok": 0, "tightened": 1, "alarm": 2}
 _BY_AGE = {
     "ess_share": "learn/age_ess_share",
@@ -70,7 +70,7 @@ class Telemetry:
         self.registry = CollectorRegistry()
         self.metrics_address = ""  # host:port once served
         self._sinks = list(sinks)
-        self._sources: dict[str, list[str]] = defaultdict(list)
+        self._series: dict[str, list[tuple[str, ...]]] = defaultdict(list)
         self._totals: dict[tuple[object, ...], float] = {}
         self._generated: tuple[float, float] | None = None  # tokens, at_s
         self._tokens_per_s = 0.0
@@ -109,17 +109,17 @@ class Telemetry:
         family = self._families[name]
         if not labels:
             return family
-        if "source" in labels:
-            self._bound_sources(name, family, labels["source"])
+        if "source" in labels or "reward" in labels:  # peers and plugins may name ever new ones
+            self._bound(name, family, tuple(labels[each] for each in metric.labels))
         return family.labels(**labels)
 
-    def _bound_sources(self, name: str, family: Any, source: str) -> None:
-        known = self._sources[name]
-        if source in known:
-            known.remove(source)
-        elif len(known) >= MAX_SOURCES:
-            family.remove(known.pop(0))
-        known.append(source)
+    def _bound(self, name: str, family: Any, values: tuple[str, ...]) -> None:
+        known = self._series[name]
+        if values in known:
+            known.remove(values)
+        elif len(known) >= MAX_SERIES:
+            family.remove(*known.pop(0))
+        known.append(values)
 
     # --- events and snapshots of a node ------------------------------------------------------------
 
@@ -135,6 +135,8 @@ class Telemetry:
                 self.count("rollout/groups_total", env=event.env)
                 self.count("rollout/tokens_total", event.num_tokens)
                 self.gauge("rollout/reward_mean", event.reward_mean, env=event.env)
+                for name, value in event.reward_parts.items():
+                    self.gauge("rollout/reward_part_mean", value, env=event.env, reward=name)
             case GroupsDrawn():
                 self._record_draw(event)
             case StepMade():

@@ -15,6 +15,7 @@ from swarm.environments.load import build_environment
 from swarm.environments.look_up import LookUp, LookUpEnvironment
 from swarm.environments.sandbox import verifier
 from swarm.episode import Actions, TurnStatus
+from swarm.events import GroupPut
 from swarm.exchange import admission_checks, episode_checks, reward_recheck
 from swarm.model.tokenizer import CharTokenizer
 from swarm.objectives.draw_batch import make_batch
@@ -210,6 +211,8 @@ async def test_honest_episodes_are_admitted_with_what_the_replay_here_says() -> 
     assert [len(outcome.transitions) for outcome in scored.outcomes] == [3, 2, 1, 3]
     assert scored.outcomes[0].transitions[0].reward == 0.5 and scored.outcomes[0].rewards["found"] == 1.0
     assert scored.correction is Correction.EXACT
+    found = [outcome.rewards["found"] for outcome in scored.outcomes]
+    assert GroupPut.of(scored).reward_parts["found"] == sum(found) / len(found) > 0
 
 
 @pytest.mark.parametrize(
@@ -265,6 +268,8 @@ async def test_another_version_of_the_environment_is_refused_for_nothing() -> No
     gate = Gate(version="look_up of another release")
     refused = await gate.admit(on_first(with_trace(token_ids=with_other_token)))
     assert isinstance(refused, Refused) and refused.reason is RefusalReason.OTHER_ENVIRONMENT
+    both = f"{ENVIRONMENT.name} is 'look_up of another release' here and '{ENVIRONMENT.verifier}' there"
+    assert refused.detail.endswith(both), "a user sees which two versions differ"
     assert gate.reputation.score(HOSTILE.node_id) == 0
     scored = await Gate(version="look_up of another release").admit(honest())
     assert isinstance(scored, ScoredGroup), "where the replay shows the same nothing is wrong"

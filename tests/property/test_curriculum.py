@@ -10,6 +10,7 @@ from swarm.config import EnvironmentConfig
 from swarm.environments.char_tasks import KINDS, CharEnvironment
 from swarm.environments.curriculum import SPACING, TaskMixture, evaluation_tasks
 from swarm.environments.environment import is_held_out
+from swarm.environments.load import build_environment
 from swarm.errors import ConfigError
 from swarm.types import Task
 
@@ -126,3 +127,9 @@ def test_a_small_environment_gives_each_of_its_held_out_questions_once() -> None
     env = CharEnvironment(EnvironmentConfig(name="b", kind="char", dataset="binary", num_tasks=300))
     found = {task.messages[0].content for task in evaluation_tasks(env, "held_out", 10_000, 0)}
     assert found == {q for i in range(300) if is_held_out(q := env.problem(i).question)}
+
+
+def test_problems_of_one_question_are_told_apart_by_what_their_numbers_draw() -> None:
+    config = EnvironmentConfig(name="asks", kind="dialogue", num_tasks=300, params={"slots": 2, "missing": 2})
+    tasks = evaluation_tasks(build_environment(config), "held_out", 40, 0)
+    assert len(tasks) == len({task.drawn for task in tasks}) > 2 * len({task.messages for task in tasks})

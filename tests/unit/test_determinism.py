@@ -88,6 +88,18 @@ async def test_a_data_class_with_dates_is_no_obstacle_to_shifted_clocks(tmp_path
     await require_repeatable([local(tmp_path, dated, RIGHT)])
 
 
+@pytest.mark.timeout(60)
+async def test_a_package_that_only_pythonpath_finds_is_refused_as_the_verifier_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "only_here"
+    package.mkdir()
+    (package / "local.py").write_text(PLUGIN.replace("{question}", "word").replace("{reward}", RIGHT))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"no module 'only_here'; install .* \(PYTHONPATH does not count\)"):
+        await require_repeatable([EnvironmentConfig(name="x", kind="plugin", dataset="only_here.local:Local")])
+
+
 async def test_a_process_that_dies_says_its_last_words(tmp_path: Path) -> None:
     config = local(tmp_path, "no_table_of_words", RIGHT)
     with pytest.raises(ConfigError, match=r"local_0: .* died with exit code 1: NameError: .*no_table_of_words"):

@@ -36,7 +36,7 @@ from swarm.events import (
 from swarm.telemetry import METRICS, EventLog, Telemetry, make_sinks, read_events, setup_logging
 from swarm.telemetry.logs import ConsoleFormatter, JsonFormatter
 from swarm.telemetry.metrics import markdown
-from swarm.telemetry.recorder import MAX_SOURCES, overlap_share
+from swarm.telemetry.recorder import MAX_SERIES, overlap_share
 from swarm.types import EdgeReport
 
 STEP = StepMade(
@@ -117,7 +117,7 @@ def test_a_step_event_updates_every_figure_that_follows_from_it():
 def test_events_of_the_exchange_are_counted_by_reason_origin_and_environment():
     telemetry = Telemetry()
     telemetry.record(GroupRefused(reason="too_old", producer="x"))
-    telemetry.record(GroupPut(**STORED, num_tokens=12))
+    telemetry.record(GroupPut(**STORED, num_tokens=12, reward_parts={"found": 0.5, "outcome": 0.25}))
     telemetry.record(GroupAdmitted(**STORED, via="x", age_s=-3.0))  # the producer's clock is ahead
     groups = (
         GroupUse(digest="a", producer="us", policy_id="us", is_own_policy=True, age_steps=0),
@@ -133,6 +133,7 @@ def test_events_of_the_exchange_are_counted_by_reason_origin_and_environment():
     figures = scrape(telemetry)
     assert figures['swarm_exchange_refused_total{reason="too_old"}'] == 1
     assert figures['swarm_rollout_groups_total{env="sums"}'] == 1
+    assert figures['swarm_rollout_reward_part_mean{env="sums",reward="found"}'] == 0.5
     assert figures["swarm_exchange_arrival_s_sum"] == 0.0
     for origin in ("local", "follower", "external"):
         assert figures[f'swarm_learn_groups_total{{origin="{origin}"}}'] == 1
@@ -174,10 +175,10 @@ def test_a_snapshot_sets_levels_and_never_lowers_a_counter():
 
 def test_names_that_peers_choose_cannot_grow_the_registry_without_bound():
     telemetry = Telemetry()
-    for index in range(3 * MAX_SOURCES):
+    for index in range(3 * MAX_SERIES):
         telemetry.gauge("learn/source_ess_share", 1.0, source=f"{index:08x}")
     sources = [name for name in scrape(telemetry) if name.startswith("swarm_learn_source_ess_share{")]
-    assert len(sources) == MAX_SOURCES
+    assert len(sources) == MAX_SERIES
     assert 'swarm_learn_source_ess_share{source="000000bf"}' in sources  # the newest stays
 
 
