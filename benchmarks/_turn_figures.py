@@ -8,10 +8,9 @@ from typing import Final
 import torch
 
 import benchmarks._turn_advantages as advantages
-import benchmarks._turn_training as training
-from benchmarks._turn_episodes import GRID, LOOK_UP, MAXIMUM, RETRY
 from benchmarks._turn_figure import Figure, Job, Outcome
-from benchmarks._turn_played import GROUP_SIZE, NUM_LONG_STEPS, NUM_STEP_GROUPS, NUM_STEPS
+from benchmarks._turn_played import NUM_STEPS
+from benchmarks._turn_training_figures import TRAINING_FIGURES
 
 
 def run(job: Job) -> Outcome:
@@ -23,8 +22,6 @@ def run(job: Job) -> Outcome:
 
 _OF_ADVANTAGE: Final = "correlation of a turn's advantage with what the turn was worth"
 _STALE: Final = f"grid_world, a batch {NUM_STEPS} steps old"
-_TRAINED: Final = f"{NUM_STEPS} steps of {NUM_STEP_GROUPS * GROUP_SIZE} episodes"
-_LONG: Final = f"{NUM_LONG_STEPS} steps of {NUM_STEP_GROUPS * GROUP_SIZE} episodes"
 FIGURES: Final = (
     Figure(
         recipe="gigpo",
@@ -33,15 +30,6 @@ FIGURES: Final = (
         where="grid_world",
         is_more=True,
         measure=advantages.states,
-    ),
-    Figure(
-        recipe="gigpo",
-        suffix=".success",
-        row="S012",
-        quantity="success after training",
-        where=f"grid_world, {_TRAINED}",
-        is_more=True,
-        measure=training.success("gigpo", GRID),
     ),
     Figure(
         recipe="igpo",
@@ -59,15 +47,6 @@ FIGURES: Final = (
         where="look_up",
         is_more=True,
         measure=advantages.gains_and_hops,
-    ),
-    Figure(
-        recipe="igpo",
-        suffix=".success",
-        row="S001",
-        quantity="success after training",
-        where=f"look_up, {_TRAINED}",
-        is_more=True,
-        measure=training.success("igpo", LOOK_UP),
     ),
     Figure(
         recipe="a2tgpo",
@@ -100,15 +79,6 @@ FIGURES: Final = (
         where="look_up",
         is_more=True,
         measure=advantages.hops("turn_reward_to_go"),
-    ),
-    Figure(
-        recipe="turn_reward_to_go",
-        suffix=".success",
-        row="-",
-        quantity="success after training",
-        where=f"look_up, {_TRAINED}",
-        is_more=True,
-        measure=training.success("turn_reward_to_go", LOOK_UP),
     ),
     Figure(
         recipe="simpletir",
@@ -168,38 +138,6 @@ FIGURES: Final = (
         measure=advantages.stale_clips,
     ),
     Figure(
-        recipe="otc_po",
-        row="S010",
-        quantity="calls of a success",
-        where=f"look_up, {_TRAINED}",
-        is_more=False,
-        measure=training.calls_per_success(NUM_STEPS),
-    ),
-    Figure(
-        recipe="ufo",
-        row="S158",
-        quantity="distinct tries, of those of an episode",
-        where=f"retry around reverse, {_TRAINED}",
-        is_more=True,
-        measure=training.distinct_tries(RETRY),
-    ),
-    Figure(
-        recipe="mini_o3",
-        row="S191",
-        quantity="turns of an episode, tested with 8",
-        where=f"grid_world, {_TRAINED} with 4 turns",
-        is_more=True,
-        measure=training.turns_beyond_training,
-    ),
-    Figure(
-        recipe="grpo_tcr",
-        row="S094",
-        quantity="entropy of a token after training",
-        where=f"look_up, {_TRAINED}, 2 updates each",
-        is_more=True,
-        measure=training.entropy_kept(NUM_STEPS),
-    ),
-    Figure(
         recipe="flow_grpo",
         row="S074",
         quantity="deviation over mean of the pulls of an episode's turns",
@@ -208,30 +146,12 @@ FIGURES: Final = (
         measure=advantages.spread_of_pulls,
     ),
     Figure(
-        recipe="flow_grpo",
-        suffix=".success",
-        row="S074",
-        quantity="success after training",
-        where=f"look_up, {_TRAINED}",
-        is_more=True,
-        measure=training.success("flow_grpo", LOOK_UP),
-    ),
-    Figure(
         recipe="supo",
         row="S036",
         quantity="share of the negative pull that is on episodes that a limit ended",
         where="grid_world, 4 turns",
         is_more=False,
         measure=advantages.blame_of_limits,
-    ),
-    Figure(
-        recipe="supo",
-        suffix=".success",
-        row="S036",
-        quantity="success, tested with 8 turns",
-        where=f"grid_world, {_TRAINED} with 4 turns",
-        is_more=True,
-        measure=training.success_beyond_training("supo"),
     ),
     Figure(
         recipe="eapo",
@@ -250,47 +170,12 @@ FIGURES: Final = (
         measure=advantages.near_misses,
     ),
     Figure(
-        recipe="srpo",
-        suffix=".success",
-        row="S019",
-        quantity="success after training",
-        where=f"grid_world, {_TRAINED}",
-        is_more=True,
-        measure=training.success("srpo", GRID),
-    ),
-    Figure(
         recipe="global_episodic",
         row="S194",
         quantity="advantage of turns into a state new to the episode minus that of others, from outcomes and states",
         where="grid_world; in place of the trajectory level `turn_reward_to_go`, which it is without the bonus",
         is_more=True,
         measure=advantages.new_states,
-    ),
-    Figure(
-        recipe="global_episodic",
-        suffix=".visits",
-        row="S194",
-        quantity="states of an episode that differ, of those that its turns led to",
-        where=f"grid_world, {_TRAINED}",
-        is_more=True,
-        measure=training.new_states_visited,
-    ),
-    Figure(
-        recipe="score",
-        row="S192",
-        quantity="wrong first answers made right minus right ones spoilt, of all episodes",
-        where=f"retry around max, always asked twice, {_TRAINED}",
-        is_more=True,
-        measure=training.corrections,
-    ),
-    Figure(
-        recipe="ufo",
-        suffix=".max",
-        row="S158",
-        quantity="distinct tries, of those of an episode",
-        where=f"retry around max, {_TRAINED}",
-        is_more=True,
-        measure=training.distinct_tries(MAXIMUM),
     ),
     Figure(
         recipe="simpletir",
@@ -300,24 +185,6 @@ FIGURES: Final = (
         where="look_up, 3 turns",
         is_more=False,
         measure=advantages.void_turns(24),
-    ),
-    Figure(
-        recipe="otc_po",
-        suffix=".long",
-        row="S010",
-        quantity="calls of a success",
-        where=f"look_up, {_LONG}",
-        is_more=False,
-        measure=training.calls_per_success(NUM_LONG_STEPS),
-    ),
-    Figure(
-        recipe="grpo_tcr",
-        suffix=".long",
-        row="S094",
-        quantity="entropy of a token after training",
-        where=f"look_up, {_LONG}, 2 updates each",
-        is_more=True,
-        measure=training.entropy_kept(NUM_LONG_STEPS),
     ),
     Figure(
         recipe="infopo",
@@ -336,4 +203,5 @@ FIGURES: Final = (
         is_more=False,
         measure=advantages.dead_without_shifts,
     ),
+    *TRAINING_FIGURES,
 )

@@ -26,12 +26,13 @@ def calls_per_success(num_steps: int) -> Callable[[int], tuple[float, float]]:
     return measure
 
 
-def success(recipe: str, world: World, baseline: str = TRAJECTORY_LEVEL) -> Callable[[int], tuple[float, float]]:
-    """Held out, after training."""
+def success(recipe: str, world: World, baseline_updates: int = 1) -> Callable[[int], tuple[float, float]]:
+    """Held out, after training; the trajectory level makes so many updates of each draw."""
 
     def measure(seed: int) -> tuple[float, float]:
         found = [
-            float((tested(trained(name, world, seed)).rewards > 0.5).float().mean()) for name in (recipe, baseline)
+            float((tested(trained(name, world, seed, updates)).rewards > 0.5).float().mean())
+            for name, updates in ((recipe, 1), (TRAJECTORY_LEVEL, baseline_updates))
         ]
         return found[0], found[1]
 

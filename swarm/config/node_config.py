@@ -278,7 +278,8 @@ class LearnerConfig(Model):
     warmup_steps: NotNegative = 0
     """Linear warm-up from 0."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
-    """Optimizer updates made of one draw, each of its share of the draw's groups; still one new policy version."""
+    """Optimizer updates made of one draw, each of its share of the draw's groups; as many for each turn
+    where the recipe needs `turn_updates`; still one new policy version."""
     token_budget: Positive = 4096
     """Tokens (padding included) of one forward pass."""
     share_prompt: bool = True

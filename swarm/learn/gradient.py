@@ -89,16 +89,27 @@ class Measured:
             probes={name: values[members] for name, values in self.probes.items()},
         )
 
-    def put(self, members: Tensor, part: "Measured") -> None:
-        """Writes a part at the rows `members` (int64) and adds up its costs."""
-        for name in ("logprobs", "entropy", "bounded", "factor", "masses"):
-            getattr(self, name)[members] = getattr(part, name)
+    def put(self, members: Tensor, part: "Measured", learned: Tensor | None = None) -> None:
+        """Writes a part at the rows `members` (int64) and adds up its costs.
+
+        Args:
+            members: its rollouts.
+            part: their scores.
+            learned: bool [n, L], the only tokens that are written; None: all.
+        """
+        self.masses[members] = part.masses
+        for name in ("logprobs", "entropy", "bounded", "factor"):
+            _write(getattr(self, name), members, getattr(part, name), learned)
         for name, values in part.probes.items():
-            self.probes.setdefault(name, torch.zeros_like(self.logprobs))[members] = values
+            _write(self.probes.setdefault(name, torch.zeros_like(self.logprobs)), members, values, learned)
         for phase, elapsed_s in part.seconds.items():
             self.add_seconds(phase, elapsed_s)
         for name in ("num_micro_batches", "num_inputs", "num_padding", "num_passes"):
             setattr(self, name, getattr(self, name) + getattr(part, name))
+
+
+def _write(whole: Tensor, members: Tensor, values: Tensor, where: Tensor | None) -> None:
+    whole[members] = values if where is None else torch.where(where, values, whole[members])
 
 
 def score_batch(
@@ -317,16 +328,3 @@ def parts_of(batch: Batch, plan: Sequence[PackedRows], scope: Scope) -> list[tup
         if group in holder:
             whole[holder[group]].append(rollout)
     return [tuple(members) for members in whole]
-
-
-def minibatches(batch: Batch, count: int) -> list[tuple[Tensor, Batch]]:
-    """Splits a draw by whole groups into at most `count` batches, each with totals of its own.
-
-    Group g goes to batch g mod count, so that each has local and external groups alike.
-
-    Returns:
-        (indices of its rollouts in `batch`, int64; the batch) of each.
-    """
-    num_groups = len(batch.prompts)
-    split = [list(range(first, num_groups, count)) for first in range(min(count, num_groups))]
-    return [batch.of_groups(groups) for groups in split]

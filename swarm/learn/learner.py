@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, cast
@@ -35,12 +35,13 @@ from swarm.learn.diagnostics import (
 )
 from swarm.learn.feedback_shifts import feedback_shifts
 from swarm.learn.fused_head import Head
-from swarm.learn.gradient import Gradient, Measured, minibatches, score_batch
+from swarm.learn.gradient import Gradient, Measured, score_batch
 from swarm.learn.layer_noise import LayerNoise
 from swarm.learn.logprobs import check_head
 from swarm.learn.packing import PackedRows, pack
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.learn.reference_policy import ReferencePolicy
+from swarm.learn.step_plan import StepPlan, split_step
 from swarm.model.version_digest import published_state, weights_digest
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import scored, with_advantages, within_bounds
@@ -52,15 +53,6 @@ from swarm.objectives.recipe import Recipe
 from swarm.types import Draw, Evaluation, PolicyVersion, StepReport
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepPlan:
-    """A draw with advantages, and what each optimizer update learns from; made once per step."""
-
-    batch: Batch  # the whole draw
-    slices: tuple[RecipeSlice, ...]  # of the whole draw, by recipe
-    updates: tuple[tuple[RecipeSlice, ...], ...]  # one entry per update; `places` are rollouts of `batch`
 
 
 class PolicyLearner:
@@ -205,7 +197,7 @@ class PolicyLearner:
     def step(
         self, draw: Draw, recipe: Recipe | None = None, is_frozen: bool = False, ratio_band: float = math.inf
     ) -> StepReport:
-        """Learns from one draw in `updates_per_step` optimizer updates (blocking).
+        """Learns from one draw in `updates_per_step` optimizer updates, or as many for each turn (blocking).
 
         An update that is not finite, or has no trained token, is skipped. Where all are, no version is made and the
         report has `was_skipped`.
@@ -271,12 +263,7 @@ class PolicyLearner:
             shaped = replace(shaped, **{k: self._ranks.broadcast(v) for k, v in shaped.per_rollout.items()})
             slices.append(replace(each, batch=shaped))
         batch = merged(batch, slices)
-        if self._config.updates_per_step == 1:
-            return StepPlan(batch=batch, slices=tuple(slices), updates=(tuple(slices),))
-        updates: list[tuple[RecipeSlice, ...]] = []
-        for places, part in minibatches(batch, self._config.updates_per_step):
-            updates.append(tuple(replace(each, places=places[each.places]) for each in recipes.slices(part)))
-        return StepPlan(batch=batch, slices=tuple(slices), updates=tuple(updates))
+        return split_step(batch, slices, recipes, self._config.updates_per_step)
 
     def _add_other_policies(self, recipes: RecipeSet, batch: Batch, measured: Measured) -> Batch:
         """Adds log-probs of the reference policy, of the policy before the step, and of right answers, where needed."""
@@ -358,7 +345,7 @@ class PolicyLearner:
                 self._observe(each, part, "update")
         measured.add_seconds("optimizer", self._clock.monotonic_s() - start)
         for each, part in parts:
-            measured.put(each.places, part)
+            measured.put(each.places, part, None if each.batch.turn is None else each.batch.learned)
         num_clipped, others_share = clip_figures(masses)
         return Update(loss=loss, norm=norm, was_skipped=was_skipped, num_clipped=num_clipped, others_share=others_share)
 

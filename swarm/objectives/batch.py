@@ -104,6 +104,7 @@ class Batch:
     learning_rate: float = 0.0  # of the update that this batch is for, warm-up included; 0: none follows
     ratio_band: float = math.inf  # tokens whose known ratio is outside [1/band, band] are left out (the guard's cap)
     mass_clip: MassClip | None = None  # None: no group is clipped
+    turn: int | None = None  # the one that the update learns from, those behind it are scored only; None: all
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape
@@ -153,6 +154,11 @@ class Batch:
     def num_tokens(self) -> int:
         """Trained tokens in this part (dropped members excluded)."""
         return int(self.mask.sum())
+
+    @property
+    def learned(self) -> Tensor:
+        """bool [N, L]: trained tokens that the update learns from."""
+        return self.mask if self.turn is None else self.mask & (self.turn_ids == self.turn)
 
     @property
     def step_share(self) -> float:

@@ -83,13 +83,13 @@ def with_advantages(recipe: Recipe, batch: Batch, external: Literal["all", "posi
         advantages = torch.zeros_like(batch.advantages)
         for role, is_theirs in tokens_of_roles(batch).items():
             own = replace(batch, rewards=role_rewards(batch, role))
-            own = _masked(replace(own, outcomes=own.rewards), batch.mask & is_theirs)
+            own = with_mask(replace(own, outcomes=own.rewards), batch.mask & is_theirs)
             _, of_role = _advantages(recipe, replace(own, length=own.mask.sum(dim=1)))
             advantages = torch.where(is_theirs, of_role.to(advantages.dtype), advantages)
     mask = batch.mask & ~torch.isnan(advantages)
     if external == "positive":
         mask = mask & ~(batch.is_external[:, None] & (advantages < 0))
-    return _masked(replace(batch, advantages=advantages), mask)
+    return with_mask(replace(batch, advantages=advantages), mask)
 
 
 def _advantages(recipe: Recipe, batch: Batch) -> tuple[Batch, Tensor]:
@@ -156,16 +156,16 @@ def _within_ceiling(batch: Batch, logprobs: Tensor, is_claimed: Tensor) -> Batch
     log_ratio = logprobs.detach() - batch.behavior_logprobs.to(logprobs.dtype)
     is_beyond = (log_ratio > most) | ((log_ratio < -most) & (batch.advantages < 0))
     mask = batch.mask & ~(is_beyond & is_claimed[:, None])
-    return _masked(batch, mask)
+    return with_mask(batch, mask)
 
 
 def _within_band(batch: Batch, logprobs: Tensor) -> Batch:
     """The batch without the tokens whose known ratio is outside the band."""
     log_ratio = logprobs.detach() - batch.behavior_logprobs.to(logprobs.dtype)  # NaN where unknown: never outside
-    return _masked(batch, batch.mask & ~(log_ratio.abs() > log(batch.ratio_band)))
+    return with_mask(batch, batch.mask & ~(log_ratio.abs() > log(batch.ratio_band)))
 
 
-def _masked(batch: Batch, mask: Tensor) -> Batch:
+def with_mask(batch: Batch, mask: Tensor) -> Batch:
     """The batch with fewer trained tokens, and nothing behind them."""
     return replace(
         batch,

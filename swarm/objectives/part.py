@@ -59,6 +59,7 @@ class Requirement(StrEnum):
     BASELINE_ROLLOUT = "baseline_rollout"  # one greedy response to each prompt
     ZERO_VARIANCE_GROUPS = "zero_variance_groups"  # groups whose rewards are all equal
     SEVERAL_UPDATES = "several_updates"  # a batch is used for more than one optimizer update
+    TURN_UPDATES = "turn_updates"  # each turn of a draw has an optimizer update of its own, the last turn first
     TURNS = "turns"  # episodes of several turns
     TURN_REWARDS = "turn_rewards"  # a reward for each turn
     TURN_SIGNAL = "turn_signal"  # groups of equal outcomes too, where their turns' rewards differ

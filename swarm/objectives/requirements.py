@@ -22,6 +22,7 @@ _ALWAYS = frozenset(
         Requirement.PERTURBED_LOGPROBS,
         Requirement.ANSWER_PROBS,
         Requirement.FEEDBACK_SHIFTS,
+        Requirement.TURN_UPDATES,
     }
 )
 NOT_YET = frozenset(
@@ -55,6 +56,7 @@ _FIXES = {
     Requirement.TOOL_CALLS: f"no environment of this run has tools: {_CHOOSE} `tool_calls`",
     Requirement.ANSWER_PROBS: "the learner scores the reference answers itself",
     Requirement.FEEDBACK_SHIFTS: "the learner scores turns without the observation before them itself",
+    Requirement.TURN_UPDATES: "the learner splits a draw by turns itself",
     Requirement.REPEATED_PROMPTS: "prompts hardly ever come back, so that their history means nothing: "
     f"set num_tasks of each environment that is asked to {MAX_REPEATED_TASKS} or less",
     Requirement.VARIED_GROUPS: "every group has generator.group_size rollouts: "

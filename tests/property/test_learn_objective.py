@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.learn.gradient import minibatches, parts_of
+from swarm.learn.gradient import parts_of
+from swarm.learn.step_plan import minibatches
 from swarm.objectives import coefficients as objective
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import Coefficients, with_advantages

@@ -273,6 +273,7 @@ def test_a_need_is_met_or_refused_with_its_name_and_the_fix(need: Requirement) -
         Requirement.PERTURBED_LOGPROBS,
         Requirement.ANSWER_PROBS,
         Requirement.FEEDBACK_SHIFTS,
+        Requirement.TURN_UPDATES,
     }
     if need in always:
         check_supply(needing(need), supplied_by(node()))

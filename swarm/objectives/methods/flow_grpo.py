@@ -13,16 +13,14 @@ from torch import Tensor
 from swarm.objectives.part import AggregatePart, NotNegative, Requirement, Scope, Scored, TermPart
 from swarm.objectives.parts import Clip, GroupZScore, TokenRatio
 from swarm.objectives.parts.kl import difference, estimate
+from swarm.objectives.parts.ratio import turn_sums
 from swarm.objectives.recipe import Recipe
 
 
 def turn_weights(scored: Scored) -> Tensor:
     """1 / (turns of the rollout that have a trained token * trained tokens of the turn): [N, L], 0 off the mask."""
-    batch, dtype = scored.batch, scored.logprobs.dtype
-    most = int(batch.turn_ids.max()) + 1
-    turns = torch.where(scored.mask, batch.turn_ids, 0)
-    counts = torch.zeros((batch.num_rollouts, most), dtype=dtype, device=scored.mask.device)
-    counts.scatter_add_(1, turns, scored.mask.to(dtype))
+    turns = torch.where(scored.mask, scored.batch.turn_ids, 0)
+    counts = turn_sums(torch.ones_like(scored.logprobs), turns, scored.mask)
     num_turns = (counts > 0).sum(dim=1, keepdim=True).clamp(min=1)
     return torch.where(scored.mask, 1 / (counts.gather(1, turns).clamp(min=1) * num_turns), 0.0)
 

@@ -124,6 +124,13 @@ class FullSequenceRatio(AgainstPolicy, RatioPart):
         return on_tokens(whole, scored.logprobs, scored.mask)
 
 
+def turn_sums(values: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
+    """Sum of `values` [N, L] over the trained tokens of each turn: [N, K], 0 for a turn without any."""
+    turns = torch.where(mask, turn_ids, 0)
+    zeros = torch.zeros((values.shape[0], int(turns.max()) + 1), dtype=values.dtype, device=values.device)
+    return zeros.scatter_add(1, turns, on_mask(values, mask))
+
+
 def turn_mean(values: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
     """Mean of `values` over the trained tokens of the same rollout and turn: [N, L]; 0 for a turn without any.
 
