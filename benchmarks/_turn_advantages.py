@@ -178,18 +178,22 @@ def short_successes(seed: int) -> tuple[float, float]:
     return agreement_of("eapo"), agreement_of(TRAJECTORY_LEVEL)
 
 
-def near_misses(seed: int) -> tuple[float, float]:
-    """Grid, outcomes and states alone: correlation of a failure's advantage with the way that it made, in its group."""
-    whole = batch_of(played(GRID, seed))
-    batch, is_failure = outcome_only(whole), whole.rewards <= 0.5
-    has_success = torch.stack([(~is_failure)[whole.group_index == group].any() for group in whole.group_index.tolist()])
-    way = within_groups(turns_of(whole).rewards.sum(dim=1), whole, is_failure & has_success)
+def near_misses(recipe: str, world: World) -> Callable[[int], tuple[float, float]]:
+    """Without rewards of turns: correlation of a failure's mean advantage with those that it earned, in its group."""
 
-    def agreement_of(recipe: str) -> float:
-        values = advantages(recipe, batch)[:, 0]
-        return correlation(within_groups(values, batch, is_failure & has_success), way)
+    def measure(seed: int) -> tuple[float, float]:
+        whole = batch_of(played(world, seed))
+        batch, is_failure = outcome_only(whole), whole.rewards <= 0.5
+        has_success = torch.stack([(~is_failure)[whole.group_index == each].any() for each in whole.group_index])
+        way = within_groups(turns_of(whole).rewards.sum(dim=1), whole, is_failure & has_success)
 
-    return agreement_of("srpo"), agreement_of(TRAJECTORY_LEVEL)
+        def agreement_of(name: str) -> float:
+            means = advantages(name, batch).nanmean(dim=1)
+            return correlation(within_groups(means, batch, is_failure & has_success), way)
+
+        return agreement_of(recipe), agreement_of(TRAJECTORY_LEVEL)
+
+    return measure
 
 
 def new_states(seed: int) -> tuple[float, float]:

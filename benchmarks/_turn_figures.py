@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 import benchmarks._turn_advantages as advantages
+from benchmarks._turn_episodes import GRID, LOOK_UP
 from benchmarks._turn_figure import Figure, Job, Outcome
 from benchmarks._turn_played import NUM_STEPS
 from benchmarks._turn_training_figures import TRAINING_FIGURES
@@ -167,7 +168,7 @@ FIGURES: Final = (
         quantity="correlation of a failure's advantage with the way it made, in its group, from outcomes and states",
         where="grid_world",
         is_more=True,
-        measure=advantages.near_misses,
+        measure=advantages.near_misses("srpo", GRID),
     ),
     Figure(
         recipe="global_episodic",
@@ -202,6 +203,23 @@ FIGURES: Final = (
         where="look_up",
         is_more=False,
         measure=advantages.dead_without_shifts,
+    ),
+    Figure(
+        recipe="gtpo_turn",
+        row="S053",
+        quantity=f"{_OF_ADVANTAGE} (a hop found), from outcomes and texts alone",
+        where="look_up",
+        is_more=True,
+        measure=advantages.hops("gtpo_turn"),
+    ),
+    Figure(
+        recipe="gtpo_turn",
+        suffix=".failures",
+        row="S053",
+        quantity="correlation of a failure's advantage with the hops it found, in its group, from outcomes and texts",
+        where="look_up",
+        is_more=True,
+        measure=advantages.near_misses("gtpo_turn", LOOK_UP),
     ),
     *TRAINING_FIGURES,
 )

@@ -199,4 +199,13 @@ TRAINING_FIGURES: Final = (
         is_more=False,
         measure=tabular.falls(10.0),
     ),
+    Figure(
+        recipe="gtpo_turn",
+        suffix=".success",
+        row="S053",
+        quantity="success after training",
+        where=f"look_up, {_TRAINED}",
+        is_more=True,
+        measure=training.success("gtpo_turn", LOOK_UP),
+    ),
 )

@@ -1,0 +1,109 @@
+"""Returns of turns (GTPO, group turn): a failure earns by its likeness to successes, slips cost, with a discount.
+
+    r_k = R 1[k last] - .1 1[slip at k]; A_k = z over all turns of the group of sum_{j>=k} .9^(j-k) r_j; clip .2 / .28
+    R of a failure: .5 mean over the group's successes s of sim(c_i, c_s), c what all turns wrote, one behind the other
+
+A slip is a turn whose call cannot be read, or a first turn that calls nothing. Known from public code that quotes
+sections 3.3 and 3.4 of the paper. Ours: sim is the cosine of counts of three characters in a row (there, of an
+embedding of the code); c is the text of the turns; a group without a success keeps its rewards; unbiased deviation;
+clip and token mean, those of that code.
+"""
+
+from collections import Counter
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from swarm.episode import Actions, TurnStatus
+from swarm.objectives.part import AdvantagePart, Batch, NotNegative, PositiveShare, Requirement, RewardPart, Share
+from swarm.objectives.parts import (
+    Clip,
+    TokenMean,
+    TokenRatio,
+    by_cell,
+    discounted_returns,
+    group_scores,
+    on_turn_tokens,
+    status_mask,
+    turns_of,
+)
+from swarm.objectives.recipe import Recipe
+
+
+def written(actions: Actions) -> Counter[str]:
+    """How often each three characters in a row stand in what the turns wrote."""
+    text = "\n".join(("", *actions, ""))
+    return Counter(text[place : place + 3] for place in range(len(text) - 2))
+
+
+def likeness(one: Counter[str], other: Counter[str]) -> float:
+    """Cosine of counts, in [0, 1]."""
+    product = sum(count * other[key] for key, count in one.items())
+    return product / sqrt(_square(one) * _square(other)) if product else 0.0
+
+
+def _square(counts: Counter[str]) -> int:
+    return sum(count * count for count in counts.values())
+
+
+class LikeSuccess(RewardPart):
+    """Rewards of failures by how like the successes of their group they wrote.
+
+    Source: GTPO, arXiv:2511.14846 section 3.4, as public code quotes it.
+    """
+
+    equation = "R <- most mean_{success s of G} sim(c_i, c_s) for failures"
+    always_needs = frozenset({Requirement.TURNS})
+    most: Share = 0.5  # of a failure
+    correct: float = 0.5  # a success has a higher reward
+
+    def __call__(self, batch: Batch) -> Tensor:
+        if batch.actions is None:
+            return batch.rewards
+        rewards, counts = batch.rewards.clone(), [written(actions) for actions in batch.actions]
+        groups: list[int] = batch.group_index.tolist()
+        is_success: list[bool] = (batch.rewards > self.correct).tolist()
+        for row, group in enumerate(groups):
+            won = [i for i, own in enumerate(groups) if own == group and is_success[i]]
+            if won and not is_success[row]:
+                rewards[row] = self.most * sum(likeness(counts[row], counts[i]) for i in won) / len(won)
+        return rewards
+
+
+class TurnReturns(AdvantagePart):
+    """Discounted rewards from the turn on, the outcome at the last and a price on slips, against all of the group.
+
+    Source: GTPO, arXiv:2511.14846 sections 3.2 and 3.3, as public code quotes them.
+    """
+
+    equation = "A_k = z_G(sum_{j>=k} gamma^(j-k) (R 1[j last] - slip 1[j malformed, or first without a call]))"
+    always_needs = frozenset({Requirement.TURNS, Requirement.TOOL_CALLS, Requirement.ZERO_VARIANCE_GROUPS})
+    gamma: PositiveShare = 0.9
+    slip: NotNegative = 0.1
+    floor: float = 1e-6
+
+    def __call__(self, batch: Batch) -> Tensor:
+        turns = turns_of(batch)
+        is_slip = status_mask(batch, TurnStatus.MALFORMED)
+        is_slip[:, 0] |= turns.calls[:, 0] == 0
+        outcome = torch.where(turns.is_last, batch.rewards.to(torch.float64)[:, None], 0.0)
+        returns = discounted_returns(outcome - self.slip * is_slip.to(outcome.dtype), self.gamma)
+        groups = batch.group_index[:, None].expand(returns.shape)
+        scores = by_cell(returns, groups, turns, lambda values, own: group_scores(values, own, self.floor))
+        return on_turn_tokens(scores, batch).to(batch.rewards.dtype)
+
+
+RECIPE = Recipe(
+    name="gtpo_turn",
+    title="Empowering Multi-Turn Tool-Integrated Reasoning with Group Turn Policy Optimization",
+    acronym="GTPO (group turn)",
+    arxiv="2511.14846",
+    row="S053",
+    verification="secondary",
+    rewards=(LikeSuccess(),),
+    advantage=TurnReturns(),
+    ratio=TokenRatio(),
+    weight=Clip(low=0.2, high=0.28),
+    aggregate=TokenMean(),
+)
