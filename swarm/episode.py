@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 MAX_TURNS: Final = 64  # of an episode, whatever its environment
 OUTCOME: Final = "outcome"  # the named reward that counts where a configuration weighs nothing else
-TOOL_SYNTAX: Final = 1  # version of what `swarm.environments.tool_calls` reads; it enters the digest of a tokenizer
+TOOL_SYNTAX: Final = 2  # version of what `swarm.environments.tool_calls` reads; it enters the digest of a tokenizer
 Actions = tuple[str, ...]  # text of each turn of an episode, without end tokens, in order
 
 

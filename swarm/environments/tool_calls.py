@@ -8,6 +8,7 @@ Source: the first form is that of the chat templates of Hermes and Qwen, the sec
 """
 
 import json
+import re
 from typing import Any, Final, Never, cast
 
 from swarm.episode import Action, ToolCall
@@ -16,7 +17,8 @@ OPENING: Final = "<tool_call>"
 CLOSING: Final = "</tool_call>"
 MAX_CALLS: Final = 16  # of one turn; what has more is malformed
 _MAX_CALL_CHARS: Final = 65_536
-_MAX_NESTING: Final = 32  # of arguments; how deep Python reads depends on its version and on who calls
+_MAX_NESTING: Final = 33  # lists and objects inside of one another, the call's own object among them
+_MARKS: Final = re.compile(r'\\.|["{}\[\]]', re.DOTALL)  # what nests, what quotes, and what a backslash takes with it
 
 
 def parse_action(text: str) -> Action:
@@ -50,7 +52,7 @@ def _tagged_calls(text: str) -> tuple[ToolCall, ...] | None:
 
 def _call(body: str) -> ToolCall | None:
     """The call that a JSON object describes, None for anything else."""
-    if len(body) > _MAX_CALL_CHARS:
+    if len(body) > _MAX_CALL_CHARS or _is_deep(body):
         return None
     try:
         data: object = json.loads(body, parse_constant=_refuse_constant)
@@ -60,18 +62,29 @@ def _call(body: str) -> ToolCall | None:
         return None
     fields = cast("dict[str, Any]", data)
     name, arguments = fields.get("name"), fields.get("arguments", fields.get("parameters"))
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict) or _is_deep(arguments, _MAX_NESTING):
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return None
     return ToolCall(name=name, arguments=cast("dict[str, Any]", arguments))
 
 
-def _is_deep(value: object, most: int) -> bool:
-    """Whether a JSON value has lists and objects inside of one another, more than `most`."""
-    if isinstance(value, dict):
-        value = list(cast("dict[str, object]", value).values())
-    if not isinstance(value, list):
+def _is_deep(body: str) -> bool:
+    """Whether a JSON text has lists and objects inside of one another, more than _MAX_NESTING.
+
+    Asked before Python reads it: Python 3.11 reads 992 levels less those of the stack, 3.12 1,497 and 3.13 9,998.
+    """
+    if body.count("{") + body.count("[") <= _MAX_NESTING:
         return False
-    return not most or any(_is_deep(each, most - 1) for each in cast("list[object]", value))
+    depth, is_quoted = 0, False
+    for mark in cast("list[str]", _MARKS.findall(body)):
+        if mark == '"':
+            is_quoted = not is_quoted
+        elif not is_quoted and mark in "{[":
+            depth += 1
+            if depth > _MAX_NESTING:
+                return True
+        elif not is_quoted and mark in "}]":
+            depth -= 1
+    return False
 
 
 def _refuse_constant(name: str) -> Never:

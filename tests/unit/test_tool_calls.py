@@ -60,7 +60,7 @@ def test_what_is_read_changes_only_with_its_version() -> None:
     actions = [parse_action(text) for text in texts]
     read = [[a.is_malformed, [[call.name, dict(call.arguments)] for call in a.calls]] for a in actions]
     found = hashlib.sha256(json.dumps(read).encode()).hexdigest()
-    assert (TOOL_SYNTAX, found[:16]) == (1, "426c55ea94119018")
+    assert (TOOL_SYNTAX, found[:16]) == (2, "426c55ea94119018")
 
 
 def test_a_call_without_its_end_and_too_many_calls_are_malformed() -> None:
@@ -75,7 +75,7 @@ def test_reading_takes_time_linear_in_the_text() -> None:
         parse_action(text)
         return time.process_time() - began_s
 
-    for unit in (OPENING, OPENING + CLOSING, render_call(ADD), OPENING + json.dumps({"name": "a", "arguments": {}})):
+    for unit in (OPENING, OPENING + CLOSING, render_call(ADD), OPENING + json.dumps({"name": "a", "arguments": {}}), "[]", '"[', '\\"['):
         assert cpu_s(unit * 20_000) < 1.0, unit
 
 
@@ -84,17 +84,34 @@ def read_below(depth: int, text: str) -> bool:
     return read_below(depth - 1, text) if depth else parse_action(text).is_malformed
 
 
+WHERE = {
+    "in arguments": '{"name": "x", "arguments": {"a": %s}}',
+    "beside them": '{"a": [%s], "name": "x", "arguments": {}}',
+    "in arguments that others replace": '{"arguments": {"a": %s}, "name": "x", "arguments": {}}',
+}
+
+
 @pytest.mark.parametrize("mutation", [None, "nested_at_will"])
+@pytest.mark.parametrize("where", WHERE)
 def test_what_a_text_means_does_not_depend_on_who_reads_it(
-    mutation: str | None, monkeypatch: pytest.MonkeyPatch
+    where: str, mutation: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call of 32 levels is read, and one of more nowhere; the interpreter's own bound moves with the stack."""
+    """A call of 33 levels is read, and one of more nowhere; the interpreter's own bound moves with the stack."""
     if mutation:
-        monkeypatch.setattr("swarm.environments.tool_calls._is_deep", lambda *_: False)
-    nested = {n: f'{OPENING}{{"name": "x", "arguments": {{"a": {"[" * n}{"]" * n}}}}}{CLOSING}' for n in range(1, 1000)}
+        monkeypatch.setattr("swarm.environments.tool_calls._is_deep", lambda _: False)
+    lists = {n: "[" * n + "]" * n for n in (*range(1, 40), *range(600, 1100, 50), 2000, 12_000)}
+    nested = {n: f"{OPENING}{WHERE[where] % each}{CLOSING}" for n, each in lists.items()}
     found = {n: (read_below(0, text), read_below(300, text)) for n, text in nested.items()}
     if mutation:
-        assert not found[32][1] and found[32] == found[500]
+        assert not any(found[39])
     else:
         assert [n for n, each in found.items() if not any(each)] == list(range(1, 32))
         assert all(here == there for here, there in found.values())
+
+
+def test_brackets_inside_of_strings_nest_nothing() -> None:
+    text = {"a": "[{" * 60, 'b"[\\': '\\"[' * 60, "c": [{}] * 60, "d": ["\u2028]"]}
+    call = ToolCall(name="x", arguments=text)
+    assert parse_action(render_call(call)).calls == (call,)
+    deep = json.dumps({"name": "x", "arguments": {"a": '"]' * 60, "b": json.loads("[" * 32 + "]" * 32)}})
+    assert parse_action(f"{OPENING}{deep}{CLOSING}").is_malformed
