@@ -205,6 +205,8 @@ class Daemon(Service):
             store=store,
             tokenizer=tokenizer,
             verifier=self._verifier,
+            accounts=self._verifier.accounts,
+            shapes=self._verifier.shapes,
             weights=await asyncio.to_thread(_open_weights, config),
             usable=await asyncio.to_thread(_usable_corrections, config),
             entry=self.entry,

@@ -68,7 +68,7 @@ class RolloutFailed(SwarmError, RuntimeError):
 
 
 class OverBudget(RolloutFailed):
-    """Episodes of one party have taken all the seconds of a minute that replaying them may: nothing was tried."""
+    """Groups of one party have taken the seconds of a minute that they may: nothing, or too little, was tried."""
 
 
 class WeightsRefused(SwarmError, ValueError):

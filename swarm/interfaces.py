@@ -108,6 +108,13 @@ class Environment(Protocol):
         ...
 
 
+class EnvironmentShape(NamedTuple):
+    """What a node knows of an environment that it did not build itself."""
+
+    verifier: str
+    max_turns: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
     """Result of the sandboxed verifier for one group: the task as rebuilt here, and each episode as replayed."""

@@ -449,7 +449,8 @@ class SandboxConfig(Model):
     memory_bytes: Positive = 1024 * 2**20
     """Largest address space, bytes."""
     replay_s_per_minute: PositiveFloat = 15.0
-    """Seconds of a minute that replaying the episodes of one party may take; what is beyond is refused uncharged."""
+    """CPU seconds of a minute that reading and replaying the groups of one party may take; what is beyond is refused
+    uncharged. The last eighth is for keys of it that took hardly anything."""
 
 
 class TelemetryConfig(Model):

@@ -7,20 +7,22 @@ carries rewards computed on this node. Checks run from cheap to expensive, and c
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from swarm.environments.sandbox.time_accounts import Allowance, TimeAccounts
 from swarm.errors import OverBudget, RolloutFailed, StorageFull, TooLarge
 from swarm.exchange.admission_checks import AdmissionLimits, check_form
-from swarm.exchange.episode_checks import Finding
+from swarm.exchange.episode_checks import Finding, check_num_turns
+from swarm.exchange.group_form import GroupForm, read_group, timed
 from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.novelty import MIN_BITS, Novelty
-from swarm.exchange.reward_recheck import check_verdict, correction_of, cut_group, to_scored_group
+from swarm.exchange.reward_recheck import check_verdict, cut_group, to_scored_group
 from swarm.exchange.staleness import check_freshness
 from swarm.fairness import FairTurns, Turn
-from swarm.interfaces import GroupStore, Producer, Result, Tokenizer, Verdict, Verifier
+from swarm.interfaces import EnvironmentShape, GroupStore, Producer, Result, Tokenizer, Verdict, Verifier
 from swarm.node_context import NodeContext
 from swarm.peers.entry import EntryRule
 from swarm.peers.peer_table import Peers
@@ -44,6 +46,7 @@ logger = logging.getLogger(__name__)
 MAX_CONCURRENT: Final = 8  # groups between the first byte looked at and the scoring of their answers
 _NUM_RESERVED: Final = 4  # of them for senders whose groups were admitted before: a flood of new keys delays no other
 _MAX_OF_ONE_SENDER: Final = 4
+_FIRST_TRY_CHARS: Final = 8192  # of a group whose party has no time left; 1 us each to encode and decode
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -54,7 +57,9 @@ class Arrival:
     via: NodeId  # the authenticated peer that sent it
     is_small: bool  # also when it is decompressed
     group: RolloutGroup | None = None  # once digest, signature and structure hold
-    learned: RolloutGroup = field(init=False)  # as far as a batch takes its texts, once its form is right
+    producer: Producer = field(init=False)  # whom its time counts against, before its texts are read
+    allowance: Allowance = field(init=False)  # of that time
+    form: GroupForm = field(init=False)  # once its texts were read
     order: int = 0  # among commitments and arrivals, once it is opened
     turn: Turn[NodeId] = field(init=False)  # ends before the answers are scored, which has turns of its own
     verdict: Verdict = field(init=False)  # of the sandbox
@@ -79,6 +84,8 @@ class Admission:
     _novelty: Novelty = field(default_factory=Novelty)  # the answers seen so far
     _origin_of: Callable[[NodeId], str] = str  # whom the time counts against that answers take; empty: not known
     _is_established: Callable[[NodeId], bool] = lambda _: False  # whether a producer counts in full
+    _accounts: TimeAccounts = field(default_factory=TimeAccounts)  # of CPU seconds, those of the verifier
+    _shapes: Mapping[str, EnvironmentShape] = field(default_factory=dict[str, EnvironmentShape])  # as far as known
 
     def __post_init__(self) -> None:
         self._run_id = self._context.config.run_id
@@ -295,27 +302,34 @@ class Admission:
     # --- opened: content and answers -----------------------------------------------------------------
 
     async def _form(self, group: RolloutGroup, arrival: Arrival) -> Finding:
-        finding = await self._compute(arrival, check_form, group, self._tokenizer, self._limits)
+        """Everything that group, vocabulary and limits decide; what it takes counts against its party."""
+        producer = arrival.producer = self._producer_of(group.producer, arrival.via)
+        allowance = arrival.allowance = self._accounts.allowance(producer)
+        num_chars = sum([sum(map(len, rollout.actions)) for rollout in group.rollouts])
+        if allowance is Allowance.NOTHING or (allowance is Allowance.FIRST_TRY and num_chars > _FIRST_TRY_CHARS):
+            return RefusalReason.OVER_REPLAY_TIME, "its party has taken its seconds of this minute"
+        shape = self._shapes.get(group.env)
+        finding = None if shape is None else check_num_turns(group, shape.max_turns, shape.verifier)
         if finding is None:
-            arrival.learned = group
-            if correction_of(group, self._tokenizer) is Correction.TEXT_ONLY:
-                arrival.learned = await self._compute(arrival, cut_group, group, self._tokenizer)
+            form = arrival.form = await self._compute(arrival, read_group, group, self._tokenizer, self._limits)
+            self._accounts.spend(producer, form.cpu_s, allowance)
+            finding = form.finding
         return finding
 
     def _novelty_of_answers(self, arrival: Arrival, order: int) -> Finding:
         arrival.order = order
-        bits = self._novelty.copied_bits(arrival.learned, arrival.sealed.digest, arrival.order)
+        bits = self._novelty.copied_bits(arrival.form.learned, arrival.sealed.digest, arrival.order)
         if bits >= MIN_BITS:
             return RefusalReason.COPIED, f"{bits:.0f} bits of its answers were given before, at most {MIN_BITS:.0f}"
         return None
 
     async def _task_prompt_and_rewards(self, group: RolloutGroup, arrival: Arrival) -> Finding:
         """Task and rewards as the sandbox rebuilds them, against what the producer says; a crash is the producer's."""
-        producer = self._producer_of(group.producer, arrival.via)
+        producer, form = arrival.producer, arrival.form
         arrival.turn.end()
         try:
             verdict = await self._verifier.verify(
-                group.env, group.task_id, [r.actions for r in arrival.learned.rollouts], producer
+                group.env, group.task_id, [r.actions for r in form.learned.rollouts], producer
             )
         except LookupError:
             return RefusalReason.UNKNOWN_TASK, f"no task {group.task_id}"
@@ -328,8 +342,10 @@ class Admission:
             return RefusalReason.VERIFIER_FAILED, type(error).__name__
         arrival.verdict = verdict
         # A text of another tokenizer is encoded here, and one of a few bytes on the wire may have thousands of letters.
-        judged = group, arrival.learned, verdict, self._tokenizer, self._limits
-        return await self._compute(arrival, check_verdict, *judged)
+        judged = group, form.learned, verdict, form.tokenizer, self._limits
+        finding, cpu_s = await self._compute(arrival, timed, check_verdict, *judged)
+        self._accounts.spend(producer, cpu_s, arrival.allowance)
+        return finding
 
     def _producer_of(self, node_id: NodeId, via: NodeId) -> Producer:
         """Who signed a group, as far as that is known here; who sent it decides only where nothing is."""
@@ -363,7 +379,7 @@ class Admission:
         return None
 
     async def _storage(self, arrival: Arrival) -> Finding:
-        group, digest = arrival.learned, arrival.sealed.digest
+        group, digest = arrival.form.learned, arrival.sealed.digest
         self._novelty.record(group, digest, arrival.order)
         try:
             await self._store.put(arrival.scored, arrival.sealed)

@@ -15,7 +15,7 @@ import numpy as np
 
 from swarm.config import NodeConfig
 from swarm.episode import MAX_TURNS
-from swarm.exchange.episode_checks import TEXT_CHARS_PER_TOKEN, Finding, check_cut, check_episodes
+from swarm.exchange.episode_checks import Finding, check_cut, check_episodes, most_chars
 from swarm.interfaces import Tokenizer
 from swarm.types import (
     EpisodeLimits,
@@ -205,10 +205,9 @@ def _check_tokens(group: RolloutGroup, traces: Sequence[TokenTrace], tokenizer: 
 
 def _check_reencoded(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
     """Texts that are encoded here say what they say; what has too many tokens is cut off later (`cut_to_limit`)."""
-    bound = TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
-    longest = max(len(rollout.text) for rollout in group.rollouts)
-    if longest > bound:
-        return RefusalReason.BAD_TOKENS, f"{longest} characters exceed {bound}"
+    longest, most = max(len(rollout.text) for rollout in group.rollouts), most_chars(limits.max_new_tokens)
+    if longest > most:
+        return RefusalReason.UNUSABLE_TEXT, f"{longest} characters exceed {most}"
     for rollout in group.rollouts:  # a character unknown here would be learned as another
         if tokenizer.decode(tokenizer.encode_response(rollout.text)) != rollout.text:
             return RefusalReason.UNUSABLE_TEXT, "the text has characters that are lost here"

@@ -7,10 +7,11 @@ every draw is journalled before it is handed out. No background task lives here:
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from swarm.clock import CLOCK_SKEW_S
+from swarm.environments.sandbox.time_accounts import TimeAccounts
 from swarm.episode import Actions, EpisodeOutcome
 from swarm.errors import ConfigError
 from swarm.events import LoopFailed, NodeRestored, OthersSetAside, PolicyEvaluated, StepMade, VersionPublished
@@ -24,7 +25,7 @@ from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.novelty import Novelty
 from swarm.exchange.own_groups import MadeSinceStep, OwnGroups
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.interfaces import GroupStore, Tokenizer, Verdict, Verifier
+from swarm.interfaces import EnvironmentShape, GroupStore, Tokenizer, Verdict, Verifier
 from swarm.node_context import NodeContext
 from swarm.peers.address_book import AddressBook, anchor_of
 from swarm.peers.coordinator_client import CoordinatorView
@@ -83,6 +84,8 @@ class Agent:
         entry: who may take part in the run; None: as the configuration says.
         replay: a test puts its own buffer here.
         admission_type: a test puts its own class here.
+        accounts: of the seconds that groups take before they are admitted; None: nobody's is bounded.
+        shapes: of the environments, as far as the verifier has told them.
     """
 
     def __init__(
@@ -98,6 +101,8 @@ class Agent:
         entry: EntryRule | None = None,
         replay: ReplayBuffer | None = None,
         admission_type: type[Admission] = Admission,
+        accounts: TimeAccounts | None = None,
+        shapes: Mapping[str, EnvironmentShape] | None = None,
     ) -> None:
         self.context, self.config, self.clock, self.node_id = context, context.config, context.clock, context.node_id
         self.store, self._tokenizer, self._verifier = store, tokenizer, verifier
@@ -167,6 +172,8 @@ class Agent:
             novelty,
             parties.origin_of,
             parties.is_established,
+            accounts or TimeAccounts(),
+            {} if shapes is None else shapes,
         )
         learns = follower is None
         self.ingest = GroupIngest(

@@ -21,7 +21,11 @@ from swarm.types import EpisodeLimits, FinishReason, RefusalReason, Rollout, Rol
 Finding = tuple[RefusalReason, str] | None
 
 TURN_REWARD_TOLERANCE: Final = 1e-3  # it travels as float32
-TEXT_CHARS_PER_TOKEN: Final = 32  # bound of a text before it is re-encoded here
+# Bound of a text before it is encoded here, `most_chars`. Of 15 million tokens of code, prose, tables and markup by
+# three tokenizers (SmolLM2, DeepSeek-V3, Claude 2) the 8 longest in a row have 303 characters, 64: 934, 256: 2,970
+# (white space in C++), 2,048: 14,540.
+CHARS_PER_TOKEN: Final = 12
+CHARS_OF_FEW: Final = 1024
 # An honest sample is often not its text's usual cut (9 of 32 of SmolLM2 at temperature 1), and then hardly longer.
 CUT_FACTOR: Final = 2
 CUT_EXTRA: Final = 4
@@ -51,15 +55,20 @@ def turns_of(trace: TokenTrace) -> list[TurnBounds] | None:
 def check_episodes(group: RolloutGroup, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
     """What group, vocabulary and limits decide alone."""
     is_ours = group.tokenizer_digest == tokenizer.digest
-    for rollout in group.rollouts:
+    for rollout in group.rollouts:  # of all, before a text of any is encoded
         finding = _check_structure(rollout, limits)
-        if finding is None and rollout.trace is not None and is_ours:
-            finding = _check_actions(rollout, rollout.trace, tokenizer, limits)
-        if finding is None and (rollout.trace is None or not is_ours):
-            finding = _check_texts(rollout, tokenizer, limits)
         if finding is None and len(rollout.claimed_turns) not in (0, len(rollout.actions)):
             num_claims, num_actions = len(rollout.claimed_turns), len(rollout.actions)
             finding = RefusalReason.MALFORMED, f"claims for {num_claims} turns of {num_actions}"
+        if finding is None and (rollout.trace is None or not is_ours):
+            finding = _check_num_chars(rollout, limits)
+        if finding is not None:
+            return finding
+    for rollout in group.rollouts:
+        if rollout.trace is not None and is_ours:
+            finding = _check_actions(rollout, rollout.trace, tokenizer, limits)
+        else:
+            finding = _check_texts(rollout, tokenizer, limits)
         if finding is not None:
             return finding
     return check_cut(group, tokenizer) if is_ours else None
@@ -93,11 +102,16 @@ def check_believed(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer) 
     """Episodes whose observations are believed: there are as many actions as there may be, and all tokens are ours."""
     if group.tokenizer_digest != tokenizer.digest or any(rollout.trace is None for rollout in group.rollouts):
         return RefusalReason.UNUSABLE_TEXT, "observations that are believed come as tokens of ours"
+    return check_num_turns(group, verdict.task.max_turns, verdict.verifier)
+
+
+def check_num_turns(group: RolloutGroup, max_turns: int, verifier: str) -> Finding:
+    """No episode has more turns than the environment here, of that version, ever takes."""
     most = max(len(rollout.actions) for rollout in group.rollouts)
-    if most > verdict.task.max_turns:
-        is_same = group.verifier == verdict.verifier
+    if most > max_turns:
+        is_same = group.verifier == verifier
         reason = RefusalReason.WRONG_EPISODE if is_same else RefusalReason.OTHER_ENVIRONMENT
-        return reason, f"{most} actions, of which the environment takes {verdict.task.max_turns}"
+        return reason, f"{most} actions, of which the environment takes {max_turns}"
     return None
 
 
@@ -113,6 +127,11 @@ def check_cut(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
     if num_tokens > CUT_FACTOR * num_usual + CUT_EXTRA:
         return RefusalReason.UNUSABLE_TEXT, f"{num_tokens} tokens for texts that usually have {num_usual}"
     return None
+
+
+def most_chars(num_tokens: int) -> int:
+    """Characters that a text of so many tokens of another tokenizer may have."""
+    return CHARS_PER_TOKEN * num_tokens + CHARS_OF_FEW
 
 
 # --- form ---------------------------------------------------------------------------------------
@@ -158,17 +177,19 @@ def _check_actions(rollout: Rollout, trace: TokenTrace, tokenizer: Tokenizer, li
     return None
 
 
+def _check_num_chars(rollout: Rollout, limits: EpisodeLimits) -> Finding:
+    """Texts that are to be encoded here are no longer than those of honest nodes may be."""
+    longest, most = max(map(len, rollout.actions)), most_chars(limits.max_new_tokens)
+    if longest > most:
+        return RefusalReason.UNUSABLE_TEXT, f"{longest} characters of an action exceed {most}"
+    num_chars, most = sum(map(len, rollout.actions)), most_chars(limits.max_episode_tokens)
+    if num_chars > most:
+        return RefusalReason.UNUSABLE_TEXT, f"{num_chars} characters of an episode exceed {most}"
+    return None
+
+
 def _check_texts(rollout: Rollout, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
     """Texts that are encoded here say what they say, and are no longer than an action of our own."""
-    bound = TEXT_CHARS_PER_TOKEN * limits.max_new_tokens
-    longest, num_chars = max(map(len, rollout.actions)), sum(map(len, rollout.actions))
-    if longest > bound:
-        return RefusalReason.BAD_TOKENS, f"{longest} characters exceed {bound}"
-    if num_chars > TEXT_CHARS_PER_TOKEN * limits.max_episode_tokens:
-        return (
-            RefusalReason.UNUSABLE_TEXT,
-            f"{num_chars} characters of an episode of {limits.max_episode_tokens} tokens",
-        )
     num_tokens = 0
     for text in rollout.actions:
         ids = tokenizer.encode_response(text)

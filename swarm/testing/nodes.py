@@ -3,17 +3,18 @@
 Invariant: apart from `builders`, so that whoever needs values alone does not import a whole agent.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from swarm.clock import ManualClock
 from swarm.config import NodeConfig
+from swarm.environments.sandbox.time_accounts import TimeAccounts
 from swarm.exchange.admission import Admission
 from swarm.exchange.agent import Agent
 from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.novelty import Novelty
 from swarm.identity import Identity
-from swarm.interfaces import GroupStore, Tokenizer, Verifier
+from swarm.interfaces import EnvironmentShape, GroupStore, Tokenizer, Verifier
 from swarm.node_context import NodeContext
 from swarm.peers.entry import EntryRule
 from swarm.peers.peer_table import Peers
@@ -70,6 +71,8 @@ def make_admission(
     novelty: Novelty | None = None,
     origin_of: Callable[[NodeId], str] = str,
     is_established: Callable[[NodeId], bool] = lambda _: False,
+    accounts: TimeAccounts | None = None,
+    shapes: Mapping[str, EnvironmentShape] | None = None,
 ) -> Admission:
     """Admission on its own, without credit; by default in the toy environment, and it knows no heads and no versions.
 
@@ -93,4 +96,6 @@ def make_admission(
         Novelty() if novelty is None else novelty,
         origin_of,
         is_established,
+        TimeAccounts() if accounts is None else accounts,
+        {} if shapes is None else shapes,
     )

@@ -607,7 +607,7 @@ async def test_an_endless_text_without_tokens() -> None:
     def bare(group: RolloutGroup) -> RolloutGroup:
         return replace(group, rollouts=tuple(replace(r, trace=None, actions=("7" * 2000,)) for r in group.rollouts))
 
-    await Gate().expect(hostile(bare), RefusalReason.BAD_TOKENS)
+    await Gate().expect(hostile(bare), RefusalReason.UNUSABLE_TEXT)
 
 
 # --- storage, reputation and floods -------------------------------------------------------------

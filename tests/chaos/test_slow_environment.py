@@ -17,6 +17,7 @@ from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig, Sandbox
 from swarm.environments.load import build_environment
 from swarm.environments.sandbox import verifier
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
+from swarm.environments.sandbox.time_accounts import Allowance, TimeAccounts
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.identity import Identity
 from swarm.interfaces import Producer
@@ -90,19 +91,20 @@ class Node:
             reputation=self.reputation,
             environments=frozenset({"slow", "quick"}),
             origin_of=lambda node_id: self.parties.get(node_id, node_id),
+            accounts=self.verifier.accounts,
         )
         self.parties: dict[NodeId, str] = {}
         self.environments = {each.name: build_environment(each) for each in self.configs}
         self.usable = [i for i in range(400) if not self.environments["slow"].task(i).is_held_out]
 
-    async def admit(self, identity: Identity, env: str, first: str) -> ScoredGroup | Refused:
+    async def admit(self, identity: Identity, env: str, first: str, via: NodeId | None = None) -> ScoredGroup | Refused:
         """A group of two episodes: one takes `first` ms in its first action."""
         task_id = self.usable.pop()
         environment = self.environments[env]
         episodes = [(first, "0"), ("0", "1")]
         group = make_episode_group(environment, task_id, episodes, TOKENIZER, identity.node_id, SAMPLING)
         fresh = replace(group, created_at_s=SystemClock().now_s())
-        return await self.admission.admit(make_sealed(fresh, identity), identity.node_id)
+        return await self.admission.admit(make_sealed(fresh, identity), via or identity.node_id)
 
 
 @pytest.fixture
@@ -150,12 +152,15 @@ async def test_a_party_has_so_many_seconds_of_a_minute_and_no_more(
 ) -> None:
     """Six keys of one subnet send what takes 1.2 s: .36 s and what was begun are replayed, and others are judged."""
     if not is_defended:
-        monkeypatch.setattr(ScoringTurns, "is_spent", lambda self, producer: False)
+        monkeypatch.setattr(TimeAccounts, "allowance", lambda self, producer: Allowance.ALL)
     taken_s = list[float]()
-    spend = ScoringTurns.spend
-    monkeypatch.setattr(
-        ScoringTurns, "spend", lambda self, each, s: (taken_s.append(s * (each.origin == "evil")), spend(self, each, s))
-    )
+    spend = TimeAccounts.spend
+
+    def note(self: TimeAccounts, producer: Producer, seconds: float, allowance: Allowance) -> None:
+        taken_s.append(seconds * (producer.origin == "evil"))
+        spend(self, producer, seconds, allowance)
+
+    monkeypatch.setattr(TimeAccounts, "spend", note)
     keys = [Identity.create() for _ in range(6)]
     node.parties = {key.node_id: "evil" for key in keys}
     results = await asyncio.gather(*(node.admit(key, "slow", "200") for key in keys))
@@ -164,6 +169,33 @@ async def test_a_party_has_so_many_seconds_of_a_minute_and_no_more(
     assert (sum(taken_s) < 0.9) is is_defended, taken_s  # .36, and a group or first tries that ran
     assert all(node.reputation.score(key.node_id) >= 0 for key in keys)  # nobody is charged for it
     assert isinstance(await node.admit(make_identity(5), "slow", "150"), ScoredGroup)  # another party is judged
+
+
+def share_all(self: TimeAccounts, producer: Producer) -> Allowance:
+    """Mutation: what is left of an account is anybody's."""
+    allowance = given_allowance(self, producer)
+    return Allowance.NOTHING if allowance is Allowance.FIRST_TRY else allowance
+
+
+given_allowance = TimeAccounts.allowance
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "share_all"])
+async def test_free_keys_behind_a_neighbour_do_not_keep_its_newcomers_out(
+    node: Node, is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys that are used once take all the seconds of a neighbour's strangers; one of these has a quick group."""
+    if not is_defended:
+        monkeypatch.setattr(TimeAccounts, "allowance", share_all)
+    neighbour, keys, newcomer = make_identity(6), [Identity.create() for _ in range(4)], make_identity(5)
+    node.parties = {key.node_id: "" for key in (*keys, newcomer)}
+    results = [await node.admit(key, "slow", "200", neighbour.node_id) for key in keys]
+    assert [each.reason for each in results if isinstance(each, Refused)][-1] is RefusalReason.OVER_REPLAY_TIME
+    found = await node.admit(newcomer, "quick", "0", neighbour.node_id)
+    assert isinstance(found, ScoredGroup) is is_defended, found
+    again = await node.admit(newcomer, "slow", "200", neighbour.node_id)  # known by now, and its own account
+    assert isinstance(again, ScoredGroup) is is_defended, again
 
 
 @pytest.mark.timeout(300)

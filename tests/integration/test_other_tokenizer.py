@@ -260,8 +260,8 @@ async def test_byte_lengths_add_up_to_the_text(
 async def test_a_text_beyond_what_may_be_generated_is_refused(store: SqliteGroupStore) -> None:
     long = answer("abc", PairTokenizer())
     group = group_of(PairTokenizer(), ["ab"])
-    found = await admit(store, replace(group, rollouts=(replace(long, actions=("a" * 257,)), long)), recipes())
-    assert isinstance(found, Refused) and found.reason is RefusalReason.BAD_TOKENS and "257" in found.detail
+    found = await admit(store, replace(group, rollouts=(replace(long, actions=("a" * 1121,)), long)), recipes())
+    assert isinstance(found, Refused) and found.reason is RefusalReason.UNUSABLE_TEXT and "1121" in found.detail
 
 
 def test_segments_have_the_ratio_of_their_tokens_together() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from swarm.config import GeneratorConfig, NodeConfig
 from swarm.episode import Actions
-from swarm.exchange import admission
+from swarm.exchange import group_form
 from swarm.exchange.novelty import Novelty
 from swarm.interfaces import Producer, Verdict
 from swarm.objectives.batch import Batch
@@ -63,7 +63,7 @@ async def test_a_right_end_beyond_the_limit_earns_nothing_for_what_comes_before_
     is_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_out:
-        monkeypatch.setattr(admission, "cut_group", lambda group, tokenizer: group)
+        monkeypatch.setattr(group_form, "cut_group", lambda group, tokenizer: group)
     found = await admitted(["x" * 30 + "7", "7", "x", "y"])
     assert isinstance(found, ScoredGroup), found
     batch = batch_of(found)
@@ -115,7 +115,7 @@ async def test_a_copy_that_goes_on_where_nobody_learns_from_it_is_a_copy(
     is_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_out:
-        monkeypatch.setattr(admission, "cut_group", lambda group, tokenizer: group)
+        monkeypatch.setattr(group_form, "cut_group", lambda group, tokenizer: group)
     result = await original_and_copy()
     is_refused = isinstance(result, Refused) and result.reason is RefusalReason.COPIED
     assert is_refused is not is_out, result

@@ -132,7 +132,7 @@ def test_known_keys_of_one_subnet_with_slow_answers_are_one_beside_others(
 
 def where_it_came_from(producer: Producer) -> set[str]:
     """Mutation: slow answers are held against whoever passed them on."""
-    return {scoring_turns._account_of(producer), producer.node_id}
+    return {scoring_turns.account_of(producer), producer.node_id}
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "where_it_came_from"])
@@ -172,7 +172,7 @@ async def test_free_keys_with_an_admitted_group_each_do_not_hold_up_who_is_estab
 ) -> None:
     """64 subnets, each of which sends one good group first, and then all of them at once."""
     if not is_defended:
-        monkeypatch.setattr(scoring_turns, "_account_of", nobody_is_established)
+        monkeypatch.setattr(scoring_turns, "account_of", nobody_is_established)
     sybils = [make_producer(f"s{number}", origin=f"s{number}", is_known=True) for number in range(64)]
     member = make_producer("member", origin="member", is_known=True, is_established=True)
     place = await place_of(Bench(), member, *sybils)
@@ -195,32 +195,13 @@ async def test_known_keys_of_one_subnet_are_one_beside_a_known_one_of_another(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_defended:
-        monkeypatch.setattr(scoring_turns, "_account_of", each_key_counts)
+        monkeypatch.setattr(scoring_turns, "account_of", each_key_counts)
     bench = Bench()
     keys = [make_producer(f"k{number}", origin="a", is_known=True) for number in range(32)]
     for key in keys:
         bench.turns.charge(key, 0.01)
     place = await place_of(bench, make_producer("honest", origin="b", is_known=True), *keys)
     assert (place == 0) if is_defended else (place > 16), place
-
-
-def test_an_account_has_so_many_seconds_of_a_minute_and_those_of_others_are_their_own() -> None:
-    bench = Bench()
-    bench.turns = ScoringTurns(lambda: bench.now_s, most_s_per_minute=12.0)
-    one, other = make_producer("one", "10.0.0.0/24"), make_producer("other", "10.0.0.0/24")
-    friend, stranger = make_producer("one", "10.0.0.0/24", is_known=True), make_producer("two", "10.1.0.0/24")
-    num_s = 0
-    for second in range(1200):  # whatever it asks for: a second of work in a second
-        bench.now_s = float(second)
-        if not bench.turns.is_spent(one):
-            bench.turns.spend(one, 1.0)
-            num_s += 1
-    assert 0.9 < num_s / (1200 / 60 * 12) < 1.1
-    bench.turns.spend(one, 1.0)
-    spent = [bench.turns.is_spent(each) for each in (one, other, friend, stranger)]
-    assert spent == [True, True, False, False]
-    bench.now_s += 60.0
-    assert not bench.turns.is_spent(one)
 
 
 async def test_what_was_used_is_forgotten_by_half_every_half_life() -> None:

@@ -75,7 +75,15 @@ def test_reading_takes_time_linear_in_the_text() -> None:
         parse_action(text)
         return time.process_time() - began_s
 
-    for unit in (OPENING, OPENING + CLOSING, render_call(ADD), OPENING + json.dumps({"name": "a", "arguments": {}}), "[]", '"[', '\\"['):
+    for unit in (
+        OPENING,
+        OPENING + CLOSING,
+        render_call(ADD),
+        OPENING + json.dumps({"name": "a", "arguments": {}}),
+        "[]",
+        '"[',
+        '\\"[',
+    ):
         assert cpu_s(unit * 20_000) < 1.0, unit
 
 

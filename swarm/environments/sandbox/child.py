@@ -99,7 +99,12 @@ def _build(frame: bytes) -> tuple[dict[str, Any], "dict[str, Environment]", list
     for environment in environments.values():
         with suppress(Exception):  # imports and caches of a first answer are no answer's time
             replay(environment, 0, (environment.reference(0),))
-    return {"answer_cpu_s": budgets}, environments, [path for config in configs for path in record_paths(config)]
+    shapes = {name: (env.verifier, env.max_turns) for name, env in environments.items()}
+    return (
+        {"answer_cpu_s": budgets, "shapes": shapes},
+        environments,
+        [path for config in configs for path in record_paths(config)],
+    )
 
 
 def _kill(pid: int) -> int:

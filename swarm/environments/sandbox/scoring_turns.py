@@ -1,7 +1,5 @@
 """Turns in which answers of peers are scored: who used least time lately goes first, and what takes long goes aside.
 
-Of one account no more than some seconds a minute are scored at all; what is beyond is not queued.
-
 What counts is who signed the answers, and where that key proved itself; who passed them on counts only for keys of whom
 neither is known. Invariant: known producers, newcomers and slow answers have one place each for certain, and newcomers
 and slow answers never hold all places together. Nobody holds two places of one kind. Of the known ones those who are
@@ -9,23 +7,19 @@ established go first, and the others have one turn of SHARE for certain: one adm
 """
 
 import asyncio
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from swarm.environments.sandbox.time_accounts import ESTABLISHED, HALF_LIFE_S, MAX_ACCOUNTS, account_of
 from swarm.fairness import FairTable
 from swarm.flow import BoundedTable, DecayingSums
 from swarm.interfaces import Producer
 
 NUM_PLACES: Final = 3  # of scoring processes for answers of peers
-HALF_LIFE_S: Final = 30.0  # of the time that counts as used
-_PER_MINUTE: Final = HALF_LIFE_S / math.log(2) / 60  # of what is used evenly over minutes, the sum that counts
 SLOW_FOR_S: Final = 60.0  # after an answer that took too long
-MAX_ACCOUNTS: Final = 4096
 SHARE: Final = 8  # of the turns of known ones: one for those who are not established
-_ESTABLISHED: Final = "established: "
 
 
 class Lane(IntEnum):
@@ -48,19 +42,14 @@ class ScoringTurns:
     """The places of one verifier, and who has them next. Single event loop, no threads.
 
     Example:
-        turns = ScoringTurns(loop.time, most_s_per_minute=15.0)
-        if not turns.is_spent(producer):
-            async with turns.of(producer, turns.lane_of(producer, env)):
-                ...  # a scoring process is free
-            turns.charge(producer, seconds)
-            turns.spend(producer, seconds)
+        turns = ScoringTurns(loop.time)
+        async with turns.of(producer, turns.lane_of(producer, env)):
+            ...  # a scoring process is free
+        turns.charge(producer, seconds)
     """
 
-    def __init__(self, now_s: Callable[[], float], most_s_per_minute: float = math.inf) -> None:
-        """`most_s_per_minute`: that answers of one account may take; it may take them at once, too."""
+    def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._most_spent_s = most_s_per_minute * _PER_MINUTE
-        self._spent_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)
         self._used_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)
         self._overran_s = BoundedTable[tuple[str, str], float](MAX_ACCOUNTS)  # by environment: when one took too long
         self._holding: list[set[str]] = [set() for _ in Lane]  # accounts
@@ -68,14 +57,6 @@ class ScoringTurns:
         self._waiting: list[dict[str, FairTable[str, _Waiter]]] = [{} for _ in Lane]
         self._num_waiting = 0
         self._num_first = 0  # turns of established ones, one after the other
-
-    def is_spent(self, producer: Producer) -> bool:
-        """Whether what counts against a producer has taken all the time that it may for now."""
-        return self._spent_s.of(_account_of(producer), self._now_s()) >= self._most_spent_s
-
-    def spend(self, producer: Producer, seconds: float) -> None:
-        """Counts seconds against the most that an account may take in a minute."""
-        self._spent_s.add(_account_of(producer), seconds, self._now_s())
 
     def lane_of(self, producer: Producer, env: str) -> Lane:
         """Where the answers of a producer are tried first; slow ones in one environment say nothing of another."""
@@ -86,13 +67,13 @@ class ScoringTurns:
 
     def of(self, producer: Producer, lane: Lane) -> "_Place":
         """A context that waits for a place and holds it."""
-        account = _slow_account_of(producer) if lane is Lane.SLOW else _account_of(producer)
+        account = _slow_account_of(producer) if lane is Lane.SLOW else account_of(producer)
         return _Place(self, account, producer.node_id, lane)
 
     def is_unused(self, producer: Producer) -> bool:
         """Whether nothing was scored lately for a producer that is not known, nor for where it comes from."""
         now_s = self._now_s()
-        keys = (_account_of(producer), producer.node_id)
+        keys = (account_of(producer), producer.node_id)
         return not producer.is_known and not any(self._used_s.of(key, now_s) for key in keys)
 
     def is_crowded(self, lane: Lane) -> bool:
@@ -101,7 +82,7 @@ class ScoringTurns:
 
     def charge(self, producer: Producer, seconds: float, *, is_slow: bool = False) -> None:
         """Counts the time that a process spent on a producer's answers; `is_slow`: among the slow ones."""
-        keys = {_account_of(producer), producer.node_id}
+        keys = {account_of(producer), producer.node_id}
         for key in keys | {_slow_account_of(producer)} if is_slow else keys:
             self._used_s.add(key, seconds, self._now_s())
 
@@ -154,7 +135,7 @@ class ScoringTurns:
             self._remove(waiter)
             self._holding[waiter.lane].add(waiter.account)
             if waiter.lane is Lane.KNOWN:
-                self._num_first = self._num_first + 1 if waiter.account.startswith(_ESTABLISHED) else 0
+                self._num_first = self._num_first + 1 if waiter.account.startswith(ESTABLISHED) else 0
             waiter.place.set_result(None)
 
     def _next(self) -> _Waiter | None:
@@ -176,7 +157,7 @@ class ScoringTurns:
         are_last = self._num_first >= SHARE - 1
 
         def order(account: str) -> tuple[bool, float]:
-            return account.startswith(_ESTABLISHED) is are_last, used_s.of(account, now_s)
+            return account.startswith(ESTABLISHED) is are_last, used_s.of(account, now_s)
 
         for account in sorted(accounts, key=order):
             queue = self._waiting[lane][account]
@@ -188,20 +169,11 @@ class ScoringTurns:
         return None
 
 
-def _account_of(producer: Producer) -> str:
-    """Whom time counts against: where a key comes from, of known ones apart from others. A known key of whom that is
-    not known answers for itself: who passes its answers on may pass on others, too."""
-    if producer.is_known:
-        origin = producer.node_id if producer.is_relayed else producer.origin or producer.node_id
-        return f"{_ESTABLISHED if producer.is_established else 'known from '}{origin}"
-    return producer.origin or producer.node_id
-
-
 def _blamed(producer: Producer) -> set[str]:
     """Who goes aside after slow answers: the key, and while it is not known where it comes from; never a neighbour that
     passed them on, and with it all others of whom it does."""
     is_alone = producer.is_known or producer.is_relayed
-    return {producer.node_id} if is_alone else {_account_of(producer), producer.node_id}
+    return {producer.node_id} if is_alone else {account_of(producer), producer.node_id}
 
 
 def _slow_account_of(producer: Producer) -> str:

@@ -24,6 +24,7 @@ from swarm.environments.sandbox.child import LEAST_SHARE_S
 from swarm.environments.sandbox.scoring_process import ScoringProcess, ScoringProcesses, read_reply
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
 from swarm.environments.sandbox.spare_processes import SpareProcesses
+from swarm.environments.sandbox.time_accounts import FIRST_TRY_S, Allowance, TimeAccounts
 from swarm.episode import Actions, EpisodeOutcome, Message, outcome_from_json
 from swarm.errors import ConfigError, OverBudget, RolloutFailed, TooLarge
 from swarm.flow import BoundedTable
@@ -62,9 +63,12 @@ class SandboxVerifier:
         self._names = frozenset(config.name for config in configs)
         self._limits = limits
         self._processes = ScoringProcesses(configs, limits)
+        self.shapes = self._processes.shapes  # of every environment, once the first process started
         self._own_turn = asyncio.Lock()
         self._own: list[ScoringProcess] = []  # at most one; empty while it is busy
-        self._turns = ScoringTurns(lambda: asyncio.get_running_loop().time(), limits.replay_s_per_minute)
+        self._turns = ScoringTurns(lambda: asyncio.get_running_loop().time())
+        # of each party; admission counts what it reads of texts in them, too
+        self.accounts = TimeAccounts(lambda: asyncio.get_running_loop().time(), limits.replay_s_per_minute)
         self._external: list[ScoringProcess] = []  # those that wait for a request
         self._slow: list[ScoringProcess] = []  # at most one; empty while it is busy
         self._playing: list[ScoringProcess] = []  # those of own episodes that wait for a request
@@ -158,34 +162,48 @@ class SandboxVerifier:
 
     async def _score_external(self, request: "_Request", producer: Producer) -> Verdict | Exception:
         """The verdict on answers of a peer, or what is to be raised: after a short first try among the slow ones."""
+        is_all = self.accounts.allowance(producer) is Allowance.ALL
         lane = self._turns.lane_of(producer, request.env)
+        if not is_all and lane is Lane.SLOW:  # a try of FIRST_TRY_S delays nobody
+            lane = Lane.KNOWN if producer.is_known else Lane.NEW
         if lane is not Lane.SLOW:
             first: Verdict | Exception | None = None
             while first is None:
-                async with self._turn(producer, lane):
+                async with self._turn(producer, lane) as allowance:
                     # where others wait that nobody knows either, many may have come at one moment
-                    is_probe = self._turns.is_unused(producer) and self._turns.is_crowded(lane)
-                    part = {"share": 0.0, "least_s": PROBE_S} if is_probe else {"share": FIRST_SHARE}
-                    first = await self._ask_one_of(self._external, replace(request, **part), producer)
-                if is_probe and isinstance(first, TookLong):
+                    is_crowded = self._turns.is_unused(producer) and self._turns.is_crowded(lane)
+                    is_last = allowance is Allowance.FIRST_TRY
+                    least_s = FIRST_TRY_S if is_last else PROBE_S if is_crowded else LEAST_SHARE_S
+                    share = 0.0 if is_last or is_crowded else FIRST_SHARE
+                    part = replace(request, share=share, least_s=least_s, allowance=allowance)
+                    first = await self._ask_one_of(self._external, part, producer)
+                if isinstance(first, TookLong) and is_last:
+                    return self._over_budget()
+                if isinstance(first, TookLong) and is_crowded:
                     first = None  # it comes again after those of whom nothing was tried
             if not isinstance(first, TookLong):
                 return first
             self._turns.note_overrun(producer, request.env)
-        async with self._turn(producer, Lane.SLOW):
+        async with self._turn(producer, Lane.SLOW) as allowance:
+            if allowance is Allowance.FIRST_TRY:
+                return self._over_budget()
             return await self._ask_one_of(self._slow, request, producer)
 
     @asynccontextmanager
-    async def _turn(self, producer: Producer, lane: Lane) -> AsyncGenerator[None]:
+    async def _turn(self, producer: Producer, lane: Lane) -> AsyncGenerator[Allowance]:
         """A place for a producer's answers. Raises OverBudget, without waiting where that is known already."""
-        self._require_time(producer)
+        self._allowance(producer)
         async with self._turns.of(producer, lane):
-            self._require_time(producer)  # again: others of its account were scored meanwhile
-            yield
+            yield self._allowance(producer)  # again: others of its account were scored meanwhile
 
-    def _require_time(self, producer: Producer) -> None:
-        if self._turns.is_spent(producer):
-            raise OverBudget(f"its episodes have taken {self._limits.replay_s_per_minute:g} s of a minute to replay")
+    def _allowance(self, producer: Producer) -> Allowance:
+        allowance = self.accounts.allowance(producer)
+        if allowance is Allowance.NOTHING:
+            raise self._over_budget()
+        return allowance
+
+    def _over_budget(self) -> OverBudget:
+        return OverBudget(f"its groups have taken {self._limits.replay_s_per_minute:g} s of a minute to replay")
 
     async def _ask_one_of(
         self, idle: list[ScoringProcess], request: "_Request", producer: Producer | None = None
@@ -199,7 +217,8 @@ class SandboxVerifier:
             if producer is not None:
                 used_s = asyncio.get_running_loop().time() - began_s
                 self._turns.charge(producer, used_s, is_slow=idle is self._slow)
-                self._turns.spend(producer, min(process.taken_s, used_s))  # of CPU: a busy machine is nobody's fault
+                taken_s = min(process.taken_s, used_s)  # of CPU: a busy machine is nobody's fault
+                self.accounts.spend(producer, taken_s, request.allowance)
 
     async def _ask_and_replace(
         self, process: ScoringProcess, idle: list[ScoringProcess], request: "_Request"
@@ -295,6 +314,7 @@ class _Request:
     body: str  # environment, task and actions as JSON
     share: float = 1.0  # of the CPU time that all actions may take
     least_s: float = LEAST_SHARE_S  # of it, where there are few
+    allowance: Allowance = Allowance.ALL  # what its party may take
 
     @property
     def is_first_try(self) -> bool:

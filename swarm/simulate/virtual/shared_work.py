@@ -14,8 +14,8 @@ from swarm.config import EnvironmentConfig
 from swarm.environments.char_tasks import CharEnvironment
 from swarm.environments.environment import Problem
 from swarm.episode import Actions, Message
-from swarm.exchange.admission_checks import AdmissionLimits, check_form
-from swarm.exchange.episode_checks import Finding
+from swarm.exchange.admission_checks import AdmissionLimits
+from swarm.exchange.group_form import GroupForm, read_group
 from swarm.flow import BoundedTable
 from swarm.identity import PUBLIC_KEY_BYTES, Identity, Verify
 from swarm.interfaces import Environment, Offload, Producer, Result, Tokenizer, Verdict
@@ -79,38 +79,38 @@ class KeptVerifier(InlineVerifier):
 _open_once = lru_cache(maxsize=MAX_OPENED)(open_group)
 
 
-class _CheckOnce:
-    """Cached findings of `check_form` for the groups that `_open_once` keeps: unhashable, but each is one object."""
+class _ReadOnce:
+    """Cached results of `read_group` for the groups that `_open_once` keeps: unhashable, but each is one object."""
 
     def __init__(self) -> None:
-        self._kept = BoundedTable[int, tuple[RolloutGroup, Tokenizer, AdmissionLimits, Finding]](MAX_OPENED)
+        self._kept = BoundedTable[int, tuple[RolloutGroup, Tokenizer, AdmissionLimits, GroupForm]](MAX_OPENED)
 
-    def __call__(self, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-        """As `check_form`."""
+    def __call__(self, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> GroupForm:
+        """As `read_group`."""
         kept = self._kept.get(id(group))
         if kept is not None and kept[0] is group and kept[1] is tokenizer and kept[2] == limits:
             return kept[3]
-        finding = check_form(group, tokenizer, limits)
-        self._kept[id(group)] = group, tokenizer, limits, finding
-        return finding
+        form = read_group(group, tokenizer, limits)
+        self._kept[id(group)] = group, tokenizer, limits, form
+        return form
 
 
-_check_once = _CheckOnce()
+_read_once = _ReadOnce()
 
 
 def offload_in_place(verify: Verify) -> Offload:
     """`Offload` of the nodes' admission: a plain call.
 
     Several nodes of this one process open and check the same sealed group. `open_group` depends on its bytes alone, and
-    `check_form` on group, vocabulary and limits, so each runs once: the signature of a group is verified once in this
+    `read_group` on group, vocabulary and limits, so each runs once: the signature of a group is verified once in this
     process, not once per node.
     """
 
     async def in_place(function: Callable[..., Result], /, *arguments: object) -> Result:
         if function is open_group:
             return cast("Callable[..., Result]", _open_once)(*arguments, verify)
-        if function is check_form:
-            return cast("Callable[..., Result]", _check_once)(*arguments)
+        if function is read_group:
+            return cast("Callable[..., Result]", _read_once)(*arguments)
         return function(*arguments)
 
     return in_place

@@ -1,0 +1,80 @@
+"""CPU seconds that groups of other nodes take before they are admitted, by party and minute.
+
+Invariant: what one account takes stays within its seconds of a minute, whatever the number of keys behind it; the last
+SHARE of them is for keys that themselves took hardly anything, so that those who share a subnet or a neighbour with
+somebody who takes all are still tried.
+"""
+
+import math
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Final
+
+from swarm.flow import DecayingSums
+from swarm.interfaces import Producer
+
+HALF_LIFE_S: Final = 30.0  # of the time that counts as used
+MAX_ACCOUNTS: Final = 4096
+SHARE: Final = 8  # of an account's seconds: one for first tries
+# CPU seconds for the texts of a group, and for its replay, where its party has none left: 8 right episodes of a shipped
+# environment take .3 to 7 ms.
+FIRST_TRY_S: Final = 0.01
+_OF_KEY_S: Final = 2 * FIRST_TRY_S  # lately, of a key that is still tried
+ESTABLISHED: Final = "established: "
+_PER_MINUTE: Final = HALF_LIFE_S / math.log(2) / 60  # of what is used evenly over minutes, the sum that counts
+
+
+class Allowance(IntEnum):
+    """What a producer's group may take for now."""
+
+    NOTHING = 0
+    FIRST_TRY = 1  # FIRST_TRY_S of CPU for its texts and for its replay, and no more
+    ALL = 2
+
+
+class TimeAccounts:
+    """The seconds of every account. Single event loop, no threads.
+
+    Example:
+        accounts = TimeAccounts(loop.time, most_s_per_minute=15.0)
+        allowance = accounts.allowance(producer)
+        if allowance is not Allowance.NOTHING:
+            accounts.spend(producer, work(), allowance)
+    """
+
+    def __init__(self, now_s: Callable[[], float] = lambda: 0.0, most_s_per_minute: float = math.inf) -> None:
+        """`most_s_per_minute`: that the groups of one account may take; they may take it at once, too."""
+        self._now_s = now_s
+        self._most_s = most_s_per_minute * _PER_MINUTE
+        self._spent_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)
+        self._first_tries_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)  # by account, too
+        self._of_key_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)  # apart: free keys push out one another alone
+
+    def allowance(self, producer: Producer) -> Allowance:
+        """What the next group of a producer may take."""
+        if math.isinf(self._most_s):
+            return Allowance.ALL
+        account, now_s = account_of(producer), self._now_s()
+        if self._spent_s.of(account, now_s) < self._most_s * (SHARE - 1) / SHARE:
+            return Allowance.ALL
+        has_tries = self._first_tries_s.of(account, now_s) < self._most_s / SHARE
+        is_first = self._of_key_s.of(producer.node_id, now_s) < _OF_KEY_S
+        return Allowance.FIRST_TRY if has_tries and is_first else Allowance.NOTHING
+
+    def spend(self, producer: Producer, seconds: float, allowance: Allowance) -> None:
+        """Counts seconds that a group took of what it was allowed."""
+        if math.isinf(self._most_s):
+            return
+        now_s = self._now_s()
+        spent_s = self._first_tries_s if allowance is Allowance.FIRST_TRY else self._spent_s
+        spent_s.add(account_of(producer), seconds, now_s)
+        self._of_key_s.add(producer.node_id, seconds, now_s)
+
+
+def account_of(producer: Producer) -> str:
+    """Whom time counts against: where a key comes from, of known ones apart from others. A known key of whom that is
+    not known answers for itself: who passes its answers on may pass on others, too."""
+    if producer.is_known:
+        origin = producer.node_id if producer.is_relayed else producer.origin or producer.node_id
+        return f"{ESTABLISHED if producer.is_established else 'known from '}{origin}"
+    return producer.origin or producer.node_id
