@@ -83,25 +83,29 @@ def slips(seed: int) -> tuple[float, float]:
     return share("malformed_turn_filter"), share(TRAJECTORY_LEVEL)
 
 
-def early_calls(seed: int) -> tuple[float, float]:
-    """Look-up at temperature 1.5: advantage of successes that called early minus that of those that called late."""
-    batch = batch_of(played(replace(LOOK_UP, temperature=1.5), seed))
-    calls = turns_of(batch).calls > 0
-    first = calls.int().argmax(dim=1, keepdim=True)
-    place = (batch.mask & (batch.turn_ids <= first)).sum(dim=1)
-    success = (batch.rewards > 0.5) & calls.any(dim=1)
+def early_calls(temperature: float, group_size: int) -> Callable[[int], tuple[float, float]]:
+    """Look-up at a temperature: advantage of successes that called early minus that of those that called late."""
 
-    def gap(recipe: str) -> float:
-        values = with_advantages(load_recipe(recipe), batch, "all").advantages[:, 0]
-        gaps: list[float] = []
-        for group in batch.group_index.unique().tolist():
-            own = success & (batch.group_index == group)
-            if own.any() and int(place[own].min()) < int(place[own].max()):
-                early = own & (place == place[own].min())
-                gaps.append(float(values[early].mean() - values[own & ~early].mean()))
-        return sum(gaps) / max(1, len(gaps))
+    def measure(seed: int) -> tuple[float, float]:
+        batch = batch_of(played(replace(LOOK_UP, temperature=temperature), seed, group_size=group_size))
+        calls = turns_of(batch).calls > 0
+        first = calls.int().argmax(dim=1, keepdim=True)
+        place = (batch.mask & (batch.turn_ids <= first)).sum(dim=1)
+        success = (batch.rewards > 0.5) & calls.any(dim=1)
 
-    return gap("aspo_tool_use"), gap("grpo")
+        def gap(recipe: str) -> float:
+            values = with_advantages(load_recipe(recipe), batch, "all").advantages[:, 0]
+            gaps: list[float] = []
+            for group in batch.group_index.unique().tolist():
+                own = success & (batch.group_index == group)
+                if own.any() and int(place[own].min()) < int(place[own].max()):
+                    early = own & (place == place[own].min())
+                    gaps.append(float(values[early].mean() - values[own & ~early].mean()))
+            return sum(gaps) / max(1, len(gaps))
+
+        return gap("aspo_tool_use"), gap("grpo")
+
+    return measure
 
 
 def share_of_dead(recipe: str, batch: Batch) -> float:
@@ -139,21 +143,25 @@ def dead_without_shifts(seed: int) -> tuple[float, float]:
     return share_of_dead("infopo", batch), share_of_dead(TRAJECTORY_LEVEL, batch)
 
 
-def flatness(seed: int) -> tuple[float, float]:
-    """Look-up, four turns or more, every outcome 0: how far the size of advantages at turns 1 to 3 is from flat.
+def flatness(world: World, num_turns: int) -> Callable[[int], tuple[float, float]]:
+    """Episodes of so many turns or more, every outcome 0: how far from flat the size of advantages at their turns is.
 
-    The mean distance of the logarithm of (deviation at the turn over that at the third) from 0.
+    The mean distance of the logarithm of (deviation at the turn over that at the last but one) from 0.
     """
-    policy = Policy(world=LOOK_UP, recipe="igpo", seed=seed)
-    batch = policy.with_answers(played(LOOK_UP, seed))
-    batch = replace(batch, rewards=torch.zeros_like(batch.rewards))
-    is_long = turns_of(batch).num_turns >= 4
 
-    def distance(recipe: str) -> float:
-        sizes = advantages(recipe, batch)[is_long, :3].std(dim=0)
-        return float(torch.log(sizes[:2] / sizes[2]).abs().mean())
+    def measure(seed: int) -> tuple[float, float]:
+        policy = Policy(world=world, recipe="igpo", seed=seed)
+        batch = policy.with_answers(played(world, seed))
+        batch = replace(batch, rewards=torch.zeros_like(batch.rewards))
+        is_long = turns_of(batch).num_turns >= num_turns
 
-    return distance("a2tgpo"), distance("igpo")
+        def distance(recipe: str) -> float:
+            sizes = advantages(recipe, batch)[is_long, : num_turns - 1].std(dim=0)
+            return float(torch.log(sizes[:-1] / sizes[-1]).abs().mean())
+
+        return distance("a2tgpo"), distance("igpo")
+
+    return measure
 
 
 def within_groups(values: Tensor, batch: Batch, chosen: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Invariant: a figure is a function of its seed.
 """
 
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -10,7 +11,7 @@ import torch
 import benchmarks._turn_advantages as advantages
 from benchmarks._turn_episodes import GRID, LOOK_UP
 from benchmarks._turn_figure import Figure, Job, Outcome
-from benchmarks._turn_played import NUM_STEPS
+from benchmarks._turn_played import GROUP_SIZE, NUM_STEPS
 from benchmarks._turn_training_figures import TRAINING_FIGURES
 
 
@@ -55,7 +56,7 @@ FIGURES: Final = (
         quantity="size of advantages at turns 1 and 2 over that at turn 3, logarithm's distance from 0, outcomes 0",
         where="look_up; in place of the trajectory level `igpo`",
         is_more=False,
-        measure=advantages.flatness,
+        measure=advantages.flatness(LOOK_UP, 4),
     ),
     Figure(
         recipe="trloo",
@@ -103,7 +104,7 @@ FIGURES: Final = (
         quantity="advantage of successes that called earliest minus that of the others",
         where="look_up at temperature 1.5",
         is_more=True,
-        measure=advantages.early_calls,
+        measure=advantages.early_calls(1.5, GROUP_SIZE),
     ),
     Figure(
         recipe="ipa",
@@ -220,6 +221,24 @@ FIGURES: Final = (
         where="look_up",
         is_more=True,
         measure=advantages.near_misses("gtpo_turn", LOOK_UP),
+    ),
+    Figure(
+        recipe="aspo_tool_use",
+        suffix=".varied",
+        row="S140",
+        quantity="advantage of successes that called earliest minus that of the others",
+        where="look_up at temperature 2, groups of 32",
+        is_more=True,
+        measure=advantages.early_calls(2.0, 32),
+    ),
+    Figure(
+        recipe="a2tgpo",
+        suffix=".long",
+        row="S178",
+        quantity="size of advantages at turns 1 to 4 over that at turn 5, logarithm's distance from 0, outcomes 0",
+        where="look_up at temperature 2, 10 turns; in place of the trajectory level `igpo`",
+        is_more=False,
+        measure=advantages.flatness(replace(LOOK_UP.but(max_turns=10), temperature=2.0), 6),
     ),
     *TRAINING_FIGURES,
 )

@@ -3,6 +3,7 @@
 Invariant: a figure is a function of its seed.
 """
 
+from dataclasses import replace
 from typing import Final
 
 import benchmarks._turn_tabular as tabular
@@ -65,7 +66,7 @@ TRAINING_FIGURES: Final = (
         quantity="turns of an episode, tested with 8",
         where=f"grid_world, {_TRAINED} with 4 turns",
         is_more=True,
-        measure=training.turns_beyond_training,
+        measure=training.turns_beyond_training(GRID, 4, 8),
     ),
     Figure(
         recipe="grpo_tcr",
@@ -207,5 +208,50 @@ TRAINING_FIGURES: Final = (
         where=f"look_up, {_TRAINED}",
         is_more=True,
         measure=training.success("gtpo_turn", LOOK_UP),
+    ),
+    Figure(
+        recipe="mini_o3",
+        suffix=".look_up",
+        row="S191",
+        quantity="turns of an episode, tested with 6",
+        where=f"look_up, {_LONG} with 3 turns",
+        is_more=True,
+        measure=training.turns_beyond_training(LOOK_UP, 3, 6, NUM_LONG_STEPS),
+    ),
+    Figure(
+        recipe="grpo_tcr",
+        suffix=".updates",
+        row="S094",
+        quantity="entropy of a token after training",
+        where=f"look_up, {_LONG}, 4 updates each",
+        is_more=True,
+        measure=training.entropy_kept(NUM_LONG_STEPS, 4),
+    ),
+    Figure(
+        recipe="ufo",
+        suffix=".long",
+        row="S158",
+        quantity="distinct tries, of those of an episode",
+        where=f"retry around max, {_LONG}",
+        is_more=True,
+        measure=training.distinct_tries(MAXIMUM, NUM_LONG_STEPS),
+    ),
+    Figure(
+        recipe="otc_po",
+        suffix=".warm",
+        row="S010",
+        quantity="calls of a success",
+        where=f"look_up at temperature 1.5, {_LONG}",
+        is_more=False,
+        measure=training.calls_per_success(NUM_LONG_STEPS, replace(LOOK_UP, temperature=1.5)),
+    ),
+    Figure(
+        recipe="score",
+        suffix=".stages",
+        row="S192",
+        quantity="wrong first answers made right minus right ones spoilt, of all episodes",
+        where=f"retry around max, always asked twice, {_TRAINED} after as many of its first stage",
+        is_more=True,
+        measure=training.corrections_after_stage_one,
     ),
 )

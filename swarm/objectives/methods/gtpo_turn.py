@@ -9,7 +9,7 @@ embedding of the code); c is the text of the turns; a group without a success ke
 clip and token mean, those of that code.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from math import sqrt
 
 import torch
@@ -31,20 +31,12 @@ from swarm.objectives.parts import (
 from swarm.objectives.recipe import Recipe
 
 
-def written(actions: Actions) -> Counter[str]:
-    """How often each three characters in a row stand in what the turns wrote."""
+def written(actions: Actions) -> dict[str, float]:
+    """How often each three characters in a row stand in what the turns wrote, of length 1."""
     text = "\n".join(("", *actions, ""))
-    return Counter(text[place : place + 3] for place in range(len(text) - 2))
-
-
-def likeness(one: Counter[str], other: Counter[str]) -> float:
-    """Cosine of counts, in [0, 1]."""
-    product = sum(count * other[key] for key, count in one.items())
-    return product / sqrt(_square(one) * _square(other)) if product else 0.0
-
-
-def _square(counts: Counter[str]) -> int:
-    return sum(count * count for count in counts.values())
+    counts = Counter(text[place : place + 3] for place in range(len(text) - 2))
+    length = sqrt(sum(count * count for count in counts.values()))
+    return {key: count / length for key, count in counts.items()}
 
 
 class LikeSuccess(RewardPart):
@@ -61,13 +53,17 @@ class LikeSuccess(RewardPart):
     def __call__(self, batch: Batch) -> Tensor:
         if batch.actions is None:
             return batch.rewards
-        rewards, counts = batch.rewards.clone(), [written(actions) for actions in batch.actions]
-        groups: list[int] = batch.group_index.tolist()
-        is_success: list[bool] = (batch.rewards > self.correct).tolist()
-        for row, group in enumerate(groups):
-            won = [i for i, own in enumerate(groups) if own == group and is_success[i]]
-            if won and not is_success[row]:
-                rewards[row] = self.most * sum(likeness(counts[row], counts[i]) for i in won) / len(won)
+        rewards, vectors = batch.rewards.clone(), [written(actions) for actions in batch.actions]
+        is_success = batch.rewards > self.correct
+        for group in batch.group_index.unique().tolist():
+            own = batch.group_index == group
+            won, lost = ((own & which).nonzero().flatten().tolist() for which in (is_success, ~is_success))
+            usual = defaultdict[str, float](float)  # mean of the successes: products with it are means of cosines
+            for row in won:
+                for key, value in vectors[row].items():
+                    usual[key] += value / len(won)
+            for row in lost if won else ():
+                rewards[row] = self.most * sum(value * usual.get(key, 0.0) for key, value in vectors[row].items())
         return rewards
 
 
