@@ -41,7 +41,7 @@ from swarm.learn.logprobs import check_head
 from swarm.learn.packing import PackedRows, pack
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.learn.reference_policy import ReferencePolicy
-from swarm.learn.step_plan import StepPlan, split_step
+from swarm.learn.step_plan import StepPlan, split_step, updates_by_turn
 from swarm.model.version_digest import published_state, weights_digest
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import scored, with_advantages, within_bounds
@@ -267,9 +267,9 @@ class PolicyLearner:
 
     def _add_other_policies(self, recipes: RecipeSet, batch: Batch, measured: Measured) -> Batch:
         """Adds log-probs of the reference policy, of the policy before the step, and of right answers, where needed."""
+        has_several_updates = self._config.updates_per_step > 1 or updates_by_turn(recipes)
         needs_proximal = any(
-            Requirement.PROXIMAL_LOGPROBS in recipe.needs
-            and (self._config.updates_per_step > 1 or recipe.needs_proximal_first)
+            Requirement.PROXIMAL_LOGPROBS in recipe.needs and (has_several_updates or recipe.needs_proximal_first)
             for recipe in recipes.used.values()
         )
         if any(Requirement.ANSWER_PROBS in recipe.needs for recipe in recipes.used.values()):

@@ -32,8 +32,12 @@ def split_step(batch: Batch, slices: Sequence[RecipeSlice], recipes: RecipeSet, 
         slices: of it, by recipe.
         recipes: the main one says whether turns have updates of their own.
         updates_per_step: parts that groups are split into.
+
+    Returns:
+        A recipe that stands in for the main one learns turn by turn as well, but sees no turn behind: what it adds to
+        the loss beside advantages would count those tokens in several updates.
     """
-    by_turn = Requirement.TURN_UPDATES in recipes.main.needs
+    by_turn = updates_by_turn(recipes)
     if updates_per_step == 1 and not by_turn:
         return StepPlan(batch=batch, slices=tuple(slices), updates=(tuple(slices),))
     parts = minibatches(batch, updates_per_step)
@@ -41,9 +45,23 @@ def split_step(batch: Batch, slices: Sequence[RecipeSlice], recipes: RecipeSet, 
         turns = batch.turn_ids[batch.mask].unique().flip(0).tolist()
         parts = [(places, found) for turn in turns for places, part in parts if (found := of_turn(part, turn))]
     updates = [
-        tuple(replace(each, places=places[each.places]) for each in recipes.slices(part)) for places, part in parts
+        tuple(
+            replace(each, places=places[each.places], batch=_seen_by_its_recipe(each)) for each in recipes.slices(part)
+        )
+        for places, part in parts
     ]
     return StepPlan(batch=batch, slices=tuple(slices), updates=tuple(updates))
+
+
+def _seen_by_its_recipe(part: RecipeSlice) -> Batch:
+    if part.batch.turn is None or Requirement.TURN_UPDATES in part.recipe.needs:
+        return part.batch
+    return with_mask(part.batch, part.batch.learned)
+
+
+def updates_by_turn(recipes: RecipeSet) -> bool:
+    """Whether the main recipe asks for an update of each turn: then the others learn turn by turn, too."""
+    return Requirement.TURN_UPDATES in recipes.main.needs
 
 
 def minibatches(batch: Batch, count: int) -> list[tuple[Tensor, Batch]]:

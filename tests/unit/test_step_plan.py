@@ -23,10 +23,11 @@ from swarm.objectives.coefficients import with_advantages
 from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.methods import load_recipe
 from swarm.objectives.part import Memory, Scored, TermPart
+from swarm.objectives.recipe import Recipe
 from swarm.testing.batches import toy_batch
 from swarm.testing.builders import make_scored
 from swarm.testing.episodes import make_episode_group
-from swarm.types import Draw, DrawnGroup, Sampling
+from swarm.types import Correction, Draw, DrawnGroup, Sampling, StepReport
 
 OWN = "a" * 64
 TOKENIZER = CharTokenizer()
@@ -98,10 +99,8 @@ def test_a_token_keeps_the_scores_of_the_update_that_learned_from_it() -> None:
     assert torch.equal(whole.logprobs, torch.where(batch.mask, -1.0 - batch.turn_ids, 0.0))
 
 
-def test_each_update_sees_the_policy_that_the_one_before_made_and_weighs_the_turns_behind(tmp_path: Path) -> None:
-    watch = Watch()
-    wide = load_recipe("seeupo", {"shapers.later_turns": {"low": 1 - LOW, "high": HIGH - 1}})  # log-probs are made up
-    chosen = dataclasses.replace(wide, terms=(watch,))
+def played_draw() -> tuple[Draw, int]:
+    """One group of episodes of one to some turns, and the most turns of one."""
     environment = build_environment(EnvironmentConfig(name="look_up", kind="look_up", params={"style": "char"}))
     assert isinstance(environment, LookUpEnvironment)
     right = environment.demonstration(0)
@@ -110,10 +109,22 @@ def test_each_update_sees_the_policy_that_the_one_before_made_and_weighs_the_tur
     outcomes = tuple(replay(environment, 0, actions) for actions in played)
     scored = dataclasses.replace(make_scored(group, rewards=[1.0, 0.5, 0.0, 0.0]), outcomes=outcomes)
     draw = Draw(step=1, groups=(DrawnGroup(scored=scored, age_steps=0, use=1),), num_zero_variance=0)
-    settings = LearnerConfig(token_budget=300, learning_rate=3e-3)
-    learner = PolicyLearner(tiny_network(3), TOKENIZER, chosen, settings, ReplayConfig(external="all"), OWN, tmp_path)
-    report = learner.step(draw)
-    turns = max(len(actions) for actions in played)
+    return draw, max(len(actions) for actions in played)
+
+
+def step(recipe: Recipe, directory: Path) -> tuple[StepReport, int]:
+    """One step of a new learner with one update of the whole draw, or one for each turn; the most turns."""
+    draw, most = played_draw()
+    settings, replay_settings = LearnerConfig(token_budget=300, learning_rate=3e-3), ReplayConfig(external="all")
+    learner = PolicyLearner(tiny_network(3), TOKENIZER, recipe, settings, replay_settings, OWN, directory)
+    return learner.step(draw), most
+
+
+def test_each_update_sees_the_policy_that_the_one_before_made_and_weighs_the_turns_behind(tmp_path: Path) -> None:
+    watch = Watch()
+    wide = load_recipe("seeupo", {"shapers.later_turns": {"low": 1 - LOW, "high": HIGH - 1}})  # log-probs are made up
+    chosen = dataclasses.replace(wide, terms=(watch,))
+    report, turns = step(chosen, tmp_path)
     assert report.diagnostics["num_updates"] == turns and report.version.step == 1
     assert [seen.batch.turn for seen in watch.log] == list(reversed(range(turns)))
     weights = [one for seen in watch.log for one in weights_behind(seen)]
@@ -126,6 +137,32 @@ def test_each_update_sees_the_policy_that_the_one_before_made_and_weighs_the_tur
     for earlier, later in zip(watch.log, watch.log[1:], strict=False):
         shared = earlier.batch.mask & later.batch.mask
         assert float((earlier.logprobs - later.logprobs)[shared].abs().max()) > 1e-3, "the policy did not move"
+
+
+def test_the_proximal_policy_is_that_before_the_first_turn_is_learned_from(tmp_path: Path) -> None:
+    watch = Watch()
+    chosen = load_recipe("seeupo", {"ratio.against": "proximal", "shapers.later_turns.against": "proximal"})
+    step(dataclasses.replace(chosen, terms=(watch,)), tmp_path)
+    first, *later = [(seen.logprobs - seen.proximal)[seen.mask].abs().max().item() for seen in watch.log]
+    assert first < 1e-6 and min(later) > 1e-3, "the policy moved, and its ratios to the start of the step did not"
+
+
+def test_a_recipe_that_stands_in_sees_each_token_in_one_update_only() -> None:
+    """A constraint on KL, as `drpo` has one, would hold the last turns as often as there are turns before them."""
+    recipes = RecipeSet(main=load_recipe("seeupo"), fallbacks={Correction.NO_LOGPROBS: load_recipe("drpo")})
+    batch = episodes()
+    kinds = (Correction.EXACT,) * 3 + (Correction.NO_LOGPROBS,) * 3
+    unknown = batch.mask & (batch.group_index == 1)[:, None]
+    batch = dataclasses.replace(
+        batch, corrections=kinds, behavior_logprobs=torch.where(unknown, torch.nan, batch.behavior_logprobs)
+    )
+    times = {name: torch.zeros_like(batch.mask, dtype=torch.int64) for name in recipes.used}
+    plan = split_step(batch, recipes.slices(batch), recipes, 1)
+    for each in [part for update in plan.updates for part in update]:
+        times[each.name][each.places] += each.batch.mask
+    own, theirs = times[""], times[str(Correction.NO_LOGPROBS)]
+    assert torch.equal(theirs, unknown.long())
+    assert torch.equal(own, torch.where(batch.mask & ~unknown, batch.turn_ids + 1, 0)), "ratios of the turns behind"
 
 
 def weights_behind(seen: Scored) -> list[float]:
