@@ -190,6 +190,14 @@ async def test_a_reward_that_raises_or_leaves_its_range_is_refused(
         await require_repeatable([local(tmp_path, question, reward)])
 
 
+async def test_a_record_without_its_field_is_that_task_alone(tmp_path: Path) -> None:
+    (tmp_path / "score.py").write_text("def score(question, answer, reference): return float(answer == reference)")
+    (tmp_path / "all.jsonl").write_text('{"question": "a?", "answer": "a"}\n{"answer": "b"}\n' * 4)
+    params = {"path": str(tmp_path / "all.jsonl")}
+    config = EnvironmentConfig(name="all", kind="function", dataset=f"{tmp_path / 'score.py'}:score", params=params)
+    await require_repeatable([config])
+
+
 NAMELESS = """
 from swarm.episode import Transition
 from swarm.environments.environment import NumberedEnvironment, Problem
