@@ -77,7 +77,7 @@ class DrawShares:
         self, producer: NodeId, task: TaskName, is_newcomer: bool, waiting: Callable[[], Iterable[NodeId]]
     ) -> int:
         """Places of the next window that groups of one task by one producer may take; `waiting` as in `begin`."""
-        if self._next is None or not self._window:
+        if self._next is None:
             self._next = self.begin(waiting(), 0)
         return self._next.num_left_of_task(producer, task, is_newcomer)
 
