@@ -89,17 +89,15 @@ class GuardedLearner:
         kept = [index for index, drawn in enumerate(draw.groups) if self._may_use(drawn)]
         was_any_usable = any(map(self._is_usable, draw.groups))
         was_idle = not was_any_usable and any(map(self._is_young, draw.groups))
-        level = self._state.level
-        if was_idle and (kept := self._spared_of(draw)):
-            level = max(level, GuardLevel.CAPPED)
-        if not kept:
-            level = GuardLevel.FROZEN
+        spared = self._spared_of(draw) if was_idle else []
+        kept = kept or spared
+        level = self._state.level if kept else GuardLevel.FROZEN
         used = _part(draw, kept) if kept else draw
         report = self._learner.step(
             used,
             self._safe if level is GuardLevel.SAFE else None,
             is_frozen=level is GuardLevel.FROZEN,
-            ratio_band=self._config.cap if level is GuardLevel.CAPPED else math.inf,
+            ratio_band=self._config.cap if level is GuardLevel.CAPPED or spared else math.inf,
         )
         self._state = decide(
             self._state,
@@ -120,7 +118,7 @@ class GuardedLearner:
             **self._state.figures(),
             "guard_groups_left_out": float(len(draw.groups) - len(kept)),
             "guard_others_held": float(others_held),
-            "guard_groups_spared": float(len(kept) if was_idle else 0),
+            "guard_groups_spared": float(len(spared)),
         }
         return replace(report, diagnostics={**report.diagnostics, **figures})
 

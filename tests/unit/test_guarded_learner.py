@@ -18,6 +18,7 @@ from swarm.model.tokenizer import CharTokenizer
 from swarm.objectives.coefficients import coefficients, with_advantages
 from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.methods import load_recipe, recipes_of
+from swarm.objectives.recipe import Recipe
 from swarm.testing.builders import make_group, make_identity, make_scored
 from swarm.types import Correction, Draw, DrawnGroup, Evaluation, StepReport
 
@@ -129,6 +130,25 @@ def test_a_learner_of_foreign_groups_alone_goes_on_capped_when_every_source_is_s
     assert [report.diagnostics["guard_groups_spared"] for report in reports] == [0] * (1 + wait) + [1] * (23 - wait)
     logged = [record.message for record in caplog.records if "set aside" in record.message]
     assert len(logged) == 2, "once when it is set aside, once when it is used all the same"
+
+
+def test_what_is_spared_is_capped_under_the_safe_recipe_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = guarded(tmp_path, GuardConfig(min_tokens=1, hold_steps=1, alarm_kl=1e6, alarm_ess=0.0), generates=False)
+    followers = tuple(from_elsewhere(drawn, OWN) for drawn in draw(1).groups)
+    for step in (1, 2):
+        learner.step(Draw(step=step, groups=followers, num_zero_variance=0))
+    assert learner.state.level is GuardLevel.SAFE
+    steps: list[tuple[str, float]] = []
+    before = PolicyLearner.step
+
+    def noted(self: PolicyLearner, draw: Draw, recipe: Recipe | None, is_frozen: bool, ratio_band: float) -> StepReport:
+        steps.append((recipe.name if recipe else "", math.inf if is_frozen else ratio_band))
+        return before(self, draw, recipe, is_frozen, ratio_band)
+
+    monkeypatch.setattr(PolicyLearner, "step", noted)
+    reports = steps_of_sole_source(learner, "b" * 64, 3)
+    assert [report.diagnostics["guard_groups_spared"] for report in reports] == [0, 0, 1]
+    assert steps == [("gspo", math.inf), ("", math.inf), ("gspo", 4.0)], "used, measured, spared"
 
 
 def test_a_learner_that_makes_groups_never_uses_a_source_set_aside(tmp_path: Path) -> None:
