@@ -14,6 +14,7 @@ from swarm.interfaces import Tokenizer
 from swarm.learn.gradient import score_batch
 from swarm.learn.packing import PackedRows
 from swarm.learn.ranks import Ranks
+from swarm.model.tokenizer import text_ids
 from swarm.objectives.batch import Batch
 
 
@@ -38,7 +39,7 @@ def answer_probs(
     num_turns = [1] * batch.num_rollouts if batch.num_turns is None else batch.num_turns.clamp(min=1).tolist()
     begins = [_begins(batch.turn_ids[row].tolist(), count) for row, count in enumerate(num_turns)]
     places = list(dict.fromkeys((row, start) for row, starts in enumerate(begins) for start in starts))
-    asked = asked_batch(batch, places, [answer_ids(tokenizer, answer) for answer in answers])
+    asked = asked_batch(batch, places, [text_ids(tokenizer, answer) for answer in answers])
     logprobs = score_batch(network, asked, pack(asked), ranks=ranks).logprobs
     means = logprobs.sum(dim=1) / asked.mask.sum(dim=1)
     probs = dict(zip(places, means.exp().tolist(), strict=True))
@@ -60,12 +61,6 @@ def _begins(turn_ids: Sequence[int], num_turns: int) -> list[int]:
     for turn in range(1, num_turns):
         starts.append(next((at for at, each in enumerate(turn_ids) if each >= turn), starts[-1]))
     return starts
-
-
-def answer_ids(tokenizer: Tokenizer, answer: str) -> list[int]:
-    """The answer as the beginning of an action."""
-    ids = tokenizer.encode_response(answer)
-    return ids[:-1] if len(ids) > 1 and ids[-1] in tokenizer.eos_ids else ids
 
 
 def asked_batch(batch: Batch, places: Sequence[tuple[int, int]], answers: Sequence[Sequence[int]]) -> Batch:

@@ -15,6 +15,7 @@ from swarm.interfaces import Tokenizer
 from swarm.learn.gradient import score_batch
 from swarm.learn.packing import PackedRows
 from swarm.learn.ranks import Ranks
+from swarm.model.tokenizer import text_ids
 from swarm.objectives.batch import Batch
 
 NOTHING: Final = "No information found."
@@ -43,7 +44,7 @@ def feedback_shifts(
     if not places:
         return found
     seen = masked_batch(batch, places, None)
-    blind = masked_batch(batch, places, plain_ids(tokenizer, NOTHING))
+    blind = masked_batch(batch, places, text_ids(tokenizer, NOTHING))
     means = [
         score_batch(network, each, pack(each), ranks=ranks).logprobs.sum(dim=1) / each.mask.sum(dim=1)
         for each in (seen, blind)
@@ -51,12 +52,6 @@ def feedback_shifts(
     rows, turns = torch.tensor(places, device=found.device).unbind(dim=1)
     found[rows, turns] = (means[0] - means[1]).to(torch.float32)
     return found
-
-
-def plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The text without an end token."""
-    ids = tokenizer.encode_response(text)
-    return ids[:-1] if len(ids) > 1 and ids[-1] in tokenizer.eos_ids else ids
 
 
 def _observed(batch: Batch, row: int, turn: int) -> Tensor:

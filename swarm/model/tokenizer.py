@@ -269,6 +269,12 @@ def _digest(parts: dict[str, Any]) -> Digest:
     return hashlib.sha256(canonical.encode()).digest()
 
 
+def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text in the place of an action, without the end that encoding appends; the end alone for no text."""
+    ids = tokenizer.encode_response(text)
+    return _without_end(ids, tokenizer.eos_ids) or ids
+
+
 def _without_end(token_ids: Sequence[int], eos_ids: frozenset[int]) -> list[int]:
     shown = list(token_ids)
     return shown[:-1] if shown and shown[-1] in eos_ids else shown

@@ -13,10 +13,10 @@ from swarm.environments.look_up import LookUpEnvironment
 from swarm.environments.replay import replay
 from swarm.episode import Actions
 from swarm.learn.answer_scores import _begins, asked_batch
-from swarm.learn.feedback_shifts import NOTHING, plain_ids
+from swarm.learn.feedback_shifts import NOTHING
 from swarm.learn.learner import PolicyLearner
 from swarm.model.network import tiny_network
-from swarm.model.tokenizer import CharTokenizer
+from swarm.model.tokenizer import CharTokenizer, text_ids
 from swarm.objectives.batch import Batch
 from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.methods import load_recipe
@@ -149,7 +149,7 @@ def test_an_observation_counts_by_what_the_next_turn_gains_over_a_pass_in_which_
         logprobs = network(input_ids=torch.tensor([before + action])).logits[0].detach().log_softmax(dim=-1)
         return float(torch.stack([logprobs[len(before) - 1 + k, token] for k, token in enumerate(action)]).mean())
 
-    nothing = plain_ids(TOKENIZER, NOTHING)
+    nothing = text_ids(TOKENIZER, NOTHING)
     for row, actions in enumerate(episodes):
         ids = TOKENIZER.encode_prompt(environment.task(0))
         transitions = replay(environment, 0, actions).transitions
