@@ -274,7 +274,8 @@ def forget_late_answers(node: DHTNode) -> None:
     timed out stays there, cancelled, until p2pd has confirmed. An answer in between ended the task with
     InvalidStateError, and nothing was ever answered again.
     """
-    _inside(node).p2p._client.control._pending_calls = OpenCalls()
+    control = _inside(node).p2p._client.control
+    control._pending_calls = OpenCalls(control._pending_calls)  # with what the node asked while it started
 
 
 class OpenCalls(dict[Any, asyncio.Future[bytes]]):

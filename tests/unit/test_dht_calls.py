@@ -1,6 +1,7 @@
 """A late answer to a call that was given up does not end the reading of all others; in hivemind's own table it does."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -50,3 +51,16 @@ async def test_a_late_answer_leaves_the_next_one_to_be_read(is_ours: bool) -> No
         with pytest.raises(asyncio.InvalidStateError):
             await control._read_from_persistent_conn(wire.reader)
         assert not control._pending_calls[open_one].done()
+
+
+@pytest.mark.timeout(60)
+async def test_calls_that_are_under_way_are_answered_all_the_same() -> None:
+    from swarm.peers.dht_node import forget_late_answers
+
+    under_way = asyncio.get_running_loop().create_future()
+    control = SimpleNamespace(_pending_calls={"id": under_way})
+    node: Any = SimpleNamespace(p2p=SimpleNamespace(_client=SimpleNamespace(control=control)))
+    forget_late_answers(node)
+    assert "id" in control._pending_calls and control._pending_calls["id"] is under_way
+    under_way.cancel()
+    assert "id" not in control._pending_calls
