@@ -4,6 +4,7 @@ Invariant: modules of one layer know each other only through these protocols. Wh
 a disk, a network or another process has a second form in memory, in `swarm.simulate.virtual` or `swarm.testing`.
 """
 
+import math
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -507,8 +508,11 @@ class GroupStore(Protocol):
         """How often each group was drawn (local groups without signal: used up), from the journal."""
         ...
 
-    async def load_scored(self, limit: int) -> list[ScoredGroup]:
-        """The newest stored groups, oldest first, to refill the replay buffer after a restart."""
+    async def load_scored(self, limit: int, max_bytes: float = math.inf) -> list[ScoredGroup]:
+        """The newest stored groups, oldest first, to refill the replay buffer after a restart.
+
+        As many as take `max_bytes` of memory: what lies in the store as 400 bytes may take a megabyte.
+        """
         ...
 
     async def forget(

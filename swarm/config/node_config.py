@@ -237,7 +237,7 @@ class ReplayConfig(Model):
     max_groups: Positive = 4096
     """Buffer bound, groups."""
     max_bytes: Positive = 256 * 2**20
-    """Buffer bound, bytes."""
+    """Buffer bound, bytes of memory: 8 answers of 256 tokens take about 50,000."""
     sampler: Literal["uniform", "fresh", "effective"] = "uniform"
     """Which external groups are drawn first: any, the youngest, or those of sources with high effective sample size."""
     external: Literal["all", "positive"] = "positive"

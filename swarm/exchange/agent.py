@@ -131,7 +131,7 @@ class Agent:
 
         # what waits for a step, and how much more may be begun
         replay = self.replay = replay or ReplayBuffer(config.replay, self.node_id, config.seed, self.clock)
-        replay.limit_bytes(int(WAITING_SHARE * config.exchange.store_bytes))
+        replay.limit_stored_bytes(int(WAITING_SHARE * config.exchange.store_bytes))
         shares = DrawShares(parties, config.replay.max_reuse)
         replay.limit_shares(shares)
         self.journal = DrawJournal(context, store, replay, peers, self.coordinator_view, quota, reputation, shares)
@@ -201,7 +201,7 @@ class Agent:
         if self.version_publisher is not None:
             await self.version_publisher.restore()
         num_draws = await self.journal.restore()
-        groups = await self.store.load_scored(self.config.replay.max_groups)
+        groups = await self.store.load_scored(self.config.replay.max_groups, self.config.replay.max_bytes)
         usable = await self.context.offload(lambda: [*filter(self.admission.is_well_formed, groups)])
         if len(usable) < len(groups):  # also where max_new_tokens is another one now
             left_out = {"left_out": len(groups) - len(usable), "of": len(groups)}

@@ -8,11 +8,13 @@ used, so a replay is never news. Not safe in two threads: `SqliteGroupStore` cal
 import errno
 import json
 import logging
+import math
 from collections.abc import Collection, Sequence
 from typing import Final
 
 from swarm.errors import StorageFull
 from swarm.exchange.group_file import GroupFile
+from swarm.exchange.replay_tables import newest_within
 from swarm.exchange.stored_rows import (
     SCORED_COLUMNS,
     SEALED_COLUMNS,
@@ -86,11 +88,11 @@ class GroupDatabase(GroupFile):
         rows = self._rows("SELECT seq FROM sqlite_sequence WHERE name = 'groups'")
         return rows[0][0] if rows else 0
 
-    def load_scored(self, limit: int) -> list[ScoredGroup]:
+    def load_scored(self, limit: int, max_bytes: float = math.inf) -> list[ScoredGroup]:
         """The newest groups, oldest first; one that no longer opens is logged and left out."""
         query = f"SELECT {SCORED_COLUMNS} {_FROM_GROUPS} ORDER BY g.sequence DESC LIMIT ?"
-        found = [scored_of(row) for row in self._connection.execute(query, (limit,))]
-        return [scored for scored in reversed(found) if scored is not None]
+        found = map(scored_of, self._connection.execute(query, (limit,)))
+        return newest_within(max_bytes, (scored for scored in found if scored is not None))
 
     # --- draw journal ----------------------------------------------------------------------------
 

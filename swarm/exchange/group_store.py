@@ -6,6 +6,7 @@ made of: what decides about draws is synced (one fsync for each step), groups ar
 """
 
 import asyncio
+import math
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -135,8 +136,8 @@ class SqliteGroupStore:
     async def uses(self) -> dict[Digest, int]:
         return await self._call(self._database.uses)
 
-    async def load_scored(self, limit: int) -> list[ScoredGroup]:
-        return await self._call(self._database.load_scored, limit)
+    async def load_scored(self, limit: int, max_bytes: float = math.inf) -> list[ScoredGroup]:
+        return await self._call(self._database.load_scored, limit, max_bytes)
 
     async def forget(
         self, before_s: float, max_bytes: int, keep_from_step: int | None = None, keep: Collection[Digest] = ()

@@ -8,6 +8,7 @@ Local here are the groups of the node's own lineage, whoever generated them: thi
 (`ScoredGroup.is_own_policy`). External ones are of other lineages.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
@@ -15,7 +16,7 @@ from swarm.clock import Clock
 from swarm.config import ReplayConfig
 from swarm.exchange.draw_shares import DrawPlaces, DrawShares
 from swarm.exchange.external_sampler import choose
-from swarm.exchange.replay_tables import ReplayEntry, ReplayTables
+from swarm.exchange.replay_tables import ReplayEntry, ReplayTables, held_bytes
 from swarm.exchange.staleness import age_steps
 from swarm.peers.parties import SHARE, Parties
 from swarm.types import Correction, Digest, Draw, DrawnGroup, DrawPlace, NodeId, PolicyVersion, ScoredGroup
@@ -40,7 +41,7 @@ class ReplayBuffer:
         self._seed = seed
         self._clock = clock
         self._max_age_steps = config.max_age_steps
-        self._max_bytes = config.max_bytes
+        self._max_stored_bytes: float = math.inf
         self._shares = DrawShares(Parties())
         self._places: list[DrawPlace] = []  # drawn since the last draw that was handed out
         self._held = ReplayTables()
@@ -73,9 +74,9 @@ class ReplayBuffer:
         configured = self._config.max_age_steps
         self._max_age_steps = configured if max_age_steps is None else max(0, min(configured, max_age_steps))
 
-    def limit_bytes(self, max_bytes: int) -> None:
-        """Tightens the byte bound: what waits here has to stay in a store that may be smaller."""
-        self._max_bytes = min(self._config.max_bytes, max_bytes)
+    def limit_stored_bytes(self, max_bytes: int) -> None:
+        """Bounds what waits here by what it takes in the store, too, where it has to stay."""
+        self._max_stored_bytes = max_bytes
 
     def limit_shares(self, shares: DrawShares) -> None:
         """Bounds what each party may have of the draws; without it, as in a private run, nobody is bounded."""
@@ -118,7 +119,7 @@ class ReplayBuffer:
 
     @property
     def num_bytes(self) -> int:
-        """Of the groups held, sealed."""
+        """Of memory, that the groups held take."""
         return self._held.num_bytes
 
     @property
@@ -219,7 +220,7 @@ class ReplayBuffer:
     @property
     def _is_at_capacity(self) -> bool:
         """Whether so many local groups came that nobody gets credit for more; see `GenerationCapacity`."""
-        if self._held.num_bytes >= NEARLY_FULL * self._max_bytes:
+        if self._share_of_bytes >= NEARLY_FULL:
             return True
         if self._config.barrier and self.num_for_draws + self.num_turned_away >= self._config.local_groups:
             return True
@@ -327,6 +328,7 @@ class ReplayBuffer:
             scored=scored,
             is_own_policy=scored.is_own_policy(self._policy_id),
             party=self._shares.parties.party_of(group.producer),
+            num_bytes=held_bytes(scored),
             is_newcomer=self._is_newcomers(scored),
             uses=uses,
             has_signal=self._has_signal(scored),
@@ -351,7 +353,7 @@ class ReplayBuffer:
         if not entry.is_own_policy and not self._is_wanted(entry):
             self.num_dropped["zero_variance_external"] += 1
             return False
-        if scored.size_bytes > self._max_bytes:
+        if entry.num_bytes > self._config.max_bytes or scored.size_bytes > self._max_stored_bytes:
             self.num_dropped["too_large"] += 1
             return False
         if self._has_enough_of_task(entry):
@@ -368,7 +370,7 @@ class ReplayBuffer:
             self._drop(self._held.followers.oldest_of_longest(), "surplus")
         while len(self._held.new_followers) > max(1, most // SHARE):
             self._drop(self._held.new_followers.oldest_of_longest(), "surplus")
-        while len(self._held.all) > self._config.max_groups or self._held.num_bytes > self._max_bytes:
+        while len(self._held.all) > self._config.max_groups or self._share_of_bytes > 1.0:
             self._drop(self._held.oldest_to_evict(), "evicted")
         return scored.digest in self._held.all
 
@@ -403,4 +405,10 @@ class ReplayBuffer:
     @property
     def fill(self) -> float:
         """Of the tighter of the bounds of groups and bytes, in [0, 1]."""
-        return max(len(self._held.all) / self._config.max_groups, self._held.num_bytes / self._max_bytes)
+        return max(len(self._held.all) / self._config.max_groups, self._share_of_bytes)
+
+    @property
+    def _share_of_bytes(self) -> float:
+        """Of the tighter of the bounds of memory and of the store."""
+        held = self._held
+        return max(held.num_bytes / self._config.max_bytes, held.num_stored_bytes / self._max_stored_bytes)

@@ -1,15 +1,29 @@
-"""Tables of the groups that wait for a draw: by origin, by source, and which of them is the next to be evicted.
+"""Tables of the groups that wait for a draw: by origin, by source, and which of them is the next to be evicted; and the
+memory that a group holds, estimated, as what travels says little: 400 bytes on the wire may be a megabyte of texts.
 
-Invariant: a group is in `all` and in every table that its origin puts it in, or in none; `num_bytes` is their sum.
+Invariant: a group is in `all` and in every table that its origin puts it in, or in none; `num_bytes` and
+`num_stored_bytes` are their sums.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from sys import getsizeof
+from typing import Final
 
+from swarm.episode import EpisodeOutcome
 from swarm.exchange.external_sampler import Candidate
 from swarm.fairness import FairTable
 from swarm.peers.parties import SHARE
-from swarm.types import Digest, NodeId, ScoredGroup
+from swarm.types import Digest, NodeId, Rollout, ScoredGroup
+
+# Objects and references, fitted to what `tracemalloc` counts: `tests/unit/test_held_bytes.py` says how well.
+_OF_GROUP: Final = 2000  # its names and digests, too
+_OF_ROLLOUT: Final = 250
+_OF_CLAIM: Final = 90
+_OF_ARRAY: Final = 140
+_OF_SPAN: Final = 100
+_OF_TRANSITION: Final = 250
+_OF_MESSAGE: Final = 110
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -20,6 +34,7 @@ class ReplayEntry(Candidate):
     is_own_policy: bool
     party: str  # of its producer, when the group came
     is_newcomer: bool  # counts among the groups of all newcomers, whatever becomes of its producer
+    num_bytes: int  # of memory, `held_bytes`
     uses: int
     has_signal: bool
     policy_id: str
@@ -46,7 +61,8 @@ class ReplayTables:
         self.external = BySource()  # of other lineages, of established nodes: by party
         self.new_followers = BySource()  # both of newcomers
         self.new_external = BySource()
-        self.num_bytes = 0  # sealed
+        self.num_bytes = 0  # of memory
+        self.num_stored_bytes = 0  # sealed, as they lie in the store
         self._num_bytes_of_newcomers = 0
 
     def hold(self, entry: ReplayEntry) -> None:
@@ -103,11 +119,48 @@ class ReplayTables:
         return held.oldest_of_longest() if held else next(iter(self.local.values()))
 
     def _count(self, entry: ReplayEntry, by: int) -> None:
-        self.num_bytes += by * entry.scored.size_bytes
+        self.num_bytes += by * entry.num_bytes
+        self.num_stored_bytes += by * entry.scored.size_bytes
         if entry.is_newcomer:
-            self._num_bytes_of_newcomers += by * entry.scored.size_bytes
+            self._num_bytes_of_newcomers += by * entry.num_bytes
 
 
 def _source_of(entry: ReplayEntry) -> str:
     """Who is counted as its source: the party, or of the own lineage the follower, who had credit for it."""
     return entry.source if entry.is_own_policy else entry.party
+
+
+def held_bytes(scored: ScoredGroup) -> int:
+    """Bytes of a group with what its replay said."""
+    rollouts = sum(map(_of_rollout, scored.group.rollouts))
+    outcomes = {id(outcome): outcome for outcome in scored.outcomes}  # equal ones are mostly one
+    return _OF_GROUP + scored.group.prompt_ids.nbytes + rollouts + sum(map(_of_outcome, outcomes.values()))
+
+
+def newest_within(max_bytes: float, groups: Iterable[ScoredGroup]) -> list[ScoredGroup]:
+    """As many as take so much memory, oldest first, of groups that come newest first."""
+    found, num_bytes = list[ScoredGroup](), 0
+    for scored in groups:
+        num_bytes += held_bytes(scored)
+        if num_bytes > max_bytes:
+            break
+        found.append(scored)
+    return found[::-1]
+
+
+def _of_rollout(rollout: Rollout) -> int:
+    size_bytes = _OF_ROLLOUT + sum(map(getsizeof, rollout.actions)) + _OF_CLAIM * len(rollout.claimed_turns)
+    trace = rollout.trace
+    if trace is not None:
+        for array in (trace.token_ids, trace.action_mask, trace.turn_ids, trace.logprobs, trace.byte_lengths):
+            size_bytes += 0 if array is None else _OF_ARRAY + array.nbytes
+        size_bytes += _OF_SPAN * len(trace.spans)
+    return size_bytes
+
+
+def _of_outcome(outcome: EpisodeOutcome) -> int:
+    size_bytes = 0
+    for each in outcome.transitions:
+        size_bytes += _OF_TRANSITION + getsizeof(each.state_key)
+        size_bytes += sum([_OF_MESSAGE + getsizeof(message.content) for message in each.messages])
+    return size_bytes

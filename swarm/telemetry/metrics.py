@@ -144,7 +144,7 @@ _LIST = (
     _counter("exchange/dials_total", "dials", "Dials of peers by result: answered or failed; adverts of dead addresses "
              "show as failed ones", "failed: under 1 a second", "result"),
     _gauge("replay/groups", "groups", "Groups in the replay buffer", "under replay.max_groups"),
-    _gauge("replay/bytes", "bytes", "Bytes in the replay buffer", "under replay.max_bytes"),
+    _gauge("replay/bytes", "bytes", "Bytes of memory that the replay buffer holds", "under replay.max_bytes"),
     # evaluation
     _gauge("evaluation/accuracy", "share", "Accuracy, greedy or of sampled tries", "rises", "env", "split"),
     # node: the process itself

@@ -17,6 +17,8 @@ OWN = "own"
 PEERS = ("p", "q")
 FOLLOWERS = ("f", "g")  # make groups of our own lineage
 
+MAX_BYTES = 50_000
+
 
 class ReplayMachine(RuleBasedStateMachine):
     """Two buffers of one seed get the same events; one model checks what they hand out."""
@@ -38,11 +40,13 @@ class ReplayMachine(RuleBasedStateMachine):
                 "max_age_s": 50.0,
                 "max_reuse": max_reuse,
                 "max_groups": max_groups,
-                "max_bytes": 8000,
+                "max_bytes": MAX_BYTES,
                 "sampler": sampler,
             }
         )
         self.buffers = [ReplayBuffer(self.config, OWN, 3, self.clock) for _ in range(2)]
+        for buffer in self.buffers:
+            buffer.limit_stored_bytes(8000)
         self.heads = {name: PolicyVersion(policy_id=name, step=0) for name in (OWN, *PEERS)}
         self.uses: Counter[bytes] = Counter()
         self.zero_variance_seen: set[bytes] = set()
@@ -54,12 +58,15 @@ class ReplayMachine(RuleBasedStateMachine):
         age=st.integers(-1, 4),
         is_zero_variance=st.booleans(),
         size_bytes=st.integers(1, 9000),
+        num_chars=st.integers(1, 60_000),
     )
-    def add(self, producer: str, age: int, is_zero_variance: bool, size_bytes: int) -> None:
+    def add(self, producer: str, age: int, is_zero_variance: bool, size_bytes: int, num_chars: int) -> None:
         self.num_made += 1
         lineage = OWN if producer in FOLLOWERS else producer
         group = make_group(lineage, task_id=self.num_made, step=max(0, self.heads[lineage].step - age))
-        group = replace(group, producer=producer)
+        first, *others = group.rollouts
+        long = replace(first, actions=("x" * num_chars,))
+        group = replace(group, producer=producer, rollouts=(long, *others))
         rewards = [1.0] * 8 if is_zero_variance else [1.0] * 7 + [0.0]
         scored = make_scored(
             group,
@@ -110,6 +117,7 @@ class ReplayMachine(RuleBasedStateMachine):
             return
         buffer = self.buffers[0]
         assert buffer.num_groups <= self.config.max_groups and buffer.num_bytes <= self.config.max_bytes
+        assert buffer.fill <= 1.0
         capacity = self.buffers[0].capacity(self.heads[OWN].step, running=0)
         assert 0 <= capacity <= (self.config.max_age_steps + 1) * self.config.local_groups
 

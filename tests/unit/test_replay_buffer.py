@@ -7,6 +7,7 @@ import pytest
 from swarm.clock import ManualClock
 from swarm.config import ReplayConfig
 from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.exchange.replay_tables import held_bytes
 from swarm.testing.builders import make_group, make_scored
 from swarm.testing.outcomes import make_outcome
 from swarm.types import PolicyVersion, ScoredGroup
@@ -190,11 +191,12 @@ def test_a_flood_of_one_source_displaces_its_own_groups_and_never_local_ones() -
 
 
 def test_the_byte_bound_holds_and_a_group_beyond_it_is_dropped() -> None:
-    buffer = make_buffer(max_bytes=2500)
-    assert not buffer.add(local(1, size_bytes=2501))
+    one = held_bytes(local(0))
+    buffer = make_buffer(max_bytes=int(2.5 * one))
+    assert not buffer.add(make_scored(make_group(OWN, texts=["7" * 3 * one, *["x"] * 7]), rewards=WITH_SIGNAL))
     for i in range(5):
         buffer.add(local(i))
-    assert buffer.num_bytes == 2000 and buffer.num_dropped == {"too_large": 1, "evicted": 3}
+    assert buffer.num_bytes == 2 * one and buffer.num_dropped == {"too_large": 1, "evicted": 3}
 
 
 def test_capacity_is_what_can_be_used_before_it_is_too_old() -> None:
@@ -250,17 +252,18 @@ def test_two_nodes_with_one_seed_draw_the_same(sampler: str) -> None:
     assert draws[0] == draws[1] and len(set(draws[0])) == 5
 
 
-def test_a_limit_of_bytes_tightens_the_bound_and_never_loosens_it() -> None:
-    buffer = make_buffer(max_bytes=3000)
-    buffer.limit_bytes(2000)
+def test_what_waits_stays_within_the_bytes_of_the_store_too() -> None:
+    buffer, one = make_buffer(max_bytes=3 * held_bytes(local(0))), held_bytes(local(0))
+    buffer.limit_stored_bytes(2000)
+    assert not buffer.add(local(9, size_bytes=2001))
     for i in range(4):
         buffer.add(local(i, size_bytes=1000))
-    assert buffer.num_bytes == 2000 and buffer.fill == 1.0
+    assert buffer.num_bytes == 2 * one and buffer.fill == 1.0
     assert len(buffer.digests) == 2
-    buffer.limit_bytes(10**6)
+    buffer.limit_stored_bytes(10**6)
     for i in range(4, 8):
         buffer.add(local(i, size_bytes=1000))
-    assert buffer.num_bytes == 3000
+    assert buffer.num_bytes == 3 * one
 
 
 def test_local_are_the_groups_of_the_own_lineage_whoever_made_them() -> None:

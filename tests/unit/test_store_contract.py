@@ -11,6 +11,7 @@ import pytest
 from swarm.clock import ManualClock
 from swarm.errors import StorageFull
 from swarm.exchange.group_store import SqliteGroupStore
+from swarm.exchange.replay_tables import held_bytes
 from swarm.interfaces import GroupStore
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
@@ -117,6 +118,16 @@ async def test_put_is_idempotent(bench: Bench) -> None:
     first = await bench.store.put(*entry(1))
     assert await bench.store.put(*entry(1)) == first == await bench.store.head()
     assert len(await bench.store.load_scored(10)) == 1
+
+
+async def test_a_restart_reads_no_more_groups_than_memory_may_hold(bench: Bench) -> None:
+    entries = [entry(number) for number in range(6)]
+    for each in entries:
+        await bench.store.put(*each)
+    one = held_bytes(entries[0][0])
+    for max_bytes, count in ((0, 0), (2.5 * one, 2), (100 * one, 6)):
+        found = await bench.store.load_scored(10, max_bytes)
+        assert [scored.digest for scored in found] == [sealed.digest for _, sealed in entries[6 - count :]]
 
 
 async def test_concurrent_writers_each_get_a_place_of_their_own(bench: Bench) -> None:

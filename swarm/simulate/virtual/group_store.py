@@ -17,6 +17,7 @@ from typing import Any, Final
 from swarm.clock import Clock
 from swarm.errors import StorageFull, is_disk_full
 from swarm.exchange.group_database import GIVEN_UP_USES, MAX_PLACES, MAX_TOMBSTONES, TOMBSTONE_HORIZON_S, is_whole
+from swarm.exchange.replay_tables import newest_within
 from swarm.flow import BoundedTable
 from swarm.interfaces import BeforeWrite
 from swarm.types import Cursor, Digest, Draw, DrawPlace, ScoredGroup, SealedGroup
@@ -152,13 +153,13 @@ class MemoryGroupStore:
                 uses[digest] = uses.get(digest, 0) + (GIVEN_UP_USES if digest in self._given_up else 1)
         return uses
 
-    async def load_scored(self, limit: int) -> list[ScoredGroup]:
-        return self.newest(limit)
+    async def load_scored(self, limit: int, max_bytes: float = math.inf) -> list[ScoredGroup]:
+        return self.newest(limit, max_bytes)
 
-    def newest(self, limit: int) -> list[ScoredGroup]:
+    def newest(self, limit: int, max_bytes: float = math.inf) -> list[ScoredGroup]:
         """The newest groups, oldest first."""
         newest = islice(reversed(self._log.values()), limit)
-        return [scored for _, scored, sealed in newest if is_whole(sealed)][::-1]
+        return newest_within(max_bytes, (scored for _, scored, sealed in newest if is_whole(sealed)))
 
     async def forget(
         self, before_s: float, max_bytes: int, keep_from_step: int | None = None, keep: Collection[Digest] = ()
