@@ -132,6 +132,7 @@ class GroupStored(Event):
     oldest_step: int  # of its tokens
     size_bytes: int
     reward_mean: float
+    num_turns: int = 1  # of its longest episode
     versions: tuple[VersionName, ...] = ()  # that made its tokens, oldest first
 
 
@@ -233,6 +234,7 @@ class GroupsDrawn(Event):
     groups: tuple[GroupUse, ...]
     zero_variance: tuple[str, ...] = ()  # digests of own groups without signal that the draw used up
     num_zero_variance: int = 0
+    too_old: tuple[str, ...] = ()  # digests of groups of the own lineage that no draw took in time
     max_age_steps: int
     max_reuse: int
     num_places: int = 0  # for groups that others made, filled or not, since the draw before; 0 in a private run
@@ -245,6 +247,7 @@ class GroupsDrawn(Event):
             groups=tuple(GroupUse.of(drawn, policy_id) for drawn in draw.groups),
             zero_variance=tuple(digest.hex() for digest in draw.zero_variance_digests),
             num_zero_variance=draw.num_zero_variance,
+            too_old=tuple(digest.hex() for digest in draw.too_old_digests),
             max_age_steps=bounds.max_age_steps,
             max_reuse=bounds.max_reuse,
             num_places=len(draw.places),
@@ -547,5 +550,6 @@ def _group_fields(scored: ScoredGroup) -> dict[str, Any]:
         "oldest_step": group.oldest_step,
         "size_bytes": scored.size_bytes,
         "reward_mean": _mean(scored.rewards),
+        "num_turns": max([len(rollout.actions) for rollout in group.rollouts], default=0),
         "versions": tuple([(version.step, digest_text(version.digest)) for version in group.versions]),
     }

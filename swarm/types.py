@@ -490,6 +490,7 @@ class Draw:
     num_zero_variance: int  # local groups without signal that this draw used up
     source_weights: dict[NodeId, float] = field(default_factory=dict[NodeId, float])
     zero_variance_digests: tuple[Digest, ...] = ()  # of those; journalled, so that a restart does not use them again
+    too_old_digests: tuple[Digest, ...] = ()  # of the own lineage, left since the draw before: nobody learns from them
     places: tuple[DrawPlace, ...] = ()  # of others' groups, since the draw before; none in a private run
     baselines: tuple[float, ...] = ()  # reward of the learner's greedy answer to each group's prompt, where wanted
 

@@ -137,7 +137,14 @@ class Agent:
         self.journal = DrawJournal(context, store, replay, peers, self.coordinator_view, quota, reputation, shares)
         window = WINDOW_STEPS * config.replay.local_groups
         credit = self.credit_ledger = CreditLedger(
-            self.clock, config.replay.max_age_s, window, config.replay.barrier, replay.num_waiting, parties
+            self.clock,
+            config.replay.max_age_s,
+            window,
+            config.replay.barrier,
+            replay.num_waiting,
+            parties,
+            config.replay.local_groups,
+            config.replay.max_age_steps,
         )
         generation = self._generation = GenerationCapacity(config, replay, self.journal, credit, peers)
 
@@ -177,7 +184,18 @@ class Agent:
         )
         learns = follower is None
         self.ingest = GroupIngest(
-            context, self.admission, quota, peers, reputation, parties, credit, replay, streams, novelty, learns
+            context,
+            self.admission,
+            quota,
+            peers,
+            reputation,
+            parties,
+            credit,
+            generation,
+            replay,
+            streams,
+            novelty,
+            learns,
         )
 
     def _make_publisher(self, weights: WeightStore | None) -> VersionPublisher | None:

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from swarm.errors import Unavailable
 from swarm.events import GroupAdmitted, GroupRefused
 from swarm.exchange.admission import Admission
+from swarm.exchange.capacity import GenerationCapacity
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.novelty import Novelty
 from swarm.exchange.replay_buffer import ReplayBuffer
@@ -96,6 +97,7 @@ class GroupIngest:
     _reputation: Reputation  # a peer that falls below the floor loses its streams at once
     _parties: Parties  # who is established: the others share a small part of the intake
     _credit_ledger: CreditLedger  # who may make groups for our own lineage, and how many of them are waited for
+    _capacity: GenerationCapacity  # which of those come too late for a draw
     _replay: ReplayBuffer  # takes admitted groups for the learner of this node
     _streams: GroupStreams  # hands them on to peers
     _novelty: Novelty  # learns from them what answers of our own policy are worth
@@ -162,10 +164,10 @@ class GroupIngest:
         self._context.changed.fire()
         if scored.is_own_policy(self._context.node_id):
             # after it was added: room that it takes up is not given away
-            is_established = self._parties.is_established(scored.group.producer)
+            is_established, oldest_step = self._parties.is_established(scored.group.producer), scored.group.oldest_step
             is_in_full = is_held and (not is_established or scored.correction is Correction.EXACT)
-            is_useful = is_in_full or self._parties.is_private
-            self._arrived(scored.group.producer, is_admitted=True, is_useful=is_useful)
+            is_useful = self._capacity.is_in_time(oldest_step) and (is_in_full or self._parties.is_private)
+            self._arrived(scored.group.producer, is_admitted=True, is_useful=is_useful, oldest_step=oldest_step)
             if is_established:
                 self._novelty.measure_follower(scored.group, self._parties.party_of(scored.group.producer))
         elif via in self._credit_ledger.followers:
@@ -198,7 +200,11 @@ class GroupIngest:
         made_at_s = refused.created_at_s if refused.reason is RefusalReason.TOO_OLD else None
         return made_at_s is None or not self._credit_ledger.predates_stream(refused.producer, made_at_s)
 
-    def _arrived(self, producer: NodeId, *, is_admitted: bool, is_useful: bool = False) -> None:
+    def _arrived(
+        self, producer: NodeId, *, is_admitted: bool, is_useful: bool = False, oldest_step: int | None = None
+    ) -> None:
         """A group that this follower had credit for came, and was admitted or refused."""
-        self._credit_ledger.record_delivery(producer, is_admitted=is_admitted, is_useful=is_useful)
+        self._credit_ledger.record_delivery(
+            producer, is_admitted=is_admitted, is_useful=is_useful, oldest_step=oldest_step
+        )
         self._context.changed.fire()

@@ -46,6 +46,7 @@ class ReplayBuffer:
         self._places: list[DrawPlace] = []  # drawn since the last draw that was handed out
         self._held = ReplayTables()
         self._zero_variance_digests: list[Digest] = []  # used up since the last draw
+        self._too_old_digests: list[Digest] = []  # of the own lineage, dropped since then
         self._turned_away = Counter[NodeId]()  # groups of followers that found no place here, since there was new room
         self.num_dropped: Counter[str] = Counter()  # groups by reason, since the start
 
@@ -192,10 +193,11 @@ class ReplayBuffer:
         Fewer than I where no more can come because all that may wait here does, and the shares leave some out.
         """
         count = self._config.local_groups
+        local = sorted(self._held.local.values(), key=lambda entry: entry.oldest_step)  # of one step: as they came
         if not self._shares.are_bounded:
-            return list(self._held.local.values())[:count] if len(self._held.local) >= count else None
+            return local[:count] if len(local) >= count else None
         trial, chosen, over_share = places.fork(), list[ReplayEntry](), list[ReplayEntry]()
-        for entry in self._held.local.values():
+        for entry in local:
             if len(chosen) == count:
                 break
             if entry.scored.is_made_here:
@@ -264,6 +266,7 @@ class ReplayBuffer:
                 self._remove(entry)
         self._turned_away.clear()
         zero_variance_digests, self._zero_variance_digests = tuple(self._zero_variance_digests), []
+        too_old_digests, self._too_old_digests = tuple(self._too_old_digests), []
         places, self._places = tuple(self._places), []
         return Draw(
             step=step,
@@ -271,6 +274,7 @@ class ReplayBuffer:
             num_zero_variance=len(zero_variance_digests),
             source_weights=dict(source_weights),
             zero_variance_digests=zero_variance_digests,
+            too_old_digests=too_old_digests,
             places=places,
         )
 
@@ -313,6 +317,8 @@ class ReplayBuffer:
                 self._drop(entry, "no_lineage")
             elif age > self._max_age_steps or entry.first_seen_s < oldest_s:
                 self._drop(entry, "too_old")
+                if entry.is_own_policy:
+                    self._too_old_digests.append(entry.digest)
             else:
                 entry.age_steps = age
 

@@ -5,7 +5,7 @@ Invariant: a preset is plain data; every node of a simulation is an ordinary `No
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from swarm.config import (
     CoordinatorLink,
@@ -223,7 +223,7 @@ def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig
     Raises:
         ConfigError: unknown preset, a node that is not there, or a configuration that cannot work.
     """
-    preset = preset_of(options)
+    preset = _with_environments(preset_of(options), options.overrides)
     names = _names(options, preset)
     with explained("simulate"):
         nodes = [_node(options, preset, index, names, directory) for index in range(len(names))]
@@ -236,6 +236,13 @@ def preset_of(options: SimulationOptions) -> Preset:
     if options.preset not in PRESETS:
         raise ConfigError(f"--preset {options.preset}: unknown; choose one of {', '.join(PRESETS)}")
     return PRESETS[options.preset]
+
+
+def _with_environments(preset: Preset, overrides: tuple[str, ...]) -> Preset:
+    """The preset with the environments that `--set environments=...` gives it, which nodes share as its own."""
+    data: dict[str, Any] = {"environments": [each.model_dump(mode="json") for each in preset.environments]}
+    apply_overrides(NodeConfig, data, [each for each in overrides if each.startswith("environments")])
+    return replace(preset, environments=parse_config(NodeConfig, data, "simulate").environments)
 
 
 def _names(options: SimulationOptions, preset: Preset) -> list[str]:

@@ -6,8 +6,9 @@ a generator that disconnected or stalls had outstanding is free again. A generat
 one group outside the capacity, in turn with the others, so that free identities cannot starve proven ones. In an open
 run newcomers have an eighth of the capacity together, or one group, with what waits of theirs, trials included. Who
 takes far longer than most is late, long before its grants expire: it gets no more, its groups are still taken, and what
-it holds is free for others. Else a few that hold credit and bring nothing stop every step until it expires. Pure
-bookkeeping, single-threaded.
+it holds is free for others. Else a few that hold credit and bring nothing stop every step until it expires. Whose
+groups begin with versions older than the newest at their grant gets less, as they have fewer steps left when they come.
+Pure bookkeeping, single-threaded.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -37,6 +38,7 @@ class GeneratorRecord:
     max_outstanding: int = 1  # doubles with each useful group, back to 1 with a useless one or when a grant expires
     late_s: deque[float] = field(default_factory=deque[float])  # of ended grants whose groups may still arrive
     delivery_s: float | None = None  # from a grant to its group, the most lately; None before the first
+    lag_steps: float = 0.0  # from the newest version at a grant back to the oldest that made its group, the most lately
 
     @property
     def is_proven(self) -> bool:
@@ -57,6 +59,7 @@ class CreditLine:
     num_granted: int = 0  # groups since the stream was opened
     num_expired: int = 0  # of them: not delivered in time
     outstanding_s: deque[float] = field(default_factory=deque[float])  # monotonic times of open grants, oldest first
+    granted_at_step: deque[int] = field(default_factory=deque[int])  # newest version at each of them
     is_trial: bool = False  # the open grant is one
     is_late: bool = False  # its oldest open grant is, as of the last call of `expire`
     is_closed: bool = False  # the stream ended, or the peer opened a newer one
@@ -104,6 +107,8 @@ class CreditLedger:
         in_rounds: all generators get equal shares of the free capacity at once whatever their window, newcomers one
             group of it (`replay.barrier`): a round waits for everybody, also for those that deliver nothing.
         num_waiting: groups of a generator that wait for a draw.
+        groups_per_step: of the own lineage that a step uses up.
+        max_age_steps: of a group when a step uses it.
         parties: who is established, and whose keys are one; without them everybody is, and each key for itself.
 
     Example:
@@ -121,6 +126,8 @@ class CreditLedger:
         in_rounds: bool = False,
         num_waiting: Callable[[NodeId], int] = lambda _: 0,
         parties: Parties | None = None,
+        groups_per_step: int = 0,
+        max_age_steps: int = 0,
     ) -> None:
         self._clock = clock
         self._max_age_s = max_age_s
@@ -130,6 +137,9 @@ class CreditLedger:
         self._in_rounds = in_rounds
         self._num_waiting = num_waiting
         self._parties = parties or Parties()
+        self._groups_per_step = groups_per_step
+        self._most_taken_off = max(0, max_age_steps * groups_per_step - 1)
+        self._head_step = 0  # at the newest grant
         self._started_s = clock.monotonic_s()
         self._records = BoundedTable[NodeId, GeneratorRecord](MAX_PEERS)  # the one touched last comes last
         self._lines: OrderedDict[NodeId, CreditLine] = OrderedDict()  # open ones; the one served last comes last
@@ -160,12 +170,15 @@ class CreditLedger:
             del self._lines[line.peer]
             self._add_late(line.record, line.num_outstanding)
 
-    def grant(self, capacity: int) -> None:
+    def grant(self, capacity: int, head_step: int = 0) -> None:
         """Expires old grants, then grants what is free and the trials that are due.
 
         Args:
-            capacity: most groups that may be outstanding in all, besides trials.
+            capacity: most groups that may be outstanding in all, besides trials, where they begin with the newest
+                version: each step that a generator lags behind it takes a step's groups off for that generator.
+            head_step: of the newest version.
         """
+        self._head_step = head_step
         self.expire()
         free = capacity - self.num_outstanding
         established = [line for line in self._lines.values() if not line.is_newcomer]
@@ -177,7 +190,7 @@ class CreditLedger:
                     self._grant(line, min(share, line.record.max_outstanding - line.num_outstanding))
         else:
             for _ in range(free):
-                wanting = [line for line in established if line.wants_more]
+                wanting = [line for line in established if line.wants_more and self._has_room(line, capacity)]
                 if not wanting:
                     break
                 self._grant(self._next_of(wanting), 1)
@@ -185,6 +198,14 @@ class CreditLedger:
             for _ in range(num_new):
                 self._try_next([line for line in established if line.awaits_trial])
         self._grant_newcomers(for_newcomers, capacity)
+
+    def _has_room(self, line: CreditLine, capacity: int) -> bool:
+        """Whether one more group of it would not be too old when its turn comes."""
+        return self.num_outstanding < capacity - self._taken_off(line)
+
+    def _taken_off(self, line: CreditLine) -> int:
+        """Groups of the capacity that its lag takes; where nothing waits one may begin: it shows the lag of now."""
+        return min(round(line.record.lag_steps) * self._groups_per_step, self._most_taken_off)
 
     def _max_trials(self, capacity: int) -> int:
         return max(1, capacity // GROUPS_PER_TRIAL) if capacity > 0 else 0
@@ -212,7 +233,8 @@ class CreditLedger:
         """In turn, those that deliver before those that are tried."""
         for _ in range(count):
             free = capacity - self.num_outstanding
-            wanting = [line for line in self._newcomers() if free > 0 and line.wants_more]
+            wanting = [line for line in self._newcomers() if line.wants_more and self._has_room(line, capacity)]
+            wanting = wanting if free > 0 else []
             on_trial = [line for line in self._newcomers() if line.awaits_trial]
             if wanting:
                 self._grant(self._next_of(wanting), 1)
@@ -237,8 +259,10 @@ class CreditLedger:
             record.late_s.popleft()
         return num_judged < len(record.late_s) + (0 if line is None else line.num_outstanding)
 
-    def record_delivery(self, producer: NodeId, *, is_admitted: bool, is_useful: bool = True) -> None:
-        """Settles one grant with a group that arrived.
+    def record_delivery(
+        self, producer: NodeId, *, is_admitted: bool, is_useful: bool = True, oldest_step: int | None = None
+    ) -> None:
+        """Settles one grant with a group that arrived, made by version `oldest_step` and newer ones.
 
         A refused group proves nothing, and may be sent again. One that was admitted and is not useful (steps have
         hardly a place for it) ends what its producer had proven: else a member could fill the credit of others with
@@ -248,9 +272,11 @@ class CreditLedger:
         if line is not None:
             line.party, line.is_newcomer = self._parties.party_of(producer), not self._parties.is_established(producer)
         if line is not None and line.outstanding_s:
-            granted_s = line.outstanding_s.popleft()
+            granted_s, granted_at_step = line.outstanding_s.popleft(), line.granted_at_step.popleft()
             if is_admitted:
                 record.delivery_s = max(self._clock.monotonic_s() - granted_s, _MEMORY * (record.delivery_s or 0.0))
+                lag_steps = 0 if oldest_step is None else granted_at_step - oldest_step
+                record.lag_steps = max(lag_steps, _MEMORY * record.lag_steps)
             else:
                 self._add_late(record, 1)
             self._end_turn(line)
@@ -274,6 +300,7 @@ class CreditLedger:
             latest_s = now_s - (trial_s if line.is_trial else self._expiry_s)
             while line.outstanding_s and line.outstanding_s[0] < latest_s:
                 line.outstanding_s.popleft()
+                line.granted_at_step.popleft()
                 line.num_expired += 1
                 line.record.max_outstanding = 1
                 self._add_late(line.record, 1)
@@ -328,6 +355,7 @@ class CreditLedger:
         if count > 0:
             line.num_granted += count
             line.outstanding_s.extend([self._clock.monotonic_s()] * count)
+            line.granted_at_step.extend([self._head_step] * count)
             self._lines.move_to_end(line.peer)
 
     def _end_turn(self, line: CreditLine) -> None:

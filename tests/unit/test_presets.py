@@ -16,6 +16,15 @@ def test_overrides_are_part_of_every_node() -> None:
     ]
 
 
+def test_other_environments_are_shared_among_the_nodes_as_those_of_the_preset() -> None:
+    names = ("a", "b", "c")
+    sections = ", ".join(f'{{name = "{name}", kind = "char", dataset = "sort"}}' for name in names)
+    options = SimulationOptions(preset="tiny", nodes=2, overrides=(f"environments=[{sections}]",))
+    nodes = node_configs(options, Path("out"))
+    assert [tuple(each.name for each in node.environments) for node in nodes] == [names, names]
+    assert [tuple(node.generator.env_weights) for node in nodes] == [("a", "c"), ("b",)]
+
+
 def test_only_a_limit_of_time_has_no_limit_of_rounds() -> None:
     def num_steps(**changes: float) -> int:
         return node_configs(SimulationOptions(preset="tiny", **changes), Path())[0].learner.num_steps  # type: ignore[arg-type]

@@ -440,6 +440,25 @@ def test_groups_are_counted_by_environment_and_by_whose_they_were():
     assert unknown.learned_from == {}, "no event says where they are from"
 
 
+def test_groups_of_the_own_policy_are_told_apart_by_turns_and_by_what_became_of_them() -> None:
+    made: list[Event] = [NodeStarted(at_s=99.0, node_id=ADA)]
+    made += [GroupPut(**stored(number, num_turns=1 + number % 2), num_tokens=4) for number in range(1, 5)]
+    made += [
+        GroupAdmitted(**stored(5, digest="theirs", producer=BELL, num_turns=2), via=BELL, age_s=0.0),
+        GroupAdmitted(**stored(6, digest="foreign", producer=BELL, policy_id=BELL), via=BELL, age_s=0.0),
+        replace(draw_event(1), zero_variance=("l2",), too_old=("l3", "theirs")),
+    ]
+    ada = node_result("ada", ADA, ("sums",), made, STATUS | {"environments": {"sums": "replayable"}})
+    assert [(row.num_turns, row.num_made, row.num_learned_from) for row in ada.by_turns] == [(1, 2, 0), (2, 3, 1)]
+    assert [(row.num_without_signal, row.num_too_old) for row in ada.by_turns] == [(1, 0), (0, 2)]
+    swarm_of_one = SwarmResult(nodes=(ada,), began_at_s=50.0, first_step_at_s=110.0, ended_at_s=170.0)
+    page = render_html(result(swarm=swarm_of_one, rival=None))
+    assert "Groups by turns" in page and "66.7 %" in page
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(render_summary(result(swarm=swarm_of_one, rival=None)))
+    assert "40.0% of the groups of its own policy were too old" in console.export_text()
+
+
 def test_episodes_are_shown_before_and_after_own_and_foreign_ones():
     views = {view.env: view for view in environment_views(episodes_result())}
     assert list(views) == ["products", "sums"]

@@ -69,6 +69,7 @@ class EnvironmentView:
     """One environment, node by node."""
 
     env: str
+    exchange: str  # class of its episodes: whose count
     nodes: tuple[NodeView, ...]  # those that generate it first
 
     @property
@@ -89,7 +90,10 @@ def environment_views(result: SimulationResult) -> list[EnvironmentView]:
     views: list[EnvironmentView] = []
     for env in swarm.environments:
         nodes = [_node_view(node, env, rivals.get(node.name)) for node in swarm.trainers]
-        views.append(EnvironmentView(env=env, nodes=tuple(sorted(nodes, key=lambda node: not node.is_own))))
+        exchange = next((node.exchange[env] for node in swarm.nodes if env in node.exchange), "")
+        views.append(
+            EnvironmentView(env=env, exchange=exchange, nodes=tuple(sorted(nodes, key=lambda node: not node.is_own)))
+        )
     return views
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-from swarm.simulate.report.result import NodeResult, SimulationResult, SwarmResult
+from swarm.simulate.report.result import NodeResult, SimulationResult, SwarmResult, TurnsRow
 from swarm.telemetry.recorder import overlap_share
 
 Points = list[tuple[float, float]]
@@ -86,6 +86,12 @@ def _follow_row(node: NodeResult, made: dict[int, float]) -> FollowRow:
         pause_s=fmean(row.seconds.get("pause", 0.0) for row in later) if later else None,
         mismatch_nats=fmean(row.mismatch_nats for row in later) if later else None,
     )
+
+
+def turns_rows(swarm: SwarmResult) -> list[tuple[str, TurnsRow]]:
+    """By learner and number of turns; none where no episode has several turns and nothing was too old."""
+    rows = [(node.name, row) for node in swarm.trainers for row in node.by_turns]
+    return rows if any(row.num_turns > 1 or row.num_too_old for _, row in rows) else []
 
 
 def accuracy_curve(node: NodeResult, environments: Collection[str], split: str) -> Points:

@@ -27,6 +27,7 @@ from swarm.simulate.report.figures import (
     shared_step,
     smooth,
     step_curve,
+    turns_rows,
 )
 from swarm.simulate.report.live import figure
 from swarm.simulate.report.result import RIVALS, NodeResult, SimulationResult, SwarmResult
@@ -80,6 +81,7 @@ def as_json(result: SimulationResult) -> JsonDict:
                 if (found := mean_change(swarm, split, own)) is not None
             },
             "following": [asdict(row) for row in follow_rows(swarm)],
+            "by_turns": [{"node": name, **asdict(row)} for name, row in turns_rows(swarm)],
             "largest_gap_s": {node.name: largest_gap_s(node) for node in swarm.nodes},
         }
     derived["advantage_over_rival"] = {
@@ -108,6 +110,7 @@ def render_html(result: SimulationResult) -> str:
         rows=node_rows(swarm),
         rival_rows=node_rows(result.rival) if result.rival else [],
         follow_rows=follow_rows(swarm),
+        by_turns=turns_rows(swarm),
         rival_words=RIVALS[result.rival_kind],
         accuracy=[
             (title, split.replace("_", " "), accuracy_chart(result, split, own))

@@ -87,6 +87,21 @@ class VersionRow:
     mismatch_nats: float  # of the canaries
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnsRow:
+    """What became of the groups of a node's own policy whose longest episode has so many turns."""
+
+    num_turns: int
+    num_made: int  # here, and by followers
+    num_learned_from: int
+    num_without_signal: int
+    num_too_old: int  # before a draw took them
+
+    @property
+    def too_old_share(self) -> float:
+        return self.num_too_old / self.num_made
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeResult:
     """Result of one node: steps, evaluations, groups, bytes and failures."""
@@ -123,6 +138,8 @@ class NodeResult:
     marks: tuple[tuple[float, str], ...] = ()  # (wall clock, killed or restarted ...)
     learned_from: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # env -> own, others'
     episodes: tuple[ShownEpisode, ...] = ()  # of its first and newest evaluation
+    by_turns: tuple[TurnsRow, ...] = ()
+    exchange: dict[str, str] = field(default_factory=dict[str, str])  # environment -> class of its episodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,9 +227,10 @@ def node_result(
     step_of = {step.draw_step: step for step in steps}
     consumed = [group for draw in draws.values() for group in _kept(draw, step_of.get(draw.draw_step))]
     origins = Counter(group.origin for group in consumed)
+    own_id = node_id or (started[-1].node_id if started else "")
     return NodeResult(
         name=name,
-        node_id=node_id or (started[-1].node_id if started else ""),
+        node_id=own_id,
         curriculum=tuple(curriculum) or tuple(sorted({put.env for put in puts})),
         steps=_steps(steps),
         evaluations=_evaluations(events_of(PolicyEvaluated, events)),
@@ -251,6 +269,8 @@ def node_result(
         num_failures=len(events_of(LoopFailed, events)) + len(events_of(WorkerDied, events)),
         learned_from=_learned_from(consumed, [*puts, *admitted]),
         episodes=tuple(episodes),
+        by_turns=_by_turns([*puts, *(event for event in admitted if event.policy_id == own_id)], draws.values()),
+        exchange=dict(status.get("environments", {})),
         marks=tuple((event.at_s, kind_of(event)) for event in events if isinstance(event, MARKS)),
     )
 
@@ -284,6 +304,29 @@ def _learned_from(consumed: Sequence[GroupUse], stored: Sequence[GroupStored]) -
     env_of = {event.digest: event.env for event in stored}
     counts = Counter((env_of[use.digest], use.is_own_policy) for use in consumed if use.digest in env_of)
     return {env: (counts[env, True], counts[env, False]) for env in sorted({env for env, _ in counts})}
+
+
+def _by_turns(made: Sequence[GroupStored], draws: Iterable[GroupsDrawn]) -> tuple[TurnsRow, ...]:
+    turns_of = {event.digest: event.num_turns for event in made}
+    learned_from, without_signal, too_old = set[str](), set[str](), set[str]()
+    for draw in draws:
+        learned_from.update(use.digest for use in draw.groups)
+        without_signal.update(draw.zero_variance)
+        too_old.update(draw.too_old)
+    counts = [
+        Counter(turns_of[digest] for digest in digests if digest in turns_of)
+        for digests in (turns_of, learned_from, without_signal, too_old - learned_from)
+    ]
+    return tuple(
+        TurnsRow(
+            num_turns=turns,
+            num_made=counts[0][turns],
+            num_learned_from=counts[1][turns],
+            num_without_signal=counts[2][turns],
+            num_too_old=counts[3][turns],
+        )
+        for turns in sorted(counts[0])
+    )
 
 
 def _histogram(values: Iterable[int]) -> dict[int, int]:

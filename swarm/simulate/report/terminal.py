@@ -40,6 +40,7 @@ def render_summary(result: SimulationResult) -> RenderableType:
     example = example_of(environment_views(result))
     parts += [] if example is None else [Text(""), _episode_table(*example)]
     parts += [_follow_table(rows)] if (rows := follow_rows(result.swarm)) else []
+    parts += _too_old(result.swarm)
     parts.append(Text(""))
     for verdict in result.invariants:
         mark, style = ("ok  ", "green") if verdict.holds else ("FAIL", "bold red")
@@ -156,6 +157,22 @@ def _comparison(result: SimulationResult) -> list[Text]:
     if result.rival is not None:
         ours, theirs = result.swarm.tokens_generated, result.rival.tokens_generated
         lines.append(Text(f"generated tokens: {ours:,}, {theirs:,} {result.rival_kind}"))
+    return lines
+
+
+def _too_old(swarm: SwarmResult) -> list[Text]:
+    """One line for each learner whose own groups came too late, with the turns of those that were hit most."""
+    lines: list[Text] = []
+    for node in swarm.trainers:
+        num_too_old, num_made = (
+            sum(row.num_too_old for row in node.by_turns),
+            sum(row.num_made for row in node.by_turns),
+        )
+        if num_too_old:
+            worst = max(node.by_turns, key=lambda row: row.too_old_share)
+            most = f"most of those with {worst.num_turns} turns: {worst.too_old_share:.1%}"
+            share = f"{num_too_old / num_made:.1%} of the groups of its own policy were too old to learn from"
+            lines.append(Text(f"{node.name}: {share} ({most})"))
     return lines
 
 
