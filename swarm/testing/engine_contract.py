@@ -6,6 +6,7 @@ Example: `@pytest.mark.parametrize("check", CONTRACT)` over a test that calls `c
 
 import threading
 from collections.abc import Callable, Collection, Generator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -14,6 +15,7 @@ import numpy as np
 
 from swarm.errors import ConfigError, WeightsRefused
 from swarm.interfaces import Generator as Engine
+from swarm.interfaces import Observation
 from swarm.types import Canary, FinishReason, FloatArray, PolicyVersion, Rollout, Sampling, TokenTrace
 
 _LONG: Final = 64  # tokens: long enough that something can happen meanwhile
@@ -122,6 +124,32 @@ def check_a_group_may_be_larger_than_the_batch(bench: EngineBench) -> None:
     _scored_alike(bench, engine, groups)
 
 
+def check_an_episode_keeps_every_token(bench: EngineBench) -> None:
+    """Each observation stands untrained behind its action, and an action's log-probs are those of all before it."""
+    engine, asked = bench.make(), dict[int, list[list[int]]]()
+    told = [list(prompt) for prompt in bench.prompts[1:3]]
+
+    def observe(place: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Observation | None]":
+        actions = asked.setdefault(place, [])
+        actions.append([int(token) for token in action_ids])
+        assert is_ended == (actions[-1][-1] in bench.eos_ids)
+        answer = Future[Observation | None]()
+        answer.set_result(Observation(told[len(actions) - 1]) if len(actions) <= len(told) else None)
+        return answer
+
+    rollouts = engine.generate(bench.prompts[:1], _EACH, _sampling(tokens=5), observe=observe)[0]
+    assert sorted(asked) == [*range(_EACH)]
+    for place, rollout in enumerate(rollouts):
+        trace, actions = _trace(rollout), asked[place]
+        row = [*actions[0], *told[0], *actions[1], *told[1], *actions[2]]
+        turns = [0] * len(actions[0] + told[0]) + [1] * len(actions[1] + told[1]) + [2] * len(actions[2])
+        assert trace.token_ids.tolist() == row and trace.turn_ids.tolist() == turns
+        assert trace.token_ids[trace.action_mask].tolist() == [token for action in actions for token in action]
+        assert len(rollout.actions) == 3 and np.isnan(_logprobs(trace)[~trace.action_mask]).all()
+        score = engine.score([[*bench.prompts[0], *row]])[0][len(bench.prompts[0]) :]
+        _close(bench, _logprobs(trace)[trace.action_mask], score[trace.action_mask])
+
+
 def check_greedy_answers_do_not_vary(bench: EngineBench) -> None:
     """One text for each prompt, the same each time and in any company."""
     engine = bench.make()
@@ -228,6 +256,7 @@ CONTRACT: Final[tuple[Check, ...]] = (
     check_a_rollout_is_the_same_alone_and_in_a_batch,
     check_numbers_make_samples_again,
     check_a_group_may_be_larger_than_the_batch,
+    check_an_episode_keeps_every_token,
     check_greedy_answers_do_not_vary,
     check_weights_are_taken_as_a_whole_or_not_at_all,
     check_spans_tell_where_new_weights_began,
