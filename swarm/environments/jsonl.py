@@ -15,7 +15,7 @@ import math
 from array import array
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.environment import ANSWER_CPU_S, AnswerEnvironment, Problem
@@ -43,11 +43,12 @@ class RecordEnvironment(AnswerEnvironment):
         unknown = sorted(set(config.params) - _PARAMS)
         if unknown:
             raise ConfigError(f"environment {config.name}: unknown param {unknown[0]!r}; known: {sorted(_PARAMS)}")
-        count, self._record = open_records(config, str(config.params.get("path") or config.dataset))
+        records = open_records(config, str(config.params.get("path") or config.dataset))
+        self._record = records.record
         self._question_key = str(config.params.get("question", "question"))
         self._answer_key = str(config.params.get("answer", "answer"))
-        named = {name: value for name, value in config.params.items() if name != "path"}  # elsewhere on another node
-        super().__init__(config, f"{verifier}-{drawn_from(config, named)}/1", count)
+        named = {**config.params, "path": records.digest}  # another node may have the same file elsewhere
+        super().__init__(config, f"{verifier}-{drawn_from(config, named)}/1", records.count)
 
     def build(self, task_id: int) -> Problem:
         record = self._record(task_id)
@@ -104,13 +105,21 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def open_records(config: EnvironmentConfig, where: str) -> tuple[int, Callable[[int], dict[str, Any]]]:
-    """(number of records, record by index) of a .jsonl file or a `datasets` source. Raises ConfigError."""
+class Records(NamedTuple):
+    """Records of a file or a data set."""
+
+    count: int
+    record: Callable[[int], dict[str, Any]]  # by index; raises LookupError
+    digest: str  # SHA-256 of the file in hex; empty where there is none
+
+
+def open_records(config: EnvironmentConfig, where: str) -> Records:
+    """The records of a .jsonl file or a `datasets` source. Raises ConfigError."""
     if not where:
         raise ConfigError(f"environment {config.name}: dataset must be a path")
     if where.endswith(".jsonl"):
         lines = _JsonLines(config, Path(where).expanduser())
-        return len(lines), lines.record
+        return Records(len(lines), lines.record, lines.digest)
     return _open_datasets(config, where)
 
 
@@ -127,8 +136,9 @@ class _JsonLines:
                 self._index(file.readline, digest.update)
         except OSError as error:
             raise ConfigError(f"{self._origin}: {error.strerror}; dataset must be a readable .jsonl file") from error
-        if config.digest and digest.hexdigest() != config.digest.lower():
-            raise ConfigError(f"{self._origin}: SHA-256 is {digest.hexdigest()}, the run asks for {config.digest}")
+        self.digest = digest.hexdigest()
+        if config.digest and self.digest != config.digest.lower():
+            raise ConfigError(f"{self._origin}: SHA-256 is {self.digest}, the run asks for {config.digest}")
         if not self._offsets:
             raise ConfigError(f"{self._origin}: no records")
 
@@ -159,7 +169,7 @@ class _JsonLines:
             offset += len(line)
 
 
-def _open_datasets(config: EnvironmentConfig, where: str) -> tuple[int, Callable[[int], dict[str, Any]]]:
+def _open_datasets(config: EnvironmentConfig, where: str) -> Records:
     if importlib.util.find_spec("datasets") is None:
         raise ConfigError(f"environment {config.name}: {where!r} is no .jsonl file; pip install datasets to load it")
     if config.digest:
@@ -174,4 +184,4 @@ def _open_datasets(config: EnvironmentConfig, where: str) -> tuple[int, Callable
             table = library.load_dataset(where, split=str(config.params.get("split", "train")))
     except Exception as error:  # the library raises many kinds
         raise ConfigError(f"environment {config.name}: cannot load {where!r}: {error}") from error
-    return len(table), lambda index: dict(table[index])
+    return Records(len(table), lambda index: dict(table[index]), "")

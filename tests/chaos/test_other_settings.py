@@ -5,11 +5,14 @@ producers, as if all nodes had the same settings.
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from swarm.clock import ManualClock
 from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig
+from swarm.environments import jsonl
+from swarm.environments.jsonl import open_records
 from swarm.environments.load import build_environment
 from swarm.environments.look_up import LookUpEnvironment
 from swarm.exchange import reward_recheck
@@ -156,3 +159,27 @@ async def test_a_liar_is_charged_by_who_has_its_version(reason: RefusalReason) -
     refused = await node.admit(group, key, via=RELAY)
     assert isinstance(refused, Refused) and refused.reason is reason
     assert node.reputation.score(key.node_id) == -COSTS[reason] and node.reputation.score(RELAY.node_id) == 0
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "a version names no file"])
+async def test_honest_producers_with_another_file_of_records_lose_no_reputation(
+    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of one name and length; every question of one is another question of the other."""
+    if not is_defended:
+        monkeypatch.setattr(jsonl, "open_records", lambda *each: open_records(*each)._replace(digest=""))
+    configs = list[EnvironmentConfig]()
+    for letter in "ab":
+        (tmp_path / letter).mkdir()
+        path = tmp_path / letter / "sums.jsonl"
+        path.write_text("".join(f'{{"question": "{letter}{n}", "answer": "{n}"}}\n' for n in range(80)))
+        configs.append(EnvironmentConfig(name="get", kind="jsonl", dataset=str(path)))
+    theirs, node = build_environment(configs[0]), Gate(configs[1])
+    tasks = [task for task in range(80) if not theirs.task(task).is_held_out][:12]
+    for task in tasks:
+        group = make_episode_group(
+            theirs, task, [(str(task),), *[("x",)] * 3], TOKENIZER, HONEST.node_id, Sampling(max_new_tokens=8)
+        )
+        assert isinstance(await node.admit(group, HONEST, via=HONEST), Refused)
+    assert (theirs.verifier != node.environment.verifier) is is_defended
+    assert (node.reputation.score(HONEST.node_id) >= 0) is is_defended

@@ -45,6 +45,14 @@ def test_a_file_with_another_digest_is_refused_and_the_right_one_accepted(proble
         build_environment(config(problems, digest="0" * 64))
 
 
+def test_a_version_names_what_is_in_the_file_and_not_where_it_is(problems: Path, tmp_path: Path) -> None:
+    copy, other = tmp_path / "copy.jsonl", tmp_path / "other.jsonl"
+    copy.write_bytes(problems.read_bytes())
+    other.write_bytes(problems.read_bytes().replace(b"2+2", b"3+1"))
+    one, same, another = (build_environment(config(path)).verifier for path in (problems, copy, other))
+    assert one == same != another
+
+
 def test_an_overlong_line_is_refused_before_it_is_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     path.write_bytes(b'{"question": "' + b"x" * (MAX_LINE_BYTES + 10) + b'"}\n')
