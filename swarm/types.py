@@ -178,7 +178,7 @@ class Rollout:
         return spans[0].version.step if len(spans) == 1 else min(span.version.step for span in spans)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
 class RolloutGroup:
     """G responses to one task by one producer: the unit that is signed, exchanged and learned from."""
 

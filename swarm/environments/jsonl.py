@@ -48,7 +48,7 @@ class RecordEnvironment(AnswerEnvironment):
         self._question_key = str(config.params.get("question", "question"))
         self._answer_key = str(config.params.get("answer", "answer"))
         named = {**config.params, "path": records.digest}  # another node may have the same file elsewhere
-        super().__init__(config, f"{verifier}-{drawn_from(config, named)}/1", records.count)
+        super().__init__(config, f"{verifier}-{drawn_from(config, named)}/1", records.num_records)
 
     def build(self, task_id: int) -> Problem:
         record = self._record(task_id)
@@ -108,7 +108,7 @@ def _number(text: str) -> float | None:
 class Records(NamedTuple):
     """Records of a file or a data set."""
 
-    count: int
+    num_records: int
     record: Callable[[int], dict[str, Any]]  # by index; raises LookupError
     digest: str  # SHA-256 of the file in hex; empty where there is none
 

@@ -18,7 +18,7 @@ from swarm.exchange.admission_checks import AdmissionLimits, check_form
 from swarm.exchange.episode_checks import Finding, check_num_turns
 from swarm.exchange.group_form import GroupForm, read_group, timed
 from swarm.exchange.known_versions import KnownVersions
-from swarm.exchange.novelty import MIN_BITS, Novelty
+from swarm.exchange.novelty import MIN_BITS, Novelty, keep_keys
 from swarm.exchange.reward_recheck import check_verdict, cut_group, to_scored_group
 from swarm.exchange.staleness import check_freshness
 from swarm.fairness import FairTurns, Turn
@@ -314,6 +314,9 @@ class Admission:
             form = arrival.form = await self._compute(arrival, read_group, group, self._tokenizer, self._limits)
             self._accounts.spend(producer, form.cpu_s, allowance)
             finding = form.finding
+            if finding is None:
+                keep_keys(group, form.answers)
+                keep_keys(form.learned, form.learned_answers)
         return finding
 
     def _novelty_of_answers(self, arrival: Arrival, order: int) -> Finding:

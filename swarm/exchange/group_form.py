@@ -1,4 +1,4 @@
-"""Form of a group, and its texts as tokens of ours: all that is read of letters before an episode is replayed.
+"""Form of a group, its texts as tokens of ours, its answers: all that is read of letters before an episode is replayed.
 
 Invariant: each text is encoded once, however many checks ask, and what was computed says how much CPU it took, so that
 its party pays for it.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from swarm.episode import Message
 from swarm.exchange.admission_checks import AdmissionLimits, check_form
 from swarm.exchange.episode_checks import Finding
+from swarm.exchange.novelty import AnswerKey, hash_answers
 from swarm.exchange.reward_recheck import cut_group
 from swarm.interfaces import Result, Tokenizer
 from swarm.types import RolloutGroup, Task
@@ -22,6 +23,8 @@ class GroupForm:
 
     finding: Finding
     learned: RolloutGroup  # as far as a batch takes its texts, where its form is right
+    answers: list[AnswerKey]  # [G], of the group and
+    learned_answers: list[AnswerKey]  # of `learned`; none where its form is wrong
     tokenizer: Tokenizer  # ours, which knows the texts that it encoded
     cpu_s: float
 
@@ -59,8 +62,20 @@ def read_group(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimit
     began_s = time.thread_time()
     once = EncodedOnce(tokenizer)
     finding = check_form(group, once, limits)
-    learned = group if finding is not None else cut_group(group, once)
-    return GroupForm(finding=finding, learned=learned, tokenizer=once, cpu_s=time.thread_time() - began_s)
+    learned, answers, learned_answers = group, list[AnswerKey](), list[AnswerKey]()
+    if finding is None:
+        learned = cut_group(group, once)
+        answers = learned_answers = hash_answers(group)
+        if learned is not group:
+            learned_answers = hash_answers(learned)
+    return GroupForm(
+        finding=finding,
+        learned=learned,
+        answers=answers,
+        learned_answers=learned_answers,
+        tokenizer=once,
+        cpu_s=time.thread_time() - began_s,
+    )
 
 
 def timed(function: Callable[..., Result], /, *arguments: object) -> tuple[Result, float]:

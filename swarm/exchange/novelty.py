@@ -40,6 +40,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Final
+from weakref import ref
 
 import numpy as np
 
@@ -63,18 +64,24 @@ AnswerKey = bytes  # of a task and the text of one answer to it
 def answer_keys(group: RolloutGroup) -> list[AnswerKey]:
     """[G] keys of a group's answers: equal for equal texts that answer the same task."""
     kept = _keys_of.get(id(group))
-    if kept is not None and kept[0] is group:
+    if kept is not None and kept[0]() is group:
         return kept[1]
-    keys = _hash_answers(group)
-    _keys_of[id(group)] = group, keys
+    keys = hash_answers(group)
+    keep_keys(group, keys)
     return keys
 
 
+def keep_keys(group: RolloutGroup, keys: list[AnswerKey]) -> None:
+    """Notes the keys of a group that were hashed elsewhere, in a thread; the group itself is not kept."""
+    _keys_of[id(group)] = ref(group), keys
+
+
 # Of the groups judged just now: admission asks four times for each, at 20 us.
-_keys_of: Final = BoundedTable[int, tuple[RolloutGroup, list[AnswerKey]]](64)
+_keys_of: Final = BoundedTable[int, tuple[ref[RolloutGroup], list[AnswerKey]]](64)
 
 
-def _hash_answers(group: RolloutGroup) -> list[AnswerKey]:
+def hash_answers(group: RolloutGroup) -> list[AnswerKey]:
+    """Computes `answer_keys`: reads every text, in a thread where there may be many letters."""
     task = hashlib.blake2b(struct.pack("<Q", group.task_id) + group.env.encode(), digest_size=_KEY_BYTES)
     keys: list[AnswerKey] = []
     for rollout in group.rollouts:

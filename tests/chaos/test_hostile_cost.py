@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -14,9 +15,12 @@ from swarm.clock import ManualClock
 from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig
 from swarm.environments.look_up import LookUpEnvironment
 from swarm.environments.sandbox.time_accounts import Allowance, TimeAccounts
-from swarm.exchange import episode_checks, group_form, novelty
+from swarm.exchange import admission, episode_checks, group_form, novelty
 from swarm.exchange.admission import Admission, Arrival
+from swarm.exchange.admission_checks import AdmissionLimits
 from swarm.exchange.episode_checks import Finding
+from swarm.exchange.group_form import GroupForm
+from swarm.exchange.novelty import hash_answers
 from swarm.interfaces import EnvironmentShape, Producer, Tokenizer
 from swarm.model.tokenizer import CharTokenizer
 from swarm.peers.peer_table import Peers
@@ -206,11 +210,36 @@ async def test_nothing_of_a_group_without_its_form_is_read_or_kept(
     if mutation:
         monkeypatch.setattr(Admission, "_form", mutation)
     read = list[RolloutGroup]()
-    hash_answers = novelty._hash_answers
-    monkeypatch.setattr(novelty, "_hash_answers", lambda group: (read.append(group), hash_answers(group))[1])
+    for module in (novelty, group_form):
+        monkeypatch.setattr(module, "hash_answers", lambda group: (read.append(group), hash_answers(group))[1])
     group = of_texts(" " * 60_000)
     old = replace(group, created_at_s=group.created_at_s - 86_400)
     refused = await admitted(old if is_old else group, CountingTokenizer())
     assert isinstance(refused, Refused)
     assert refused.reason is (RefusalReason.TOO_OLD if is_old else RefusalReason.UNUSABLE_TEXT)
     assert (read == []) is (is_old or not mutation)
+
+
+def without_answers(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> GroupForm:
+    """Mutation: who needs the answers hashes them."""
+    return replace(group_form.read_group(replace(group), tokenizer, limits), learned=group)
+
+
+@pytest.mark.parametrize("mutation", [None, without_answers], ids=str)
+async def test_no_answer_is_hashed_on_the_event_loop_and_no_group_is_kept_for_it(
+    mutation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, on_loop = CountingTokenizer(), list[bool]()
+    for module in (novelty, group_form):
+        monkeypatch.setattr(
+            module, "hash_answers", lambda group: (on_loop.append(not tokenizer.is_offloaded), hash_answers(group))[1]
+        )
+    if mutation:
+        monkeypatch.setattr(admission, "read_group", mutation)
+        monkeypatch.setattr(admission, "keep_keys", lambda *_: None)
+    taken = await admitted(of_texts(*ENVIRONMENT.demonstration(TASK)), tokenizer)
+    assert isinstance(taken, ScoredGroup), taken
+    assert on_loop and any(on_loop) is bool(mutation)
+    group = ref(taken.group)
+    del taken
+    assert group() is None
