@@ -27,7 +27,8 @@ from swarm.objectives.methods import load_recipe
 from swarm.objectives.part import AggregatePart, Scored
 from swarm.objectives.recipe import Recipe
 from swarm.testing.builders import make_group, make_scored
-from swarm.types import Draw, DrawnGroup, StepReport
+from swarm.testing.outcomes import make_outcome, make_turns
+from swarm.types import Draw, DrawnGroup, ScoredGroup, StepReport
 
 OWN, PEER = "a" * 64, "b" * 64
 NUM_STEPS, SAVED_AT = 10, 5
@@ -62,6 +63,7 @@ class Case:
     lora_rank: int = 0
     dtype: torch.dtype = torch.float32
     num_groups: int = 5
+    most_turns: int = 1
     broken: bool | None = None  # a step whose loss (False), or whose gradient alone (True), is not finite
 
     @property
@@ -80,6 +82,7 @@ CASES = {
     "token": Case(recipe="grpo", settings={"token_budget": 64}),
     "step": Case(recipe="bapo", settings={"token_budget": 64}),
     "step_in_updates": Case(recipe="m2po_mask", settings={"updates_per_step": 3, "token_budget": 64}),
+    "updates_by_turn": Case(recipe="seeupo", settings={"updates_per_step": 2, "token_budget": 64}, most_turns=3),
     "group_with_probes": Case(recipe="poise", settings={"token_budget": 64}),
     "entropy": Case(recipe="magic", settings={"weight_decay": 0.1, "max_grad_norm": 0.1}),
     "reference": Case(recipe="grpo_kl", settings={"updates_per_step": 2}),
@@ -117,12 +120,27 @@ def draw(case: Case, step: int) -> Draw:
         texts = ["".join(rng.choice(list("abcdefgh"), int(rng.integers(1, 9)))) for _ in range(4)]
         group = make_group(PEER if index % 2 else OWN, task_id=index, tokenizer=TOKENIZER, texts=texts, logprob=-3.5)
         rewards = [1.0, 0.0, 0.0, float(rng.integers(0, 2))]
-        groups.append(
-            DrawnGroup(
-                scored=make_scored(group, rewards=rewards, is_made_here=index % 2 == 0), age_steps=index % 3, use=1
-            )
-        )
+        # One process scales a clipped group of a peer rollout by rollout, several scale it whole: turns are our own.
+        scored = make_scored(group, rewards=rewards, is_made_here=index % 2 == 0 or case.most_turns > 1)
+        if case.most_turns > 1:
+            scored = with_turns(scored, [int(rng.integers(1, case.most_turns + 1)) for _ in texts])
+        groups.append(DrawnGroup(scored=scored, age_steps=index % 3, use=1))
     return Draw(step=step, groups=tuple(groups), num_zero_variance=0, baselines=tuple(rng.random(num_groups)))
+
+
+def with_turns(scored: ScoredGroup, counts: list[int]) -> ScoredGroup:
+    """The group with episodes of so many turns, each with the text of the answer it had."""
+    rollouts = tuple(
+        make_turns(
+            [(one.text, "ab")] * (count - 1) + [(one.text, "")], policy_id=scored.group.producer, tokenizer=TOKENIZER
+        )
+        for one, count in zip(scored.group.rollouts, counts, strict=True)
+    )
+    outcomes = tuple(
+        make_outcome(float(reward), observations=["ab"] * (count - 1) + [""])
+        for reward, count in zip(scored.rewards, counts, strict=True)
+    )
+    return replace(scored, group=replace(scored.group, rollouts=rollouts), outcomes=outcomes)
 
 
 def steps(one: PolicyLearner, case: Case, first: int, last: int) -> list[StepReport]:
