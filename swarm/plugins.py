@@ -12,7 +12,6 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
@@ -135,28 +134,37 @@ def module_of(spec: str) -> str:
 def code_version(defined: Callable[..., object]) -> str:
     """First hex digits of a digest of its file, of the packages that the file imports, and of Python's minor version.
 
-    Equal code that runs with other packages is another version: it may play otherwise.
+    Equal code that runs with other packages is another version: it may play otherwise. The package that the file is in
+    counts where the file imports from it.
     """
     try:
         source = Path(inspect.getfile(cast("Any", defined))).read_bytes()
-        imported = _imported(source)
+        imported = _imported(source, defined.__module__.partition(".")[0])
     except (TypeError, OSError, SyntaxError, ValueError):
         return "builtin"
     parts = [hashlib.sha256(source).hexdigest(), PYTHON]
     for name in sorted(imported - sys.stdlib_module_names - {"swarm"}):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            parts.append(f"{name}={importlib.metadata.version(name)}")
+        parts += _releases(name)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _imported(source: bytes) -> set[str]:
-    """Top-level names of the modules that a file imports anywhere."""
+def _releases(module: str) -> list[str]:
+    """ "package=version" of the packages that a module is of, by whatever name (yaml is of PyYAML); none of a file."""
+    try:
+        return [f"{module}={importlib.metadata.version(module)}"]
+    except importlib.metadata.PackageNotFoundError:
+        packages = set(importlib.metadata.packages_distributions().get(module, ()))
+        return [f"{package}={importlib.metadata.version(package)}" for package in sorted(packages)]
+
+
+def _imported(source: bytes, own: str) -> set[str]:
+    """Top-level names of the modules that a file imports anywhere; `own` is that of the package that it is in."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            names.add(own if node.level else (node.module or "").partition(".")[0])
     return names
 
 

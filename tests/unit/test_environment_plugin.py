@@ -1,5 +1,6 @@
 """An environment of the user's own: the example of CONTRIBUTING.md, loaded, scored in the sandbox and mixed."""
 
+import importlib
 import py_compile
 import re
 import shutil
@@ -14,7 +15,7 @@ from swarm.environments.load import build_environment, build_environments
 from swarm.environments.replay import answer_reward
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError
-from swarm.plugins import package_digest
+from swarm.plugins import code_version, package_digest
 from swarm.testing.builders import answers
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -218,3 +219,24 @@ def test_a_compiled_file_without_its_source_or_that_ignores_it_is_refused(folder
             digest_now()
         record.write_text(honest)
     digest_now()
+
+
+@pytest.mark.parametrize("line", ["import offering_words", "from .rules import TEN", "from offering.rules import TEN"])
+def test_the_release_of_what_a_file_imports_is_part_of_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    """The package of a module may have another name, and may be the one that the file itself is in."""
+    package, records = tmp_path / "offering", tmp_path / "words.dist-info"
+    package.mkdir()
+    records.mkdir()
+    (package / "__init__.py").write_text(f"{line}\n\n\nclass Rule:\n    pass\n")
+    (package / "rules.py").write_text("TEN = 10\n")
+    (tmp_path / "offering_words.py").write_text("")
+    (records / "RECORD").write_text("offering/__init__.py,,\noffering_words.py,,\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found: list[str] = []
+    for release in ("1.0", "1.1", "1.0"):
+        (records / "METADATA").write_text(f"Metadata-Version: 2.1\nName: words\nVersion: {release}\n")
+        found.append(code_version(importlib.import_module("offering").Rule))
+    sys.modules.pop("offering")
+    assert found[0] != found[1] and found[0] == found[2]
