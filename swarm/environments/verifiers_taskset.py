@@ -8,9 +8,10 @@ Source: https://github.com/PrimeIntellect-ai/verifiers, version 0.4; the library
 """
 
 import asyncio
+import hashlib
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -56,15 +57,17 @@ class TasksetEnvironment(NumberedEnvironment):
         if not self._tasks:
             raise ConfigError(f"{origin} has no tasks")
         self._shared_toolsets = lambda: type(taskset).toolsets(taskset.config)
-        _check(origin, self._tasks[0])
+        _check(origin, self._tasks)
         tools = self._new_tools(self._tasks[0])
         self._guide = tools.guide()
         self.max_turns = max_turns if max_turns is not None else 8 if self._guide else 1
         if not isinstance(self.max_turns, int) or not 1 <= self.max_turns <= MAX_TURNS:
             raise ConfigError(f"{origin}: params.max_turns must be from 1 to {MAX_TURNS}, got {self.max_turns!r}")
         self.signals = frozenset({"reward_parts", *(("tool_calls",) if self._guide else ())})
-        version = f"{verifier_name(config, 1)} {code_version(type(taskset))} {code_version(type(self._tasks[0]))}"
-        super().__init__(config, version, len(self._tasks))
+        # What a taskset reads may be another one elsewhere, such as the newest revision of a dataset.
+        tasks = hashlib.sha256("".join(task.hash for task in self._tasks).encode()).hexdigest()[:8]
+        code = f"{code_version(type(taskset))} {code_version(type(self._tasks[0]))}"
+        super().__init__(config, f"{verifier_name(config, 1)} {tasks} {code}", len(self._tasks))
 
     def build(self, task_id: int) -> Problem:
         """The prompt of a task as text."""
@@ -192,13 +195,15 @@ class _Try:
         return {**named, OUTCOME: float(trace.reward)}
 
 
-def _check(origin: str, task: Any) -> None:
-    """Refuses what only a machine, a model or a server of its own can play or judge."""
+def _check(origin: str, tasks: Sequence[Any]) -> None:
+    """Refuses what only a machine, a model or a server of its own can play or judge; all tasks are of one type."""
     from verifiers.v1.task import Task
 
-    needs: list[str] = []
-    if task.NEEDS_CONTAINER or task.data.image:
+    task, needs = tasks[0], list[str]()
+    if task.NEEDS_CONTAINER or any(each.data.image for each in tasks):
         needs.append("a container")
+    if not all(each.data.prompt for each in tasks):
+        needs.append("a user who opens the conversation, for a task has no prompt")
     needs += [f"the hook {name}" for name in _RUNTIME_HOOKS if getattr(type(task), name) is not getattr(Task, name)]
     if task.plugged_judges():
         needs.append("a model as judge")

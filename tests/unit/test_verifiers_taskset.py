@@ -116,12 +116,26 @@ def test_other_params_are_the_tasksets_own(installed: str) -> None:
         made("missing_tasks")
 
 
+def test_other_tasks_of_one_configuration_are_another_version(installed: str, tmp_path: Path) -> None:
+    """A taskset that reads a dataset in whatever state it is."""
+    reads = SUMS.replace("            yield", "            a += int(DATA.read_text())\n            yield")
+    data_line = f"import pathlib\nDATA = pathlib.Path({str(tmp_path / 'data.txt')!r})\n"
+    (tmp_path / "sum_tasks.py").write_text(data_line + reads, encoding="utf-8")
+    found: list[str] = []
+    for data in ("1", "2", "1"):
+        (tmp_path / "data.txt").write_text(data)
+        found.append(made(installed).verifier)
+    assert found[0] != found[1] and found[0] == found[2]
+
+
 @pytest.mark.parametrize(
     ("find", "put", "reason"),
     [
         ("    @vf.reward(weight=0.75)", "    NEEDS_CONTAINER = True\n\n    @vf.reward", "a container"),
         ("async def right(self, trace)", "async def right(self, trace, runtime)", "a runtime for the reward right"),
         ("    @vf.reward(weight=0.75)\n    async def right", "    async def setup", "the hook setup"),
+        ('prompt=f"{a}+2=?"', 'prompt=f"{a}+2=?" if a < 9 else None', "a user who opens the conversation"),
+        ('prompt=f"{a}+2=?"', 'prompt=f"{a}+2=?", image="box" if a > 9 else None', "a container"),
     ],
 )
 def test_what_needs_a_machine_is_refused_by_name(
