@@ -361,7 +361,7 @@ class Daemon(Service):
                 "p2pd": self.directory.num_restarts if self.directory is not None else 0,
                 "sandbox": self._verifier.num_replaced,
             },
-            "guard": agent.guard_note,
+            "guard": dict(agent.idle_figures),
             **_awaited(self.config, agent),
             "advice": agent.coordinator_view.advice.state,
             **_weights_status(agent),

@@ -64,8 +64,8 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     shown.append(("coordinator", refusal or answers[status.get("is_coordinator_reachable")]))
     if waiting := waits_for(status):
         shown.append(("waits for", waiting))
-    if status.get("guard"):
-        shown.append(("guard", status["guard"]))
+    if set_aside := all_set_aside(status):
+        shown.append(("guard", set_aside))
     if status.get("clock"):
         shown.append(("clock", status["clock"]))
     if "who_counts" in status:
@@ -108,7 +108,7 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
     following = status.get("following")
     if idle_s > max_idle_s and not status.get("is_finished"):
         what = "optimizer step" if following is None else "group"
-        known = "; ".join(filter(None, (status.get("guard"), waits_for(status))))
+        known = "; ".join(filter(None, (all_set_aside(status), waits_for(status))))
         why = f": {known}" if known else ""
         causes.append(f"no {what} for {idle_s:.0f} s (limit {max_idle_s:.0f} s), at step {status['step']}{why}")
     elif not status.get("is_finished") and _num_in_vain(status) >= MANY_IN_VAIN:
@@ -124,6 +124,21 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
     if status["advice"] == "alarm":
         causes.append("the coordinator's alarm: late groups are far off-policy everywhere (local limits still hold)")
     return causes
+
+
+def all_set_aside(status: JsonDict) -> str:
+    """That the guard set every source of the newest draws aside, by which figures, and what is used; "" otherwise."""
+    figures = status.get("guard")
+    if not figures:
+        return ""
+    measured = ", ".join(
+        f"{words} {figures[name]:.3g}"
+        for name, words in (("mismatch_kl_k3", "mismatch KL"), ("ess_share", "ESS share"))
+        if name in figures
+    )
+    note = f"all sources set aside for {figures['guard_idle_draws']:.0f} draws: {measured or 'too far off policy'}"
+    used = figures.get("guard_groups_spared")
+    return f"{note}; {used:.0f} groups that deviate least are used, with capped ratios" if used else note
 
 
 def waits_for(status: JsonDict) -> str:

@@ -110,8 +110,7 @@ class Agent:
         self.credential: Callable[[], bytes] = bytes  # what our advert shows
         self.num_failures = 0
         self._last_step_at_s = self.clock.now_s()
-        self.guard_note = ""  # all sources are set aside, and why
-        self._aside_since: int | None = None  # step
+        self.idle_figures: Mapping[str, float] = {}  # of the newest step, where the guard set all sources aside
         self._are_others_held = False  # the learner's guard set groups of other nodes aside
         config = self.config
 
@@ -302,7 +301,7 @@ class Agent:
         if not report.was_skipped:
             self._last_step_at_s = self.clock.now_s()
             self.own_groups.since_step = MadeSinceStep()
-        self.guard_note = self._guard_note(report)
+        self.idle_figures = report.diagnostics if report.diagnostics.get("guard_idle_draws") else {}
         self.coordinator_view.record_edges(report.edges)
         self.context.emit(StepMade.of(report))
         are_held = bool(report.diagnostics.get("guard_others_held"))
@@ -310,23 +309,6 @@ class Agent:
             self._are_others_held = are_held
             self.context.emit(OthersSetAside(step=report.version.step, is_over=not are_held))
         self.context.changed.fire()  # the next round begins, where there are rounds
-
-    def _guard_note(self, report: StepReport) -> str:
-        """What `swarm status` says while every source of a draw is set aside; "" otherwise."""
-        figures = report.diagnostics
-        if not figures.get("guard_idle_draws"):
-            self._aside_since = None
-            return ""
-        if self._aside_since is None:
-            self._aside_since = report.version.step
-        measured = ", ".join(
-            f"{words} {figures[name]:.3g}"
-            for name, words in (("mismatch_kl_k3", "mismatch KL"), ("ess_share", "ESS share"))
-            if name in figures
-        )
-        note = f"all sources set aside by the guard since step {self._aside_since}: {measured or 'too far off policy'}"
-        used = figures.get("guard_groups_spared")
-        return f"{note}; {used:.0f} groups that deviate least are used, with capped ratios" if used else note
 
     async def tidy(self, max_bytes: int) -> int:
         """Deletes what is too old for anyone, then the oldest beyond a byte budget; returns how many groups.

@@ -417,14 +417,14 @@ def test_a_step_that_was_skipped_is_no_progress_and_says_that_every_source_is_se
         figures = {"guard_idle_draws": 1.0, "mismatch_kl_k3": 0.113, "ess_share": 0.4}
         await agent.report_step(replace(report_of(1, 1, was_skipped=True), diagnostics=figures))
         assert agent.last_step_at_s == before
-        assert agent.guard_note == ("all sources set aside by the guard since step 1: mismatch KL 0.113, ESS share 0.4")
+        assert agent.idle_figures == figures
         figures |= {"guard_idle_draws": 5.0, "guard_groups_spared": 1.0}
         await agent.report_step(replace(report_of(2, 2), diagnostics=figures))
         assert agent.last_step_at_s > before
-        assert "since step 1" in agent.guard_note and "1 groups that deviate least are used" in agent.guard_note
+        assert agent.idle_figures["guard_idle_draws"] == 5.0
         agent.own_groups.since_step.num_put = 5
         await agent.report_step(report_of(3, 3))
-        assert not agent.guard_note and agent.own_groups.since_step.num_put == 0
+        assert not agent.idle_figures and agent.own_groups.since_step.num_put == 0
 
     run_virtual(main())
 
