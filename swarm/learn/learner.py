@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -23,7 +22,6 @@ from swarm.clock import Clock, SystemClock
 from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError, NonFiniteStep
 from swarm.interfaces import AnswerOf, TaskOf, Tokenizer
-from swarm.learn.answer_scores import answer_probs
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
 from swarm.learn.diagnostics import (
     LikelihoodStats,
@@ -33,7 +31,6 @@ from swarm.learn.diagnostics import (
     off_policy_by_source,
     step_report,
 )
-from swarm.learn.feedback_shifts import feedback_shifts
 from swarm.learn.fused_head import Head
 from swarm.learn.gradient import Gradient, Measured, score_batch
 from swarm.learn.layer_noise import LayerNoise
@@ -41,7 +38,8 @@ from swarm.learn.logprobs import check_head
 from swarm.learn.packing import PackedRows, pack
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.learn.reference_policy import ReferencePolicy
-from swarm.learn.step_plan import StepPlan, split_step, updates_by_turn
+from swarm.learn.requested_scores import RequestedScores
+from swarm.learn.step_plan import StepPlan, split_step
 from swarm.model.version_digest import published_state, weights_digest
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import scored, with_advantages, within_bounds
@@ -93,9 +91,18 @@ class PolicyLearner:
         self._dir = dir
         self._clock = clock or SystemClock()
         self._task_of = task_of
-        self._answer_of = answer_of
         has_reference = Requirement.REFERENCE_LOGPROBS in self._recipes.needs
         self._reference = ReferencePolicy(self._network, self._ranks) if has_reference else None
+        self._scores = RequestedScores(
+            network=self._network,
+            tokenizer=tokenizer,
+            reference=self._reference,
+            answer_of=answer_of,
+            pack=self._pack,
+            ranks=self._ranks,
+            clock=self._clock,
+            updates_per_step=config.updates_per_step,
+        )
         self._dtypes = {name: tensor.dtype for name, tensor in published_state(self._network).items()}
         self._ranks.prepare(self._network)
         self._optimizer = self._ranks.optimizer(self._network, config.betas, config.weight_decay)
@@ -255,7 +262,7 @@ class PolicyLearner:
 
     def _plan_step(self, recipes: RecipeSet, batch: Batch, measured: Measured) -> StepPlan:
         """Computes advantages recipe by recipe and splits the draw into updates."""
-        batch = self._add_other_policies(recipes, batch, measured)
+        batch = self._scores.add(recipes, batch, measured)
         slices: list[RecipeSlice] = []
         for each in recipes.slices(batch):
             shaped = with_advantages(each.recipe, self._with_memory(each), self._replay.external)
@@ -264,43 +271,6 @@ class PolicyLearner:
             slices.append(replace(each, batch=shaped))
         batch = merged(batch, slices)
         return split_step(batch, slices, recipes, self._config.updates_per_step)
-
-    def _add_other_policies(self, recipes: RecipeSet, batch: Batch, measured: Measured) -> Batch:
-        """Adds log-probs of the reference policy, of the policy before the step, and of right answers, where needed."""
-        has_several_updates = self._config.updates_per_step > 1 or updates_by_turn(recipes)
-        needs_proximal = any(
-            Requirement.PROXIMAL_LOGPROBS in recipe.needs and (has_several_updates or recipe.needs_proximal_first)
-            for recipe in recipes.used.values()
-        )
-        if any(Requirement.ANSWER_PROBS in recipe.needs for recipe in recipes.used.values()):
-            start = self._clock.monotonic_s()
-            assert self._answer_of is not None, "the learner was not told where right answers come from"
-            answers = [
-                self._answer_of(env, int(number)) for env, _, number in (key.rpartition("/") for key in batch.task_keys)
-            ]
-            packed = partial(self._pack, scope=Scope.TOKEN)
-            found = answer_probs(self._network, batch, self._tokenizer, answers, packed, self._ranks)
-            batch = replace(batch, answer_probs=found)
-            measured.seconds["answers"] = self._clock.monotonic_s() - start
-        if any(Requirement.FEEDBACK_SHIFTS in recipe.needs for recipe in recipes.used.values()):
-            start = self._clock.monotonic_s()
-            packed = partial(self._pack, scope=Scope.TOKEN)
-            shifts = feedback_shifts(self._network, batch, self._tokenizer, packed, self._ranks)
-            batch = replace(batch, feedback_shifts=shifts)
-            measured.seconds["feedback"] = self._clock.monotonic_s() - start
-        if not (needs_proximal or self._reference):
-            return batch
-        plan = self._pack(batch, recipes.main.scope)
-        if needs_proximal:
-            start = self._clock.monotonic_s()
-            scores = score_batch(self._network, batch, plan, ranks=self._ranks)
-            batch = replace(batch, proximal_logprobs=scores.logprobs)
-            measured.seconds["proximal"] = self._clock.monotonic_s() - start
-        if self._reference:
-            start = self._clock.monotonic_s()
-            batch = replace(batch, reference_logprobs=self._reference.logprobs(batch, plan))
-            measured.seconds["reference"] = self._clock.monotonic_s() - start
-        return batch
 
     def _with_memory(self, part: RecipeSlice) -> Batch:
         """The slice's batch with what its recipe's parts remember now."""
