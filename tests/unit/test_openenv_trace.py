@@ -10,7 +10,7 @@ import pytest
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.load import build_environment
-from swarm.exchange.openenv_trace import from_training_trace, to_training_trace
+from swarm.exchange.foreign_traces.openenv_trace import from_training_trace, to_training_trace
 from swarm.model.tokenizer import CharTokenizer
 from swarm.testing.episodes import make_episode_group
 from swarm.types import NodeId, PolicyVersion, Sampling, TokenTrace, VersionSpan
@@ -60,7 +60,7 @@ def rendered_again(data: Any) -> None:
         (lambda data: data["turns"][0].pop("loss_mask"), "1 fields differ"),
         (lambda data: data["turns"][0]["per_token_logps"].pop(), "lacks tokens or log-probs"),
         (lambda data: data["turns"][0]["loss_mask"].__setitem__(-1, 0), "mask leaves out"),
-        (lambda data: data["turns"][0]["completion_token_ids"].__setitem__(0, -1), "ids that are none"),
+        (lambda data: data["turns"][-1]["completion_token_ids"].__setitem__(0, -1), "ids that are none"),
         (lambda data: data["turns"][0]["per_token_logps"].__setitem__(0, float("nan")), "log-probs that are none"),
         (lambda data: data["turns"][0]["per_token_logps"].__setitem__(0, 0.01), "log-probs that are none"),
     ],

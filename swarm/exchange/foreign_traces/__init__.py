@@ -1,0 +1,1 @@
+"""Episodes in the forms of other trainers, out and in."""
