@@ -315,7 +315,7 @@ class PolicyLearner:
                 self._observe(each, part, "update")
         measured.add_seconds("optimizer", self._clock.monotonic_s() - start)
         for each, part in parts:
-            measured.put(each.places, part, None if each.batch.turn is None else each.batch.learned)
+            measured.put(each.places, part, None if each.batch.turns is None else each.batch.learned)
         num_clipped, others_share = clip_figures(masses)
         return Update(loss=loss, norm=norm, was_skipped=was_skipped, num_clipped=num_clipped, others_share=others_share)
 

@@ -5,6 +5,7 @@ Invariant: every trained token of the draw is learned from in exactly one update
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median_low
 
 import torch
 from torch import Tensor
@@ -42,8 +43,12 @@ def split_step(batch: Batch, slices: Sequence[RecipeSlice], recipes: RecipeSet, 
         return StepPlan(batch=batch, slices=tuple(slices), updates=(tuple(slices),))
     parts = minibatches(batch, updates_per_step)
     if by_turn:
-        turns = batch.turn_ids[batch.mask].unique().flip(0).tolist()
-        parts = [(places, found) for turn in turns for places, part in parts if (found := of_turn(part, turn))]
+        parts = [
+            (places, found)
+            for turns in turn_ranges(batch)
+            for places, part in parts
+            if (found := of_turns(part, turns))
+        ]
     updates = [
         tuple(
             replace(each, places=places[each.places], batch=_seen_by_its_recipe(each)) for each in recipes.slices(part)
@@ -54,7 +59,7 @@ def split_step(batch: Batch, slices: Sequence[RecipeSlice], recipes: RecipeSet, 
 
 
 def _seen_by_its_recipe(part: RecipeSlice) -> Batch:
-    if part.batch.turn is None or Requirement.TURN_UPDATES in part.recipe.needs:
+    if part.batch.turns is None or Requirement.TURN_UPDATES in part.recipe.needs:
         return part.batch
     return with_mask(part.batch, part.batch.learned)
 
@@ -77,14 +82,37 @@ def minibatches(batch: Batch, count: int) -> list[tuple[Tensor, Batch]]:
     return [batch.of_groups(groups) for groups in split]
 
 
-def of_turn(batch: Batch, turn: int) -> Batch | None:
-    """The batch to learn from one turn alone: advantages of the others are 0, and only those behind it are scored too.
+def turn_ranges(batch: Batch) -> list[tuple[int, int]]:
+    """First and last turn of each update, the last turn first; nobody's episodes make updates that are theirs alone.
+
+    Turns deeper than any of our own episodes are learned from together with the deepest that these have. Without own
+    ones the longest episode of a source says how deep that is: the median over established sources, else over all.
+    """
+    turns: list[int] = batch.turn_ids[batch.mask].unique().tolist()
+    depth = torch.where(batch.mask, batch.turn_ids, 0).amax(dim=1)
+    has_tokens = batch.mask.any(dim=1)
+    own = has_tokens & ~batch.from_peers
+    if bool(own.any()):
+        deepest = int(depth[own].max())
+    else:
+        counted = has_tokens & ~batch.newcomers
+        longest: dict[str, int] = {}
+        for row in (counted if bool(counted.any()) else has_tokens).nonzero().flatten().tolist():
+            source = batch.sources[int(batch.group_index[row])]
+            longest[source] = max(longest.get(source, 0), int(depth[row]))
+        deepest = median_low(longest.values()) if longest else 0
+    kept = [turn for turn in turns if turn < deepest]
+    return [(deepest, max(turns, default=deepest)), *((turn, turn) for turn in reversed(kept))]
+
+
+def of_turns(batch: Batch, turns: tuple[int, int]) -> Batch | None:
+    """The batch to learn from some turns alone: advantages of others are 0, and only those behind them are scored too.
 
     Returns:
-        None where the turn has no trained token.
+        None where the turns have no trained token.
     """
-    is_own = batch.turn_ids == turn
-    if not bool((batch.mask & is_own).any()):
+    part = with_mask(replace(batch, turns=turns), batch.mask & (batch.turn_ids >= turns[0]))
+    learned = part.learned
+    if not bool(learned.any()):
         return None
-    advantages = torch.where(is_own, batch.advantages, torch.zeros_like(batch.advantages))
-    return with_mask(replace(batch, turn=turn, advantages=advantages), batch.mask & (batch.turn_ids >= turn))
+    return replace(part, advantages=torch.where(learned, part.advantages, torch.zeros_like(part.advantages)))

@@ -104,7 +104,7 @@ class Batch:
     learning_rate: float = 0.0  # of the update that this batch is for, warm-up included; 0: none follows
     ratio_band: float = math.inf  # tokens whose known ratio is outside [1/band, band] are left out (the guard's cap)
     mass_clip: MassClip | None = None  # None: no group is clipped
-    turn: int | None = None  # the one that the update learns from, those behind it are scored only; None: all
+    turns: tuple[int, int] | None = None  # first and last that the update learns from; later ones are scored; None: all
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape
@@ -158,7 +158,10 @@ class Batch:
     @property
     def learned(self) -> Tensor:
         """bool [N, L]: trained tokens that the update learns from."""
-        return self.mask if self.turn is None else self.mask & (self.turn_ids == self.turn)
+        if self.turns is None:
+            return self.mask
+        first, last = self.turns
+        return self.mask & (self.turn_ids >= first) & (self.turn_ids <= last)
 
     @property
     def step_share(self) -> float:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from swarm.environments.load import build_environment
 from swarm.environments.look_up import LookUpEnvironment
 from swarm.environments.replay import replay
 from swarm.episode import Actions
+from swarm.learn import step_plan
 from swarm.learn.gradient import Measured
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.step_plan import split_step
@@ -70,14 +72,14 @@ def test_each_trained_token_is_learned_from_in_one_update_the_last_turn_first(up
     learned = torch.zeros_like(batch.mask, dtype=torch.int64)
     advantages = torch.zeros_like(batch.advantages)
     for (each,) in plan.updates:
-        assert each.batch.turn is not None
+        assert each.batch.turns is not None
         learned[each.places] += each.batch.learned
         advantages[each.places] += each.batch.advantages
-        behind = batch.mask[each.places] & (batch.turn_ids[each.places] >= each.batch.turn)
+        behind = batch.mask[each.places] & (batch.turn_ids[each.places] >= each.batch.turns[0])
         assert torch.equal(each.batch.mask, behind)
     assert torch.equal(learned, batch.mask.long()) and torch.equal(advantages, batch.advantages)
-    assert [each.batch.turn for (each,) in plan.updates] == [
-        turn for turn in (2, 1, 0) for _ in range(updates_per_step)
+    assert [each.batch.turns for (each,) in plan.updates] == [
+        (turn, turn) for turn in (2, 1, 0) for _ in range(updates_per_step)
     ]
 
 
@@ -85,7 +87,7 @@ def test_other_recipes_learn_from_all_turns_at_once() -> None:
     recipes = RecipeSet(main=load_recipe("gspo"))
     batch = with_advantages(recipes.main, episodes(), "all")
     plan = split_step(batch, recipes.slices(batch), recipes, 1)
-    assert [each.batch.turn for (each,) in plan.updates] == [None]
+    assert [each.batch.turns for (each,) in plan.updates] == [None]
     assert torch.equal(plan.updates[0][0].batch.learned, batch.mask)
 
 
@@ -95,14 +97,20 @@ def test_a_token_keeps_the_scores_of_the_update_that_learned_from_it() -> None:
     everyone = torch.arange(batch.num_rollouts)
     for turn in (2, 1, 0):
         part.logprobs = torch.full_like(whole.logprobs, -1.0 - turn)
-        whole.put(everyone, part, dataclasses.replace(batch, turn=turn).learned)
+        whole.put(everyone, part, dataclasses.replace(batch, turns=(turn, turn)).learned)
     assert torch.equal(whole.logprobs, torch.where(batch.mask, -1.0 - batch.turn_ids, 0.0))
+
+
+def look_up(max_turns: int) -> LookUpEnvironment:
+    params: dict[str, str | int] = {"style": "char", "max_turns": max_turns}
+    environment = build_environment(EnvironmentConfig(name="look_up", kind="look_up", params=params))
+    assert isinstance(environment, LookUpEnvironment)
+    return environment
 
 
 def played_draw() -> tuple[Draw, int]:
     """One group of episodes of one to some turns, and the most turns of one."""
-    environment = build_environment(EnvironmentConfig(name="look_up", kind="look_up", params={"style": "char"}))
-    assert isinstance(environment, LookUpEnvironment)
+    environment = look_up(max_turns=5)
     right = environment.demonstration(0)
     played: list[Actions] = [("?zzz", *right), (right[0], *right), (right[0], "no"), ("no",)]
     group = make_episode_group(environment, 0, played, TOKENIZER, OWN, Sampling(max_new_tokens=6))
@@ -126,7 +134,7 @@ def test_each_update_sees_the_policy_that_the_one_before_made_and_weighs_the_tur
     chosen = dataclasses.replace(wide, terms=(watch,))
     report, turns = step(chosen, tmp_path)
     assert report.diagnostics["num_updates"] == turns and report.version.step == 1
-    assert [seen.batch.turn for seen in watch.log] == list(reversed(range(turns)))
+    assert [seen.batch.turns for seen in watch.log] == [(turn, turn) for turn in reversed(range(turns))]
     weights = [one for seen in watch.log for one in weights_behind(seen)]
     for seen in watch.log:
         for row, weight in enumerate(weights_behind(seen)):
@@ -165,12 +173,70 @@ def test_a_recipe_that_stands_in_sees_each_token_in_one_update_only() -> None:
     assert torch.equal(own, torch.where(batch.mask & ~unknown, batch.turn_ids + 1, 0)), "ratios of the turns behind"
 
 
+def unbounded_turns(batch: Batch) -> list[tuple[int, int]]:
+    """An update for every turn that anybody has."""
+    return [(turn, turn) for turn in reversed(batch.turn_ids[batch.mask].unique().tolist())]
+
+
+@pytest.mark.parametrize("is_bounded", [True, False])
+def test_a_peer_with_longer_episodes_makes_no_updates_of_its_own(
+    is_bounded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them would move the weights along its groups alone, however little of a usual step its share is."""
+    if not is_bounded:
+        monkeypatch.setattr(step_plan, "turn_ranges", unbounded_turns)
+    own, theirs = [("?aaa", "no"), ("no",)], [("?aaa",) * 12, ("?bbb",) * 12]
+    network = tiny_network(3)
+    before = torch.cat([param.detach().flatten().clone() for param in network.parameters()])
+    settings, replay_settings = LearnerConfig(learning_rate=1e-3), ReplayConfig(external="all")
+    learner = PolicyLearner(network, TOKENIZER, load_recipe("seeupo"), settings, replay_settings, OWN, tmp_path)
+    draw = Draw(step=1, groups=(drawn(own, OWN), drawn(theirs, "b" * 64)), num_zero_variance=0)
+    report = learner.step(draw)
+    moved = torch.cat([param.detach().flatten() for param in network.parameters()]) - before
+    assert report.diagnostics["num_updates"] == (2 if is_bounded else 12)
+    assert (float(moved.abs().max()) < 2.1e-3) == is_bounded, "an update of Adam moves no weight by more than its rate"
+
+
+def drawn(played: Sequence[Actions], source: str) -> DrawnGroup:
+    """A group of two episodes of look-up, the first one right; of a peer where the source is not our own."""
+    environment = look_up(max_turns=12)
+    group = make_episode_group(environment, 0, played, TOKENIZER, source, Sampling(max_new_tokens=6))
+    outcomes = tuple(replay(environment, 0, actions) for actions in played)
+    scored = make_scored(group, rewards=[1.0, 0.0], is_made_here=source == OWN)
+    return DrawnGroup(scored=dataclasses.replace(scored, outcomes=outcomes), age_steps=0, use=1)
+
+
+@pytest.mark.parametrize(
+    ("sources", "newcomers", "own", "ranges"),
+    [
+        ("aabb", (), "b", [(2, 4), (1, 1), (0, 0)]),  # turns of a: 5, of b: 3
+        ("aabb", (), "", [(2, 4), (1, 1), (0, 0)]),
+        ("abcc", (), "", [(turn, turn) for turn in (4, 3, 2, 1, 0)]),
+        ("aabb", (2, 3), "", [(turn, turn) for turn in (4, 3, 2, 1, 0)]),  # b has just come
+    ],
+)
+def test_our_own_episodes_or_the_median_source_say_how_many_turns_have_an_update(
+    sources: str, newcomers: tuple[int, ...], own: str, ranges: list[tuple[int, int]]
+) -> None:
+    lengths = torch.tensor([5, 5, 3, 3])
+    places = torch.arange(5).expand(4, 5)
+    batch = toy_batch([1.0, 0.0, 1.0, 0.0], places < lengths[:, None], groups=[0, 1, 2, 3], turn_ids=places)
+    batch = dataclasses.replace(
+        batch,
+        sources=tuple(sources),
+        is_from_peer=torch.tensor([source != own for source in sources]),
+        is_newcomer=torch.tensor([row in newcomers for row in range(4)]),
+    )
+    assert step_plan.turn_ranges(batch) == ranges
+
+
 def weights_behind(seen: Scored) -> list[float]:
     """The weight of each rollout, by a loop over the turns behind that of the update."""
     found: list[float] = []
     for row in range(seen.batch.num_rollouts):
         weight = 1.0
-        for turn in range(9, int(seen.batch.turn or 0), -1):
+        assert seen.batch.turns is not None
+        for turn in range(9, seen.batch.turns[1], -1):
             own = seen.batch.mask[row] & (seen.batch.turn_ids[row] == turn)
             if bool(own.any()):
                 ratio = math.exp(float((seen.logprobs - seen.behavior)[row][own].mean()))
