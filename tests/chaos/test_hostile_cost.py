@@ -193,6 +193,21 @@ async def test_letters_are_paid_for_by_the_party_that_sent_them(
     assert isinstance(await gate.admit(make_sealed(taken, other), other.node_id), ScoredGroup)
 
 
+@pytest.mark.parametrize("mutation", [None, "first tries of any length"])
+async def test_a_first_try_reads_few_letters(mutation: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A party without time left: its next key is tried with a short group, and not with a long one."""
+    monkeypatch.setattr(admission, "_FIRST_TRY_CHARS", 10**9 if mutation else 1000)
+    tokenizer, accounts = CountingTokenizer(), TimeAccounts(most_s_per_minute=10.0)
+    accounts.spend(Producer(node_id=OURSELVES.node_id, is_known=False, origin="party"), 10.0, Allowance.ALL)
+    gate = make_gate(tokenizer, accounts=accounts, origin_of=lambda _: "party")
+    refused = await gate.admit(make_sealed(of_texts(*["abcdefg"] * 40), HOSTILE), HOSTILE.node_id)
+    assert isinstance(refused, Refused)
+    assert (refused.reason is RefusalReason.OVER_REPLAY_TIME) is not mutation
+    assert (tokenizer.num_letters == 0) is not mutation
+    taken = await gate.admit(make_sealed(of_texts(*ENVIRONMENT.demonstration(TASK)), HOSTILE), HOSTILE.node_id)
+    assert isinstance(taken, ScoredGroup), taken
+
+
 async def order_first(self: Admission, group: RolloutGroup, arrival: Arrival) -> Finding:
     """Mutation: answers are hashed, and kept, whatever their form is."""
     self._novelty.order(group, arrival.order)
