@@ -133,8 +133,8 @@ def main(which: str, *flags: str) -> int:
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the halves are sessions of their own: end them too
     halves, left = halves_of(which)
-    queue, stop = deque([folder] for folder in left), threading.Event()
-    sides = [Side(name, flags, queue, stop) for name in halves]
+    folders, stop = deque([folder] for folder in left), threading.Event()
+    sides = [Side(name, flags, folders, stop) for name in halves]
     for side in sides:
         side.others = [other for other in sides if other is not side]
     threads = [threading.Thread(target=side.run, args=(halves[side.name],)) for side in sides]

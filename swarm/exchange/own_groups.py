@@ -76,11 +76,9 @@ class OwnGroups:
             return float("nan")
         except (RolloutFailed, TooLarge) as error:
             self.num_unscored += 1
-            if self._warnings.try_take(
-                self._context.clock.monotonic_s()
-            ):  # what breaks each group is said once a minute
-                told = {"error": str(error), "num_unscored": self.num_unscored}
-                logger.warning("a rollout group of ours could not be scored", extra=told)
+            if self._warnings.try_take(self._context.clock.monotonic_s()):  # once a minute: it may break each group
+                fields = {"error": str(error), "num_unscored": self.num_unscored}
+                logger.warning("a rollout group of ours could not be scored", extra=fields)
             self.since_step.num_unscored += 1
             self.since_step.error = str(error)
             self._context.emit(GroupUnscored(env=group.env, error=str(error)))

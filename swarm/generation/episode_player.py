@@ -60,11 +60,8 @@ class EpisodePlayer:
             if outcome.is_ended:
                 return None
             observation = self._conversations[rollout].observe(outcome.transitions[-1], is_ended)
-        except (
-            RolloutFailed,
-            Unavailable,
-            LookupError,
-        ) as error:  # broken off: its group is dropped unscored, and told
+        except (RolloutFailed, Unavailable, LookupError) as error:
+            # Broken off: its group is dropped unscored, which is logged there.
             logger.debug("an environment failed in the middle of an episode", extra={"error": str(error)})
             return None
         except CancelledError:  # the node stops

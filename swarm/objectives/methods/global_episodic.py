@@ -4,8 +4,9 @@
 
 A product, which needs both kinds of novelty, is what reviews tell of the paper. Ours: one over the root of a count for
 each of the two, in place of learned bonuses; counts of state keys in cells by a hash, of one environment together,
-each state once an episode (tables of several nodes merge by adding their cells); only our own episodes count, so that
-nobody wears out our states; reward-to-go of turns against the group, as in `turn_reward_to_go`; the strength.
+each state once an episode (tables of several nodes merge by adding their cells); only episodes of our own policy count,
+so that no other lineage and no newcomer wears out our states; reward-to-go of turns against the group, as in
+`turn_reward_to_go`; the strength.
 """
 
 import math
