@@ -326,6 +326,7 @@ CHANGED_BY_ESTABLISHED = {
     "PullingBand": "remembers the entropy of the step",
     "RatioVariance": "its price follows the variance of the ratios",
     "TemperedPull": "its temperature follows the step, and is remembered",
+    "TurnOutcome": "divides by the deviation over the step",
     "WhitenedGroupCentred": "whitens over the tokens of the step",
     "WhitenedReturn": "whitens over the tokens of the step",
 }
