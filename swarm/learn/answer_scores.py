@@ -5,7 +5,6 @@ gradient. Shape letters: N rollouts, K most turns, L longest response in tokens.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -78,31 +77,5 @@ def asked_batch(batch: Batch, places: Sequence[tuple[int, int]], answers: Sequen
         if batch.conversation_ids is not None:
             conversations[place, :start] = batch.conversation_ids[row, :start]
             conversations[place, start:] = batch.conversation_ids[row, start]
-    zeros = torch.zeros(shape, device=device)
-    return replace(
-        _without_tokens(batch).select([row for row, _ in places]),
-        token_ids=token_ids,
-        mask=mask,
-        behavior_logprobs=zeros,
-        advantages=zeros,
-        turn_ids=torch.zeros_like(token_ids),
-        temperature=torch.ones(len(places), device=device),
-        conversation_ids=None if batch.conversation_ids is None else conversations,
-    )
-
-
-def _without_tokens(batch: Batch) -> Batch:
-    """What is known of the rollouts but their tokens, of which a row for each turn would be a copy for each turn."""
-    return replace(
-        batch,
-        token_ids=batch.token_ids[:, :0],
-        mask=batch.mask[:, :0],
-        behavior_logprobs=batch.behavior_logprobs[:, :0],
-        advantages=batch.advantages[:, :0],
-        turn_ids=batch.turn_ids[:, :0],
-        conversation_ids=None,
-        proximal_logprobs=None,
-        reference_logprobs=None,
-        segment_ids=None,
-        segment_logprobs=None,
-    )
+    rollouts = [row for row, _ in places]
+    return batch.with_tokens(rollouts, token_ids, mask, None if batch.conversation_ids is None else conversations)

@@ -5,7 +5,6 @@ says nothing. Shape letters: N rollouts, K most turns, L longest response in tok
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final
 
 import torch
@@ -43,14 +42,14 @@ def feedback_shifts(
     places = _answered(batch)
     if not places:
         return found
-    seen = masked_batch(batch, places, None)
-    blind = masked_batch(batch, places, text_ids(tokenizer, NOTHING))
-    means = [
-        score_batch(network, each, pack(each), ranks=ranks).logprobs.sum(dim=1) / each.mask.sum(dim=1)
-        for each in (seen, blind)
-    ]
+
+    def mean(nothing: Sequence[int] | None) -> Tensor:
+        asked = masked_batch(batch, places, nothing)
+        return score_batch(network, asked, pack(asked), ranks=ranks).logprobs.sum(dim=1) / asked.mask.sum(dim=1)
+
+    shifts = mean(None) - mean(text_ids(tokenizer, NOTHING))
     rows, turns = torch.tensor(places, device=found.device).unbind(dim=1)
-    found[rows, turns] = (means[0] - means[1]).to(torch.float32)
+    found[rows, turns] = shifts.to(torch.float32)
     return found
 
 
@@ -79,24 +78,14 @@ def masked_batch(batch: Batch, places: Sequence[tuple[int, int]], nothing: Seque
 
     Cut off or repeated in its last token to the length of the observation, so that all else keeps its place.
     """
-    part = batch.select([row for row, _ in places])
-    token_ids, mask = part.token_ids.clone(), torch.zeros_like(part.mask)
+    rollouts = [row for row, _ in places]
+    token_ids = batch.token_ids[rollouts]
+    mask = torch.zeros_like(token_ids, dtype=torch.bool)
     for place, (row, turn) in enumerate(places):
         mask[place] = batch.mask[row] & (batch.turn_ids[row] == turn + 1)
         if nothing is not None:
             observed = _observed(batch, row, turn)
             ids = [nothing[min(index, len(nothing) - 1)] for index in range(int(observed.sum()))]
             token_ids[place, observed] = torch.tensor(ids, dtype=token_ids.dtype, device=token_ids.device)
-    zeros = torch.zeros(mask.shape, device=mask.device)
-    return replace(
-        part,
-        token_ids=token_ids,
-        mask=mask,
-        behavior_logprobs=zeros,
-        advantages=zeros,
-        temperature=torch.ones(len(places), device=mask.device),
-        proximal_logprobs=None,
-        reference_logprobs=None,
-        segment_ids=None,
-        segment_logprobs=None,
-    )
+    conversations = None if batch.conversation_ids is None else batch.conversation_ids[rollouts]
+    return batch.with_tokens(rollouts, token_ids, mask, conversations)

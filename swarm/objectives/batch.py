@@ -194,6 +194,35 @@ class Batch:
             **per_rollout,
         )
 
+    def with_tokens(
+        self, rollouts: Sequence[int], token_ids: Tensor, mask: Tensor, conversation_ids: Tensor | None = None
+    ) -> "Batch":
+        """Other tokens behind the prompts of these rollouts, each as often as named, to be scored at temperature 1.
+
+        Args:
+            rollouts: R indices.
+            token_ids: int64 [R, any].
+            mask: bool, of that shape; what is scored.
+            conversation_ids: int64, of that shape; None: all are in the first.
+        """
+        dropped = ("proximal_logprobs", "reference_logprobs", "segment_ids", "segment_logprobs", "conversation_ids")
+        by_token = ("token_ids", "mask", "behavior_logprobs", "advantages", "turn_ids")
+        # Without its tokens first: a copy of them for each place would be most of the memory.
+        bare = replace(
+            self, **dict.fromkeys(dropped), **{name: getattr(self, name)[:, :0] for name in by_token}
+        ).select(rollouts)
+        zeros = torch.zeros(token_ids.shape, device=token_ids.device)
+        return replace(
+            bare,
+            token_ids=token_ids,
+            mask=mask,
+            behavior_logprobs=zeros,
+            advantages=zeros,
+            turn_ids=torch.zeros_like(token_ids),
+            temperature=torch.ones(len(rollouts), device=token_ids.device),
+            conversation_ids=conversation_ids,
+        )
+
     @property
     def _tuples(self) -> dict[str, tuple[Any, ...]]:
         return {name: values for name in _TUPLES if (values := getattr(self, name)) is not None}

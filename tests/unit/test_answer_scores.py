@@ -13,7 +13,7 @@ from swarm.environments.look_up import LookUpEnvironment
 from swarm.environments.replay import replay
 from swarm.episode import Actions
 from swarm.learn.answer_scores import _begins, asked_batch
-from swarm.learn.feedback_shifts import NOTHING
+from swarm.learn.feedback_shifts import NOTHING, masked_batch
 from swarm.learn.learner import PolicyLearner
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer, text_ids
@@ -125,7 +125,8 @@ def test_a_batch_of_questions_holds_the_tokens_of_each_once(monkeypatch: pytest.
 
     monkeypatch.setattr(Batch, "select", noted)
     asked = asked_batch(batch, [(0, 0), (0, 4), (1, 0)], [[5, 6]])
-    assert widths == [0] and asked.token_ids.shape == (3, 6)
+    masked = masked_batch(batch, [(0, 0), (1, 0)], [7])
+    assert widths == [0, 0] and asked.token_ids.shape == (3, 6) and masked.token_ids.shape[0] == 2
     assert asked.mask.sum(dim=1).tolist() == [2, 2, 2] and asked.token_ids[1, 4:].tolist() == [5, 6]
 
 
