@@ -29,7 +29,17 @@ from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import InlineVerifier, make_identity, make_sealed
 from swarm.testing.episodes import make_episode_group
 from swarm.testing.nodes import make_admission, make_context
-from swarm.types import EpisodeLimits, RefusalReason, Refused, Rollout, RolloutGroup, Sampling, ScoredGroup
+from swarm.types import (
+    EpisodeLimits,
+    RefusalReason,
+    Refused,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    ScoredGroup,
+    SealedGroup,
+)
+from swarm.wire.envelopes import open_group
 
 HOSTILE, OURSELVES = make_identity(1), make_identity(3)
 CONFIG = EnvironmentConfig(name="get", kind="look_up", params={"style": "char", "people": 3, "max_turns": 64})
@@ -191,6 +201,27 @@ async def test_letters_are_paid_for_by_the_party_that_sent_them(
     taken = replace(honest, producer=other.node_id, policy_id=other.node_id)
     monkeypatch.setattr(gate, "_origin_of", lambda _: "another party")
     assert isinstance(await gate.admit(make_sealed(taken, other), other.node_id), ScoredGroup)
+
+
+@pytest.mark.parametrize("mutation", [None, "opening is for nothing"])
+async def test_megabytes_that_travel_as_a_few_bytes_are_paid_for_by_their_party(
+    mutation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2.4 MB each, from free keys of one subnet, refused for what costs no reputation."""
+    if mutation:
+        monkeypatch.setattr(admission, "_OPEN_S_PER_BYTE", 0.0)
+    opened = list[SealedGroup]()
+    monkeypatch.setattr(
+        admission, "open_group", lambda sealed, *rest: (opened.append(sealed), open_group(sealed, *rest))[1]
+    )
+    gate = make_gate(CountingTokenizer(), accounts=TimeAccounts(most_s_per_minute=0.02), origin_of=lambda _: "subnet")
+    for number in range(12):
+        identity = make_identity(100 + number)
+        group = replace(of_texts(" " * 600_000), producer=identity.node_id, policy_id=identity.node_id)
+        sealed = make_sealed(group, identity)
+        assert sealed.size_bytes < 600
+        assert isinstance(await gate.admit(sealed, identity.node_id), Refused)
+    assert (len(opened) < 6) is not mutation
 
 
 @pytest.mark.parametrize("mutation", [None, "first tries of any length"])
