@@ -44,7 +44,8 @@ class RetryEnvironment:
     def __init__(self, config: EnvironmentConfig, inner: Environment) -> None:
         """`inner`: built from `config.inner`. Raises ConfigError."""
         where = f"environment {config.name}"
-        params = Params(config.model_copy(update={"params": {k: v for k, v in config.params.items() if k != "inner"}}))
+        own = config.model_copy(update={"params": {k: v for k, v in config.params.items() if k != "inner"}})
+        params = Params(own)
         self.max_turns = params.turns(3)
         self.signals = frozenset({"state_keys", "reward_parts"})
         self.hint = params.choice("hint", "none", HINTS)
@@ -72,7 +73,7 @@ class RetryEnvironment:
         self.config = config
         self.inner = inner
         self.num_tasks = inner.num_tasks
-        self.verifier = f"{verifier_name(config, 1)}+{inner.verifier}"
+        self.verifier = f"{verifier_name(own, 1)}+{inner.verifier}"  # which says all of its section that counts
         self.answer_cpu_s = float(getattr(inner, "answer_cpu_s", ANSWER_CPU_S))
         self._examples = self._find_examples() if has_example else ()  # built once: every prompt shows two of them
 

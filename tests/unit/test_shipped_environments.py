@@ -311,6 +311,16 @@ def test_tries_at_a_question_with_two_answers_are_refused_where_guessing_pays(
         assert made("retry", inner=inner, **params).max_turns == params.get("max_turns", 3)
 
 
+def test_a_retry_around_equal_records_is_one_version_wherever_the_file_is(tmp_path: Path) -> None:
+    found: list[str] = []
+    for name, answer in (("here", "1"), ("there", "1"), ("other", "2")):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(json.dumps({"question": "a?", "answer": answer}) + "\n")
+        inner = {"kind": "jsonl", "dataset": str(path)}
+        found.append(build_environment(EnvironmentConfig(name="r", kind="retry", params={"inner": inner})).verifier)
+    assert found[0] == found[1] != found[2]
+
+
 def test_hints_tell_what_they_say_and_no_more() -> None:
     right = made("retry", inner=REVERSE).reference(4)
     assert said(made("retry", inner=REVERSE), 4, ("x",)) == ["no="]
