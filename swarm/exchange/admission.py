@@ -48,6 +48,7 @@ _NUM_RESERVED: Final = 4  # of them for senders whose groups were admitted befor
 _MAX_OF_ONE_SENDER: Final = 4
 _FIRST_TRY_CHARS: Final = 8192  # of a group whose party has no time left; 1 us each to encode and decode
 _FIRST_TRY_BYTES: Final = 65_536  # of the same, opened
+_FREE_BYTES: Final = 8192  # that nobody pays to have opened: 12 us, hardly more than counting them
 _OPEN_S_PER_BYTE: Final = 1.5e-9  # 4.4 to 6.2 ms for 4 MB, which may be 400 bytes that travelled
 _OVER_TIME: Final = RefusalReason.OVER_REPLAY_TIME, "its party has taken its seconds of this minute"
 
@@ -231,6 +232,8 @@ class Admission:
         """Of the sender, who is known before, and apart from what its own groups take: relays send those of others, and
         anybody can send the old ones of a producer again."""
         via, num_bytes = arrival.via, stated_bytes(arrival.sealed)
+        if num_bytes <= _FREE_BYTES:
+            return None
         sender = Producer(node_id=via, is_known=False, origin=f"sent by {self._origin_of(via) or via}")
         allowance = self._accounts.allowance(sender)
         if allowance is Allowance.NOTHING or (allowance is Allowance.FIRST_TRY and num_bytes > _FIRST_TRY_BYTES):

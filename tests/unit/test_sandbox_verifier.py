@@ -16,7 +16,7 @@ from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import MAX_REQUEST_BYTES, SandboxVerifier
 from swarm.errors import ConfigError, RolloutFailed, TooLarge
-from swarm.interfaces import Producer, Verifier
+from swarm.interfaces import EnvironmentShape, Producer, Verifier
 from swarm.testing.builders import InlineVerifier, answers
 from swarm.types import NodeId
 
@@ -125,6 +125,16 @@ async def test_unknown_environment_and_task_are_lookup_errors(kind: str) -> None
             with pytest.raises(LookupError):
                 await verifier.verify(env, task_id, answers("x"))
         assert await works(verifier)
+    finally:
+        await sandbox.close()
+
+
+async def test_the_shape_of_each_environment_is_known_once_a_process_started() -> None:
+    sandbox, built = SandboxVerifier((CHAR,), SandboxConfig()), build_environments([CHAR])["rev"]
+    assert sandbox.shapes == {}
+    try:
+        await sandbox.limits_in_force()
+        assert sandbox.shapes == {"rev": EnvironmentShape(built.verifier, built.max_turns)}
     finally:
         await sandbox.close()
 
