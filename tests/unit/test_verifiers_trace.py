@@ -94,3 +94,11 @@ def test_what_the_form_cannot_say_does_not_go_out() -> None:
     outcome = replay(environment, 3, actions)
     with pytest.raises(ValueError, match="without log-probs"):
         to_verifiers_trace("get", (), prompt_ids, actions, replace(trace, logprobs=None), outcome)
+    opening = environment.task(3).messages
+    as_stored = replace(outcome, transitions=tuple(replace(each, messages=()) for each in outcome.transitions))
+    with pytest.raises(ValueError, match="tokens that the model read are of no message"):
+        to_verifiers_trace("get", opening, prompt_ids, actions, trace, as_stored)
+    with pytest.raises(ValueError, match="tokens that the model read are of no message"):
+        to_verifiers_trace("get", (), prompt_ids, actions, trace, outcome)
+    with pytest.raises(ValueError, match="2 transitions are not of one episode"):
+        to_verifiers_trace("get", opening, prompt_ids, actions, trace, replay(environment, 3, actions[:2]))

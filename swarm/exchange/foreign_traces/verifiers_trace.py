@@ -52,11 +52,15 @@ def to_verifiers_trace(
         actions: texts of its turns.
         trace: of its rollout.
         outcome: of a replay: what the environment said, and the rewards; `outcome` counts, the others have no weight.
+            Stored outcomes leave out what it said.
 
     Raises:
-        ValueError: as `turns_of`.
+        ValueError: as `turns_of`; or actions, trace and outcome are not of one episode, or lack messages.
     """
     turns = turns_of(trace, outcome.conversations)
+    if not len(turns) == len(actions) == len(outcome.transitions):
+        counts = f"{len(turns)} turns, {len(actions)} actions and {len(outcome.transitions)} transitions"
+        raise ValueError(f"{counts} are not of one episode; give the outcome of a replay of these actions")
     nodes = _told(opening, prompt_ids.tolist())
     for turn, text, before in zip(turns, actions, [None, *outcome.transitions], strict=False):
         nodes += [] if before is None else _told(before.messages, turn.observed_ids)
@@ -112,7 +116,9 @@ def from_verifiers_trace(data: object, version: PolicyVersion) -> tuple[list[int
 
 
 def _told(messages: Sequence[Message], token_ids: list[int]) -> list[dict[str, Any]]:
-    """Messages that the model read, with all their tokens at the last one."""
+    """Messages that the model read, with all their tokens at the last one. Raises ValueError where there is none."""
+    if token_ids and not messages:
+        raise ValueError(f"{len(token_ids)} tokens that the model read are of no message; give the outcome of a replay")
     nodes: list[dict[str, Any]] = []
     for number, message in enumerate(messages, 1):
         ids = token_ids if number == len(messages) else []
