@@ -451,6 +451,8 @@ def test_groups_of_the_own_policy_are_told_apart_by_turns_and_by_what_became_of_
     ada = node_result("ada", ADA, ("sums",), made, STATUS | {"environments": {"sums": "replayable"}})
     assert [(row.num_turns, row.num_made, row.num_learned_from) for row in ada.by_turns] == [(1, 2, 0), (2, 3, 1)]
     assert [(row.num_without_signal, row.num_too_old) for row in ada.by_turns] == [(1, 0), (0, 2)]
+    skipped = node_result("ada", ADA, (), [*made, step_event(1, 110.0, was_skipped=True)], {})
+    assert [row.num_learned_from for row in skipped.by_turns] == [0, 0], "drawn, and set aside"
     swarm_of_one = SwarmResult(nodes=(ada,), began_at_s=50.0, first_step_at_s=110.0, ended_at_s=170.0)
     page = render_html(result(swarm=swarm_of_one, rival=None))
     assert "Groups by turns" in page and "66.7 %" in page

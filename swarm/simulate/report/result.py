@@ -269,7 +269,9 @@ def node_result(
         num_failures=len(events_of(LoopFailed, events)) + len(events_of(WorkerDied, events)),
         learned_from=_learned_from(consumed, [*puts, *admitted]),
         episodes=tuple(episodes),
-        by_turns=_by_turns([*puts, *(event for event in admitted if event.policy_id == own_id)], draws.values()),
+        by_turns=_by_turns(
+            [*puts, *(event for event in admitted if event.policy_id == own_id)], draws.values(), consumed
+        ),
         exchange=dict(status.get("environments", {})),
         marks=tuple((event.at_s, kind_of(event)) for event in events if isinstance(event, MARKS)),
     )
@@ -306,11 +308,12 @@ def _learned_from(consumed: Sequence[GroupUse], stored: Sequence[GroupStored]) -
     return {env: (counts[env, True], counts[env, False]) for env in sorted({env for env, _ in counts})}
 
 
-def _by_turns(made: Sequence[GroupStored], draws: Iterable[GroupsDrawn]) -> tuple[TurnsRow, ...]:
+def _by_turns(
+    made: Sequence[GroupStored], draws: Iterable[GroupsDrawn], consumed: Sequence[GroupUse]
+) -> tuple[TurnsRow, ...]:
     turns_of = {event.digest: event.num_turns for event in made}
-    learned_from, without_signal, too_old = set[str](), set[str](), set[str]()
+    learned_from, without_signal, too_old = {use.digest for use in consumed}, set[str](), set[str]()
     for draw in draws:
-        learned_from.update(use.digest for use in draw.groups)
         without_signal.update(draw.zero_variance)
         too_old.update(draw.too_old)
     counts = [
