@@ -136,7 +136,8 @@ def all_set_aside(status: JsonDict) -> str:
         for name, words in (("mismatch_kl_k3", "mismatch KL"), ("ess_share", "ESS share"))
         if name in figures
     )
-    note = f"all sources set aside for {figures['guard_idle_draws']:.0f} draws: {measured or 'too far off policy'}"
+    draws = f"{figures['guard_idle_draws']:.0f} in a row"
+    note = f"all sources of the newest draws ({draws}) set aside: {measured or 'too far off policy'}"
     used = figures.get("guard_groups_spared")
     return f"{note}; {used:.0f} groups that deviate least are used, with capped ratios" if used else note
 

@@ -61,7 +61,7 @@ def test_a_node_that_made_all_of_its_steps_is_not_stuck() -> None:
 def test_that_the_guard_set_every_source_aside_is_said_with_the_reason() -> None:
     figures = {"guard_idle_draws": 1.0, "mismatch_kl_k3": 0.1129, "ess_share": 0.4, "guard_groups_spared": 0.0}
     status = status_of(at_s=2000.0, guard=figures)
-    note = "all sources set aside for 1 draws: mismatch KL 0.113, ESS share 0.4"
+    note = "all sources of the newest draws (1 in a row) set aside: mismatch KL 0.113, ESS share 0.4"
     assert dict(status_rows(status))["guard"] == note
     assert problems(status, 2000.0, 300.0)[0].endswith(note)
     used = dict(status_rows(status_of(guard=figures | {"guard_groups_spared": 2.0})))["guard"]
