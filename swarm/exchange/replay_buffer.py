@@ -9,7 +9,7 @@ Local here are the groups of the node's own lineage, whoever generated them: thi
 """
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 
 from swarm.clock import Clock
@@ -45,8 +45,9 @@ class ReplayBuffer:
         self._shares = DrawShares(Parties())
         self._places: list[DrawPlace] = []  # drawn since the last draw that was handed out
         self._held = ReplayTables()
-        self._zero_variance_digests: list[Digest] = []  # used up since the last draw
-        self._too_old_digests: list[Digest] = []  # of the own lineage, dropped since then
+        # Since the last draw; as many as a restart reads. A run whose groups have no signal, or come late, makes none.
+        self._zero_variance_digests = deque[Digest](maxlen=config.max_groups)  # used up
+        self._too_old_digests = deque[Digest](maxlen=config.max_groups)  # of the own lineage, dropped
         self._turned_away = Counter[NodeId]()  # groups of followers that found no place here, since there was new room
         self.num_dropped: Counter[str] = Counter()  # groups by reason, since the start
 
@@ -265,8 +266,9 @@ class ReplayBuffer:
             if entry.uses >= self._config.max_reuse:
                 self._remove(entry)
         self._turned_away.clear()
-        zero_variance_digests, self._zero_variance_digests = tuple(self._zero_variance_digests), []
-        too_old_digests, self._too_old_digests = tuple(self._too_old_digests), []
+        zero_variance_digests, too_old_digests = tuple(self._zero_variance_digests), tuple(self._too_old_digests)
+        self._zero_variance_digests.clear()
+        self._too_old_digests.clear()
         places, self._places = tuple(self._places), []
         return Draw(
             step=step,

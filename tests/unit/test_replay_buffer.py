@@ -252,6 +252,18 @@ def test_two_nodes_with_one_seed_draw_the_same(sampler: str) -> None:
     assert draws[0] == draws[1] and len(set(draws[0])) == 5
 
 
+@pytest.mark.parametrize("rewards", [WITH_SIGNAL, ZERO_VARIANCE], ids=["too old", "without signal"])
+def test_a_run_that_makes_no_draw_remembers_no_more_groups_than_a_restart_reads(rewards: list[float]) -> None:
+    buffer = make_buffer(max_groups=10, local_groups=1, max_age_steps=1)
+    for i in range(50):
+        buffer.add(local(i, step=0, rewards=rewards))
+        assert buffer.draw(1, at(9 if rewards is WITH_SIGNAL else 0), nobody, {}) is None
+    buffer.add(local(99, step=9))
+    draw = buffer.draw(2, at(9), nobody, {})
+    assert draw is not None
+    assert len({*draw.zero_variance_digests, *draw.too_old_digests}) == 10
+
+
 def test_what_waits_stays_within_the_bytes_of_the_store_too() -> None:
     buffer, one = make_buffer(max_bytes=3 * held_bytes(local(0))), held_bytes(local(0))
     buffer.limit_stored_bytes(2000)
