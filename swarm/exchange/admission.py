@@ -7,8 +7,7 @@ carries rewards computed on this node. Checks run from cheap to expensive, and c
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,8 +18,8 @@ from swarm.exchange.episode_checks import Finding, check_num_turns
 from swarm.exchange.group_form import GroupForm, read_group, timed
 from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.novelty import MIN_BITS, Novelty, keep_keys
+from swarm.exchange.origin_checks import OriginChecks
 from swarm.exchange.reward_recheck import check_verdict, cut_group, to_scored_group
-from swarm.exchange.staleness import check_freshness
 from swarm.fairness import FairTurns, Turn
 from swarm.interfaces import EnvironmentShape, GroupStore, Producer, Result, Tokenizer, Verdict, Verifier
 from swarm.node_context import NodeContext
@@ -92,11 +91,21 @@ class Admission:
     _shapes: Mapping[str, EnvironmentShape] = field(default_factory=dict[str, EnvironmentShape])  # as far as known
 
     def __post_init__(self) -> None:
-        self._run_id = self._context.config.run_id
         self._limits = AdmissionLimits.from_config(self._context.config)
         self._slots = FairTurns[NodeId](MAX_CONCURRENT, _NUM_RESERVED, _MAX_OF_ONE_SENDER)
         self._in_flight: set[Digest] = set()  # genuine groups under admission now
-        self._num_judged: Counter[NodeId] = Counter()  # of our lineage, from the check of credit to their end
+        self._origin = OriginChecks(
+            node_id=self._context.node_id,
+            run_id=self._context.config.run_id,
+            clock=self._context.clock,
+            limits=self._limits,
+            entry=self._entry,
+            reputation=self._reputation,
+            environments=self._environments,
+            peers=self._peers,
+            versions=self._versions,
+            credit_ledger=self._credit_ledger,
+        )
         self.num_admitted = 0
         self.refusals: Counter[RefusalReason] = Counter()
 
@@ -169,20 +178,11 @@ class Admission:
         try:
             finding = (
                 await self._duplicate(arrival)  # again: another copy may have been stored while this one was opened
-                or self._producer_is_not_us(group)
-                or self._producer_entry(group)
-                or self._producer_reputation(group)
-                or self._run(group)
-                or self._environment(group)
-                or self._own_policy_has_followers(group)
-                or self._freshness(group)
-                or self._versions.check(group)
-                or self._credit(group)
-                or self._producer_quota(group, arrival.via)  # after freshness: old groups of it are anybody's to replay
+                or self._origin.check(group, arrival.via)
             )
             if finding is not None:
                 return finding
-            with self._counting_against_credit(group):
+            with self._origin.counting_against_credit(group):
                 return (
                     await self._form(group, arrival)
                     or self._novelty_of_answers(arrival, self._novelty.order(group, arrival.order))
@@ -249,73 +249,6 @@ class Admission:
             return opened.reason, opened.detail
         arrival.group = opened
         return None
-
-    # --- opened: origin ------------------------------------------------------------------------------
-
-    def _producer_is_not_us(self, group: RolloutGroup) -> Finding:
-        return (RefusalReason.DUPLICATE, "our own group") if group.producer == self._context.node_id else None
-
-    def _producer_entry(self, group: RolloutGroup) -> Finding:
-        """A peer that was let in relays nothing of those who were not."""
-        if self._entry is None or self._entry.is_admitted(group.producer):
-            return None
-        return RefusalReason.NO_ENTRY, f"producer {short(group.producer)} has shown nothing that lets it into the run"
-
-    def _producer_reputation(self, group: RolloutGroup) -> Finding:
-        if not self._reputation.is_allowed(group.producer):
-            return RefusalReason.LOW_REPUTATION, f"producer {short(group.producer)} is below the floor"
-        return None
-
-    def _producer_quota(self, group: RolloutGroup, via: NodeId) -> Finding:
-        """Groups that others relay count against their producer, too."""
-        if group.producer != via and not self._reputation.try_take(group.producer):
-            return RefusalReason.OVER_QUOTA, f"producer {short(group.producer)} used up its quota"
-        return None
-
-    def _run(self, group: RolloutGroup) -> Finding:
-        return (RefusalReason.WRONG_RUN, "a group of another run") if group.run_id != self._run_id else None
-
-    def _environment(self, group: RolloutGroup) -> Finding:
-        if group.env not in self._environments or group.env in self._limits.own_environments:
-            return RefusalReason.UNKNOWN_ENVIRONMENT, "an environment this node does not have, or not with others"
-        believed = self._limits.believed_from.get(group.env)
-        if believed is not None and group.producer not in believed:
-            return RefusalReason.NOT_BELIEVED, f"{short(group.producer)} is not in scored_from of {group.env}"
-        return None
-
-    def _own_policy_has_followers(self, group: RolloutGroup) -> Finding:
-        if group.policy_id == self._context.node_id and not self._limits.has_followers:
-            return RefusalReason.BAD_VERSION, "our own policy, whose weights nobody else has"
-        return None
-
-    def _freshness(self, group: RolloutGroup) -> Finding:
-        head = self._peers.head_of(group.policy_id)
-        is_own_policy = group.policy_id == self._context.node_id
-        now_s = self._context.clock.now_s()
-        return check_freshness(group, head, now_s, self._limits, is_own_policy=is_own_policy)
-
-    def _credit(self, group: RolloutGroup) -> Finding:
-        """Of our own lineage only as much as was granted, so that no follower crowds out the others."""
-        if self._credit_ledger is None or group.policy_id != self._context.node_id:
-            return None
-        if self._credit_ledger.is_expected(group.producer, self._num_judged[group.producer]):
-            return None
-        return RefusalReason.NO_CREDIT, "more than its producer was given credit for"
-
-    @contextmanager
-    def _counting_against_credit(self, group: RolloutGroup) -> Generator[None, None, None]:
-        """Counts a group of our lineage until its end, so that many at a time cannot pass on credit for one."""
-        if group.policy_id != self._context.node_id:
-            yield
-            return
-        producer = group.producer
-        self._num_judged[producer] += 1
-        try:
-            yield
-        finally:
-            self._num_judged[producer] -= 1
-            if not self._num_judged[producer]:
-                del self._num_judged[producer]
 
     # --- opened: content and answers -----------------------------------------------------------------
 

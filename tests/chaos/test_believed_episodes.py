@@ -18,9 +18,9 @@ from swarm.environments.determinism import require_repeatable
 from swarm.environments.load import build_environment
 from swarm.environments.replay import ConfiguredEnvironment, replay
 from swarm.exchange import reward_recheck
-from swarm.exchange.admission import Admission
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_stream import GroupStreams
+from swarm.exchange.origin_checks import OriginChecks
 from swarm.model.tokenizer import CharTokenizer
 from swarm.peers.reputation import Reputation
 from swarm.plugins import code_version, load_object
@@ -133,7 +133,7 @@ async def test_a_stranger_is_not_believed_and_not_charged(
     tmp_path: Path, is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_defended:
-        monkeypatch.setattr(Admission, "_environment", lambda self, group: None)
+        monkeypatch.setattr(OriginChecks, "_environment", lambda self, group: None)
     gate = Gate(web(tmp_path, "scored"))
     result = await gate.admit(STRANGER)
     if is_defended:

@@ -27,7 +27,7 @@ from swarm.config import (
     NodeConfig,
 )
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
-from swarm.exchange.admission import Admission
+from swarm.exchange.origin_checks import OriginChecks
 from swarm.identity import Identity
 from swarm.peers.coordinator_client import GrpcCoordinatorClient
 from swarm.peers.dht_records import MAX_REPLY_BYTES, RecordChecker
@@ -223,7 +223,7 @@ async def test_a_member_relays_no_groups_of_those_who_may_not_enter(
     is_checked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_checked:
-        monkeypatch.setattr(Admission, "_producer_entry", lambda self, group: None)
+        monkeypatch.setattr(OriginChecks, "_producer_entry", lambda self, group: None)
     rule = rule_of("invited")
     context = make_context(identity=make_identity(3))
     admission = make_admission(context, MemoryGroupStore(context.clock, 10**8), entry=rule)
