@@ -139,12 +139,12 @@ class Agent:
             self.clock,
             config.replay.max_age_s,
             window,
-            config.replay.barrier,
-            replay.num_waiting,
-            parties,
-            config.replay.local_groups,
-            config.replay.max_age_steps,
+            in_rounds=config.replay.barrier,
+            num_waiting=replay.num_waiting,
+            parties=parties,
+            most_taken_off=max(0, config.replay.max_age_steps * config.replay.local_groups - 1),
         )
+        replay.share_room(credit)
         generation = self._generation = GenerationCapacity(config, replay, self.journal, credit, peers)
 
         # what goes out: weights, and groups

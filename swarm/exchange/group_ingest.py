@@ -164,10 +164,10 @@ class GroupIngest:
         self._context.changed.fire()
         if scored.is_own_policy(self._context.node_id):
             # after it was added: room that it takes up is not given away
-            is_established, oldest_step = self._parties.is_established(scored.group.producer), scored.group.oldest_step
+            is_established = self._parties.is_established(scored.group.producer)
             is_in_full = is_held and (not is_established or scored.correction is Correction.EXACT)
-            is_useful = self._capacity.is_in_time(oldest_step) and (is_in_full or self._parties.is_private)
-            self._arrived(scored.group.producer, is_admitted=True, is_useful=is_useful, oldest_step=oldest_step)
+            is_useful = self._capacity.is_in_time(scored.group.oldest_step) and (is_in_full or self._parties.is_private)
+            self._arrived(scored.group.producer, is_admitted=True, is_useful=is_useful)
             if is_established:
                 self._novelty.measure_follower(scored.group, self._parties.party_of(scored.group.producer))
         elif via in self._credit_ledger.followers:
@@ -200,11 +200,7 @@ class GroupIngest:
         made_at_s = refused.created_at_s if refused.reason is RefusalReason.TOO_OLD else None
         return made_at_s is None or not self._credit_ledger.predates_stream(refused.producer, made_at_s)
 
-    def _arrived(
-        self, producer: NodeId, *, is_admitted: bool, is_useful: bool = False, oldest_step: int | None = None
-    ) -> None:
+    def _arrived(self, producer: NodeId, *, is_admitted: bool, is_useful: bool = False) -> None:
         """A group that this follower had credit for came, and was admitted or refused."""
-        self._credit_ledger.record_delivery(
-            producer, is_admitted=is_admitted, is_useful=is_useful, oldest_step=oldest_step
-        )
+        self._credit_ledger.record_delivery(producer, is_admitted=is_admitted, is_useful=is_useful)
         self._context.changed.fire()

@@ -11,6 +11,7 @@ Local here are the groups of the node's own lineage, whoever generated them: thi
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from swarm.clock import Clock
 from swarm.config import ReplayConfig
@@ -24,6 +25,14 @@ from swarm.types import Correction, Digest, Draw, DrawnGroup, DrawPlace, NodeId,
 HeadOf = Callable[[NodeId], PolicyVersion | None]
 
 NEARLY_FULL = 0.9  # of the bytes: from here on groups make room for each other
+
+
+class FollowersCredit(Protocol):
+    """What followers may begin; see `CreditLedger`."""
+
+    @property
+    def num_taken_off(self) -> int: ...
+    def record_too_old(self, producer: NodeId) -> None: ...
 
 
 class ReplayBuffer:
@@ -43,6 +52,7 @@ class ReplayBuffer:
         self._max_age_steps = config.max_age_steps
         self._max_stored_bytes: float = math.inf
         self._shares = DrawShares(Parties())
+        self._credit: FollowersCredit | None = None
         self._places: list[DrawPlace] = []  # drawn since the last draw that was handed out
         self._held = ReplayTables()
         # Since the last draw; as many as a restart reads. A run whose groups have no signal, or come late, makes none.
@@ -79,6 +89,10 @@ class ReplayBuffer:
     def limit_stored_bytes(self, max_bytes: int) -> None:
         """Bounds what waits here by what it takes in the store, too, where it has to stay."""
         self._max_stored_bytes = max_bytes
+
+    def share_room(self, credit: "FollowersCredit") -> None:
+        """What waits here is granted by that credit."""
+        self._credit = credit
 
     def limit_shares(self, shares: DrawShares) -> None:
         """Bounds what each party may have of the draws; without it, as in a private run, nobody is bounded."""
@@ -227,7 +241,8 @@ class ReplayBuffer:
             return True
         if self._config.barrier and self.num_for_draws + self.num_turned_away >= self._config.local_groups:
             return True
-        return len(self._held.local) + self.num_turned_away >= self._most_local
+        num_taken_off = 0 if self._credit is None else self._credit.num_taken_off
+        return len(self._held.local) + self.num_turned_away >= self._most_local - num_taken_off
 
     @property
     def _most_local(self) -> int:
@@ -321,6 +336,8 @@ class ReplayBuffer:
                 self._drop(entry, "too_old")
                 if entry.is_own_policy:
                     self._too_old_digests.append(entry.digest)
+                    if self._credit is not None and not entry.scored.is_made_here:
+                        self._credit.record_too_old(entry.source)
             else:
                 entry.age_steps = age
 

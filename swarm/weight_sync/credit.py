@@ -6,9 +6,9 @@ a generator that disconnected or stalls had outstanding is free again. A generat
 one group outside the capacity, in turn with the others, so that free identities cannot starve proven ones. In an open
 run newcomers have an eighth of the capacity together, or one group, with what waits of theirs, trials included. Who
 takes far longer than most is late, long before its grants expire: it gets no more, its groups are still taken, and what
-it holds is free for others. Else a few that hold credit and bring nothing stop every step until it expires. Whose
-groups begin with versions older than the newest at their grant gets less, as they have fewer steps left when they come.
-Pure bookkeeping, single-threaded.
+it holds is free for others. Else a few that hold credit and bring nothing stop every step until it expires. Less is
+granted where groups are too old before a draw takes them, until one in two hundred is. Pure bookkeeping,
+single-threaded.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -26,6 +26,7 @@ from swarm.types import Credit, JsonDict, NodeId
 EXPIRY_SHARE: Final = 0.5  # of a group's life: the group of an older grant was lost, or comes too late to matter
 TRIAL_SHARE: Final = 0.05  # of a group's life: a trial lasts no longer while other generators wait for theirs
 GROUPS_PER_TRIAL: Final = 4  # of capacity for each trial at a time; one trial at least
+TOO_OLD_SHARE: Final = 0.005  # of groups, at which what is granted stays as it is
 LATE: Final = 3.0  # times what the median party took at most from grant to group
 _LEAST_PATIENCE_S: Final = 1.0
 _MEMORY: Final = 0.9  # of that time, with each group: it is short while credit grows, and long where weights are loaded
@@ -38,7 +39,7 @@ class GeneratorRecord:
     max_outstanding: int = 1  # doubles with each useful group, back to 1 with a useless one or when a grant expires
     late_s: deque[float] = field(default_factory=deque[float])  # of ended grants whose groups may still arrive
     delivery_s: float | None = None  # from a grant to its group, the most lately; None before the first
-    lag_steps: float = 0.0  # from the newest version at a grant back to the oldest that made its group, the most lately
+    too_many: float = 0.0  # groups of the capacity that were too many for its own to be drawn in time, as of late
 
     @property
     def is_proven(self) -> bool:
@@ -59,7 +60,6 @@ class CreditLine:
     num_granted: int = 0  # groups since the stream was opened
     num_expired: int = 0  # of them: not delivered in time
     outstanding_s: deque[float] = field(default_factory=deque[float])  # monotonic times of open grants, oldest first
-    granted_at_step: deque[int] = field(default_factory=deque[int])  # newest version at each of them
     is_trial: bool = False  # the open grant is one
     is_late: bool = False  # its oldest open grant is, as of the last call of `expire`
     is_closed: bool = False  # the stream ended, or the peer opened a newer one
@@ -107,8 +107,7 @@ class CreditLedger:
         in_rounds: all generators get equal shares of the free capacity at once whatever their window, newcomers one
             group of it (`replay.barrier`): a round waits for everybody, also for those that deliver nothing.
         num_waiting: groups of a generator that wait for a draw.
-        groups_per_step: of the own lineage that a step uses up.
-        max_age_steps: of a group when a step uses it.
+        most_taken_off: most groups of the capacity that are not granted since others were too old.
         parties: who is established, and whose keys are one; without them everybody is, and each key for itself.
 
     Example:
@@ -126,8 +125,7 @@ class CreditLedger:
         in_rounds: bool = False,
         num_waiting: Callable[[NodeId], int] = lambda _: 0,
         parties: Parties | None = None,
-        groups_per_step: int = 0,
-        max_age_steps: int = 0,
+        most_taken_off: int = 0,
     ) -> None:
         self._clock = clock
         self._max_age_s = max_age_s
@@ -137,9 +135,7 @@ class CreditLedger:
         self._in_rounds = in_rounds
         self._num_waiting = num_waiting
         self._parties = parties or Parties()
-        self._groups_per_step = groups_per_step
-        self._most_taken_off = max(0, max_age_steps * groups_per_step - 1)
-        self._head_step = 0  # at the newest grant
+        self._most_taken_off = most_taken_off
         self._started_s = clock.monotonic_s()
         self._records = BoundedTable[NodeId, GeneratorRecord](MAX_PEERS)  # the one touched last comes last
         self._lines: OrderedDict[NodeId, CreditLine] = OrderedDict()  # open ones; the one served last comes last
@@ -170,16 +166,14 @@ class CreditLedger:
             del self._lines[line.peer]
             self._add_late(line.record, line.num_outstanding)
 
-    def grant(self, capacity: int, head_step: int = 0) -> None:
+    def grant(self, capacity: int) -> None:
         """Expires old grants, then grants what is free and the trials that are due.
 
         Args:
-            capacity: most groups that may be outstanding in all, besides trials, where they begin with the newest
-                version: each step that a generator lags behind it takes a step's groups off for that generator.
-            head_step: of the newest version.
+            capacity: most groups that may be outstanding in all, besides trials; `num_taken_off` are not granted.
         """
-        self._head_step = head_step
         self.expire()
+        capacity -= 0 if self._in_rounds else self.num_taken_off
         free = capacity - self.num_outstanding
         established = [line for line in self._lines.values() if not line.is_newcomer]
         for_newcomers = self._for_newcomers(capacity)
@@ -190,7 +184,7 @@ class CreditLedger:
                     self._grant(line, min(share, line.record.max_outstanding - line.num_outstanding))
         else:
             for _ in range(free):
-                wanting = [line for line in established if line.wants_more and self._has_room(line, capacity)]
+                wanting = [line for line in established if line.wants_more]
                 if not wanting:
                     break
                 self._grant(self._next_of(wanting), 1)
@@ -199,13 +193,21 @@ class CreditLedger:
                 self._try_next([line for line in established if line.awaits_trial])
         self._grant_newcomers(for_newcomers, capacity)
 
-    def _has_room(self, line: CreditLine, capacity: int) -> bool:
-        """Whether one more group of it would not be too old when its turn comes."""
-        return self.num_outstanding < capacity - self._taken_off(line)
+    @property
+    def num_taken_off(self) -> int:
+        """Groups of the capacity that nobody gets credit for, as so many were too many for the median party: steps that
+        go on while a long episode is played would leave its group too old.
+        """
+        of_party: dict[str, float] = {}
+        for line in self._lines.values():
+            if line.record.delivery_s is not None and not line.is_newcomer:
+                of_party[line.party] = max(line.record.too_many, of_party.get(line.party, 0.0))
+        return round(median_low(of_party.values())) if of_party else 0
 
-    def _taken_off(self, line: CreditLine) -> int:
-        """Groups of the capacity that its lag takes; where nothing waits one may begin: it shows the lag of now."""
-        return min(round(line.record.lag_steps) * self._groups_per_step, self._most_taken_off)
+    def record_too_old(self, producer: NodeId) -> None:
+        """A group of it was too old before a draw took it."""
+        record = self._record_of(producer)
+        record.too_many = min(record.too_many + 1, self._most_taken_off)
 
     def _max_trials(self, capacity: int) -> int:
         return max(1, capacity // GROUPS_PER_TRIAL) if capacity > 0 else 0
@@ -233,8 +235,7 @@ class CreditLedger:
         """In turn, those that deliver before those that are tried."""
         for _ in range(count):
             free = capacity - self.num_outstanding
-            wanting = [line for line in self._newcomers() if line.wants_more and self._has_room(line, capacity)]
-            wanting = wanting if free > 0 else []
+            wanting = [line for line in self._newcomers() if free > 0 and line.wants_more]
             on_trial = [line for line in self._newcomers() if line.awaits_trial]
             if wanting:
                 self._grant(self._next_of(wanting), 1)
@@ -259,10 +260,8 @@ class CreditLedger:
             record.late_s.popleft()
         return num_judged < len(record.late_s) + (0 if line is None else line.num_outstanding)
 
-    def record_delivery(
-        self, producer: NodeId, *, is_admitted: bool, is_useful: bool = True, oldest_step: int | None = None
-    ) -> None:
-        """Settles one grant with a group that arrived, made by version `oldest_step` and newer ones.
+    def record_delivery(self, producer: NodeId, *, is_admitted: bool, is_useful: bool = True) -> None:
+        """Settles one grant with a group that arrived.
 
         A refused group proves nothing, and may be sent again. One that was admitted and is not useful (steps have
         hardly a place for it) ends what its producer had proven: else a member could fill the credit of others with
@@ -272,11 +271,10 @@ class CreditLedger:
         if line is not None:
             line.party, line.is_newcomer = self._parties.party_of(producer), not self._parties.is_established(producer)
         if line is not None and line.outstanding_s:
-            granted_s, granted_at_step = line.outstanding_s.popleft(), line.granted_at_step.popleft()
+            granted_s = line.outstanding_s.popleft()
             if is_admitted:
                 record.delivery_s = max(self._clock.monotonic_s() - granted_s, _MEMORY * (record.delivery_s or 0.0))
-                lag_steps = 0 if oldest_step is None else granted_at_step - oldest_step
-                record.lag_steps = max(lag_steps, _MEMORY * record.lag_steps)
+                record.too_many = max(0.0, record.too_many - TOO_OLD_SHARE)
             else:
                 self._add_late(record, 1)
             self._end_turn(line)
@@ -300,7 +298,6 @@ class CreditLedger:
             latest_s = now_s - (trial_s if line.is_trial else self._expiry_s)
             while line.outstanding_s and line.outstanding_s[0] < latest_s:
                 line.outstanding_s.popleft()
-                line.granted_at_step.popleft()
                 line.num_expired += 1
                 line.record.max_outstanding = 1
                 self._add_late(line.record, 1)
@@ -355,7 +352,6 @@ class CreditLedger:
         if count > 0:
             line.num_granted += count
             line.outstanding_s.extend([self._clock.monotonic_s()] * count)
-            line.granted_at_step.extend([self._head_step] * count)
             self._lines.move_to_end(line.peer)
 
     def _end_turn(self, line: CreditLine) -> None:

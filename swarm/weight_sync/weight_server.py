@@ -158,7 +158,7 @@ class WeightServer:
         head_step = self.head_step(policy_id)
         if not line.window or head_step is None:
             return None
-        self._credit_ledger.grant(self._capacity(), head_step)
+        self._credit_ledger.grant(self._capacity())
         return Credit(head_step=head_step, granted=line.num_granted)
 
     def _has_news(self, line: CreditLine, policy_id: str, number: int, sent: Credit | None) -> bool:
