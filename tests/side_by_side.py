@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OUTCOMES = ("passed", "failed", "error", "errors", "skipped", "xfailed", "xpassed")
+TOLD = ("--color=no", "--durations=10", "--durations-min=10")  # and what is slow, for whoever looks for time
 Halves = dict[str, list[str]]
 SILENCE_S = 600.0  # a line of dots is 72 tests: 90 s here
 LAST_WORDS_S = 10.0  # what pytest's own children may still print once it has ended
@@ -74,7 +75,7 @@ class Side:
             self._process.send_signal(signal.SIGINT)
 
     def _run_one(self, tests: list[str]) -> None:
-        command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "--color=no", *self._flags, *tests]
+        command = [sys.executable, "-X", "faulthandler", "-m", "pytest", *TOLD, *self._flags, *tests]
         self._process = process = subprocess.Popen(
             command,
             cwd=ROOT,

@@ -170,9 +170,11 @@ def _too_old(swarm: SwarmResult) -> list[Text]:
         )
         if num_too_old:
             worst = max(node.by_turns, key=lambda row: row.too_old_share)
-            most = f"most of those with {worst.num_turns} turns: {worst.too_old_share:.1%}"
+            most = (
+                f" ({worst.too_old_share:.1%} of those with {worst.num_turns} turns)" if len(node.by_turns) > 1 else ""
+            )
             share = f"{num_too_old / num_made:.1%} of the groups of its own policy were too old to learn from"
-            lines.append(Text(f"{node.name}: {share} ({most})"))
+            lines.append(Text(f"{node.name}: {share}{most}"))
     return lines
 
 
