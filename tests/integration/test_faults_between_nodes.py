@@ -15,7 +15,7 @@ from attacked_node import AttackedNode, until
 from swarm.clock import CLOCK_SKEW_S
 from swarm.config import ExchangeConfig
 from swarm.errors import Unavailable
-from swarm.exchange import admission as admission_module
+from swarm.exchange import origin_checks
 from swarm.flow import Backoff
 from swarm.interfaces import PeerAddress
 from swarm.loops.neighbours import NeighbourStream
@@ -59,7 +59,7 @@ async def test_nothing_is_taken_across_clocks_that_differ_and_all_of_it_once_the
 async def test_mutation_without_a_look_at_the_date_old_and_future_groups_are_learned_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission_module, "check_freshness", lambda *_, **__: None)
+    monkeypatch.setattr(origin_checks, "check_freshness", lambda *_, **__: None)
     assert await exchange_across_clocks(tmp_path, HOUR_S) == (NUM_SENT, NUM_SENT)
 
 

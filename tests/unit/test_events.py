@@ -29,6 +29,8 @@ VALUES: dict[str, Any] = {
     "versions": ((1, "d"), (2, "e")),
     "groups": (USE, USE),
     "zero_variance": ("d",),
+    "too_old": ("d",),
+    "reward_parts": {"found": 0.5},
     "diagnostics": {"ess_share": 0.5},
     "seconds": {"learn": 1.5},
     "refused": {"too_old": 3},
