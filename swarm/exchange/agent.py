@@ -142,7 +142,7 @@ class Agent:
             in_rounds=config.replay.barrier,
             num_waiting=replay.num_waiting,
             parties=parties,
-            most_taken_off=max(0, config.replay.max_age_steps * config.replay.local_groups - 1),
+            most_taken_off=lambda: replay.most_taken_off,
         )
         replay.share_room(credit)
         generation = self._generation = GenerationCapacity(config, replay, self.journal, credit, peers)

@@ -249,6 +249,11 @@ class ReplayBuffer:
         """Local groups that may wait by the age bound of this moment."""
         return min(self._usable(self._max_age_steps), self._config.max_groups)
 
+    @property
+    def most_taken_off(self) -> int:
+        """Of them, those that need not be granted: what is left makes a draw, and one group more."""
+        return max(0, self._most_local - self._config.local_groups - 1)
+
     def _choose_external(
         self, step: int, source_weights: Mapping[NodeId, float], places: DrawPlaces
     ) -> list[ReplayEntry]:

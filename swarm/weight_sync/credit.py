@@ -107,7 +107,8 @@ class CreditLedger:
         in_rounds: all generators get equal shares of the free capacity at once whatever their window, newcomers one
             group of it (`replay.barrier`): a round waits for everybody, also for those that deliver nothing.
         num_waiting: groups of a generator that wait for a draw.
-        most_taken_off: most groups of the capacity that are not granted since others were too old.
+        most_taken_off: most groups of the capacity that are not granted since others were too old, by the age bound of
+            this moment: what is left has to make a draw, else nobody delivers and nothing is ever given back.
         parties: who is established, and whose keys are one; without them everybody is, and each key for itself.
 
     Example:
@@ -125,7 +126,7 @@ class CreditLedger:
         in_rounds: bool = False,
         num_waiting: Callable[[NodeId], int] = lambda _: 0,
         parties: Parties | None = None,
-        most_taken_off: int = 0,
+        most_taken_off: Callable[[], int] = lambda: 0,
     ) -> None:
         self._clock = clock
         self._max_age_s = max_age_s
@@ -202,12 +203,12 @@ class CreditLedger:
         for line in self._lines.values():
             if line.record.delivery_s is not None and not line.is_newcomer:
                 of_party[line.party] = max(line.record.too_many, of_party.get(line.party, 0.0))
-        return round(median_low(of_party.values())) if of_party else 0
+        return min(round(median_low(of_party.values())), self._most_taken_off()) if of_party else 0
 
     def record_too_old(self, producer: NodeId) -> None:
         """A group of it was too old before a draw took it."""
         record = self._record_of(producer)
-        record.too_many = min(record.too_many + 1, self._most_taken_off)
+        record.too_many = min(record.too_many + 1, self._most_taken_off())
 
     def _max_trials(self, capacity: int) -> int:
         return max(1, capacity // GROUPS_PER_TRIAL) if capacity > 0 else 0

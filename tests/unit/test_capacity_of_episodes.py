@@ -56,7 +56,7 @@ class Run:
             config.max_age_s,
             16,
             num_waiting=self.buffer.num_waiting,
-            most_taken_off=max_age_steps * config.local_groups - 1,
+            most_taken_off=lambda: self.buffer.most_taken_off,
         )
         self.buffer.share_room(self.ledger)
         node = NodeConfig(roles=(Role.TRAINER,), replay=config, weights=WeightsConfig(publish=True))
@@ -148,3 +148,26 @@ def test_a_party_that_says_its_groups_are_old_takes_no_credit_of_the_others() ->
         run.ledger.record_too_old(FOLLOWERS[1])
         run.ledger.record_too_old(FOLLOWERS[2])
     assert run.ledger.num_taken_off == run.max_age_steps * 8 - 1, "where most say so it is believed"
+
+
+def steps_while_tight(run: Run) -> int:
+    """Steps in the end of a long time for which the age bound is tightened to 0."""
+    run.play(60)
+    run.buffer.limit_age(0)
+    run.play(100)
+    before = run.head_step
+    run.play(200)
+    return run.head_step - before
+
+
+@pytest.mark.parametrize("num_followers", [1, 4])
+def test_a_bound_that_is_tightened_later_leaves_enough_for_a_draw(num_followers: int) -> None:
+    assert steps_while_tight(Run(num_followers)) > 20
+
+
+@pytest.mark.parametrize("num_followers", [1, 4])
+def test_mutation_what_the_configured_age_allowed_to_take_off_stops_every_step(
+    num_followers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReplayBuffer, "most_taken_off", 2 * 8 - 1)
+    assert steps_while_tight(Run(num_followers)) == 0
