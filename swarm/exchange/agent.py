@@ -190,7 +190,6 @@ class Agent:
             reputation,
             parties,
             credit,
-            generation,
             replay,
             streams,
             novelty,

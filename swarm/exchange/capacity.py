@@ -56,11 +56,6 @@ class GenerationCapacity:
         share = (capacity + self._num_running) // (len(self._credit_ledger.followers) + 1)
         return max(0, capacity - max(0, share - self._num_running))
 
-    def is_in_time(self, oldest_step: int) -> bool:
-        """Whether the next draw may take a group of the own lineage that came now."""
-        drawn_at_step = self._peers.own_head.step + self._journal.is_under_way
-        return drawn_at_step - oldest_step <= self._config.replay.max_age_steps
-
     def _capacity(self, running: int) -> int:
         in_step = self._config.replay.local_groups if self._journal.is_under_way else 0
         return self._replay.capacity(self._peers.own_head.step, running + in_step)

@@ -10,7 +10,6 @@ from typing import Final, Protocol
 from swarm.errors import Unavailable
 from swarm.events import GroupAdmitted, GroupRefused
 from swarm.exchange.admission import Admission
-from swarm.exchange.capacity import GenerationCapacity
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.novelty import Novelty
 from swarm.exchange.replay_buffer import ReplayBuffer
@@ -97,7 +96,6 @@ class GroupIngest:
     _reputation: Reputation  # a peer that falls below the floor loses its streams at once
     _parties: Parties  # who is established: the others share a small part of the intake
     _credit_ledger: CreditLedger  # who may make groups for our own lineage, and how many of them are waited for
-    _capacity: GenerationCapacity  # which of those come too late for a draw
     _replay: ReplayBuffer  # takes admitted groups for the learner of this node
     _streams: GroupStreams  # hands them on to peers
     _novelty: Novelty  # learns from them what answers of our own policy are worth
@@ -166,7 +164,7 @@ class GroupIngest:
             # after it was added: room that it takes up is not given away
             is_established = self._parties.is_established(scored.group.producer)
             is_in_full = is_held and (not is_established or scored.correction is Correction.EXACT)
-            is_useful = self._capacity.is_in_time(scored.group.oldest_step) and (is_in_full or self._parties.is_private)
+            is_useful = is_in_full or self._parties.is_private
             self._arrived(scored.group.producer, is_admitted=True, is_useful=is_useful)
             if is_established:
                 self._novelty.measure_follower(scored.group, self._parties.party_of(scored.group.producer))

@@ -264,9 +264,9 @@ class CreditLedger:
     def record_delivery(self, producer: NodeId, *, is_admitted: bool, is_useful: bool = True) -> None:
         """Settles one grant with a group that arrived.
 
-        A refused group proves nothing, and may be sent again. One that was admitted and is not useful (steps have
-        hardly a place for it) ends what its producer had proven: else a member could fill the credit of others with
-        groups that nobody learns from, and steps would be made of what is left.
+        A refused group may be sent again. It ends what its producer had proven, as one does that was admitted and is
+        not useful (steps have hardly a place for it): else a member could fill the credit of others with groups that
+        nobody learns from, and steps would be made of what is left.
         """
         record, line = self._record_of(producer), self._lines.get(producer)
         if line is not None:
@@ -283,8 +283,8 @@ class CreditLedger:
             record.late_s.popleft()
         else:
             return
-        if is_admitted:
-            record.max_outstanding = min(2 * record.max_outstanding, self._max_window) if is_useful else 1
+        is_proof = is_admitted and is_useful
+        record.max_outstanding = min(2 * record.max_outstanding, self._max_window) if is_proof else 1
 
     def predates_stream(self, producer: NodeId, created_at_s: float) -> bool:
         """Whether a group was made before its producer's stream was opened, hence without credit of this stream."""

@@ -62,6 +62,7 @@ def rendered_again(data: Any) -> None:
         (lambda data: data["turns"][0]["loss_mask"].__setitem__(-1, 0), "mask leaves out"),
         (lambda data: data["turns"][-1]["completion_token_ids"].__setitem__(0, -1), "ids that are none"),
         (lambda data: data["turns"][0]["per_token_logps"].__setitem__(0, float("nan")), "log-probs that are none"),
+        (lambda data: data["turns"][0]["per_token_logps"].__setitem__(0, -1e39), "log-probs that are none"),
         (lambda data: data["turns"][0]["per_token_logps"].__setitem__(0, 0.01), "log-probs that are none"),
     ],
 )

@@ -78,6 +78,8 @@ def fork(data: Any) -> None:
         (lambda data: data["nodes"][0].update(token_ids=[], mask=[]), "0 tokens of a prompt"),
         (lambda data: data["nodes"][1]["token_ids"].__setitem__(0, 2**31), "ids that are none"),
         (lambda data: data["nodes"][1]["logprobs"].__setitem__(0, float("nan")), "log-probs that are none"),
+        (lambda data: data.update(nodes=data["nodes"][:1] * 5000), "1 fields differ"),
+        (lambda data: data["nodes"][1]["logprobs"].__setitem__(0, -1e39), "log-probs that are none"),
     ],
 )
 def test_what_is_no_sequence_of_the_model_is_refused(change: Any, words: str) -> None:

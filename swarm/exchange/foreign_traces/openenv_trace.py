@@ -10,8 +10,9 @@ never saw it.
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from swarm.episode import MAX_TURNS
 from swarm.exchange.foreign_traces.trace_turns import TraceTurn, trace_of, turns_of
 from swarm.types import IntArray, PolicyVersion, TokenTrace
 
@@ -31,7 +32,7 @@ class _Trace(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     schema_version: int
-    turns: list[_Turn]
+    turns: list[_Turn] = Field(max_length=MAX_TURNS)
 
 
 def to_training_trace(prompt_ids: IntArray, trace: TokenTrace, conversations: Sequence[int]) -> dict[str, Any]:

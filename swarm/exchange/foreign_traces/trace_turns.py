@@ -6,13 +6,15 @@ refused, never repaired.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from swarm.episode import MAX_TURNS
 from swarm.exchange.admission_checks import ROUNDING_NATS
 from swarm.types import PolicyVersion, TokenTrace, VersionSpan
+
+_LEAST_NATS: Final = -1e30  # finite as float32 too
 
 
 class TraceTurn(NamedTuple):
@@ -65,7 +67,7 @@ def trace_of(prompt_ids: Sequence[int], turns: Sequence[TraceTurn], version: Pol
         num_observed, num_chosen = len(turn.observed_ids), len(turn.chosen_ids)
         if not num_chosen or len(turn.logprobs) != num_chosen:
             raise ValueError(f"turn {number} lacks tokens or log-probs")
-        if not all(math.isfinite(each) and each <= ROUNDING_NATS for each in turn.logprobs):
+        if not all(_LEAST_NATS <= each <= ROUNDING_NATS for each in turn.logprobs):
             raise ValueError(f"turn {number} has log-probs that are none")
         ids += [*turn.observed_ids, *turn.chosen_ids]
         mask += [False] * num_observed + [True] * num_chosen

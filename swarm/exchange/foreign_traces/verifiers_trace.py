@@ -10,13 +10,14 @@ Invariant: that of `trace_turns`. Its own JSON has log-probs of four digits afte
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from swarm.episode import Actions, EpisodeOutcome, Message
+from swarm.episode import MAX_TURNS, Actions, EpisodeOutcome, Message
 from swarm.exchange.foreign_traces.trace_turns import TraceTurn, trace_of, turns_of
 from swarm.types import IntArray, PolicyVersion, TokenTrace
 
 SCHEMA_VERSION: Final = 1
+_MAX_NODES: Final = 8 * MAX_TURNS  # messages
 
 
 class _Node(BaseModel):
@@ -32,7 +33,7 @@ class _Trace(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     version: int
-    nodes: list[_Node]
+    nodes: list[_Node] = Field(max_length=_MAX_NODES)
 
 
 def to_verifiers_trace(
