@@ -79,7 +79,7 @@ def rise(policy: Policy) -> float:
 
 
 def corrections(seed: int) -> tuple[float, float]:
-    """After training."""
+    """`rise` of score and of the trajectory level, each after training on as many episodes of the same tasks."""
     return rise(trained("score", ALWAYS, seed)), rise(trained(TRAJECTORY_LEVEL, ALWAYS, seed))
 
 

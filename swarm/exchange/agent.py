@@ -183,17 +183,7 @@ class Agent:
         )
         learns = follower is None
         self.ingest = GroupIngest(
-            context,
-            self.admission,
-            quota,
-            peers,
-            reputation,
-            parties,
-            credit,
-            replay,
-            streams,
-            novelty,
-            learns,
+            context, self.admission, quota, peers, reputation, parties, credit, replay, streams, novelty, learns
         )
 
     def _make_publisher(self, weights: WeightStore | None) -> VersionPublisher | None:

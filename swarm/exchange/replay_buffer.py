@@ -90,8 +90,8 @@ class ReplayBuffer:
         """Bounds what waits here by what it takes in the store, too, where it has to stay."""
         self._max_stored_bytes = max_bytes
 
-    def share_room(self, credit: "FollowersCredit") -> None:
-        """What waits here is granted by that credit."""
+    def share_room(self, credit: FollowersCredit) -> None:
+        """Tells that credit which groups were too old here; a draw waits for none that it does not grant."""
         self._credit = credit
 
     def limit_shares(self, shares: DrawShares) -> None:
@@ -208,9 +208,11 @@ class ReplayBuffer:
         Fewer than I where no more can come because all that may wait here does, and the shares leave some out.
         """
         count = self._config.local_groups
+        if not self._shares.are_bounded and len(self._held.local) < count:
+            return None
         local = sorted(self._held.local.values(), key=lambda entry: entry.oldest_step)  # of one step: as they came
         if not self._shares.are_bounded:
-            return local[:count] if len(local) >= count else None
+            return local[:count]
         trial, chosen, over_share = places.fork(), list[ReplayEntry](), list[ReplayEntry]()
         for entry in local:
             if len(chosen) == count:

@@ -41,12 +41,12 @@ def turns_of(trace: TokenTrace, conversations: Sequence[int]) -> list[TraceTurn]
         raise ValueError(f"an episode of {len(set(conversations))} conversations is no one sequence; expected 1")
     if len(trace.spans) > 1:
         raise ValueError(f"tokens of {len(trace.spans)} policy versions; a training trace names none; expected 1")
-    turns, end = list[TraceTurn](), 0
+    turns, end, ids = list[TraceTurn](), 0, trace.token_ids.tolist()
     for number in range(int(trace.turn_ids[-1]) + 1):
         places = np.flatnonzero((trace.turn_ids == number) & trace.action_mask)
         start, before = int(places[0]), end
         end = int(places[-1]) + 1
-        ids, logprobs = trace.token_ids.tolist(), trace.logprobs[start:end].astype(float).tolist()
+        logprobs = trace.logprobs[start:end].astype(float).tolist()
         turns.append(TraceTurn(ids[before:start], ids[start:end], logprobs))
     return turns
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from swarm.episode import MAX_TURNS, Actions, EpisodeOutcome, Message
+from swarm.episode import MAX_TURNS, OUTCOME, Actions, EpisodeOutcome, Message
 from swarm.exchange.foreign_traces.trace_turns import TraceTurn, trace_of, turns_of
 from swarm.types import IntArray, PolicyVersion, TokenTrace
 
@@ -69,7 +69,7 @@ def to_verifiers_trace(
         nodes.append({"message": {"role": "assistant", "content": text}, "sampled": True, **chosen})
     for number, node in enumerate(nodes):
         node["parent"] = number - 1 if number else None
-    rewards = {name: {"score": value, "weight": float(name == "outcome")} for name, value in outcome.rewards.items()}
+    rewards = {name: {"score": value, "weight": float(name == OUTCOME)} for name, value in outcome.rewards.items()}
     data = {"name": task, "prompt": [{"role": each.role, "content": each.content} for each in opening]}
     return {
         "version": SCHEMA_VERSION,

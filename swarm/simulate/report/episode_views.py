@@ -31,7 +31,7 @@ class TurnView:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeView:
-    """One try."""
+    """One try at a problem, of one step of the policy."""
 
     step: int
     turns: tuple[TurnView, ...]

@@ -316,19 +316,21 @@ def _by_turns(
     for draw in draws:
         without_signal.update(draw.zero_variance)
         too_old.update(draw.too_old)
-    counts = [
-        Counter(turns_of[digest] for digest in digests if digest in turns_of)
-        for digests in (turns_of, learned_from, without_signal, too_old - learned_from)
-    ]
+
+    def count(digests: Iterable[str]) -> Counter[int]:
+        return Counter(turns_of[digest] for digest in digests if digest in turns_of)
+
+    num_made, num_learned_from = count(turns_of), count(learned_from)
+    num_without_signal, num_too_old = count(without_signal), count(too_old - learned_from)
     return tuple(
         TurnsRow(
             num_turns=turns,
-            num_made=counts[0][turns],
-            num_learned_from=counts[1][turns],
-            num_without_signal=counts[2][turns],
-            num_too_old=counts[3][turns],
+            num_made=num_made[turns],
+            num_learned_from=num_learned_from[turns],
+            num_without_signal=num_without_signal[turns],
+            num_too_old=num_too_old[turns],
         )
-        for turns in sorted(counts[0])
+        for turns in sorted(num_made)
     )
 
 

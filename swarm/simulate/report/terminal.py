@@ -164,17 +164,14 @@ def _too_old(swarm: SwarmResult) -> list[Text]:
     """One line for each learner whose own groups came too late, with the turns of those that were hit most."""
     lines: list[Text] = []
     for node in swarm.trainers:
-        num_too_old, num_made = (
-            sum(row.num_too_old for row in node.by_turns),
-            sum(row.num_made for row in node.by_turns),
-        )
+        num_too_old = sum(row.num_too_old for row in node.by_turns)
         if num_too_old:
-            worst = max(node.by_turns, key=lambda row: row.too_old_share)
-            most = (
-                f" ({worst.too_old_share:.1%} of those with {worst.num_turns} turns)" if len(node.by_turns) > 1 else ""
-            )
-            share = f"{num_too_old / num_made:.1%} of the groups of its own policy were too old to learn from"
-            lines.append(Text(f"{node.name}: {share}{most}"))
+            share = num_too_old / sum(row.num_made for row in node.by_turns)
+            told = f"{node.name}: {share:.1%} of the groups of its own policy were too old to learn from"
+            if len(node.by_turns) > 1:
+                worst = max(node.by_turns, key=lambda row: row.too_old_share)
+                told += f" ({worst.too_old_share:.1%} of those with {worst.num_turns} turns)"
+            lines.append(Text(told))
     return lines
 
 
