@@ -162,20 +162,28 @@ class DrawPlaces:
         """Whether the next place may be a newcomer's."""
         return self._parties.is_private or self._since_newcomer >= SHARE - 1
 
-    def may_take(self, producer: NodeId, task: TaskName, is_newcomer: bool, *, of_places: int = 0) -> bool:
-        """Whether the next place may be this group's.
+    def may_take(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> bool:
+        """Whether the next place may be this group's, which counts among those of all newcomers or not."""
+        return self.has_room_for_task(producer, task, is_newcomer) and self.has_room_for(producer, is_newcomer)
+
+    def has_room_for_task(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> bool:
+        """Whether the task leaves the next place to a group of it by this producer."""
+        if self._parties.is_private:
+            return True
+        is_below_draws = self._tasks_now[task] < self._most_of_one_task
+        return is_below_draws and self.num_left_of_task(producer, task, is_newcomer) > 0
+
+    def has_room_for(self, producer: NodeId, is_newcomer: bool, *, of_places: int = 0) -> bool:
+        """Whether its party leaves the next place to a group of this producer.
 
         Args:
             producer: of the group.
-            task: of the group.
             is_newcomer: the group counts among those of all newcomers.
             of_places: where not 0, a party has its share of so many places of this draw at most, too: no step is one
                 party's only because the others come later.
         """
         if self._parties.is_private:
             return True
-        if self._tasks_now[task] >= self._most_of_one_task or not self.num_left_of_task(producer, task, is_newcomer):
-            return False
         if is_newcomer:
             return self.may_take_newcomer
         most_now = -(-of_places * self.most_of_one // WINDOW) if of_places else WINDOW

@@ -213,28 +213,41 @@ class ReplayBuffer:
         local = sorted(self._held.local.values(), key=lambda entry: entry.oldest_step)  # of one step: as they came
         if not self._shares.are_bounded:
             return local[:count]
-        trial, chosen, over_share = places.fork(), list[ReplayEntry](), list[ReplayEntry]()
-        for entry in local:
-            if len(chosen) == count:
-                break
-            if entry.scored.is_made_here:
-                chosen.append(entry)
+        trial, chosen, num_free = places.fork(), list[ReplayEntry](), 0
+        while len(chosen) + num_free < count:
+            entry = self._oldest_for_place(local, trial)
+            if entry is None:
+                trial.leave_free(1)
+                num_free += 1
                 continue
-            is_newcomer = entry.is_newcomer
-            if trial.may_take(entry.source, entry.task, is_newcomer, of_places=count):
-                trial.take(entry.source, entry.task, is_newcomer)
-                chosen.append(entry)
-            elif not is_newcomer:
-                over_share.append(entry)
-        if len(chosen) < count:
+            local.remove(entry)
+            chosen.append(entry)
+            if not entry.scored.is_made_here:
+                trial.take(entry.source, entry.task, entry.is_newcomer)
+        if num_free:
+            over_share = [entry for entry in local if not entry.is_newcomer]
             if not self._is_at_capacity or all(entry.is_newcomer for entry in (*chosen, *over_share)):
                 return None
             if not chosen:
-                chosen = over_share[:1]
+                chosen, trial = over_share[:1], places.fork()
                 trial.take(chosen[0].source, chosen[0].task, is_newcomer=False)
-            trial.leave_free(count - len(chosen))
+                trial.leave_free(count - 1)
         places.adopt(trial)
         return chosen
+
+    def _oldest_for_place(self, local: list[ReplayEntry], places: DrawPlaces) -> ReplayEntry | None:
+        """The oldest one that may take the next place. Whoever may not is asked again at each place after it, as older
+        places leave the window: else younger groups of its party would be drawn, and it would grow too old."""
+        count, has_room = self._config.local_groups, dict[tuple[NodeId, bool], bool]()
+        for entry in local:
+            if entry.scored.is_made_here:
+                return entry
+            of = entry.source, entry.is_newcomer
+            if of not in has_room:
+                has_room[of] = places.has_room_for(*of, of_places=count)
+            if has_room[of] and places.has_room_for_task(entry.source, entry.task, entry.is_newcomer):
+                return entry
+        return None
 
     @property
     def _is_at_capacity(self) -> bool:
