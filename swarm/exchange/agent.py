@@ -135,6 +135,8 @@ class Agent:
         replay.limit_shares(shares)
         self.journal = DrawJournal(context, store, replay, peers, self.coordinator_view, quota, reputation, shares)
         window = WINDOW_STEPS * config.replay.local_groups
+        # An own generator begins what followers get no credit for: it slows no step, and they would be left with none.
+        takes_off = Role.GENERATOR not in config.roles
         credit = self.credit_ledger = CreditLedger(
             self.clock,
             config.replay.max_age_s,
@@ -142,7 +144,7 @@ class Agent:
             in_rounds=config.replay.barrier,
             num_waiting=replay.num_waiting,
             parties=parties,
-            most_taken_off=lambda: replay.most_taken_off,
+            most_taken_off=lambda: replay.most_taken_off if takes_off else 0,
         )
         replay.share_room(credit)
         generation = self._generation = GenerationCapacity(config, replay, self.journal, credit, peers)

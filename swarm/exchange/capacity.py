@@ -3,7 +3,8 @@
 Invariant: running + granted + waiting <= (max_age_steps + 1) * local_groups, apart from expired credit and from the
 one-group trials of new followers; the groups of a step under way still count, since what begins now is a step older
 when that ends. So no group is too old by the time a draw can take it, where all take equally long and begin with the
-newest version; where they do not, `CreditLedger.num_taken_off` is not granted to followers.
+newest version; where they do not, `CreditLedger.num_taken_off` is not granted to followers, unless this node generates
+too: what they do not begin it would begin itself.
 """
 
 from dataclasses import dataclass, field
