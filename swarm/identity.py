@@ -35,6 +35,7 @@ DOMAIN_CHALLENGE: Final = b"swarm.v1.challenge"
 DOMAIN_HELLO: Final = b"swarm.v1.hello"
 DOMAIN_MANIFEST: Final = b"swarm.v1.manifest"
 DOMAIN_INVITATION: Final = b"swarm.v1.invitation"
+DOMAIN_EXPORT: Final = b"swarm.v1.export"
 
 PUBLIC_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64

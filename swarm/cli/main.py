@@ -1,4 +1,4 @@
-"""The command line `swarm`: simulate, plan, join, status, doctor, keys, recipes, check, bench.
+"""The command line `swarm`: one function per command, here or beside this file.
 
 Invariant: importing this file is cheap (no torch, no gRPC); each command imports what it needs.
 """
@@ -20,6 +20,7 @@ from swarm.cli.bench import bench
 from swarm.cli.plan_command import plan_command
 from swarm.cli.recipes import recipes_app
 from swarm.cli.simulate import simulate
+from swarm.cli.trained import chat, evaluate, export, verify
 from swarm.errors import SwarmError
 from swarm.types import Correction, Role
 
@@ -45,6 +46,10 @@ app = typer.Typer(
 keys_app = typer.Typer(help="The Ed25519 identity of a node.", no_args_is_help=True)
 app.command()(simulate)
 app.command("plan")(plan_command)
+app.command("eval")(evaluate)
+app.command()(chat)
+app.command()(export)
+app.command()(verify)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
 app.add_typer(keys_app, name="keys")
 app.add_typer(recipes_app, name="recipes")

@@ -86,14 +86,21 @@ def has_checkpoint(root: Path) -> bool:
     return bool(_newest_first(root))
 
 
-def read_checkpoint(root: Path) -> Checkpoint:
-    """The newest checkpoint under `root` that is as it was written.
+def checkpoint_steps(root: Path) -> list[int]:
+    """Steps of the checkpoints under `root`, oldest first."""
+    return sorted({_step_of(path) for path in _newest_first(root)})
+
+
+def read_checkpoint(root: Path, step: int | None = None) -> Checkpoint:
+    """The newest checkpoint under `root` that is as it was written, or the newest one of that step.
 
     Raises:
         ConfigError: there is none; names the folder and the fix.
     """
     reason = "none is there"
     for path in _newest_first(root):
+        if step is not None and _step_of(path) != step:
+            continue
         try:
             return _read_files(path)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:

@@ -67,6 +67,18 @@ def add_adapters(network: nn.Module, rank: int, seed: int = 0) -> None:
         setattr(parent, key, LoraLinear.around(child, rank, generator))
 
 
+def merge_adapters(network: nn.Module) -> None:
+    """Puts a plain layer with weight W + SCALE B A in the place of each adapted one, rounded once to the dtype of W."""
+    for parent in list(network.modules()):
+        for key, child in list(parent.named_children()):
+            if isinstance(child, LoraLinear):
+                merged = nn.Linear(child.in_features, child.out_features, bias=False, device="meta")
+                change = SCALE * (child.lora_b.detach().float() @ child.lora_a.detach().float())
+                merged.weight = nn.Parameter((child.weight.detach().float() + change).to(child.weight.dtype))
+                merged.bias = child.bias
+                setattr(parent, key, merged)
+
+
 def _linear_children(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     for parent in list(network.modules()):
         for key, child in list(parent.named_children()):

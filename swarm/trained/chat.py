@@ -1,0 +1,112 @@
+"""Talk to a model: a conversation whose answers appear while they are made.
+
+Invariant: what the model reads is what it read in training, its own chat template over the messages so far.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from swarm.episode import Message
+from swarm.interfaces import Tokenizer
+from swarm.model.network import pick_device
+from swarm.trained.model import TrainedModel
+from swarm.types import Task
+
+_PARTIAL = "\ufffd"  # the last token may be a part of a character
+
+
+class Conversation:
+    """Messages so far, and a model that answers them.
+
+    Example:
+        talk = Conversation(load_target("my-node"), max_new_tokens=64)
+        print(talk.ask("what is 2 + 2?"))
+    """
+
+    def __init__(
+        self,
+        model: TrainedModel,
+        *,
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        system: str = "",
+        device: str = "auto",
+    ) -> None:
+        """`temperature`: 0 takes the likeliest token."""
+        self._model = model
+        self._device = pick_device(device)
+        self._network: Any = model.network.to(self._device)
+        self._max_new_tokens = max_new_tokens
+        self._temperature = temperature
+        self._system = (Message(role="system", content=system),) if system else ()
+        self.messages: tuple[Message, ...] = self._system
+
+    def reset(self) -> None:
+        """Forgets everything but the system message."""
+        self.messages = self._system
+
+    def ask(self, text: str, show: Callable[[str], None] | None = None) -> str:
+        """The answer to a message (blocking); an interrupted one (KeyboardInterrupt) is forgotten with its question.
+
+        Args:
+            show: called with each new piece of the answer.
+
+        Raises:
+            ConfigError: the model cannot read the message.
+        """
+        messages = (*self.messages, Message(role="user", content=text))
+        prompt = self._model.tokenizer.encode_prompt(_as_task(messages))
+        pieces = _Pieces(self._model.tokenizer, show or (lambda _: None))
+        is_greedy = self._temperature == 0
+        chosen: dict[str, Any] = {} if is_greedy else {"temperature": self._temperature, "top_k": 0, "top_p": 1.0}
+        ids = torch.tensor([prompt], device=self._device)
+        with torch.no_grad():
+            self._network.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=not is_greedy,
+                max_new_tokens=self._max_new_tokens,
+                eos_token_id=sorted(self._model.tokenizer.eos_ids),
+                pad_token_id=min(self._model.tokenizer.eos_ids),
+                streamer=pieces,
+                **chosen,
+            )
+        self.messages = (*messages, Message(role="assistant", content=pieces.text))
+        return pieces.text
+
+
+class _Pieces:
+    """A streamer of transformers: decodes the answer as it grows, whole characters only."""
+
+    def __init__(self, tokenizer: Tokenizer, show: Callable[[str], None]) -> None:
+        self._tokenizer = tokenizer
+        self._show = show
+        self._ids: list[int] | None = None  # None: the prompt did not come yet
+        self.text = ""  # shown so far
+
+    def put(self, value: Tensor) -> None:
+        """Takes the prompt first, then token after token."""
+        if self._ids is None:
+            self._ids = []
+            return
+        self._ids += cast("list[int]", value.reshape(-1).tolist())
+        text = self._tokenizer.decode(self._ids)
+        if not text.endswith(_PARTIAL):
+            self._tell(text)
+
+    def end(self) -> None:
+        """Shows what was held back."""
+        self._tell(self._tokenizer.decode(self._ids or []))
+
+    def _tell(self, text: str) -> None:
+        new = text[len(self.text) :]
+        if new:
+            self._show(new)
+        self.text = text
+
+
+def _as_task(messages: Sequence[Message]) -> Task:
+    return Task(env="chat", task_id=0, messages=tuple(messages))

@@ -1,0 +1,58 @@
+"""Exports the model of a node: a folder that is complete or absent, with signed provenance.
+
+Invariant: nothing of the node's directory is changed, so a running node can be exported.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.errors import ConfigError
+from swarm.trained.formats import WRITERS, Format
+from swarm.trained.model import load_trained
+from swarm.trained.provenance import write_provenance
+from swarm.types import PolicyVersion
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    version: PolicyVersion
+    size_bytes: int
+
+
+def export_model(directory: Path, folder: Path, kind: Format, step: int | None, now_s: float) -> Exported:
+    """Writes the model of a node's checkpoint to a new folder (blocking, slow).
+
+    Args:
+        directory: of the node.
+        folder: to make; an empty one may be there.
+        kind: which files.
+        step: of the checkpoint; None: the newest.
+        now_s: wall clock, for the statement.
+
+    Raises:
+        ConfigError: the folder is in use, there is no such checkpoint, or the format cannot hold this model.
+        OSError: the disk refuses; nothing stays.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not empty: name another folder, or move it away")
+    model = load_trained(directory, step)
+    assert model.version is not None
+    staging = folder.with_name(f".{folder.name}.part")
+    if staging.exists():
+        shutil.rmtree(staging)  # of a kill
+    staging.mkdir(parents=True)
+    try:
+        WRITERS[kind](model, staging)
+        write_provenance(model, staging, kind, now_s)
+        size = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
+        if folder.exists():
+            folder.rmdir()
+        staging.rename(folder)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return Exported(folder=folder, version=model.version, size_bytes=size)

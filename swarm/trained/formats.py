@@ -1,0 +1,98 @@
+"""Formats that a trained model leaves in: a Hugging Face folder, a PEFT adapter, a GGUF file.
+
+Invariant: what is written holds the weights of the version and no others; adapters are merged in float32 and rounded
+once, to the dtype of the model.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, cast, get_args
+
+from safetensors.torch import save_file
+
+from swarm.errors import ConfigError
+from swarm.model.char_folder import write_char_tokenizer
+from swarm.model.lora import SCALE, LoraLinear, merge_adapters
+from swarm.model.source import is_char_model, model_folder
+from swarm.trained.model import TrainedModel
+
+Format = Literal["hf", "peft", "gguf"]
+FORMATS: Final[tuple[Format, ...]] = get_args(Format)
+
+_TOKENIZER_FILES: Final = ("*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+_OF_WEIGHTS: Final = ("config.json", "generation_config.json")  # save_pretrained writes these; an index names shards
+
+
+def write_hf(model: TrainedModel, folder: Path) -> None:
+    """Config, safetensors, tokenizer and chat template, as `from_pretrained` reads them; adapters are merged."""
+    merge_adapters(model.network)
+    cast("Any", model.network).save_pretrained(folder)
+    _write_tokenizer(model, folder)
+
+
+def write_peft(model: TrainedModel, folder: Path) -> None:
+    """An adapter that PEFT, vLLM and transformers put on the initial model, with the tokenizer.
+
+    Raises:
+        ConfigError: the node trains all weights.
+    """
+    adapted = {name: layer for name, layer in model.network.named_modules() if isinstance(layer, LoraLinear)}
+    if not adapted:
+        raise ConfigError(
+            "--format peft: this model has no adapters, as model.lora_rank is 0; export it with --format hf"
+        )
+    tensors = {
+        f"base_model.model.{name}.lora_{which}.weight": factor.detach().contiguous()
+        for name, layer in adapted.items()
+        for which, factor in (("A", layer.lora_a), ("B", layer.lora_b))
+    }
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (rank,) = {layer.lora_a.shape[0] for layer in adapted.values()}
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": model.source,
+        "r": rank,
+        "lora_alpha": SCALE * rank,
+        "lora_dropout": 0.0,
+        "target_modules": sorted({name.rpartition(".")[2] for name in adapted}),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    _write_tokenizer(model, folder)
+
+
+def write_gguf(model: TrainedModel, folder: Path) -> None:
+    """One file model.gguf, as llama.cpp, Ollama and LM Studio read it; adapters are merged.
+
+    Raises:
+        ConfigError: the architecture or the tokenizer is none that is written here.
+    """
+    from swarm.trained.gguf import write_file  # needs gguf, which the other formats do not
+
+    if is_char_model(model.source):
+        raise ConfigError("--format gguf: the tiny model's tokenizer has no form in GGUF; export it with --format hf")
+    merge_adapters(model.network)
+    write_file(model.network, model_folder(model.source), folder / "model.gguf")
+
+
+WRITERS: Final[Mapping[Format, Callable[[TrainedModel, Path], None]]] = {
+    "hf": write_hf,
+    "peft": write_peft,
+    "gguf": write_gguf,
+}
+
+
+def _write_tokenizer(model: TrainedModel, folder: Path) -> None:
+    if is_char_model(model.source):
+        write_char_tokenizer(folder)
+        return
+    source = model_folder(model.source)
+    for pattern in _TOKENIZER_FILES:
+        for path in sorted(source.glob(pattern)):
+            if path.name not in _OF_WEIGHTS and not path.name.endswith(".index.json"):
+                shutil.copyfile(path, folder / path.name)

@@ -1,0 +1,126 @@
+"""A model to use: the version in a checkpoint of a node, or a model that nobody trained here.
+
+Invariant: a version's weights hash to the digest under which its node published it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import nn
+
+from swarm.config import ModelConfig, NodeConfig, load_config
+from swarm.errors import ConfigError
+from swarm.interfaces import Tokenizer
+from swarm.learn.checkpoint import Checkpoint, checkpoint_steps, read_checkpoint
+from swarm.model.network import load_model
+from swarm.model.version_digest import published_state, weights_digest
+from swarm.types import Digest, PolicyVersion, Role
+
+CHECKPOINTS: Final = "checkpoints"  # of a node's directory
+_NODE_FILE: Final = "node.toml"
+_MASTER: Final = "master."  # before the names of trained weights in a checkpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedModel:
+    """Network, tokenizer, and where they come from."""
+
+    network: nn.Module  # transformers causal LM, eval mode, with adapters where the node trains these
+    tokenizer: Tokenizer
+    source: str  # the initial model, as `model.source`
+    base_digest: Digest  # of its published tensors
+    version: PolicyVersion | None = None  # None: nobody trained it here
+    config: NodeConfig | None = None  # of its node
+    directory: Path | None = None  # of its node
+
+
+def is_node(target: str) -> bool:
+    """Whether a text names the directory of a node, rather than a model source."""
+    return (Path(target).expanduser() / _NODE_FILE).is_file()
+
+
+def load_target(target: str, step: int | None = None, dtype: str = "float32") -> TrainedModel:
+    """The model of a node's directory, or of a model source (blocking, slow).
+
+    Args:
+        target: directory of a node, or what `model.source` may be: a folder, a hub id, or a shipped model.
+        step: of a node, which of its checkpoints; None: the newest.
+        dtype: of a model source.
+
+    Raises:
+        ConfigError: names the path and the fix.
+    """
+    if is_node(target):
+        return load_trained(Path(target).expanduser(), step)
+    folder = Path(target).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{target}: neither a node's directory ({_NODE_FILE}) nor a model's (config.json); "
+            "`swarm status --dir` shows a node, and `swarm simulate` keeps its nodes in <run>/swarm/<name>"
+        )
+    if step is not None:
+        raise ConfigError(f"--step {step}: {target} is no node's directory and has no checkpoints; leave it out")
+    loaded = load_model(ModelConfig.model_validate({"source": target, "dtype": dtype}))
+    return TrainedModel(network=loaded.network, tokenizer=loaded.tokenizer, source=target, base_digest=loaded.digest)
+
+
+def load_trained(directory: Path, step: int | None = None) -> TrainedModel:
+    """The version that a checkpoint of a node holds; the node may be running (blocking, slow).
+
+    Args:
+        directory: of the node, with node.toml and checkpoints.
+        step: of the checkpoint; None: the newest that can be read.
+
+    Raises:
+        ConfigError: no such node or checkpoint, another model, or weights other than those that were published.
+    """
+    config = load_config(NodeConfig, directory / _NODE_FILE)
+    checkpoint = _checkpoint(directory, config, step)
+    loaded = load_model(config.model)
+    trained = {name: param for name, param in loaded.network.named_parameters() if param.requires_grad}
+    try:
+        with torch.no_grad():
+            for name, param in trained.items():
+                param.copy_(checkpoint.tensors[_MASTER + name])
+    except (KeyError, RuntimeError) as error:
+        raise ConfigError(
+            f"{directory / CHECKPOINTS}: checkpoint of another model than model.source {config.model.source!r} with "
+            f"lora_rank {config.model.lora_rank}: {error}; put both back as they were when the node ran"
+        ) from error
+    digest = weights_digest(published_state(loaded.network))
+    if digest.hex() != checkpoint.state["digest"]:
+        raise ConfigError(
+            f"{directory / CHECKPOINTS}: step {checkpoint.step} gives weights {digest.hex()[:8]}, its node had "
+            f"{checkpoint.state['digest'][:8]}: put model.source and model.dtype in {directory / _NODE_FILE} back as "
+            "they were when the node ran"
+        )
+    return TrainedModel(
+        network=loaded.network,
+        tokenizer=loaded.tokenizer,
+        source=config.model.source,
+        base_digest=loaded.digest,
+        version=PolicyVersion(policy_id=checkpoint.state["policy_id"], step=checkpoint.step, digest=digest),
+        config=config,
+        directory=directory,
+    )
+
+
+def _checkpoint(directory: Path, config: NodeConfig, step: int | None) -> Checkpoint:
+    root = directory / CHECKPOINTS
+    steps = checkpoint_steps(root)
+    if not steps:
+        if Role.TRAINER not in config.roles:
+            reason = "it only generates, with the weights of a trainer: export from the trainer's directory"
+        elif (directory / "events.jsonl").exists():
+            reason = (
+                "it has not saved one yet (learner.checkpoint_every, or a stop with Ctrl-C, saves one), or they were "
+                "deleted, as `swarm simulate` does without --keep-checkpoints"
+            )
+        else:
+            reason = "it has not run yet"
+        raise ConfigError(f"{directory}: no checkpoint; {reason}")
+    if step is not None and step not in steps:
+        raise ConfigError(f"--step {step}: {root} holds steps {', '.join(map(str, steps))}")
+    return read_checkpoint(root, step)

@@ -1,0 +1,196 @@
+"""Where an exported model comes from: a statement signed by its node, and a model card for people.
+
+Invariant: the signature covers the digest of every exported file; paths of the machine are not in the statement.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from swarm import __version__
+from swarm.config import NodeConfig
+from swarm.errors import ConfigError
+from swarm.events import Event, GroupsDrawn, PolicyEvaluated
+from swarm.identity import DOMAIN_EXPORT, Identity, node_id_of, verify
+from swarm.process import read_json, write_json
+from swarm.telemetry import read_events
+from swarm.trained.model import TrainedModel
+from swarm.types import JsonDict, NodeId, short
+from swarm.wire.held_manifest import load_held
+
+PROVENANCE: Final = "provenance.json"
+CARD: Final = "README.md"
+_MAX_BYTES: Final = 16 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verified:
+    """A folder whose files are those that a node signed."""
+
+    node_id: NodeId
+    statement: JsonDict
+    num_files: int
+
+
+def write_provenance(model: TrainedModel, folder: Path, kind: str, now_s: float) -> JsonDict:
+    """Signs what is in a folder, and writes the model card; returns the statement.
+
+    Args:
+        model: of a node's checkpoint.
+        folder: with every other file of the export.
+        kind: format of the export.
+        now_s: wall clock.
+    """
+    assert model.config is not None and model.directory is not None and model.version is not None
+    events = read_events(model.directory / "events.jsonl")
+    statement = _statement(model, model.config, kind, events, now_s)
+    (folder / CARD).write_text(_card(statement), encoding="utf-8")
+    statement["files"] = _file_digests(folder)
+    identity = Identity.load(model.directory / "identity.key")
+    write_json(
+        folder / PROVENANCE,
+        {
+            "statement": statement,
+            "public_key": identity.public_key.hex(),
+            "signature": identity.sign(DOMAIN_EXPORT, _canonical(statement)).hex(),
+        },
+    )
+    return statement
+
+
+def verify_export(folder: Path) -> Verified:
+    """Checks that a folder holds the files that a node signed, all of them and no others.
+
+    Raises:
+        ConfigError: names what differs.
+    """
+    path = folder / PROVENANCE
+    try:
+        kept: dict[str, Any] = read_json(path, _MAX_BYTES)
+        statement, public_key = kept["statement"], bytes.fromhex(kept["public_key"])
+        is_signed = verify(public_key, DOMAIN_EXPORT, _canonical(statement), bytes.fromhex(kept["signature"]))
+        signed: Mapping[str, str] = dict(statement["files"])
+    except FileNotFoundError:
+        raise ConfigError(f"{folder}: no {PROVENANCE}: `swarm export` of a node writes one") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    if not is_signed:
+        raise ConfigError(f"{path}: the signature does not fit: the statement was changed after it was signed")
+    found = _file_digests(folder)
+    for name in sorted(signed.keys() | found.keys()):
+        if signed.get(name) != found.get(name):
+            what = "is missing" if name not in found else "is not signed" if name not in signed else "was changed"
+            raise ConfigError(f"{folder / name}: {what}: not what node {short(node_id_of(public_key))} exported")
+    return Verified(node_id=node_id_of(public_key), statement=statement, num_files=len(signed))
+
+
+def _statement(
+    model: TrainedModel, config: NodeConfig, kind: str, events: Iterable[Event], now_s: float
+) -> dict[str, Any]:
+    assert model.directory is not None and model.version is not None
+    events, version = list(events), model.version
+    held = load_held(model.directory, config.run_id)
+    teachers, num_draws = _teachers(events, version.step)
+    source = model.source if not Path(model.source).expanduser().exists() else Path(model.source).name
+    return {
+        "format": kind,
+        "made_with": f"swarm-trainer {__version__}",
+        "made_at": datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds"),
+        "run_id": config.run_id,
+        "manifest_sha256": hashlib.sha256(held.data).hexdigest() if held is not None else "",
+        "node_id": version.policy_id,
+        "step": version.step,
+        "version_digest": version.digest.hex(),
+        "base_model": {"source": source, "digest": model.base_digest.hex(), "dtype": config.model.dtype},
+        "lora_rank": config.model.lora_rank,
+        "recipe": {"name": Path(config.learner.recipe).name, "params": dict(config.learner.recipe_params)},
+        "learning_rate": config.learner.learning_rate,
+        "environments": [
+            {"name": each.name, "kind": each.kind, "dataset": Path(each.dataset).name} for each in config.environments
+        ],
+        "evaluations": _evaluations(events, version.step),
+        "groups_learned_from": [{"producer": who, "groups": count} for who, count in teachers.most_common()],
+        "draws_counted": num_draws,
+    }
+
+
+def _teachers(events: Iterable[Event], step: int) -> tuple[Counter[NodeId], int]:
+    """Groups that the version was made from, by producer; and the draws that are still in the log."""
+    draws = {event.draw_step: event for event in events if isinstance(event, GroupsDrawn) and event.draw_step <= step}
+    return Counter(use.producer for draw in draws.values() for use in draw.groups), len(draws)
+
+
+def _evaluations(events: Iterable[Event], step: int) -> list[dict[str, Any]]:
+    """First and newest evaluation of each environment and split, up to a step."""
+    found: dict[tuple[str, str], list[PolicyEvaluated]] = {}
+    for event in events:
+        if isinstance(event, PolicyEvaluated) and event.step <= step:
+            found.setdefault((event.env, event.split), []).append(event)
+    return [
+        {
+            "environment": env,
+            "split": split,
+            "problems": of[-1].num_problems,
+            "first": {"step": of[0].step, "success": of[0].accuracy},
+            "newest": {"step": of[-1].step, "success": of[-1].accuracy},
+        }
+        for (env, split), of in sorted(found.items())
+    ]
+
+
+def _card(statement: Mapping[str, Any]) -> str:
+    """README.md of the folder."""
+    base = statement["base_model"]["source"]
+    header = ["---", "tags:", "- reinforcement-learning", "- swarm-trainer"]
+    header += [f"base_model: {base}"] if "/" in base else []
+    header += ["---", ""]
+    learned = statement["groups_learned_from"]
+    total = sum(each["groups"] for each in learned)
+    own = sum(each["groups"] for each in learned if each["producer"] == statement["node_id"])
+    lines = [
+        f"# {base}, step {statement['step']} of run {statement['run_id']}",
+        "",
+        f"Post-trained by reinforcement learning with Swarm Trainer: recipe `{statement['recipe']['name']}`, learning "
+        f"rate {statement['learning_rate']:g}, {statement['step']} steps; {own} groups of its own and {total - own} "
+        f"of other nodes. Made {statement['made_at']} with {statement['made_with']}.",
+        "",
+        "| environment | problems | success before | success now |",
+        "|---|---|---|---|",
+        *(
+            f"| {each['environment']}, {each['split'].replace('_', ' ')} | {each['problems']} | "
+            f"{each['first']['success']:.2f} (step {each['first']['step']}) | {each['newest']['success']:.2f} "
+            f"(step {each['newest']['step']}) |"
+            for each in statement["evaluations"]
+        ),
+        "",
+        "| taught by | groups | share |",
+        "|---|---|---|",
+        *(
+            f"| {'its own node' if each['producer'] == statement['node_id'] else 'node'} `{short(each['producer'])}` | "
+            f"{each['groups']} | {each['groups'] / total:.0%} |"
+            for each in learned[:32]
+        ),
+        "",
+        f"Counted over {statement['draws_counted']} draws that are in the node's log. `{PROVENANCE}` is signed by node "
+        f"`{statement['node_id']}`; `swarm verify FOLDER` checks it against every file here.",
+        "",
+    ]
+    return "\n".join(header + lines)
+
+
+def _file_digests(folder: Path) -> dict[str, str]:
+    digests: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / PROVENANCE:
+            with path.open("rb") as file:
+                digests[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def _canonical(statement: Mapping[str, Any]) -> bytes:
+    return json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()

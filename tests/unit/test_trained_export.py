@@ -1,0 +1,328 @@
+"""Exported models: what other tools load is what the node trained, and its provenance cannot be changed unnoticed."""
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from swarm.config import ModelConfig, NodeConfig
+from swarm.environments.load import build_environments
+from swarm.errors import ConfigError
+from swarm.events import GroupsDrawn, GroupUse, PolicyEvaluated
+from swarm.generation.produce import evaluate
+from swarm.generation.transformers_engine import TransformersGenerator
+from swarm.identity import Identity
+from swarm.learn.learner import PolicyLearner
+from swarm.model.network import load_model, tiny_network
+from swarm.model.source import model_folder
+from swarm.model.tokenizer import CharTokenizer, HfTokenizer
+from swarm.model.version_digest import published_state, weights_digest
+from swarm.objectives.methods import load_recipe
+from swarm.telemetry import EventLog
+from swarm.trained.chat import Conversation
+from swarm.trained.export import export_model
+from swarm.trained.gguf import write_file
+from swarm.trained.model import load_target, load_trained
+from swarm.trained.provenance import CARD, PROVENANCE, verify_export
+from swarm.types import PolicyVersion, Role
+from swarm.wire.run_manifest import write_toml
+
+OTHER = "b" * 64
+TASKS = ({"name": "reverse", "kind": "char", "dataset": "reverse"}, {"name": "sort", "kind": "char", "dataset": "sort"})
+
+
+def make_node(directory: Path, *, seed: int = 3, **model: Any) -> NodeConfig:
+    """The directory of a node that trained the tiny model: weights other than the shipped ones, draws, evaluations."""
+    directory.mkdir()
+    config = NodeConfig.model_validate(
+        {
+            "dir": str(directory),
+            "run_id": "letters",
+            "environments": TASKS,
+            "model": {"source": "tiny", "dtype": "float32", **model},
+            "generator": {"max_new_tokens": 8},
+        }
+    )
+    write_toml(config.model_dump(mode="json"), directory / "node.toml")
+    identity = Identity.create()
+    identity.save(directory / "identity.key")
+    network = load_model(config.model).network
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                parameter.add_((torch.randn(parameter.shape, generator=generator) * 0.02).to(parameter))
+    recipe = load_recipe(config.learner.recipe)
+    PolicyLearner(
+        network, CharTokenizer(), recipe, config.learner, config.replay, identity.node_id, directory / "checkpoints"
+    ).save()
+    log = EventLog(directory / "events.jsonl")
+    log.write(PolicyEvaluated(step=0, env="sort", split="held_out", accuracy=0.25, num_problems=8, majority_baseline=0))
+    uses = tuple(
+        GroupUse(digest=str(index), producer=producer, policy_id=producer, age_steps=0, is_own_policy=False)
+        for index, producer in enumerate([identity.node_id, OTHER, OTHER])
+    )
+    log.write(GroupsDrawn(draw_step=0, groups=uses, max_age_steps=4, max_reuse=1))
+    log.close()
+    return config
+
+
+def problems() -> list[Any]:
+    environments = build_environments(NodeConfig.model_validate({"environments": TASKS}).environments)
+    return [environments[name].task(number) for name in ("reverse", "sort") for number in range(20)]
+
+
+def own_greedy(config: NodeConfig, directory: Path) -> list[str]:
+    model = load_trained(directory)
+    engine = TransformersGenerator(model.network, model.tokenizer, PolicyVersion(policy_id="x", step=0), seed=0)
+    return [actions[-1] for actions in evaluate(engine, model.tokenizer, problems(), config.generator.episode_limits)]
+
+
+def test_transformers_loads_an_export_and_answers_greedily_as_the_node_does(tmp_path: Path) -> None:
+    config = make_node(tmp_path / "node")
+    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    network = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    answers = []
+    for task in problems():
+        chat = [{"role": each.role, "content": each.content} for each in task.messages]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        made = network.generate(**ids, do_sample=False, max_new_tokens=8)[0, ids["input_ids"].shape[1] :]
+        answers.append(tokenizer.decode(made, skip_special_tokens=True))
+    expected = own_greedy(config, tmp_path / "node")
+    assert answers == expected
+    assert len(set(expected)) > 10  # they say something
+
+
+def test_an_exported_model_is_a_source_that_a_run_can_go_on_from(tmp_path: Path) -> None:
+    make_node(tmp_path / "node")
+    done = export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    loaded = load_model(ModelConfig(source=str(tmp_path / "out"), dtype="float32"))
+    assert loaded.digest == done.version.digest
+    assert loaded.tokenizer.digest == CharTokenizer().digest
+
+
+def test_the_exported_tokenizer_of_the_tiny_model_gives_its_ids(tmp_path: Path) -> None:
+    make_node(tmp_path / "node")
+    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path / "out"), CharTokenizer()
+    for task in problems():
+        text = task.messages[-1].content
+        assert theirs(text)["input_ids"] == ours.encode_prompt(task)
+        assert theirs.decode(ours.encode_prompt(task)) == text
+    turns = [("user", "find a?"), ("assistant", "b"), ("user", "b is c"), ("assistant", "c")]
+    rendered = theirs.apply_chat_template([{"role": r, "content": c} for r, c in turns], return_dict=True)["input_ids"]
+    expected = ours.encode_response("find a?")[:-1]
+    for (_, answer), (_, observation) in ((turns[1], turns[2]), (turns[3], ("", ""))):
+        expected += ours.encode_response(answer) + ours.encode_response(observation)[:-1]
+    assert rendered == expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_merged_export_scores_as_the_adapted_network(tmp_path: Path, dtype: str) -> None:
+    make_node(tmp_path / "node", lora_rank=4, dtype=dtype)
+    ids = torch.arange(2, 42).reshape(2, 20)
+    with torch.no_grad():
+        adapted = load_trained(tmp_path / "node").network(input_ids=ids).logits
+        initial = load_model(ModelConfig(source="tiny", dtype=dtype)).network(input_ids=ids).logits
+    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    network = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    with torch.no_grad():
+        merged = network(input_ids=ids).logits
+    assert (adapted - initial).abs().max() > 0.1  # the adapters matter
+    # A merged weight is rounded once more: 2^-9 of it in bfloat16, and logits are sums of 96 products.
+    assert (merged - adapted).abs().max() < (1e-4 if dtype == "float32" else 0.15)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+def test_peft_puts_an_exported_adapter_on_the_initial_model(tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    make_node(tmp_path / "node", lora_rank=4)
+    export_model(tmp_path / "node", tmp_path / "out", "peft", None, 0.0)
+    ids = torch.arange(2, 42).reshape(2, 20)
+    base: Any = load_model(ModelConfig(source="tiny", dtype="float32")).network
+    adapted = PeftModel.from_pretrained(base, str(tmp_path / "out"))
+    with torch.no_grad():
+        difference = adapted(input_ids=ids).logits - load_trained(tmp_path / "node").network(input_ids=ids).logits
+    assert difference.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama untied", "qwen3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gguf_file_read_back_has_the_same_weights_and_tokens(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+    from transformers import GgufConfig
+
+    folder = model_folder("smollm2")
+    shape: dict[str, Any] = {
+        "vocab_size": HfTokenizer(folder).vocab_size,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 128 if kind == "qwen3" else 16,  # of Qwen3 transformers reads this one, whatever the file says
+        "tie_word_embeddings": kind != "llama untied",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0},
+    }
+    made = Qwen3ForCausalLM(Qwen3Config(**shape)) if kind == "qwen3" else LlamaForCausalLM(LlamaConfig(**shape))
+    network = copy.deepcopy(made).to(dtype)
+    write_file(network, folder, tmp_path / "model.gguf")
+    back = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="model.gguf", quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    )
+    own = {name: tensor.float() for name, tensor in network.state_dict().items()}
+    theirs = back.state_dict()
+    assert own.keys() == theirs.keys()
+    assert all(torch.equal(own[name], theirs[name]) for name in own)
+    ids = torch.arange(100, 140).reshape(2, 20)
+    with torch.no_grad():
+        made.load_state_dict(own)  # rotates in float32, which a network that was bfloat16 once does not
+        assert torch.equal(made.eval()(input_ids=ids).logits, back(input_ids=ids).logits)
+    theirs_tokens = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    text = "Hello, 12345 \u00e9\u4e2d\n\n  <|im_start|>user"
+    assert theirs_tokens(text)["input_ids"] == AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+
+
+def test_gguf_refuses_what_it_cannot_say(tmp_path: Path) -> None:
+    make_node(tmp_path / "node")
+    with pytest.raises(ConfigError, match="tiny model's tokenizer has no form in GGUF"):
+        export_model(tmp_path / "node", tmp_path / "out", "gguf", None, 0.0)
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*.part"))
+    folder = tmp_path / "odd"
+    shutil.copytree(model_folder("smollm2"), folder, ignore=lambda _, names: [n for n in names if "safe" in n])
+    words = json.loads((folder / "tokenizer.json").read_text())
+    words["pre_tokenizer"] = {"type": "Whitespace"}
+    (folder / "tokenizer.json").write_text(json.dumps(words))
+    with pytest.raises(ConfigError, match=r"convert_hf_to_gguf\.py"):
+        write_file(tiny_network(), folder, tmp_path / "model.gguf")
+
+
+def test_peft_is_refused_where_all_weights_are_trained(tmp_path: Path) -> None:
+    make_node(tmp_path / "node")
+    with pytest.raises(ConfigError, match="no adapters"):
+        export_model(tmp_path / "node", tmp_path / "out", "peft", None, 0.0)
+
+
+def test_provenance_names_teachers_scores_and_the_version_and_verifies(tmp_path: Path) -> None:
+    make_node(tmp_path / "node")
+    done = export_model(tmp_path / "node", tmp_path / "out", "hf", None, 86400.0)
+    found = verify_export(tmp_path / "out")
+    node_id = Identity.load(tmp_path / "node" / "identity.key").node_id
+    assert found.node_id == node_id == found.statement["node_id"]
+    assert found.statement["groups_learned_from"] == [
+        {"producer": OTHER, "groups": 2},
+        {"producer": node_id, "groups": 1},
+    ]
+    assert found.statement["version_digest"] == done.version.digest.hex()
+    assert (
+        found.statement["base_model"]["digest"] == load_model(ModelConfig(source="tiny", dtype="float32")).digest.hex()
+    )
+    assert found.statement["evaluations"][0]["first"] == {"step": 0, "success": 0.25}
+    card = (tmp_path / "out" / CARD).read_text()
+    assert "1970-01-02" in card and "| node `bbbbbbbb` | 2 | 67% |" in card
+    for path in (tmp_path / "out").iterdir():
+        assert str(tmp_path) not in path.read_bytes().decode(errors="replace")  # no path of this machine
+
+
+@pytest.mark.parametrize("change", ["changed", "added", "removed", "statement", "signature", "absent"])
+def test_a_changed_export_does_not_verify(tmp_path: Path, change: str) -> None:
+    make_node(tmp_path / "node")
+    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    path, kept = tmp_path / "out" / PROVENANCE, json.loads((tmp_path / "out" / PROVENANCE).read_text())
+    match change:
+        case "changed":
+            with (tmp_path / "out" / "model.safetensors").open("r+b") as file:
+                file.seek(-1, 2)
+                file.write(b"\x01")
+            expected = r"model\.safetensors: was changed"
+        case "added":
+            (tmp_path / "out" / "extra.py").write_text("")
+            expected = r"extra\.py: is not signed"
+        case "removed":
+            (tmp_path / "out" / CARD).unlink()
+            expected = "README.md: is missing"
+        case "statement":
+            kept["statement"]["step"] = 7
+            path.write_text(json.dumps(kept))
+            expected = "the signature does not fit"
+        case "signature":
+            path.write_text("{")
+            expected = "cannot be read"
+        case _:
+            path.unlink()
+            expected = "`swarm export` of a node writes one"
+    with pytest.raises(ConfigError, match=expected):
+        verify_export(tmp_path / "out")
+
+
+def test_what_cannot_be_exported_is_said_with_its_fix(tmp_path: Path) -> None:
+    make_node(tmp_path / "node")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").write_text("")
+    with pytest.raises(ConfigError, match="not empty: name another folder"):
+        export_model(tmp_path / "node", tmp_path / "used", "hf", None, 0.0)
+    with pytest.raises(ConfigError, match=r"--step 7: .* holds steps 0"):
+        export_model(tmp_path / "node", tmp_path / "out", "hf", 7, 0.0)
+    shutil.rmtree(tmp_path / "node" / "checkpoints")
+    with pytest.raises(ConfigError, match="--keep-checkpoints"):
+        export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    (tmp_path / "node" / "events.jsonl").unlink()
+    with pytest.raises(ConfigError, match="has not run yet"):
+        export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    config = NodeConfig.model_validate(
+        {"dir": str(tmp_path / "follower"), "environments": TASKS, "roles": ["generator"]}
+    )
+    (tmp_path / "follower").mkdir()
+    write_toml(config.model_dump(mode="json"), tmp_path / "follower" / "node.toml")
+    assert config.roles == (Role.GENERATOR,)
+    with pytest.raises(ConfigError, match="export from the trainer's directory"):
+        export_model(tmp_path / "follower", tmp_path / "out", "hf", None, 0.0)
+    with pytest.raises(ConfigError, match="neither a node's directory"):
+        load_target(str(tmp_path))
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_model_in_the_configuration_is_not_exported_as_this_one(tmp_path: Path) -> None:
+    config = make_node(tmp_path / "node")
+    for changes, expected in (
+        ({"lora_rank": 2}, "checkpoint of another model"),
+        ({"dtype": "bfloat16"}, "gives weights"),
+    ):
+        model = config.model.model_copy(update=changes)
+        write_toml(config.model_copy(update={"model": model}).model_dump(mode="json"), tmp_path / "node" / "node.toml")
+        with pytest.raises(ConfigError, match=expected):
+            load_trained(tmp_path / "node")
+
+
+def test_a_conversation_is_what_the_engine_would_answer_and_remembers(tmp_path: Path) -> None:
+    config = make_node(tmp_path / "node")
+    tasks, expected = problems()[:5], own_greedy(config, tmp_path / "node")[:5]
+    talk = Conversation(load_trained(tmp_path / "node"), max_new_tokens=8)
+    for task, answer in zip(tasks, expected, strict=True):
+        shown: list[str] = []
+        assert talk.ask(task.messages[-1].content, shown.append) == answer == "".join(shown)
+        assert [each.role for each in talk.messages] == ["user", "assistant"]
+        talk.reset()
+    with pytest.raises(ConfigError, match="cannot read character 'A'"):
+        talk.ask("A")
+    assert talk.messages == ()
+
+
+def test_the_version_in_memory_is_the_one_that_was_saved(tmp_path: Path) -> None:
+    make_node(tmp_path / "node")
+    model = load_trained(tmp_path / "node")
+    assert model.version is not None
+    assert weights_digest(published_state(model.network)) == model.version.digest
