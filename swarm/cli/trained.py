@@ -288,7 +288,12 @@ def _ks(num_tries: int) -> list[int]:
 
 def _print_scores(target: str, model: "TrainedModel", scores: Sequence["EnvironmentScore"], split: str) -> None:
     of = f", step {model.version.step}" if model.version else ""
-    table = Table(title=f"{target}{of}: {split.replace('_', ' ')} problems", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        title=f"{target}{of}: {split.replace('_', ' ')} problems",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     num_tries = max((each.num_tries for each in scores), default=0)
     table.add_column("environment", no_wrap=True)
     for name in ("problems", "greedy", *(f"pass@{k}" for k in _ks(num_tries)), "reward"):
