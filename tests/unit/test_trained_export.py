@@ -94,7 +94,7 @@ def test_transformers_loads_an_export_and_answers_greedily_as_the_node_does(tmp_
     config = make_node(tmp_path / "node")
     export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    network = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    network: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     answers = []
     for task in problems():
         chat = [{"role": each.role, "content": each.content} for each in task.messages]
@@ -136,7 +136,9 @@ def test_a_merged_export_scores_as_the_adapted_network(tmp_path: Path, dtype: st
     ids = torch.arange(2, 42).reshape(2, 20)
     with torch.no_grad():
         adapted = load_trained(tmp_path / "node").network(input_ids=ids).logits
-        initial = load_model(ModelConfig(source="tiny", dtype=dtype)).network(input_ids=ids).logits
+        initial = (
+            load_model(ModelConfig.model_validate({"source": "tiny", "dtype": dtype})).network(input_ids=ids).logits
+        )
     export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
     network = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
     with torch.no_grad():
@@ -177,7 +179,7 @@ def test_a_gguf_file_read_back_has_the_same_weights_and_tokens(tmp_path: Path, k
         "tie_word_embeddings": kind != "llama untied",
         "rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0},
     }
-    made = Qwen3ForCausalLM(Qwen3Config(**shape)) if kind == "qwen3" else LlamaForCausalLM(LlamaConfig(**shape))
+    made: Any = Qwen3ForCausalLM(Qwen3Config(**shape)) if kind == "qwen3" else LlamaForCausalLM(LlamaConfig(**shape))
     network = copy.deepcopy(made).to(dtype)
     write_file(network, folder, tmp_path / "model.gguf")
     back = AutoModelForCausalLM.from_pretrained(
