@@ -192,7 +192,8 @@ def test_a_gguf_file_read_back_has_the_same_weights_and_tokens(tmp_path: Path, k
     ids = torch.arange(100, 140).reshape(2, 20)
     with torch.no_grad():
         made.load_state_dict(own)  # rotates in float32, which a network that was bfloat16 once does not
-        assert torch.equal(made.eval()(input_ids=ids).logits, back(input_ids=ids).logits)
+        difference = made.eval()(input_ids=ids).logits - back(input_ids=ids).logits
+    assert difference.abs().max() < 1e-5  # the file holds rms_norm_eps in float32
     theirs_tokens = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     text = "Hello, 12345 \u00e9\u4e2d\n\n  <|im_start|>user"
     assert theirs_tokens(text)["input_ids"] == AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
