@@ -314,7 +314,7 @@ def _text(mean: "Mean") -> str:
     if math.isnan(mean.value):
         return "-"
     texts = [f"{each:.2f}".removeprefix("0") for each in (mean.value, mean.half_width) if not math.isnan(each)]
-    return "±".join(texts)
+    return "\u00b1".join(texts)
 
 
 def _print_problems(score: "EnvironmentScore", count: int) -> None:
