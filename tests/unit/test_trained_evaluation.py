@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from swarm.cli.main import app
 from swarm.config import EnvironmentConfig
 from swarm.errors import ConfigError
+from swarm.testing.trained_node import make_trained_node
 from swarm.trained.evaluation import EvaluationPlan, evaluate_model, mean_of, own_environment, pass_at_k
 from swarm.trained.model import load_target
 from swarm.types import EpisodeLimits
-from tests.unit.test_trained_export import make_node
 
 LIMITS = EpisodeLimits(max_new_tokens=8)
 RUN = CliRunner()
@@ -40,7 +40,7 @@ def test_an_interval_is_that_of_a_mean_over_problems() -> None:
 
 
 async def test_tries_are_scored_counted_and_the_same_again(tmp_path: Path) -> None:
-    config = make_node(tmp_path / "node")
+    config = make_trained_node(tmp_path / "node")
     plan = EvaluationPlan(environments=config.environments, limits=LIMITS, num_problems=6, num_tries=4)
     model = load_target(str(tmp_path / "node"))
     first, again = [await evaluate_model(model, plan, silent) for _ in range(2)]
@@ -105,14 +105,14 @@ def test_a_reward_that_raises_is_said_and_the_exit_code_tells(tmp_path: Path) ->
     ],
 )
 def test_a_wrong_option_is_said_with_its_fix(tmp_path: Path, arguments: list[str], expected: str) -> None:
-    make_node(tmp_path / "node")
+    make_trained_node(tmp_path / "node")
     done = RUN.invoke(app, ["eval", *[str(tmp_path / "node") if each == "NODE" else each for each in arguments]])
     assert done.exit_code == 2
     assert expected in " ".join(done.stderr.split())
 
 
 def test_commands_export_verify_and_chat(tmp_path: Path) -> None:
-    make_node(tmp_path / "node")
+    make_trained_node(tmp_path / "node")
     node, out = str(tmp_path / "node"), str(tmp_path / "out")
     done = RUN.invoke(app, ["export", node, out])
     assert done.exit_code == 0 and "hf" in done.stdout, done.output
@@ -127,7 +127,7 @@ def test_commands_export_verify_and_chat(tmp_path: Path) -> None:
 
 
 def test_a_conversation_reads_lines_until_its_end(tmp_path: Path) -> None:
-    make_node(tmp_path / "node")
+    make_trained_node(tmp_path / "node")
     options = ["chat", str(tmp_path / "node"), "--temperature", "0", "--max-new-tokens", "8"]
     lines = RUN.invoke(app, options, input="sort:cab=\n/new\nsort:cab=\nA\n").stdout.splitlines()
     answers = [line.removeprefix("> ") for line in lines if line.startswith("> ")]

@@ -23,17 +23,14 @@ from transformers import (
 from swarm.config import ModelConfig, NodeConfig
 from swarm.environments.load import build_environments
 from swarm.errors import ConfigError
-from swarm.events import GroupsDrawn, GroupUse, PolicyEvaluated
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.identity import Identity
-from swarm.learn.learner import PolicyLearner
 from swarm.model.network import load_model, tiny_network
 from swarm.model.source import model_folder
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import published_state, weights_digest
-from swarm.objectives.methods import load_recipe
-from swarm.telemetry import EventLog
+from swarm.testing.trained_node import OTHER, TASKS, make_trained_node
 from swarm.trained.chat import Conversation
 from swarm.trained.export import export_model
 from swarm.trained.gguf import write_file
@@ -41,45 +38,6 @@ from swarm.trained.model import load_target, load_trained
 from swarm.trained.provenance import CARD, PROVENANCE, verify_export
 from swarm.types import PolicyVersion, Role
 from swarm.wire.run_manifest import write_toml
-
-OTHER = "b" * 64
-TASKS = ({"name": "reverse", "kind": "char", "dataset": "reverse"}, {"name": "sort", "kind": "char", "dataset": "sort"})
-
-
-def make_node(directory: Path, *, seed: int = 3, **model: Any) -> NodeConfig:
-    """The directory of a node that trained the tiny model: weights other than the shipped ones, draws, evaluations."""
-    directory.mkdir()
-    config = NodeConfig.model_validate(
-        {
-            "dir": str(directory),
-            "run_id": "letters",
-            "environments": TASKS,
-            "model": {"source": "tiny", "dtype": "float32", **model},
-            "generator": {"max_new_tokens": 8},
-        }
-    )
-    write_toml(config.model_dump(mode="json"), directory / "node.toml")
-    identity = Identity.create()
-    identity.save(directory / "identity.key")
-    network = load_model(config.model).network
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            if parameter.requires_grad:
-                parameter.add_((torch.randn(parameter.shape, generator=generator) * 0.02).to(parameter))
-    recipe = load_recipe(config.learner.recipe)
-    PolicyLearner(
-        network, CharTokenizer(), recipe, config.learner, config.replay, identity.node_id, directory / "checkpoints"
-    ).save()
-    log = EventLog(directory / "events.jsonl")
-    log.write(PolicyEvaluated(step=0, env="sort", split="held_out", accuracy=0.25, num_problems=8, majority_baseline=0))
-    uses = tuple(
-        GroupUse(digest=str(index), producer=producer, policy_id=producer, age_steps=0, is_own_policy=False)
-        for index, producer in enumerate([identity.node_id, OTHER, OTHER])
-    )
-    log.write(GroupsDrawn(draw_step=0, groups=uses, max_age_steps=4, max_reuse=1))
-    log.close()
-    return config
 
 
 def problems() -> list[Any]:
@@ -94,7 +52,7 @@ def own_greedy(config: NodeConfig, directory: Path) -> list[str]:
 
 
 def test_transformers_loads_an_export_and_answers_greedily_as_the_node_does(tmp_path: Path) -> None:
-    config = make_node(tmp_path / "node")
+    config = make_trained_node(tmp_path / "node")
     export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     network: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
@@ -110,7 +68,7 @@ def test_transformers_loads_an_export_and_answers_greedily_as_the_node_does(tmp_
 
 
 def test_an_exported_model_is_a_source_that_a_run_can_go_on_from(tmp_path: Path) -> None:
-    make_node(tmp_path / "node")
+    make_trained_node(tmp_path / "node")
     done = export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
     loaded = load_model(ModelConfig(source=str(tmp_path / "out"), dtype="float32"))
     assert loaded.digest == done.version.digest
@@ -118,7 +76,7 @@ def test_an_exported_model_is_a_source_that_a_run_can_go_on_from(tmp_path: Path)
 
 
 def test_the_exported_tokenizer_of_the_tiny_model_gives_its_ids(tmp_path: Path) -> None:
-    make_node(tmp_path / "node")
+    make_trained_node(tmp_path / "node")
     export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
     theirs, ours = AutoTokenizer.from_pretrained(tmp_path / "out"), CharTokenizer()
     for task in problems():
@@ -135,7 +93,7 @@ def test_the_exported_tokenizer_of_the_tiny_model_gives_its_ids(tmp_path: Path) 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_merged_export_scores_as_the_adapted_network(tmp_path: Path, dtype: str) -> None:
-    make_node(tmp_path / "node", lora_rank=4, dtype=dtype)
+    make_trained_node(tmp_path / "node", lora_rank=4, dtype=dtype)
     ids = torch.arange(2, 42).reshape(2, 20)
     with torch.no_grad():
         adapted = load_trained(tmp_path / "node").network(input_ids=ids).logits
@@ -155,7 +113,7 @@ def test_a_merged_export_scores_as_the_adapted_network(tmp_path: Path, dtype: st
 def test_peft_puts_an_exported_adapter_on_the_initial_model(tmp_path: Path) -> None:
     from peft import PeftModel
 
-    make_node(tmp_path / "node", lora_rank=4)
+    make_trained_node(tmp_path / "node", lora_rank=4)
     export_model(tmp_path / "node", tmp_path / "out", "peft", None, 0.0)
     ids = torch.arange(2, 42).reshape(2, 20)
     base: Any = load_model(ModelConfig(source="tiny", dtype="float32")).network
@@ -223,7 +181,7 @@ def test_a_gguf_file_read_back_has_the_same_weights_and_tokens(tmp_path: Path, k
 
 
 def test_gguf_refuses_what_it_cannot_say(tmp_path: Path) -> None:
-    make_node(tmp_path / "node")
+    make_trained_node(tmp_path / "node")
     with pytest.raises(ConfigError, match="tiny model's tokenizer has no form in GGUF"):
         export_model(tmp_path / "node", tmp_path / "out", "gguf", None, 0.0)
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*.part"))
@@ -237,13 +195,13 @@ def test_gguf_refuses_what_it_cannot_say(tmp_path: Path) -> None:
 
 
 def test_peft_is_refused_where_all_weights_are_trained(tmp_path: Path) -> None:
-    make_node(tmp_path / "node")
+    make_trained_node(tmp_path / "node")
     with pytest.raises(ConfigError, match="no adapters"):
         export_model(tmp_path / "node", tmp_path / "out", "peft", None, 0.0)
 
 
 def test_provenance_names_teachers_scores_and_the_version_and_verifies(tmp_path: Path) -> None:
-    make_node(tmp_path / "node")
+    make_trained_node(tmp_path / "node")
     done = export_model(tmp_path / "node", tmp_path / "out", "hf", None, 86400.0)
     found = verify_export(tmp_path / "out")
     node_id = Identity.load(tmp_path / "node" / "identity.key").node_id
@@ -265,7 +223,7 @@ def test_provenance_names_teachers_scores_and_the_version_and_verifies(tmp_path:
 
 @pytest.mark.parametrize("change", ["changed", "added", "removed", "statement", "signature", "absent"])
 def test_a_changed_export_does_not_verify(tmp_path: Path, change: str) -> None:
-    make_node(tmp_path / "node")
+    make_trained_node(tmp_path / "node")
     export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
     path, kept = tmp_path / "out" / PROVENANCE, json.loads((tmp_path / "out" / PROVENANCE).read_text())
     match change:
@@ -295,7 +253,7 @@ def test_a_changed_export_does_not_verify(tmp_path: Path, change: str) -> None:
 
 
 def test_what_cannot_be_exported_is_said_with_its_fix(tmp_path: Path) -> None:
-    make_node(tmp_path / "node")
+    make_trained_node(tmp_path / "node")
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("")
     with pytest.raises(ConfigError, match="not empty: name another folder"):
@@ -322,7 +280,7 @@ def test_what_cannot_be_exported_is_said_with_its_fix(tmp_path: Path) -> None:
 
 
 def test_another_model_in_the_configuration_is_not_exported_as_this_one(tmp_path: Path) -> None:
-    config = make_node(tmp_path / "node")
+    config = make_trained_node(tmp_path / "node")
     for changes, expected in (
         ({"lora_rank": 2}, "checkpoint of another model"),
         ({"dtype": "bfloat16"}, "gives weights"),
@@ -334,7 +292,7 @@ def test_another_model_in_the_configuration_is_not_exported_as_this_one(tmp_path
 
 
 def test_a_conversation_is_what_the_engine_would_answer_and_remembers(tmp_path: Path) -> None:
-    config = make_node(tmp_path / "node")
+    config = make_trained_node(tmp_path / "node")
     tasks, expected = problems()[:5], own_greedy(config, tmp_path / "node")[:5]
     talk = Conversation(load_trained(tmp_path / "node"), max_new_tokens=8)
     for task, answer in zip(tasks, expected, strict=True):
@@ -348,7 +306,7 @@ def test_a_conversation_is_what_the_engine_would_answer_and_remembers(tmp_path: 
 
 
 def test_the_version_in_memory_is_the_one_that_was_saved(tmp_path: Path) -> None:
-    make_node(tmp_path / "node")
+    make_trained_node(tmp_path / "node")
     model = load_trained(tmp_path / "node")
     assert model.version is not None
     assert weights_digest(published_state(model.network)) == model.version.digest

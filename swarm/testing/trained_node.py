@@ -1,0 +1,59 @@
+"""The directory of a node that trained, without the time that training takes."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from swarm.config import NodeConfig
+from swarm.events import GroupsDrawn, GroupUse, PolicyEvaluated
+from swarm.identity import Identity
+from swarm.learn.learner import PolicyLearner
+from swarm.model.network import load_model
+from swarm.model.tokenizer import CharTokenizer
+from swarm.objectives.methods import load_recipe
+from swarm.telemetry import EventLog
+from swarm.types import NodeId
+from swarm.wire.run_manifest import write_toml
+
+OTHER: Final[NodeId] = "b" * 64  # taught it two of three groups
+TASKS: Final = (
+    {"name": "reverse", "kind": "char", "dataset": "reverse"},
+    {"name": "sort", "kind": "char", "dataset": "sort"},
+)
+
+
+def make_trained_node(directory: Path, *, seed: int = 3, **model: Any) -> NodeConfig:
+    """A directory as training the tiny model leaves it: weights of its own, a draw, an evaluation."""
+    directory.mkdir()
+    config = NodeConfig.model_validate(
+        {
+            "dir": str(directory),
+            "run_id": "letters",
+            "environments": TASKS,
+            "model": {"source": "tiny", "dtype": "float32", **model},
+            "generator": {"max_new_tokens": 8},
+        }
+    )
+    write_toml(config.model_dump(mode="json"), directory / "node.toml")
+    identity = Identity.create()
+    identity.save(directory / "identity.key")
+    network = load_model(config.model).network
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                parameter.add_((torch.randn(parameter.shape, generator=generator) * 0.02).to(parameter))
+    recipe = load_recipe(config.learner.recipe)
+    PolicyLearner(
+        network, CharTokenizer(), recipe, config.learner, config.replay, identity.node_id, directory / "checkpoints"
+    ).save()
+    log = EventLog(directory / "events.jsonl")
+    log.write(PolicyEvaluated(step=0, env="sort", split="held_out", accuracy=0.25, num_problems=8, majority_baseline=0))
+    uses = tuple(
+        GroupUse(digest=str(index), producer=producer, policy_id=producer, age_steps=0, is_own_policy=False)
+        for index, producer in enumerate([identity.node_id, OTHER, OTHER])
+    )
+    log.write(GroupsDrawn(draw_step=0, groups=uses, max_age_steps=4, max_reuse=1))
+    log.close()
+    return config
