@@ -87,7 +87,7 @@ class Daemon(Service):
         self._refresh: ManifestRefresh | None = None  # of a node that joined by a link
 
     async def run(self) -> None:
-        """Runs every loop until cancelled.
+        """Runs every loop until cancelled, or until every step is made (`learner.at_end`).
 
         Raises:
             ConfigError: the worker cannot work with this configuration.
@@ -95,7 +95,8 @@ class Daemon(Service):
         rng = random.Random(secrets.token_bytes(32))  # strangers are tried in an order that they cannot foresee
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(run_agent(self.agent, self.transport, self.directory, self.coordinator, rng))
+                agent = run_agent(self.agent, self.transport, self.directory, self.coordinator, rng)
+                running = [tasks.create_task(agent)]
                 beside = {
                     "status": self._status_loop,
                     "progress": self._progress_loop,
@@ -105,8 +106,12 @@ class Daemon(Service):
                 if self._refresh is not None:
                     beside["manifest"] = self._refresh.keep
                 for name, loop in beside.items():
-                    tasks.create_task(supervise(name, loop, self.agent, rng))
+                    running.append(tasks.create_task(supervise(name, loop, self.agent, rng)))
                 await self._run_worker()
+                for task in running:
+                    task.cancel()
+            await self.agent.journal.stop()
+            await asyncio.to_thread(write_json, self.config.dir / STATUS, self.status())
         except asyncio.CancelledError:
             await self.agent.journal.stop()
             raise
@@ -260,8 +265,10 @@ class Daemon(Service):
             await self._worker.run(self.config, self.agent)
         self._is_finished = True
         self._emit(NodeFinished(step=self.agent.head.step))
-        logger.info("worker finished; the node goes on serving", extra={"step": self.agent.head.step})
-        await asyncio.Event().wait()
+        if self.config.learner.at_end == "serve":
+            logger.info("every step is made; the node goes on serving", extra={"step": self.agent.head.step})
+            await asyncio.Event().wait()
+        logger.info("every step is made; the node ends", extra={"step": self.agent.head.step})
 
     # --- status and events ---------------------------------------------------------------------------
 

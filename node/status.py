@@ -47,7 +47,7 @@ def read_status(directory: Path) -> JsonDict:
 def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     """What `swarm status` shows, as name and value; ids are whole, so that they can be copied."""
     shown = [(key, str(status.get(key, ""))) for key in ("name", "node_id", "run_id")]
-    shown.append(("step", f"{status['step']}{' (finished; it goes on serving)' if status.get('is_finished') else ''}"))
+    shown.append(("step", f"{status['step']}{' (every step is made)' if status.get('is_finished') else ''}"))
     following = status.get("following")
     if following is not None:
         shown.append(("follows", _describe_following(following)))
@@ -98,6 +98,8 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
     """
     causes: list[str] = []
     unwritten_s = now_s - status["at_s"]
+    if not runs and status.get("is_finished"):
+        return []  # it ended as it should
     if not runs:
         causes.append(
             f"the node does not run: it stopped or was killed {unwritten_s:.0f} s ago (pid was {status['pid']})"

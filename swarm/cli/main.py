@@ -20,7 +20,7 @@ from swarm.cli.bench import bench
 from swarm.cli.plan_command import plan_command
 from swarm.cli.recipes import recipes_app
 from swarm.cli.simulate import simulate
-from swarm.cli.trained import chat, evaluate, export, verify
+from swarm.cli.trained import chat, evaluate, export, samples, verify
 from swarm.errors import SwarmError
 from swarm.types import Correction, Role
 
@@ -50,6 +50,7 @@ app.command("eval")(evaluate)
 app.command()(chat)
 app.command()(export)
 app.command()(verify)
+app.command()(samples)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
 app.add_typer(keys_app, name="keys")
 app.add_typer(recipes_app, name="recipes")

@@ -1,4 +1,4 @@
-"""Commands around a trained model: export, verify, eval, chat."""
+"""Commands around what a node made: samples, and its model: export, verify, eval, chat."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,7 @@ from swarm.errors import ConfigError
 if TYPE_CHECKING:
     from swarm.trained.evaluation import EnvironmentScore, Mean
     from swarm.trained.model import TrainedModel
+    from swarm.trained.samples import Sample
 
 console = Console()
 
@@ -227,6 +229,44 @@ def chat(
             print()
 
 
+def samples(
+    directory: Annotated[Path, typer.Argument(help="Directory of the node, running or not.")],
+    count: Annotated[int, typer.Option(min=1, help="Groups to show, newest first.")] = 2,
+    each: Annotated[int, typer.Option(min=1, help="Answers of a group to show.")] = 4,
+    origin: Annotated[str, typer.Option("--from", help="own, others, or all.")] = "all",
+    env: Annotated[str, typer.Option(help="Of this environment alone.")] = "",
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Each token with its log-prob and the step of the weights that made it.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, everything of each group.")] = False,
+) -> None:
+    """Read completions: what the model was asked, what it answered, and what that was worth.
+
+    Own ones are what this node generated, others' what it admitted. Rewards are those of this node's verifier.
+    """
+    from swarm.trained.samples import read_samples
+
+    if origin not in ("own", "others", "all"):
+        raise ConfigError(f"--from {origin}: expected own, others or all")
+    groups = read_samples(directory, count, origin, env)
+    if as_json:
+        typer.echo(json.dumps([asdict(group) for group in groups], indent=1))
+        return
+    if not groups:
+        console.print("no such group is in the store yet")
+    for group in groups:
+        who = "own" if group.is_made_here else f"of node {group.producer[:8]}"
+        console.rule(f"{group.env}, task {group.task_id}, {who}, {group.digest[:8]}", align="left")
+        for message in group.messages:
+            _plain(f"{message.role}: {message.content}")
+        _plain(f"reference: {group.reference}")
+        for sample in group.samples[:each]:
+            _print_sample(sample, tokens)
+        left = len(group.samples) - each
+        if left > 0:
+            console.print(f"... {left} more answers (--each)", style="dim")
+
+
 # --- shared ---------------------------------------------------------------------------------------
 
 
@@ -317,11 +357,33 @@ def _text(mean: "Mean") -> str:
     return "\u00b1".join(texts)
 
 
+def _print_sample(sample: "Sample", has_tokens: bool) -> None:
+    parts = {name: value for name, value in sample.reward_parts.items() if name != "outcome"}
+    said = "".join(f", {name} {value:g}" for name, value in parts.items())
+    cut = ", cut off" if sample.finish == "length" else ""
+    console.print(f"\n[reward {sample.reward:g}{said}{cut}]", style="bold", markup=False, highlight=False)
+    if has_tokens:
+        for token in sample.tokens:
+            chosen = f"{token.logprob:7.2f}" if token.is_action else "      -"
+            _plain(f"{chosen} nats  step {token.step:>4}  {token.text!r}")
+        return
+    for number, action in enumerate(sample.actions):
+        _plain(action)
+        for message in sample.observations[number] if number < len(sample.observations) else ():
+            _plain(f"    {message.role}: {message.content}")
+
+
+def _plain(text: str) -> None:
+    """Text of a model or a peer: nothing in it is markup, and its control characters are shown, not obeyed."""
+    shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    console.print(shown, markup=False, highlight=False, soft_wrap=True)
+
+
 def _print_problems(score: "EnvironmentScore", count: int) -> None:
     for problem in score.problems[:count]:
         console.rule(f"{score.env}, problem {problem.task.task_id}", align="left")
         for each in problem.task.messages:
-            console.print(f"{each.role}: {each.content}", markup=False, highlight=False)
+            _plain(f"{each.role}: {each.content}")
         for name, tried in (("greedy", problem.greedy), *((f"try {i}", t) for i, t in enumerate(problem.tries, 1))):
-            console.print(f"{name} ({tried.reward:g}): {' | '.join(tried.actions)}", markup=False, highlight=False)
-        console.print(f"reference: {problem.reference}", markup=False, highlight=False)
+            _plain(f"{name} ({tried.reward:g}): {' | '.join(tried.actions)}")
+        _plain(f"reference: {problem.reference}")

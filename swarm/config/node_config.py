@@ -70,6 +70,8 @@ class EnvironmentConfig(Model):
     """Template of the user message."""
     prefill: str = ""
     """Beginning of the assistant's turn that generation continues."""
+    system: str = ""
+    """System message before the question; of the built-in kinds of single answers and of episodes alike."""
     digest: str = ""
     """jsonl: SHA-256 of the file. plugin: digest of the installed package that has the entry point, as `swarm check`
     shows it. Required in a join manifest."""
@@ -78,8 +80,23 @@ class EnvironmentConfig(Model):
     observations are believed and whose last action is scored again. `own`: nobody else's, and they never leave."""
     scored_from: tuple[NodeIdText, ...] = Field(default=(), max_length=MAX_MEMBERS)
     """scored: node ids whose observations are believed, one at least."""
+    reward_range: tuple[Annotated[float, Field(allow_inf_nan=False)], Annotated[float, Field(allow_inf_nan=False)]] = (
+        0.0,
+        1.0,
+    )
+    """function: what it returns lies between these; rewards are rescaled from there to [0, 1], and one outside is an
+    error. The upper end counts as success."""
     reward_weights: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
     """What an episode is worth: the sum of its named rewards times these, clipped to [0, 1]; empty: `outcome` alone."""
+
+    @model_validator(mode="after")
+    def _range_fits(self) -> "EnvironmentConfig":
+        low, high = self.reward_range
+        if not low < high:
+            raise ValueError(f"reward_range: {low:g} is not below {high:g}")
+        if (low, high) != (0.0, 1.0) and self.kind != "function":
+            raise ValueError(f"reward_range: kind {self.kind} has rewards in [0, 1]; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _somebody_is_believed(self) -> "EnvironmentConfig":
@@ -288,6 +305,8 @@ class LearnerConfig(Model):
     """Processes of this machine that share weights, optimizer and work of a step (FSDP2): one GPU each, or none."""
     num_steps: NotNegative = 0
     """Stop after this many steps; 0 runs until stopped."""
+    at_end: Literal["stop", "serve"] = "stop"
+    """After `num_steps`: `stop` ends the node, `serve` keeps it passing on groups and weights until it is stopped."""
     checkpoint_every: NotNegative = 10
     """Steps between checkpoints; 0 writes one at the end only."""
     deterministic: bool = False

@@ -94,8 +94,9 @@ class NumberedEnvironment(ABC):
         return problem
 
     def opening(self, problem: Problem) -> tuple[Message, ...]:
-        """The chat before the first action: the question in the configured prompt, and the configured prefill."""
-        messages = [Message(role="user", content=self.config.prompt.replace("{question}", problem.question))]
+        """The chat before the first action: system message, question in its prompt, and prefill, as configured."""
+        messages = [Message(role="system", content=self.config.system)] if self.config.system else []
+        messages.append(Message(role="user", content=self.config.prompt.replace("{question}", problem.question)))
         if self.config.prefill:
             messages.append(Message(role="assistant", content=self.config.prefill))
         return tuple(messages)

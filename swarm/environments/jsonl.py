@@ -10,23 +10,26 @@ sandbox like every other verifier, because the answers may come from peers.
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import json
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.environment import ANSWER_CPU_S, AnswerEnvironment, Problem
 from swarm.environments.params import drawn_from
+from swarm.episode import Message
 from swarm.errors import ConfigError
 from swarm.plugins import code_version, load_object
 
 MAX_LINE_BYTES = 2**20
 _PARAMS = frozenset({"path", "split", "question", "answer"})
 
-RewardFunction = Callable[[str, str, str], float]  # question, answer without the white space around it, reference
+RewardFunction = Callable[..., float]
+"""(question, answer without the white space around it, reference), and the whole record where it takes four."""
 
 
 class RecordEnvironment(AnswerEnvironment):
@@ -53,10 +56,27 @@ class RecordEnvironment(AnswerEnvironment):
     def build(self, task_id: int) -> Problem:
         record = self._record(task_id)
         needed = (self._question_key, self._answer_key) if self.is_answer_needed else (self._question_key,)
-        missing = [key for key in needed if key not in record]
+        chat = _chat_of(record.get("messages")) if self._question_key not in record else ()
+        missing = [key for key in needed if key not in record and not (chat and key == self._question_key)]
         if missing:
-            raise LookupError(f"environment {self.name}: record {task_id} has no field {missing[0]!r}")
-        return Problem(question=str(record[self._question_key]), reference=str(record.get(self._answer_key, "")))
+            known = ", ".join(sorted(record))
+            raise LookupError(
+                f"environment {self.name}: record {task_id} has no field {missing[0]!r}, it has: {known}; name yours "
+                "with params.question and params.answer"
+            )
+        return Problem(
+            question=chat[-1].content if chat else str(record[self._question_key]),
+            reference=str(record.get(self._answer_key, "")),
+            entry=_Entry(record, chat),
+            initial_state=json.dumps([[each.role, each.content] for each in chat]) if chat else "",
+        )
+
+    def opening(self, problem: Problem) -> tuple[Message, ...]:
+        """The record's own chat where it has `messages`, the last of them in the configured prompt."""
+        chat: tuple[Message, ...] = problem.entry.chat
+        asked = super().opening(problem)
+        has_system = bool(chat) and chat[0].role == "system"
+        return (*chat[:-1], *(each for each in asked if not (has_system and each.role == "system"))) if chat else asked
 
     def judge(self, problem: Problem, answer: str) -> float:
         return 1.0 if is_same_answer(answer, problem.reference) else 0.0
@@ -79,11 +99,60 @@ class FunctionEnvironment(RecordEnvironment):
         if not callable(score):
             raise ConfigError(f"environment {config.name}: {config.dataset} is not a function")
         self._score = cast("RewardFunction", score)
+        self._takes_record = _takes_record(config, score)
+        self._low, self._high = config.reward_range
         self.answer_cpu_s = float(getattr(score, "answer_cpu_s", ANSWER_CPU_S))
-        super().__init__(config, f"function-{code_version(score)}")
+        scale = "" if config.reward_range == (0.0, 1.0) else f" {self._low!r}..{self._high!r}"
+        super().__init__(config, f"function-{code_version(score)}{scale}")
 
     def judge(self, problem: Problem, answer: str) -> float:
-        return float(self._score(problem.question, answer, problem.reference))
+        record = (problem.entry.record,) if self._takes_record else ()
+        value = float(self._score(problem.question, answer, problem.reference, *record))
+        if not self._low <= value <= self._high:
+            raise ValueError(
+                f"{self.config.dataset} returned {value:g}, outside of reward_range [{self._low:g}, {self._high:g}]: "
+                "set reward_range of the environment to what it may return"
+            )
+        return (value - self._low) / (self._high - self._low)
+
+
+class _Entry(NamedTuple):
+    """A record, and the chat in it; the latter is empty where it has none."""
+
+    record: Mapping[str, Any]
+    chat: tuple[Message, ...]
+
+
+def _chat_of(messages: object) -> tuple[Message, ...]:
+    """Messages of a record up to the question, which is the last of the user's: what follows it is not shown."""
+    if not isinstance(messages, list):
+        return ()
+    chat = [
+        Message(role=str(each.get("role")), content=str(each.get("content")))
+        for each in cast("list[Any]", messages)
+        if isinstance(each, dict)
+    ]
+    while chat and chat[-1].role != "user":
+        chat.pop()
+    return tuple(chat)
+
+
+def _takes_record(config: EnvironmentConfig, score: Callable[..., Any]) -> bool:
+    """Whether a function takes the whole record, too. Raises ConfigError for one that cannot be called."""
+    try:
+        signature = inspect.signature(score)
+    except (TypeError, ValueError):  # of a class in C
+        return False
+    for count in (4, 3):
+        try:
+            signature.bind(*[""] * count)
+        except TypeError:
+            continue
+        return count == 4
+    raise ConfigError(
+        f"environment {config.name}: {config.dataset}{signature} cannot be called; write it as "
+        "score(question, answer, reference) or score(question, answer, reference, record), returning a number"
+    )
 
 
 def is_same_answer(answer: str, reference: str) -> bool:

@@ -299,6 +299,7 @@ def _node(options: SimulationOptions, preset: Preset, index: int, names: list[st
             recipe=options.recipe or preset.recipe,
             learning_rate=preset.learning_rate,
             num_steps=_num_steps(options, preset),
+            at_end="serve",  # the others may not be done
             deterministic=options.deterministic,
             token_budget=preset.token_budget,
         ),

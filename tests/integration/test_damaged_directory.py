@@ -59,7 +59,7 @@ def config_of(directory: Path) -> NodeConfig:
         model=ModelConfig(source="tiny", dtype="float32"),
         directory=DirectoryConfig(kind="none"),
         evaluation=EvaluationConfig(num_problems=2, every_steps=0),
-        learner=LearnerConfig(num_steps=FIRST, checkpoint_every=2),
+        learner=LearnerConfig(num_steps=FIRST, at_end="serve", checkpoint_every=2),
         telemetry=TelemetryConfig(),
     )
 

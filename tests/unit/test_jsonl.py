@@ -87,7 +87,8 @@ def test_a_function_judges_and_its_code_names_the_verifier(problems: Path, tmp_p
     named = config(problems, kind="function", dataset=f"{rule}:score", params={"path": str(problems)})
     env = build_environment(named)
     assert answer_reward(env, 1, "Par") == pytest.approx(0.6)
-    assert answer_reward(env, 1, "Paris, of course") == 1.0
+    with pytest.raises(ValueError, match=r"score returned 3\.2, outside of reward_range \[0, 1\]: set reward_range"):
+        answer_reward(env, 1, "Paris, of course")
     copy, other = tmp_path / "copy.py", tmp_path / "other.py"
     copy.write_bytes(rule.read_bytes())
     other.write_bytes(rule.read_bytes() + b"# changed\n")
@@ -97,11 +98,56 @@ def test_a_function_judges_and_its_code_names_the_verifier(problems: Path, tmp_p
     assert verifiers[0] == env.verifier != verifiers[1]
 
 
-def test_a_reward_that_is_not_finite_counts_as_0(problems: Path, tmp_path: Path) -> None:
-    rule = tmp_path / "nan_rule.py"
+def test_rewards_of_a_declared_range_are_rescaled_and_no_others_pass(problems: Path, tmp_path: Path) -> None:
+    rule = tmp_path / "rule.py"
     rule.write_text("def score(question, answer, reference):\n    return float(answer)\n")
-    env = build_environment(config(problems, kind="function", dataset=f"{rule}:score", params={"path": str(problems)}))
-    assert [answer_reward(env, 0, text) for text in ("nan", "inf", "-3", "0.25")] == [0.0, 0.0, 0.0, 0.25]
+    section = {"kind": "function", "dataset": f"{rule}:score", "params": {"path": str(problems)}}
+    env = build_environment(config(problems, **section, reward_range=(-1.0, 2.0)))
+    assert [answer_reward(env, 0, text) for text in ("-1", "0.5", "2")] == [0.0, 0.5, 1.0]
+    for text in ("nan", "inf", "-1.1", "2.1"):
+        with pytest.raises(ValueError, match=r"outside of reward_range \[-1, 2\]"):
+            answer_reward(env, 0, text)
+    assert env.verifier != build_environment(config(problems, **section)).verifier  # nodes that differ refuse
+    for wrong, says in (((1.0, 1.0), "1 is not below 1"), ((0.0, float("inf")), "finite")):
+        with pytest.raises(ValueError, match=says):
+            config(problems, **section, reward_range=wrong)
+    with pytest.raises(ValueError, match=r"kind jsonl has rewards in \[0, 1\]"):
+        config(problems, reward_range=(-1.0, 1.0))
+
+
+def test_a_function_may_take_the_whole_record(tmp_path: Path) -> None:
+    path, rule = tmp_path / "problems.jsonl", tmp_path / "rule.py"
+    path.write_text(json.dumps({"question": "2+2?", "answer": "4", "worth": 0.25}) + "\n")
+    rule.write_text("def score(question, answer, reference, record):\n    return record['worth']\n")
+    section = {"kind": "function", "dataset": f"{rule}:score", "params": {"path": str(path)}}
+    assert answer_reward(build_environment(config(path, **section)), 0, "4") == 0.25
+    other = tmp_path / "other.py"
+    other.write_text("def score(prompts, completions):\n    return 1.0\n")
+    section["dataset"] = f"{other}:score"
+    with pytest.raises(
+        ConfigError, match=r"score\(prompts, completions\) cannot be called; write it as score\(question"
+    ):
+        build_environment(config(path, **section))
+
+
+def test_a_record_with_messages_is_asked_as_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+    rows = [
+        {"messages": chat, "answer": "4"},
+        {"messages": [*chat, {"role": "assistant", "content": "4"}], "answer": "4"},
+        {"question": "3+3?", "answer": "6"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    env = build_environment(config(path, system="Be kind.", prefill="It is "))
+    asked = [[(each.role, each.content) for each in env.task(number).messages] for number in range(3)]
+    assert asked[0] == [("system", "Be brief."), ("user", "2+2?"), ("assistant", "It is ")]
+    assert asked[1] == asked[0]  # what follows the question is not shown
+    assert asked[2] == [("system", "Be kind."), ("user", "3+3?"), ("assistant", "It is ")]
+    assert answer_reward(env, 0, "4") == 1.0
+    with pytest.raises(LookupError, match=r"has no field 'answer', it has: messages; name yours with params\.question"):
+        path.write_text(json.dumps({"messages": chat}) + "\n")
+        build_environment(config(path)).task(0)
 
 
 def test_a_plugin_file_cannot_shadow_a_module_of_ours(tmp_path: Path) -> None:

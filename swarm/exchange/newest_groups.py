@@ -1,0 +1,53 @@
+"""The newest groups in the store of a node, running or not, for people to read.
+
+Invariant: the file is opened for reading only, so the node that writes it is never held up for longer than a read.
+"""
+
+import sqlite3
+from pathlib import Path
+from typing import Literal
+
+from swarm.errors import ConfigError
+from swarm.exchange.stored_rows import SCORED_COLUMNS, scored_of
+from swarm.types import ScoredGroup
+
+Origin = Literal["own", "others", "all"]
+_CONDITIONS = {"own": "g.is_made_here = 1", "others": "g.is_made_here = 0", "all": "1"}
+_TIMEOUT_S = 10.0
+
+
+def newest_groups(path: Path, limit: int, origin: Origin = "all", env: str = "") -> list[ScoredGroup]:
+    """Up to `limit` groups, newest first.
+
+    Args:
+        path: groups.sqlite of a node.
+        limit: most groups.
+        origin: who made them.
+        env: of this environment alone; empty: of all.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be read.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            f"{path.parent}: no {path.name}: the node has made no group yet, or this is no node's directory"
+        )
+    query = (
+        f"SELECT {SCORED_COLUMNS} FROM groups g JOIN bodies b USING (sequence) WHERE {_CONDITIONS[origin]} "
+        "ORDER BY g.sequence DESC"
+    )
+    found: list[ScoredGroup] = []
+    try:
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT_S)
+        try:
+            for row in connection.execute(query):
+                scored = scored_of(row)
+                if scored is not None and env in ("", scored.group.env):
+                    found.append(scored)
+                if len(found) >= limit:
+                    break
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return found

@@ -1,0 +1,125 @@
+"""Completions that a node made or took from others, with prompt, rewards and tokens, for people to read.
+
+Invariant: what is shown is what the learner gets: texts and log-probs of the stored group, rewards of this node's own
+verifier.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from swarm.config import NodeConfig, load_config
+from swarm.environments.load import build_environments
+from swarm.episode import Message
+from swarm.errors import ConfigError
+from swarm.exchange.newest_groups import Origin, newest_groups
+from swarm.interfaces import Environment, Tokenizer
+from swarm.model.tokenizer import load_tokenizer
+from swarm.types import NodeId, Rollout, ScoredGroup
+
+NODE_FILE, STORE = "node.toml", "groups.sqlite"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledToken:
+    """One token of a response."""
+
+    text: str
+    is_action: bool  # the model chose it; else the environment said it
+    logprob: float  # nats, when it was chosen; NaN where it is not known
+    step: int  # of the policy version that made it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One response of a group."""
+
+    actions: tuple[str, ...]
+    observations: tuple[tuple[Message, ...], ...]  # after each action but the last
+    reward: float
+    reward_parts: Mapping[str, float]
+    finish: str
+    tokens: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledGroup:
+    """Responses to one task."""
+
+    digest: str
+    env: str
+    task_id: int
+    producer: NodeId
+    is_made_here: bool
+    at_s: float  # wall clock of this node, when it came
+    messages: tuple[Message, ...]
+    reference: str
+    samples: tuple[Sample, ...]
+
+
+def read_samples(directory: Path, limit: int, origin: Origin = "all", env: str = "") -> list[SampledGroup]:
+    """The newest groups of a node, newest first (blocking).
+
+    Raises:
+        ConfigError: no node's directory, no group yet, or an environment that is not there.
+    """
+    path = directory / NODE_FILE
+    if not path.is_file():
+        raise ConfigError(f"{directory}: no {NODE_FILE}, so no node's directory; name the folder that has it")
+    config = load_config(NodeConfig, path)
+    known = [each.name for each in config.environments]
+    if env and env not in known:
+        raise ConfigError(f"--env {env}: unknown environment; known: {', '.join(known)}")
+    groups = newest_groups(directory / STORE, limit, origin, env)
+    environments = build_environments([each for each in config.environments if env in ("", each.name)])
+    tokenizer = load_tokenizer(config.model)
+    return [_read(group, environments[group.group.env], tokenizer) for group in groups]
+
+
+def _read(scored: ScoredGroup, environment: Environment, tokenizer: Tokenizer) -> SampledGroup:
+    group = scored.group
+    samples: list[Sample] = []
+    for index, rollout in enumerate(group.rollouts):
+        outcome = scored.outcomes[index] if scored.outcomes else None
+        samples.append(
+            Sample(
+                actions=rollout.actions,
+                observations=tuple(each.messages for each in outcome.transitions[:-1]) if outcome else (),
+                reward=float(scored.rewards[index]),
+                reward_parts=dict(outcome.rewards) if outcome else {},
+                finish=str(rollout.finish),
+                tokens=tuple(_tokens(rollout, tokenizer)),
+            )
+        )
+    return SampledGroup(
+        digest=scored.digest.hex(),
+        env=group.env,
+        task_id=group.task_id,
+        producer=group.producer,
+        is_made_here=scored.is_made_here,
+        at_s=scored.first_seen_s,
+        messages=environment.task(group.task_id).messages,
+        reference=environment.reference(group.task_id),
+        samples=tuple(samples),
+    )
+
+
+def _tokens(rollout: Rollout, tokenizer: Tokenizer) -> Sequence[SampledToken]:
+    trace = rollout.trace
+    if trace is None:
+        return ()
+    starts = np.array([span.start for span in trace.spans])
+    steps = [span.version.step for span in trace.spans]
+    of_span = np.searchsorted(starts, np.arange(len(trace.token_ids)), side="right") - 1
+    ids = [int(each) for each in trace.token_ids]
+    return [
+        SampledToken(
+            text="<end>" if token in tokenizer.eos_ids else tokenizer.decode([token]),
+            is_action=bool(trace.action_mask[index]),
+            logprob=float(trace.logprobs[index]) if trace.logprobs is not None else float("nan"),
+            step=steps[int(of_span[index])],
+        )
+        for index, token in enumerate(ids)
+    ]
