@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import secrets
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,9 +75,11 @@ class Daemon(Service):
             await daemon.run()
     """
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, on_event: Callable[[Event], None] | None = None) -> None:
+        """`on_event`: called with each event of the node, in its event loop."""
         super().__init__()
         self.config = config
+        self._on_event = on_event
         self._own_entry = config.entry  # without what a manifest says
         self.clock = SystemClock()
         self.agent: Agent
@@ -275,6 +278,8 @@ class Daemon(Service):
     def _emit(self, event: Event) -> None:
         self.events.write(event)
         self.telemetry.record(event)
+        if self._on_event is not None:
+            self._on_event(event)
 
     async def _status_loop(self) -> None:
         path, was_written = self.config.dir / STATUS, True

@@ -69,7 +69,7 @@ class NodeRestored(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFinished(Event):
-    """A node's worker made all its steps; the node goes on serving."""
+    """A node made all its steps."""
 
     step: int
 

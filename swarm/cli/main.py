@@ -20,6 +20,7 @@ from swarm.cli.bench import bench
 from swarm.cli.plan_command import plan_command
 from swarm.cli.recipes import recipes_app
 from swarm.cli.simulate import simulate
+from swarm.cli.train import train
 from swarm.cli.trained import chat, evaluate, export, samples, verify
 from swarm.errors import SwarmError
 from swarm.types import Correction, Role
@@ -45,6 +46,7 @@ app = typer.Typer(
 )
 keys_app = typer.Typer(help="The Ed25519 identity of a node.", no_args_is_help=True)
 app.command()(simulate)
+app.command()(train)
 app.command("plan")(plan_command)
 app.command("eval")(evaluate)
 app.command()(chat)

@@ -3,12 +3,13 @@
 Invariant: an error names the file, the key and the fix, before anything starts.
 """
 
+import difflib
 import re
 import tomllib
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from pydantic import ValidationError
 
@@ -62,23 +63,29 @@ def has_section(path: Path, name: str) -> bool:
 
 def parse_config(kind: type[AnyModel], data: dict[str, Any], origin: str) -> AnyModel:
     """Validates plain data into a config model. Raises ConfigError with what is wrong with each key."""
-    with explained(origin):
+    with explained(origin, kind):
         return kind.model_validate(data)
 
 
 @contextmanager
-def explained(origin: str) -> Generator[None]:
-    """Around the construction of a config model: turns validation errors into a ConfigError that names each key."""
+def explained(origin: str, kind: type[Model] | None = None) -> Generator[None]:
+    """Around the construction of a config model: turns validation errors into a ConfigError that names each key.
+
+    Args:
+        origin: file or option that the data came from.
+        kind: the model, for the keys that it knows; None: none are named.
+    """
     try:
         yield
     except ValidationError as error:
-        lines = [f"{'.'.join(str(p) for p in e['loc']) or '(whole)'}: {_explain(e)}" for e in error.errors()]
+        lines = [f"{'.'.join(str(p) for p in e['loc']) or '(whole)'}: {_explain(e, kind)}" for e in error.errors()]
         raise ConfigError(f"{origin}: " + "; ".join(lines)) from None
 
 
-def _explain(error: Any) -> str:
+def _explain(error: Any, kind: type[Model] | None) -> str:
     if error["type"] == "extra_forbidden":
-        return "unknown key"
+        near = difflib.get_close_matches(str(error["loc"][-1]), _keys(kind, error["loc"][:-1]), n=1)
+        return f"unknown key; did you mean {near[0]}?" if near else "unknown key"
     given = error.get("input")
     message = str(error["msg"]).removeprefix("Value error, ")
     return f"{message} (got {given!r})" if isinstance(given, (str, int, float, bool)) else message
@@ -103,3 +110,14 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         data[last] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         data[last] = text
+
+
+def _keys(kind: Any, path: tuple[Any, ...]) -> list[str]:
+    """Keys of the section at a path of a model; none where the path leads out of it."""
+    for part in path:
+        if isinstance(part, int):
+            continue
+        field = kind.model_fields.get(part) if kind is not None else None
+        inner = [field.annotation, *get_args(field.annotation)] if field is not None else []
+        kind = next((each for each in inner if isinstance(each, type) and issubclass(each, Model)), None)
+    return list(kind.model_fields) if kind is not None else []

@@ -40,6 +40,7 @@ class RecordEnvironment(AnswerEnvironment):
     """
 
     is_answer_needed = True  # each record has one
+    is_record_needed = False  # by what judges; problems are kept, so that all of a record would be
 
     def __init__(self, config: EnvironmentConfig, verifier: str = "match") -> None:
         """Raises ConfigError: no such file, another digest, a line that is too long, no records."""
@@ -67,7 +68,7 @@ class RecordEnvironment(AnswerEnvironment):
         return Problem(
             question=chat[-1].content if chat else str(record[self._question_key]),
             reference=str(record.get(self._answer_key, "")),
-            entry=_Entry(record, chat),
+            entry=_Entry(record if self.is_record_needed else {}, chat),
             initial_state=json.dumps([[each.role, each.content] for each in chat]) if chat else "",
         )
 
@@ -99,19 +100,19 @@ class FunctionEnvironment(RecordEnvironment):
         if not callable(score):
             raise ConfigError(f"environment {config.name}: {config.dataset} is not a function")
         self._score = cast("RewardFunction", score)
-        self._takes_record = _takes_record(config, score)
+        self.is_record_needed = _takes_record(config, score)
         self._low, self._high = config.reward_range
         self.answer_cpu_s = float(getattr(score, "answer_cpu_s", ANSWER_CPU_S))
         scale = "" if config.reward_range == (0.0, 1.0) else f" {self._low!r}..{self._high!r}"
         super().__init__(config, f"function-{code_version(score)}{scale}")
 
     def judge(self, problem: Problem, answer: str) -> float:
-        record = (problem.entry.record,) if self._takes_record else ()
+        record = (problem.entry.record,) if self.is_record_needed else ()
         value = float(self._score(problem.question, answer, problem.reference, *record))
         if not self._low <= value <= self._high:
             raise ValueError(
                 f"{self.config.dataset} returned {value:g}, outside of reward_range [{self._low:g}, {self._high:g}]: "
-                "set reward_range of the environment to what it may return"
+                "set reward_range of the environment (swarm train --reward-range LOW HIGH) to what it may return"
             )
         return (value - self._low) / (self._high - self._low)
 

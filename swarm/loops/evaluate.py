@@ -24,8 +24,17 @@ async def evaluate_version(worker: Worker, learner: Learner) -> None:
     step = learner.version.step
     for (env, split), tasks in worker.evaluation_tasks.items():
         tries = await worker.offload(worker.evaluate, tasks)
-        verdicts = [await _verdict(worker, task, of_task) for task, of_task in zip(tasks, tries, strict=True)]
+        verdicts, error = list[Verdict | None](), ""
+        for task, of_task in zip(tasks, tries, strict=True):
+            try:
+                verdicts.append(await worker.exchange.verify(task.env, task.task_id, of_task))
+            except RolloutFailed as failed:
+                verdicts.append(None)
+                error = str(failed)
         scored = [verdict for verdict in verdicts if verdict is not None]
+        if error:  # once: a reward may fail on every answer
+            fields = {"env": env, "left_out": len(tasks) - len(scored), "problems": len(tasks), "error": error}
+            logger.warning("answers of an evaluation could not be scored", extra=fields)
         if split == "held_out":
             shown += _to_show(step, tasks, tries, verdicts)
         if not scored:
@@ -46,15 +55,6 @@ async def evaluate_version(worker: Worker, learner: Learner) -> None:
     learner.evaluated(telling)
     await worker.exchange.report_evaluations(evaluations)
     await worker.offload(worker.show, shown)
-
-
-async def _verdict(worker: Worker, task: Task, tries: Sequence[Actions]) -> Verdict | None:
-    """What the tries at a problem are worth; None where they could not be scored."""
-    try:
-        return await worker.exchange.verify(task.env, task.task_id, tries)
-    except RolloutFailed as error:
-        logger.warning("an answer could not be scored and is left out", extra={"error": str(error)})
-        return None
 
 
 def _num_right(verdict: Verdict) -> int:

@@ -1,0 +1,87 @@
+"""The command `swarm train`."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="smollm2, a folder, or a hub id; tiny for a try in seconds.")
+    ] = "",
+    data: Annotated[
+        Path | None, typer.Option("--data", "-d", help=".jsonl file, folder of `datasets`, or a hub id of one.")
+    ] = None,
+    reward: Annotated[
+        str, typer.Option("--reward", "-r", help="my_file.py:score(question, answer, reference) -> number in [0, 1].")
+    ] = "",
+    reward_range: Annotated[
+        tuple[float, float] | None, typer.Option(help="LOW HIGH: what the function may return, rescaled to [0, 1].")
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", "-e", help="Built-in tasks: KIND[:DATASET], such as reasoning_gym:gcd. Repeatable."),
+    ] = None,
+    dir: Annotated[Path, typer.Option("--dir", help="Where it is trained; the same directory goes on.")] = Path(
+        "swarm-train"
+    ),
+    steps: Annotated[
+        int | None, typer.Option(min=0, help="Optimizer steps in all; 0: until Ctrl-C. Default 100.")
+    ] = None,
+    question: Annotated[str, typer.Option(help="Field of a record that asks; `messages` is known, too.")] = "question",
+    answer: Annotated[str, typer.Option(help="Field with the right answer.")] = "answer",
+    prompt: Annotated[str, typer.Option(help="Template of the user message, with {question}.")] = "{question}",
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer or turn, tokens. Default 256 (16 with tiny).")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--lr", min=0, help="Default 1e-5; 1e-4 with adapters, and with tiny.")
+    ] = None,
+    lora_rank: Annotated[
+        int, typer.Option("--lora-rank", min=0, help="Trains adapters of this rank; 0: all weights.")
+    ] = 0,
+    recipe: Annotated[str, typer.Option(help="Objective: see `swarm recipes list`, or my_recipe.py:RECIPE.")] = "",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key of the configuration.")] = None,
+    patient: Annotated[
+        bool, typer.Option("--patient", help="Go on where no group had any difference in reward for a minute.")
+    ] = False,
+    only_write: Annotated[bool, typer.Option("--only-write", help="Write node.toml and stop.")] = False,
+) -> None:
+    """Train a model on this machine alone: questions and a reward in, a model out. No network.
+
+      swarm train -m smollm2 --data quiz.jsonl --reward my.py:score
+      swarm train -m tiny --env char:sort --steps 200
+      swarm train --dir swarm-train --steps 400            goes on with what is there
+
+    Each line of the file is a record with `question` and `answer` (or `messages`, and --answer). Without --reward the
+    answer must be the same text or number. Ctrl-C saves and stops. Then: swarm samples, eval, chat, export.
+    """
+    from node.train import TrainOptions, prepare
+    from node.train import train as run
+
+    options = TrainOptions(
+        directory=dir,
+        model=model,
+        data=data,
+        reward=reward,
+        reward_range=reward_range,
+        environments=tuple(env or ()),
+        question=question,
+        answer=answer,
+        prompt=prompt,
+        system=system,
+        steps=steps,
+        max_new_tokens=max_new_tokens,
+        learning_rate=learning_rate,
+        lora_rank=lora_rank,
+        recipe=recipe,
+        overrides=tuple(set_ or ()),
+    )
+    if only_write:
+        asyncio.run(prepare(options, typer.echo))
+        typer.echo(f"written: {dir / 'node.toml'}")
+    else:
+        asyncio.run(run(options, typer.echo, patient))

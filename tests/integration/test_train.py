@@ -1,0 +1,164 @@
+"""`swarm train`: from questions and a reward to a model, and what a user reads when there is nothing to learn from."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from node.status import problems, read_status
+from node.train import FILE, TrainOptions, resolve, train
+from swarm.cli.main import app
+from swarm.errors import ConfigError
+from swarm.learn.checkpoint import checkpoint_steps
+from swarm.telemetry import read_events
+from swarm.trained.model import load_trained
+from swarm.trained.samples import read_samples
+
+RUN = CliRunner()
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def letters(tmp_path: Path) -> Path:
+    """Questions whose answer is their letters in order, which the tiny model half knows."""
+    source, path = random.Random(0), tmp_path / "letters.jsonl"
+    words = ["".join(source.choice("abcdefgh") for _ in range(3)) for _ in range(300)]
+    rows = [{"question": f"sort:{word}=", "answer": "".join(sorted(word))} for word in words]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def reward_file(folder: Path, body: str) -> str:
+    path = folder / f"reward_{abs(hash(body))}.py"
+    path.write_text(f"def score(question, answer, reference):\n    {body}\n")
+    return f"{path}:score"
+
+
+def options_of(letters: Path, **changes: Any) -> TrainOptions:
+    quick = ("evaluation.num_problems=4", "replay.local_groups=2", "generator.groups_per_batch=2")
+    options = TrainOptions(directory=letters.parent / "run", model="tiny", data=letters, steps=3, overrides=quick)
+    return replace(options, **changes)
+
+
+async def test_it_trains_ends_and_goes_on_and_its_answers_can_be_read(letters: Path) -> None:
+    lines: list[str] = []
+    reward = reward_file(letters.parent, "return 2.0 if answer == reference else -1.0")
+    options = options_of(letters, reward=reward, reward_range=(-1.0, 2.0))
+    await train(options, lines.append)
+    directory = options.directory
+    assert checkpoint_steps(directory / "checkpoints")[-1] == 3
+    assert any("letters" in line or "300 problems" in line for line in lines)
+    assert "worth 1" in "\n".join(lines), "the reference is worth the upper end of the range"
+    assert lines[-1].startswith("next: swarm chat") and any("held out" in line for line in lines)
+    status = read_status(directory)
+    assert status["is_finished"] and problems(status, status["at_s"] + 1e6, 300.0, runs=False) == []
+    for group in read_samples(directory, 3, "own"):
+        assert group.messages[-1].content.startswith("sort:") and len(group.samples) == 8
+        for sample in group.samples:
+            assert sample.reward == float(sample.actions[-1].strip() == group.reference)
+            assert "".join(token.text for token in sample.tokens).removesuffix("<end>") == sample.actions[-1]
+            assert all(token.logprob <= 0 and token.is_action for token in sample.tokens)
+    before = load_trained(directory).version
+    await train(TrainOptions(directory=directory), lines.append)  # all is done
+    assert "nothing to do: all 3 steps were made; --steps N makes more" in lines[-1]
+    assert load_trained(directory).version == before
+    await train(TrainOptions(directory=directory, steps=5), lines.append)
+    assert checkpoint_steps(directory / "checkpoints")[-1] == 5
+    refused = read_events(directory / "events.jsonl")
+    assert not [event for event in refused if type(event).__name__ in ("LoopFailed", "WorkerDied")]
+
+
+async def test_a_ctrl_c_saves_and_the_same_directory_goes_on(letters: Path) -> None:
+    directory = letters.parent / "run"
+    arguments = ["-m", "swarm.cli.main", "train", "--model", "tiny", "--data", str(letters), "--dir", str(directory)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *arguments,
+        "--steps",
+        "0",
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    while not (line := (await process.stdout.readline()).decode()).startswith("step 1 "):
+        assert line, "it ended before its first step"
+    process.send_signal(signal.SIGINT)
+    said = (await process.stdout.read()).decode()
+    assert await process.wait() == 0
+    (step,) = checkpoint_steps(directory / "checkpoints")[-1:]
+    assert step >= 1 and f"stopped at step {step}; the same command goes on from there" in said
+    lines: list[str] = []
+    await train(TrainOptions(directory=directory, steps=step + 1), lines.append)
+    assert checkpoint_steps(directory / "checkpoints")[-1] == step + 1
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return {}[answer]", "KeyError"),
+        ("return 2.0", r"returned 2, outside of reward_range \[0, 1\]"),
+        ("return int(answer) if answer != reference else 1", "none of 64 groups could be scored.*invalid literal"),
+        ("return 0.0", "in none did rewards differ.*user: sort:.*reference: .*--patient goes on"),
+    ],
+)
+async def test_a_reward_that_teaches_nothing_ends_the_run_with_the_reason(
+    letters: Path, body: str, expected: str
+) -> None:
+    lines: list[str] = []
+    with pytest.raises(ConfigError, match=f"(?s){expected}"):
+        await train(options_of(letters, reward=reward_file(letters.parent, body)), lines.append)
+
+
+def test_the_directory_of_another_training_is_not_taken(letters: Path) -> None:
+    options = options_of(letters)
+    config = resolve(options)
+    assert not options.directory.exists(), "nothing is written before it was tried"
+    assert (
+        RUN.invoke(
+            app, ["train", "-m", "tiny", "-d", str(letters), "--dir", str(options.directory), "--only-write"]
+        ).exit_code
+        == 0
+    )
+    assert (options.directory / FILE).is_file()
+    with pytest.raises(ConfigError, match=r"node\.toml exists and says otherwise for .*generator"):
+        resolve(options_of(letters, max_new_tokens=5))
+    assert config.is_alone and config.learner.at_end == "stop"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "nothing to resume there; say what to train on"),
+        (["--env", "char:sort"], "--model: name one"),
+        (["-m", "tiny", "--reward", "x.py:f"], "nothing to resume there"),
+        (["-m", "tiny", "--env", "char:srot"], "'srot' is unknown; known: reverse, sort"),
+        (["-m", "tiny", "--data", "none.jsonl"], "must be a readable .jsonl file"),
+        (
+            ["-m", "tiny", "--data", "LETTERS", "--answer", "solution"],
+            "has no field 'solution', it has: answer, question",
+        ),
+        (["-m", "tiny", "--data", "LETTERS", "--set", "learner.learning_rat=1"], "did you mean learning_rate?"),
+        (["-m", "tiny", "--env", "char:sort", "--env", "char:sort"], "names must differ"),
+        (["-m", "no-such-model", "--data", "LETTERS"], "no such directory"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(
+    letters: Path, tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    given = [str(letters) if each == "LETTERS" else each for each in arguments]
+    done = RUN.invoke(app, ["train", "--dir", str(tmp_path / "run"), *given])
+    assert done.exit_code == 2, done.output
+    assert expected in " ".join(done.stderr.split())
+
+
+def test_samples_says_what_is_missing(tmp_path: Path) -> None:
+    done = RUN.invoke(app, ["samples", str(tmp_path)])
+    assert done.exit_code == 2 and "no node.toml" in done.stderr
