@@ -47,7 +47,7 @@ def read_status(directory: Path) -> JsonDict:
 def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     """What `swarm status` shows, as name and value; ids are whole, so that they can be copied."""
     shown = [(key, str(status.get(key, ""))) for key in ("name", "node_id", "run_id")]
-    shown.append(("step", f"{status['step']}{' (every step is made)' if status.get('is_finished') else ''}"))
+    shown.append(("step", f"{status['step']}{' (finished: every step is made)' if status.get('is_finished') else ''}"))
     following = status.get("following")
     if following is not None:
         shown.append(("follows", _describe_following(following)))

@@ -55,6 +55,7 @@ def test_a_node_that_made_all_of_its_steps_is_not_stuck() -> None:
     status = status_of(at_s=2000.0)
     assert "no optimizer step" in problems(status, 2000.0, 300.0)[0]
     assert problems(status | {"is_finished": True}, 2000.0, 300.0) == []
+    assert problems(status | {"is_finished": True}, 9000.0, 300.0, runs=False) == []  # it ended, as it should
     assert "finished" in dict(status_rows(status | {"is_finished": True}))["step"]
 
 
