@@ -111,7 +111,7 @@ async def train(options: TrainOptions, say: Callable[[str], None], is_patient: b
     """
     setup_logging("WARNING", "console", options.directory.name)
     config = await prepare(options, say)
-    watch = Watch(config, say, is_patient)
+    watch = TrainingWatch(config, say, is_patient)
     defer_gc()
     os.umask(0o077)
     try:
@@ -162,7 +162,7 @@ def _first_tasks(config: NodeConfig) -> list[tuple[Environment, Task, str]]:
 
 
 @dataclass
-class Watch:
+class TrainingWatch:
     """What happens, in lines for people; and whether there is anything to learn from."""
 
     config: NodeConfig
@@ -280,7 +280,7 @@ class Watch:
         self.say(f"step {event.step}{of}  {mean} of {len(rewards)} groups  {tokens / max(seconds, 1e-9):,.0f} tokens/s")
 
 
-async def _run(config: NodeConfig, watch: Watch) -> None:
+async def _run(config: NodeConfig, watch: TrainingWatch) -> None:
     async with Daemon(config, watch.see) as daemon:
         watch.num_with_signal = lambda: daemon.agent.own_groups.since_step.num_with_signal
         running = asyncio.ensure_future(daemon.run())

@@ -14,9 +14,9 @@ from swarm.config import NodeConfig, load_config
 from swarm.environments.load import build_environments
 from swarm.episode import Message
 from swarm.errors import ConfigError
-from swarm.exchange.newest_groups import Origin, newest_groups
 from swarm.interfaces import Environment, Tokenizer
 from swarm.model.tokenizer import load_tokenizer
+from swarm.trained.newest_groups import Origin, newest_groups
 from swarm.types import NodeId, Rollout, ScoredGroup
 
 NODE_FILE, STORE = "node.toml", "groups.sqlite"
