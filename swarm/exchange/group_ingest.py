@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 _NOT_COUNTED = {RefusalReason.DUPLICATE, RefusalReason.NO_CREDIT}  # another one of it was, or is not waited for
 # of groups whose signature is false, or was perhaps not looked at: their producer is what the sender claims
 _UNSIGNED = UNPROVEN | {RefusalReason.DUPLICATE, RefusalReason.LOW_REPUTATION, RefusalReason.OVER_QUOTA}
-_NO_ARRIVAL = _UNSIGNED | _NOT_COUNTED
 
 STRAY_PAUSE_S: Final = 10.0  # a follower that brought a group of another lineage gets no more than others for so long
 
@@ -192,9 +191,10 @@ class GroupIngest:
             self._context.changed.fire()
 
     def _is_arrival(self, refused: Refused, via: NodeId) -> bool:
-        """Whether a group that was refused is one that its producer had credit for."""
-        if refused.producer is None or refused.reason in (_NOT_COUNTED if refused.producer == via else _NO_ARRIVAL):
-            return False  # what others bring counts where it was signed by its producer
+        """Whether a group that was refused is one that its producer had credit for. It sends such a group itself; what
+        others bring may be any old one that it signed, again and again."""
+        if refused.producer is None or refused.producer != via or refused.reason in _NOT_COUNTED:
+            return False
         made_at_s = refused.created_at_s if refused.reason is RefusalReason.TOO_OLD else None
         return made_at_s is None or not self._credit_ledger.predates_stream(refused.producer, made_at_s)
 

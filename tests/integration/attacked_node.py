@@ -54,7 +54,11 @@ class Sender(HoldsNothing):
         self._items = asyncio.Queue[SealedGroup]()
 
     def send(self, group: RolloutGroup) -> None:
-        self._items.put_nowait(seal_group(group, self.identity))
+        self.send_sealed(seal_group(group, self.identity))
+
+    def send_sealed(self, sealed: SealedGroup) -> None:
+        """Whoever signed it."""
+        self._items.put_nowait(sealed)
 
     async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         number = 0

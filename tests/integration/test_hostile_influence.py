@@ -14,18 +14,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attacked_node import VICTIM, AttackedNode, Sender
+from attacked_node import VICTIM, AttackedNode, Sender, until
 
 from swarm.config import ReplayConfig, WeightsConfig
+from swarm.exchange.group_ingest import GroupIngest
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
 from swarm.peers.parties import SHARE, Parties
 from swarm.testing.builders import make_group, make_identity
-from swarm.types import Credit, NodeId, PolicyVersion, Role, RolloutGroup, VersionSpan
+from swarm.types import Credit, NodeId, PolicyVersion, RefusalReason, Role, RolloutGroup, VersionSpan
 from swarm.weights.publish import Publisher
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import HostTensor, TensorSpec, published_digest
+from swarm.wire.envelopes import seal_group
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -132,20 +134,20 @@ class AttackedTrainer(AttackedNode):
         await self.agent.publish(self.version, manifests)
         return self
 
-    async def is_followed_by(self, identity: Identity, seconds: float) -> "asyncio.Task[None]":
-        """A follower that delivers as much as it has credit for, so many seconds after it was granted."""
+    async def is_followed_by(self, identity: Identity, seconds: float, most: int = 1_000_000) -> "asyncio.Task[None]":
+        """A follower that delivers as much as it has credit for, so many seconds after it was granted, and `most`."""
         sender = await self.follow(identity)
         client = await self._transport(identity).connect(
             PeerAddress(node_id=VICTIM.node_id, endpoint=self.endpoint), 5.0
         )
-        return asyncio.create_task(self._deliver(sender, client.watch(VICTIM.node_id, 8), seconds))
+        return asyncio.create_task(self._deliver(sender, client.watch(VICTIM.node_id, 8), seconds, most))
 
-    async def _deliver(self, sender: Sender, news: AsyncIterator[Any], seconds: float) -> None:
+    async def _deliver(self, sender: Sender, news: AsyncIterator[Any], seconds: float, most: int) -> None:
         num_sent = 0
         async for item in news:
             if isinstance(item, Credit):
                 await asyncio.sleep(seconds)
-                for num_sent in range(num_sent + 1, item.granted + 1):  # noqa: B020
+                for num_sent in range(num_sent + 1, min(item.granted, most) + 1):  # noqa: B020
                     sender.send(self._by_follower(sender.identity, num_sent))
 
     def _by_follower(self, identity: Identity, number: int) -> RolloutGroup:
@@ -175,3 +177,31 @@ async def test_free_keys_that_follow_a_trainer_have_an_eighth_of_its_groups(
         await asyncio.gather(*followers, return_exceptions=True)
         num_hostile = sum(drawn[each.node_id] for each in HOSTILE)
         assert (num_hostile <= drawn.total() / SHARE + 1) is is_defended, drawn
+
+
+def copies_count(patch: pytest.MonkeyPatch) -> None:
+    """A group that was refused counts as one of its producer, whoever sends it."""
+    patch.setattr(GroupIngest, "_is_arrival", lambda self, refused, via: refused.producer is not None)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])
+async def test_a_stranger_ends_nobodys_trust_with_an_old_group_of_its(
+    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member made it in another run; each copy settled one of its grants as refused. The mutation is copies_count."""
+    if not is_defended:
+        copies_count(monkeypatch)
+    async with AttackedTrainer(tmp_path, members=(VICTIM, *HONEST)) as node:
+        follower = await node.is_followed_by(HONEST[0], 0.0, most=7)
+        await node.judged(7)
+        line = node.agent.credit_ledger._lines[HONEST[0].node_id]
+        await until(lambda: line.num_outstanding == 8)
+        stranger = await node.follow(HOSTILE[0])
+        old = seal_group(replace(invented(HONEST[0], 0), run_id="another"), HONEST[0])
+        for _ in range(5):
+            stranger.send_sealed(old)
+        await node.judged(12)
+        assert node.refused == {RefusalReason.WRONG_RUN: 5}
+        assert (line.num_delivered == 7 and line.record.max_outstanding == 8) is is_defended, line
+        follower.cancel()
+        await asyncio.gather(follower, return_exceptions=True)
