@@ -21,7 +21,7 @@ from swarm.version_history import MAX_RECORDED
 logger = logging.getLogger(__name__)
 
 TIDY_EVERY_S = 30.0
-CREDIT_PAUSE_S = 1.0  # at least, between two looks
+CREDIT_PAUSE_S = 1.0  # between two looks: what is granted after one may be late long before anything else is due
 KEPT_SHARE = 0.9  # of the store's budget after tidying: a full store takes groups again
 
 
@@ -90,7 +90,7 @@ async def credit_loop(agent: Agent) -> None:
     """Writes off what followers did not deliver when it is due: nothing else may happen until then."""
     ledger = agent.credit_ledger
     while True:
-        await asyncio.sleep(max(CREDIT_PAUSE_S, min(ledger.next_expiry_in_s, ledger.patience_s)))
+        await asyncio.sleep(CREDIT_PAUSE_S)
         if ledger.expire():
             agent.context.changed.fire()  # what was not delivered is for other followers, and for our own generator
 

@@ -311,13 +311,6 @@ class CreditLedger:
         return num_expired + num_late > 0
 
     @property
-    def next_expiry_in_s(self) -> float:
-        """Seconds until a grant can expire; at most the length of a trial, as a new generator may come meanwhile."""
-        oldest_s = min((line.outstanding_s[0] for line in self._lines.values() if line.outstanding_s), default=None)
-        due_in_s = self._expiry_s if oldest_s is None else oldest_s + self._expiry_s - self._clock.monotonic_s()
-        return min(self._trial_s, due_in_s)
-
-    @property
     def patience_s(self) -> float:
         """Seconds from a grant until its group is late, at most until it expires; a round waits for everybody.
 

@@ -7,6 +7,7 @@ Agents, admission, credit and draws are the product's own, over the in-memory ne
 import asyncio
 import random
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ import pytest
 from swarm.config import EntryConfig, ExchangeConfig, ReplayConfig
 from swarm.events import GroupsDrawn
 from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.loops import agent_loops
 from swarm.testing.builders import make_identity
-from swarm.types import NodeId, Role
+from swarm.types import NodeId, PolicyVersion, Role
+from swarm.weight_sync.credit import TRIAL_SHARE
 
 from . import following_world
 from .following_world import TRAINER, Generator, Trainer, World, made_by, play, until
 
 STEP_S, TURN_S, MOST_TURNS, BATCH = 0.25, 0.1, 6, 8
+TURNS_AFTER_S = 15.0
 REPLAY = ReplayConfig(local_groups=8, external_groups=0, max_age_steps=2)
 LOOKUPS = ExchangeConfig(lookup_every_s=5.0, advert_every_s=30.0)
 
@@ -56,6 +60,7 @@ class LearningTrainer(Trainer):
     def __init__(self, world: World, own_batch_s: float = 0.0, **sections: Any) -> None:
         super().__init__(world, **sections)
         self.own_batch_s = own_batch_s
+        self.published = list[PolicyVersion]()
         if own_batch_s:
             self.config = world.config(self.number, (Role.TRAINER, Role.GENERATOR), **sections)
 
@@ -65,6 +70,10 @@ class LearningTrainer(Trainer):
             tasks.create_task(self._learn())
             if self.own_batch_s:
                 tasks.create_task(self._generate())
+
+    async def publish(self) -> None:
+        self.published.append(self.version)
+        await super().publish()
 
     async def _learn(self) -> None:
         while True:
@@ -93,13 +102,38 @@ class LearningTrainer(Trainer):
         return Counter(use.producer for event in self.emitted(GroupsDrawn)[after:] for use in event.groups)
 
 
-async def swarm_of(world: World, num_followers: int, own_batch_s: float = 0.0, **sections: Any) -> LearningTrainer:
-    """A trainer, and followers that work for it."""
+class Rearming(Follower):
+    """Like the others for a while. Then it holds its credit until others made a step without it, and while that is
+    under way brings what is admitted and too old for the next draw: it gives new credit, of which it holds as much."""
+
+    trainer: LearningTrainer
+
+    async def _generate(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TURNS_AFTER_S):
+                await super()._generate()
+        while True:
+            num_held = await self.agent.wait_capacity()
+            while not self.trainer.agent.journal.is_under_way:  # noqa: ASYNC110 - virtual time
+                await asyncio.sleep(0.02)
+            for _ in range(num_held):
+                self.num_made += 1
+                version = self.trainer.published[-1 - REPLAY.max_age_steps]
+                await self.agent.put(made_by(self, version, task_id=10_000 * self.number + self.num_made))
+
+
+async def swarm_of(
+    world: World, num_followers: int, own_batch_s: float = 0.0, rearming: int = 0, **sections: Any
+) -> LearningTrainer:
+    """A trainer, and followers that work for it; that of the number `rearming` turns."""
     shared: dict[str, Any] = {"replay": REPLAY, "exchange": LOOKUPS, **sections}
     trainer = LearningTrainer(world, own_batch_s=own_batch_s, **shared)
     await trainer.start()
     for number in range(1, num_followers + 1):
-        await Follower(world, number, **shared).start()
+        follower = (Rearming if number == rearming else Follower)(world, number, **shared)
+        if isinstance(follower, Rearming):
+            follower.trainer = trainer
+        await follower.start()
     await until(lambda: len(trainer.agent.credit_ledger.followers) == num_followers, "all follow")
     return trainer
 
@@ -158,3 +192,24 @@ def test_shares_of_members_leave_no_older_group_behind_a_younger_one(
     play(tmp_path, scene)
     groups_a_step, num_steps, num_taken_off = figures[0]
     assert (groups_a_step > 7.9 and num_steps > 60 and num_taken_off < 12) is not is_out, figures
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: who is late is found out seldom"])
+def test_a_member_that_is_late_again_and_again_leaves_a_third_of_the_steps(
+    is_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_out:
+        monkeypatch.setattr(agent_loops, "CREDIT_PAUSE_S", TRIAL_SHARE * REPLAY.max_age_s)
+    steps: list[int] = []
+
+    async def scene(world: World) -> None:
+        members = tuple(make_identity(100 + number).node_id for number in range(1, 5))
+        trainer = await swarm_of(world, 4, rearming=4, entry=EntryConfig(members=(TRAINER.node_id, *members)))
+        await asyncio.sleep(TURNS_AFTER_S)
+        before = trainer.step
+        await asyncio.sleep(40.0)
+        steps.append(trainer.step - before)
+
+    play(tmp_path, scene)
+    assert (steps[0] > 23) is not is_out, steps  # of about 70 without it

@@ -236,7 +236,6 @@ def test_a_trial_that_takes_longer_than_its_turn_proves_as_much_when_it_comes() 
     clock.advance(TRIAL_S + 1)
     assert not credit_ledger.expire(), "nobody else waits"
     other = credit_ledger.open("other", window=8)
-    assert credit_ledger.next_expiry_in_s <= TRIAL_S
     credit_ledger.grant(1)
     assert other.num_granted == 1 and slow.num_outstanding == 0
     clock.advance(TRIAL_S / 2)
@@ -291,7 +290,7 @@ def test_who_hangs_is_not_trusted_again_because_it_opens_a_new_stream() -> None:
     first = proven(credit_ledger, "a", window=8)
     credit_ledger.grant(8)
     clock.advance(EXPIRY_S + 1)
-    assert credit_ledger.next_expiry_in_s < 0 and credit_ledger.expire() and credit_ledger.num_outstanding == 0
+    assert credit_ledger.expire() and credit_ledger.num_outstanding == 0
     credit_ledger.close(first)
     second = credit_ledger.open("a", window=8)
     credit_ledger.grant(8)
