@@ -121,6 +121,7 @@ def build_trainer(
         evaluator = SnapshotEvaluator(network, tokenizer, policy.snapshot, config.seed)
         closing.callback(ranks.stop)
         closing.callback(policy.stop)
+    closing.callback(evaluator.close)
 
     engine: Generator = evaluator
     if Role.GENERATOR in config.roles:

@@ -116,7 +116,8 @@ class TransformersGenerator:
         )
 
     def close(self) -> None:
-        """Nothing to release; here since other engines have a process or connections."""
+        """Ends the call that is under way, so that a thread of it does not outlive the node by a long episode."""
+        self.cancel()
 
     @property
     def version(self) -> PolicyVersion:

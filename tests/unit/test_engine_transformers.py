@@ -1,6 +1,8 @@
 """The transformers engine on a tiny random network, against an independent full forward without cache."""
 
 import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from swarm.generation import transformers_engine
 from swarm.generation.produce import UNSCORED, evaluate, produce, try_tasks
 from swarm.generation.sampling import truncate
 from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.interfaces import Generator
+from swarm.interfaces import Generator, Observation
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import snapshot
@@ -259,3 +261,21 @@ def test_produced_groups_name_prompt_tokenizer_and_producer() -> None:
     sampled = try_tasks(generator, TOKENIZER, tasks, limits, num_tries=3)
     assert [len(tries) for tries in sampled] == [3, 3] and len({tuple(tries) for tries in sampled[0]}) > 1
     assert try_tasks(generator, TOKENIZER, tasks, limits, num_tries=3) == sampled, "the same draws at each evaluation"
+
+
+def test_closing_ends_a_call_in_the_middle_of_an_episode_without_end() -> None:
+    """Its environment always answers, and there is room for hours: only a close ends it."""
+    made, has_played = engine(), threading.Event()
+
+    def observe(rollout: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Observation | None]":
+        has_played.set()
+        answer: Future[Observation | None] = Future()
+        answer.set_result(Observation(token_ids=[5]))
+        return answer
+
+    playing = threading.Thread(target=lambda: made.generate(PROMPTS[:1], 1, WARM, observe=observe), daemon=True)
+    playing.start()
+    assert has_played.wait(10.0)
+    made.close()
+    playing.join(10.0)
+    assert not playing.is_alive()

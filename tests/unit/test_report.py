@@ -181,6 +181,9 @@ def test_groups_that_the_guard_left_out_are_not_counted_as_learned_from():
     console = Console(width=100, file=io.StringIO(), record=True)
     console.print(render_summary(result(swarm=both, rival=None)))
     assert "set aside (drawn, not learned from): ada 3" in console.export_text()
+    far = SwarmResult(nodes=(replace(ada, edges_kl={ADA: 0.14}),), began_at_s=50.0, first_step_at_s=1, ended_at_s=170.0)
+    console.print(render_summary(result(swarm=far, rival=None)))
+    assert "up to 0.14 nats a token (KL)" in " ".join(console.export_text().split()), "why, and what to change"
 
 
 def test_of_two_sources_the_one_with_an_edge_was_learned_from():
@@ -231,7 +234,9 @@ def test_rows_tell_own_tasks_from_others_and_mean_age():
     assert row.own["held_out"] is not None and row.own["held_out"].num_problems == 64
     assert row.age_mean_steps == 1.0
     assert row.ess_share == pytest.approx(0.8)
-    assert row.tokens_per_s == pytest.approx(2.0)
+    assert row.tokens_per_s == pytest.approx(40 / 23)  # tokens, and seconds from its first group to the end
+    early = replace(node(), first_group_at_s=swarm().ended_at_s - 4 * 60 * swarm().minutes)  # before the first step
+    assert node_rows(replace(swarm(), nodes=(early,)))[0].tokens_per_s == pytest.approx(0.5)
     assert row.overlap_share == pytest.approx(0.5)
     assert environments_of(swarm(), node(), own=False) == ("products",)
 

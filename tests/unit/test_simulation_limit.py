@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from swarm.events import Event, GroupPut, StepMade
+from swarm.events import Event, GroupPut, GroupUnscored, StepMade
 from swarm.simulate.local import run
 from swarm.simulate.local.processes import Process, SimulationFailed
 from swarm.simulate.presets import SimulationOptions
@@ -52,6 +52,15 @@ def watch(*events: Event, tick: Callable[[], None] = lambda: None, minutes: floa
 def test_a_run_without_a_step_ends_at_its_limit_after_set_up_and_says_why() -> None:
     with pytest.raises(SimulationFailed, match=r"no step .* ada waits for own groups: 648 generated, 0 with differing"):
         watch(GROUP)
+
+
+def test_a_run_none_of_whose_answers_can_be_scored_ends_at_once_and_says_why() -> None:
+    failed = GroupUnscored(env="sums", error="the verifier raised KeyError: 'x' (my.py:3 in step)")
+    with pytest.raises(SimulationFailed, match=r"ada: none of its first 32 groups could be scored: .*my\.py:3"):
+        watch(*[failed] * 32, minutes=60)
+    with pytest.raises(SimulationFailed, match="no step within 0 s after the first group"):
+        watch(failed)  # set-up is over with it
+    watch(GROUP, *[failed] * 40, STEP)
 
 
 def test_a_run_with_a_step_ends_at_its_limit() -> None:

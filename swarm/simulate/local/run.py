@@ -8,6 +8,7 @@ import asyncio
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from swarm.errors import ConfigError
 from swarm.events import (
     Event,
     GroupPut,
+    GroupUnscored,
     NodeFinished,
     NodeKilled,
     NodeRestarted,
@@ -39,6 +41,7 @@ from swarm.wire.run_manifest import manifest_of
 RESTART_AFTER_S = 5.0
 START_TIMEOUT_S = 120.0
 FIRST_STEP_TIMEOUT_S = 300.0
+MANY_UNSCORED = 32
 HEAVY = ("checkpoints", "weights", "engine")  # of a node's directory: gigabytes that only a restart would read
 
 
@@ -216,7 +219,8 @@ async def _watch(
     The limit counts from the first group, with which set-up is over; kills and stops count from the first step.
 
     Raises:
-        SimulationFailed: no step within FIRST_STEP_TIMEOUT_S or the limit, or a process died unasked.
+        SimulationFailed: no step within FIRST_STEP_TIMEOUT_S or the limit, none of a node's first MANY_UNSCORED groups
+            could be scored, or a process died unasked.
     """
     preset = PRESETS[options.preset]
     limit_s = 60 * (preset.max_minutes if options.minutes is None else options.minutes)
@@ -224,13 +228,16 @@ async def _watch(
     actions = [ProcessFault(at_s=at_s, kind="kill", name=name) for name, at_s in options.kill]
     actions += [ProcessFault(at_s=at_s, kind="stop", name=name) for name, at_s in options.stop]
     running = set(trainers)
+    first_groups = {name: Counter[str]() for name in nodes}  # made before the first step, scored or not
     started_s, first_group_s, first_step_s = time.monotonic(), None, None
     while running:
         for name, process in nodes.items():
             for event in await asyncio.to_thread(process.read_events):
                 watch(name, event)
-                if isinstance(event, GroupPut | StepMade) and first_group_s is None:
+                if isinstance(event, GroupPut | GroupUnscored | StepMade) and first_group_s is None:
                     first_group_s = time.monotonic()
+                if first_step_s is None:
+                    _require_scores(name, event, first_groups[name])
                 if isinstance(event, StepMade) and first_step_s is None:
                     first_step_s = time.monotonic()
                 if isinstance(event, NodeFinished):
@@ -255,6 +262,15 @@ async def _watch(
             return
         tick()
         await asyncio.sleep(POLL_S)
+
+
+def _require_scores(name: str, event: Event, groups: Counter[str]) -> None:
+    """Ends a simulation in which a node's own answers cannot be scored. Raises SimulationFailed with the reason."""
+    groups["scored"] += isinstance(event, GroupPut)
+    if isinstance(event, GroupUnscored):
+        groups["not scored"] += 1
+        if groups["not scored"] >= MANY_UNSCORED and not groups["scored"]:
+            raise SimulationFailed(f"{name}: none of its first {MANY_UNSCORED} groups could be scored: {event.error}")
 
 
 def _why_no_step(nodes: dict[str, Process], trainers: set[str]) -> str:

@@ -142,9 +142,15 @@ def _node_row(swarm: SwarmResult, node: NodeResult) -> NodeRow:
         age_mean_steps=_mean_of(node.ages),
         age_in_flight_mean_steps=_mean_of(node.ages_in_flight),
         ess_share=fmean(shares) if shares else None,
-        tokens_per_s=node.tokens_generated / (60 * swarm.minutes) if swarm.minutes else 0.0,
+        tokens_per_s=_tokens_per_s(swarm, node),
         overlap_share=overlap_share(node.seconds),
     )
+
+
+def _tokens_per_s(swarm: SwarmResult, node: NodeResult) -> float:
+    """From the node's first group to the end: where the first step comes late, most tokens were made before it."""
+    seconds = swarm.ended_at_s - node.first_group_at_s if node.first_group_at_s else 60 * swarm.minutes
+    return node.tokens_generated / seconds if seconds > 0 else 0.0
 
 
 def _mean_of(histogram: Mapping[int, int]) -> float | None:

@@ -123,6 +123,7 @@ class NodeResult:
     refusals: dict[str, int]  # reason -> groups
     seconds: dict[str, float]  # phase -> seconds
     tokens_generated: int
+    first_group_at_s: float = 0.0  # wall clock; 0: it made none
     num_generated: int  # groups
     num_admitted: int
     bytes_received: int  # sealed groups from peers since the process started last
@@ -246,6 +247,7 @@ def node_result(
         refusals=dict(count_refusals(events).most_common()),
         seconds=_seconds(steps),
         tokens_generated=sum(put.num_tokens for put in puts),
+        first_group_at_s=puts[0].at_s if puts else 0.0,
         num_generated=len(puts),
         num_admitted=len(admitted),
         bytes_received=int(status.get("bytes_received", 0)),

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from swarm.config import GuardConfig
 from swarm.simulate.report.episode_views import EpisodeView, NodeView, ProblemView, environment_views, example_of
 from swarm.simulate.report.figures import (
     Change,
@@ -177,8 +178,17 @@ def _too_old(swarm: SwarmResult) -> list[Text]:
 
 def _set_aside(swarm: SwarmResult) -> list[Text]:
     """What was drawn beside the groups learned from (local/ext), where there is any."""
-    counts = [f"{node.name} {node.num_set_aside}" for node in swarm.nodes if node.num_set_aside]
-    return [Text(f"set aside (drawn, not learned from): {', '.join(counts)}")] if counts else []
+    aside = [node for node in swarm.nodes if node.num_set_aside]
+    if not aside:
+        return []
+    told = f"set aside (drawn, not learned from): {', '.join(f'{each.name} {each.num_set_aside}' for each in aside)}"
+    worst = max((kl for each in aside for kl in each.edges_kl.values()), default=0.0)
+    if worst > GuardConfig().tight_kl:
+        told += (
+            f"; their policies were up to {worst:.2g} nats a token (KL) from the learner's: a lower learning rate or "
+            "replay.max_age_steps keeps them nearer, guard.tight_kl is the bound"
+        )
+    return [Text(told)]
 
 
 def _baseline(swarm: SwarmResult) -> Text:
