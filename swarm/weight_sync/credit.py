@@ -6,8 +6,9 @@ a generator that disconnected or stalls had outstanding is free again. A generat
 one group outside the capacity, in turn with the others, so that free identities cannot starve proven ones. In an open
 run newcomers have an eighth of the capacity together, or one group, with what waits of theirs, trials included. Who
 takes far longer than most is late, long before its grants expire: it gets no more, its groups are still taken, and what
-it holds is free for others. Else a few that hold credit and bring nothing stop every step until it expires. Less is
-granted where groups are too old before a draw takes them, until one in two hundred is. Pure bookkeeping,
+it holds is free for others, until as many of its groups as it may have outstanding came in time, one after the other.
+Else a few that hold credit and bring nothing stop every step until it expires, or until they are late once more. Less
+is granted where groups are too old before a draw takes them, until one in two hundred is. Pure bookkeeping,
 single-threaded.
 """
 
@@ -40,6 +41,7 @@ class GeneratorRecord:
     late_s: deque[float] = field(default_factory=deque[float])  # of ended grants whose groups may still arrive
     delivery_s: float | None = None  # from a grant to its group, the most lately; None before the first
     too_many: float = 0.0  # groups of the capacity that were too many for its own to be drawn in time, as of late
+    num_to_prove: int = 0  # groups that have to come in time, one after the other, until what it holds counts again
 
     @property
     def is_proven(self) -> bool:
@@ -73,6 +75,11 @@ class CreditLine:
     def num_delivered(self) -> int:
         """Groups that arrived under this credit, admitted or refused."""
         return self.num_granted - self.num_expired - self.num_outstanding
+
+    @property
+    def holds_room(self) -> bool:
+        """Whether what it has outstanding counts against the capacity: not as a trial, nor where it is or was late."""
+        return not (self.is_trial or self.is_late or self.record.num_to_prove)
 
     @property
     def wants_more(self) -> bool:
@@ -184,10 +191,7 @@ class CreditLedger:
                 for line in established:
                     self._grant(line, min(share, line.record.max_outstanding - line.num_outstanding))
         else:
-            for _ in range(free):
-                wanting = [line for line in established if line.wants_more]
-                if not wanting:
-                    break
+            while wanting := self._wanting(established, capacity):
                 self._grant(self._next_of(wanting), 1)
             num_new = max(0, self._max_trials(capacity) - sum(line.is_trial for line in established))
             for _ in range(num_new):
@@ -212,6 +216,12 @@ class CreditLedger:
 
     def _max_trials(self, capacity: int) -> int:
         return max(1, capacity // GROUPS_PER_TRIAL) if capacity > 0 else 0
+
+    def _wanting(self, lines: list[CreditLine], capacity: int) -> list[CreditLine]:
+        """Who may get one more. Who was late waits for what all have outstanding, and nobody for what it has."""
+        num_holding = self.num_outstanding
+        num_all = sum(line.num_outstanding for line in self._lines.values() if not (line.is_trial or line.is_late))
+        return [line for line in lines if line.wants_more and (num_holding if line.holds_room else num_all) < capacity]
 
     def _next_of(self, lines: list[CreditLine]) -> CreditLine:
         """Of the party with the fewest groups, the generator with the fewest."""
@@ -273,8 +283,11 @@ class CreditLedger:
             line.party, line.is_newcomer = self._parties.party_of(producer), not self._parties.is_established(producer)
         if line is not None and line.outstanding_s:
             granted_s = line.outstanding_s.popleft()
+            taken_s = self._clock.monotonic_s() - granted_s
             if is_admitted:
-                record.delivery_s = max(self._clock.monotonic_s() - granted_s, _MEMORY * (record.delivery_s or 0.0))
+                is_late = taken_s > self.patience_s
+                record.num_to_prove = self._max_window if is_late else max(0, record.num_to_prove - 1)
+                record.delivery_s = max(taken_s, _MEMORY * (record.delivery_s or 0.0))
                 record.too_many = max(0.0, record.too_many - TOO_OLD_SHARE)
             else:
                 self._add_late(record, 1)
@@ -307,7 +320,9 @@ class CreditLedger:
         late_s, num_late = now_s - self.patience_s, 0
         for line in self._lines.values():
             was_late, line.is_late = line.is_late, bool(line.outstanding_s) and line.outstanding_s[0] < late_s
-            num_late += line.is_late and not was_late
+            if line.is_late and not was_late:
+                line.record.num_to_prove = self._max_window
+                num_late += 1
         return num_expired + num_late > 0
 
     @property
@@ -327,8 +342,8 @@ class CreditLedger:
 
     @property
     def num_outstanding(self) -> int:
-        """`granted - delivered - expired` over all generators, trials and those that are late excepted."""
-        return sum(line.num_outstanding for line in self._lines.values() if not (line.is_trial or line.is_late))
+        """`granted - delivered - expired` over all generators whose grants hold room."""
+        return sum(line.num_outstanding for line in self._lines.values() if line.holds_room)
 
     @property
     def followers(self) -> frozenset[NodeId]:

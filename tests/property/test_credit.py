@@ -55,10 +55,9 @@ class CreditMachine(RuleBasedStateMachine):
         before = self.credit_ledger.num_outstanding
         line = self.lines.pop(peer, None)
         if line is not None:
+            held_room = line.holds_room
             self.credit_ledger.close(line)
-            assert self.credit_ledger.num_outstanding == before - (
-                0 if line.is_trial or line.is_late else line.num_outstanding
-            )
+            assert self.credit_ledger.num_outstanding == before - (line.num_outstanding if held_room else 0)
 
     @rule(peer=st.sampled_from(PEERS), is_admitted=st.booleans())
     def deliver(self, peer: str, is_admitted: bool) -> None:
@@ -74,7 +73,7 @@ class CreditMachine(RuleBasedStateMachine):
         served = [line for line, (before_total, _) in before.items() if line.num_granted > before_total]
         if any(not line.is_trial for line in served):
             assert self.credit_ledger.num_outstanding <= capacity
-        proven = [line for line in before if line.record.is_proven and not line.is_late]
+        proven = [line for line in before if line.record.is_proven and line.holds_room]
         if self.credit_ledger.num_outstanding < capacity:  # nobody who wants more is left out while there is capacity
             assert all(w.num_outstanding >= min(w.window, w.record.max_outstanding) for w in proven)
         tried, most = [w for w in before if w.is_trial], max(1, capacity // GROUPS_PER_TRIAL) if capacity else 0
@@ -98,7 +97,7 @@ class CreditMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_sum_is_that_of_the_watches(self) -> None:
-        counted = [line.num_outstanding for line in self.lines.values() if not (line.is_trial or line.is_late)]
+        counted = [line.num_outstanding for line in self.lines.values() if line.holds_room]
         assert self.credit_ledger.num_outstanding == sum(counted)
 
 
