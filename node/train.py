@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from swarm.config import NodeConfig, apply_overrides, load_config, parse_config
 from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import ConfigError, RolloutFailed
-from swarm.events import Event, GroupPut, GroupUnscored, PolicyEvaluated, StepMade
+from swarm.events import Event, GroupPut, GroupUnscored, PolicyEvaluated, StepMade, VersionPublished
 from swarm.interfaces import Environment
 from swarm.model.source import is_char_model
 from swarm.process import defer_gc, freeze_gc, run_until_signal
@@ -77,9 +77,17 @@ def resolve(options: TrainOptions) -> NodeConfig:
                 "--reward my_file.py:function unless the answer must be the same, or --env KIND[:DATASET]"
             )
         return parse_config(NodeConfig, _data(options), "swarm train")
+    if not options.names_task and (given := _given(options)):
+        raise ConfigError(
+            f"{path} exists, and {', '.join(given)} cannot change a training that has begun: leave that out to go on "
+            "with this one, or say what to train on and name another --dir"
+        )
     changes = list(options.overrides)
     changes += [] if options.steps is None else [f"learner.num_steps={options.steps}"]
-    kept, config = load_config(NodeConfig, path), load_config(NodeConfig, path, changes)
+    # `dir` in the file is seen from where the training was begun, which need not be here.
+    here = {"dir": options.directory}
+    kept = load_config(NodeConfig, path).model_copy(update=here)
+    config = load_config(NodeConfig, path, changes).model_copy(update=here)
     asked = parse_config(NodeConfig, _data(options), "swarm train") if options.names_task else config
     differing = [key for key in _differences(kept.model_dump(), asked.model_dump()) if key not in _CHANGEABLE]
     if differing:
@@ -111,17 +119,17 @@ async def train(options: TrainOptions, say: Callable[[str], None], is_patient: b
     """
     setup_logging("WARNING", "console", options.directory.name)
     config = await prepare(options, say)
+    setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
     watch = TrainingWatch(config, say, is_patient)
     defer_gc()
     os.umask(0o077)
     try:
-        if await run_until_signal(_run(config, watch)):
-            say(f"stopped at step {watch.step}; the same command goes on from there")
+        was_stopped = await run_until_signal(_run(config, watch))
     finally:
         freeze_gc()
     if watch.is_hopeless:
         raise ConfigError(await asyncio.to_thread(watch.explain))
-    for line in watch.summary():
+    for line in watch.summary(was_stopped):
         say(line)
 
 
@@ -205,6 +213,8 @@ class TrainingWatch:
                 self.num_groups = self.num_unscored = 0
                 self._has_stepped = True
                 self._say_step(event)
+            case VersionPublished():
+                self.step = event.step  # the first one tells where a training goes on
             case PolicyEvaluated():
                 key = event.env, event.split
                 self.first.setdefault(key, event)
@@ -217,9 +227,12 @@ class TrainingWatch:
             case _:
                 pass
 
-    def summary(self) -> list[str]:
-        """Held-out success before and after, and what to do next."""
-        if not self._has_stepped and not self.newest:
+    def summary(self, was_stopped: bool) -> list[str]:
+        """Where it ended, held-out success before and after, and what to do next."""
+        stopped = [f"stopped at step {self.step}; the same command goes on from there"] if was_stopped else []
+        if was_stopped and not self.step:
+            return stopped  # no checkpoint yet: nothing to chat with
+        if not was_stopped and not self._has_stepped and not self.newest:
             return [f"nothing to do: all {self.config.learner.num_steps} steps were made; --steps N makes more"]
         lines = [
             f"{env:<10} held out: {self.first[env, split].accuracy:.2f} at step {self.first[env, split].step}, "
@@ -229,6 +242,7 @@ class TrainingWatch:
         ]
         where = self.config.dir
         return [
+            *stopped,
             *lines,
             f"next: swarm chat {where} | swarm samples {where} | swarm eval {where} | swarm export {where} OUT",
         ]
@@ -317,12 +331,15 @@ def _data(options: TrainOptions) -> JsonDict:
         "generator": {"max_new_tokens": longest, "groups_per_batch": 8},
         "replay": {"local_groups": 8, "external_groups": 0},
         "learner": {
-            "learning_rate": options.learning_rate or (1e-4 if is_tiny or options.lora_rank else 1e-5),
+            "learning_rate": (1e-4 if is_tiny or options.lora_rank else 1e-5)
+            if options.learning_rate is None
+            else options.learning_rate,
             "num_steps": 100 if options.steps is None else options.steps,
         }
         | ({"recipe": _own_file(options.recipe)} if options.recipe else {}),
         "evaluation": {"every_steps": 20, "num_problems": 32},
         "directory": {"kind": "none"},
+        "telemetry": {"log_level": "WARNING"},
     }
     apply_overrides(NodeConfig, data, list(options.overrides))
     return data
@@ -359,6 +376,13 @@ def _absolute(source: str) -> str:
 def _own_file(spec: str) -> str:
     path, colon, name = spec.rpartition(":")
     return f"{_absolute(path)}{colon}{name}" if path.endswith(".py") else spec
+
+
+def _given(options: TrainOptions) -> list[str]:
+    """Options that say how to train, by their names on the command line."""
+    unsaid = TrainOptions(directory=options.directory, steps=options.steps, overrides=options.overrides)
+    names = [each.name for each in fields(options) if getattr(options, each.name) != getattr(unsaid, each.name)]
+    return ["--lr" if name == "learning_rate" else f"--{name.replace('_', '-')}" for name in names]
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:

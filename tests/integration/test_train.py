@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from node.status import problems, read_status
-from node.train import FILE, TrainOptions, resolve, train
+from node.train import FILE, TrainingWatch, TrainOptions, prepare, resolve, train
 from swarm.cli.main import app
 from swarm.errors import ConfigError
+from swarm.events import StepMade, VersionPublished
 from swarm.learn.checkpoint import checkpoint_steps
 from swarm.telemetry import read_events
 from swarm.trained.model import load_trained
@@ -133,6 +134,33 @@ def test_the_directory_of_another_training_is_not_taken(letters: Path) -> None:
     assert config.is_alone and config.learner.at_end == "stop"
 
 
+def test_a_training_goes_on_from_any_working_directory(letters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(letters.parent)
+    asyncio.run(prepare(options_of(letters, directory=Path("run")), lambda _: None))
+    (letters.parent / "elsewhere").mkdir()
+    monkeypatch.chdir(letters.parent / "elsewhere")
+    config = asyncio.run(prepare(TrainOptions(directory=Path("../run"), steps=7), lambda _: None))
+    assert config.dir.resolve() == letters.parent / "run" and not Path("run").exists()
+    assert resolve(options_of(letters)).learner.num_steps == 3  # by another path it is the same training
+
+
+async def test_an_option_that_would_change_nothing_is_refused(letters: Path) -> None:
+    await prepare(options_of(letters), lambda _: None)
+    with pytest.raises(ConfigError, match=r"--model, --lr cannot change a training that has begun: leave that out"):
+        resolve(TrainOptions(directory=letters.parent / "run", model="tiny", learning_rate=0.1))
+
+
+def test_what_was_stopped_is_not_called_done(letters: Path) -> None:
+    lines: list[str] = []
+    watch = TrainingWatch(resolve(options_of(letters)), lines.append, is_patient=False)
+    assert watch.summary(was_stopped=True) == ["stopped at step 0; the same command goes on from there"]
+    watch.see(VersionPublished(policy_id="a", step=2, digest="d"))  # of a checkpoint
+    assert watch.summary(was_stopped=True)[0].startswith("stopped at step 2;")
+    assert watch.summary(was_stopped=False) == ["nothing to do: all 3 steps were made; --steps N makes more"]
+    watch.see(StepMade(step=3, draw_step=3, digest="d", loss=0.0, grad_norm=0.0, num_tokens=1))
+    assert watch.summary(was_stopped=True)[0].startswith("stopped at step 3;")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -147,6 +175,7 @@ def test_the_directory_of_another_training_is_not_taken(letters: Path) -> None:
         ),
         (["-m", "tiny", "--data", "LETTERS", "--set", "learner.learning_rat=1"], "did you mean learning_rate?"),
         (["-m", "tiny", "--env", "char:sort", "--env", "char:sort"], "names must differ"),
+        (["-m", "tiny", "--data", "LETTERS", "--lr", "0"], "learning_rate: Input should be greater than 0"),
         (["-m", "no-such-model", "--data", "LETTERS"], "no such directory"),
     ],
 )
