@@ -188,8 +188,7 @@ async def test_code_as_an_answer_to_binary_matrix_is_worth_0_and_runs_nothing(tm
         "import __main__ as s\ns.Scorer.encode = lambda self, reply: b'[' * 10**6",
         "import __main__ as s, json\n"
         "s.Scorer.encode = lambda self, r: json.dumps({**r, 'outcomes': [[10**400, []]], 'cpu_s': 10**400}).encode()",
-        "result = float('nan')\nimport swarm.environments.replay as b\n"
-        "b.min = lambda *a: 7.0\nb.max = b.min\nresult = 7.0",
+        "import swarm.environments.replay as b\nb.min = lambda *a: 7.0\nb.max = b.min\nresult = 0.5",
     ],
 )
 async def test_an_answer_that_breaks_the_child_fails_alone_in_bounded_time(
