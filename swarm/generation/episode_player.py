@@ -6,16 +6,21 @@ any more (`EpisodeLimits`): every consumer decides the same from the tokens alon
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
+from typing import Final
 
 from swarm.episode import Actions, EpisodeOutcome
-from swarm.errors import RolloutFailed, Unavailable
+from swarm.errors import ConfigError, RolloutFailed, Unavailable
 from swarm.interfaces import Observation, Observe, Tokenizer
 from swarm.model.conversations import Conversations
 from swarm.types import EpisodeLimits, Task
 
 logger = logging.getLogger(__name__)
+
+WARN_EVERY_S: Final = 60.0
+_warned_at_s: dict[str, float] = {}  # environment -> clock of this process, whose batches have a player each
 
 Step = Callable[[str, int, Actions], "Future[EpisodeOutcome]"]
 """(environment, task id, actions so far) -> the episode after its newest action; from any thread."""
@@ -66,13 +71,24 @@ class EpisodePlayer:
             return None
         except CancelledError:  # the node stops
             return None
-        except Exception:  # the engine waits for an answer: whatever happened, there is none
-            logger.exception("an episode could not go on")
+        except Exception as error:  # the engine waits for an answer: whatever happened, there is none
+            _warn(self._tasks[rollout], error)
             return None
         if not self._limits.has_room(self._num_tokens[rollout], len(observation.token_ids)):
             return None
         self._num_tokens[rollout] += len(observation.token_ids)
         return observation
+
+
+def _warn(task: Task, error: Exception) -> None:
+    """Says once a minute of an environment why its episodes break off: it may be each of them."""
+    now_s = time.monotonic()
+    if now_s - _warned_at_s.get(task.env, -WARN_EVERY_S) < WARN_EVERY_S:
+        return
+    _warned_at_s[task.env] = now_s
+    fields = {"environment": task.env, "task": task.task_id, "error": str(error)}
+    is_ours = not isinstance(error, ConfigError)  # else the message says all
+    logger.error("an episode could not go on", extra=fields, exc_info=error if is_ours else None)
 
 
 def player_of(

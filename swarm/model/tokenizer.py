@@ -232,7 +232,10 @@ class HfTokenizer:
 
 
 def _not_readable(where: str, what: str) -> str:
-    return f"{where}: the tiny model cannot read {what}; use it with kind = 'char'"
+    return (
+        f"{where}: the tiny model cannot read {what}; it reads {ALPHABET!r} alone: write all texts in these (kind = "
+        "'char', or style = 'char' where a kind has it), or set model.source to another model"
+    )
 
 
 def load_tokenizer(config: ModelConfig, cache_dir: Path | None = None) -> Tokenizer:
