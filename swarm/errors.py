@@ -18,10 +18,13 @@ What a peer sent and we will not use is no exception but a `swarm.types.Refused`
 """
 
 import errno
+import traceback
+from pathlib import Path
 from typing import Final
 
 # A disk that fails is often remounted read-only.
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+_MESSAGE_CHARS: Final = 300  # of an error of local code
 
 
 class SwarmError(Exception):
@@ -86,3 +89,11 @@ class StorageFull(SwarmError, OSError):
 def is_disk_full(error: BaseException) -> bool:
     """Whether an error of the operating system means a full disk or quota, or a failing device."""
     return isinstance(error, OSError) and error.errno in _DISK_FULL
+
+
+def described(error: Exception) -> str:
+    """Class, message and place of an error of local code, in ASCII: the message may hold what a stranger wrote."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    text = "more than sandbox.memory_bytes allows" if isinstance(error, MemoryError) else str(error)
+    message = ascii(text)[1:-1][:_MESSAGE_CHARS]
+    return f"{type(error).__name__}: {message} ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from swarm.config import EnvironmentConfig
 from swarm.environments.load import build_environments, signals_of
 from swarm.environments.replay import replay, weights_of
-from swarm.environments.sandbox.child import described
 from swarm.episode import OUTCOME, Actions, outcome_to_json
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, described
 
 if TYPE_CHECKING:
     from swarm.interfaces import Environment

@@ -20,6 +20,7 @@ MAX_OBSERVATION_CHARS = 8_192  # of one message; an environment that says more i
 MAX_EPISODES = 1024  # that a process keeps between two of their actions
 MAX_REWARD = 1e6  # of a turn, and of each named reward; squares of more leave float32
 _MAX_NAME_CHARS = 256  # of a state, and of a role
+_MAX_SHOWN_CHARS = 80  # of a value in a message
 _OUTCOME_ALONE = {OUTCOME: 1.0}
 
 
@@ -80,10 +81,11 @@ class ReplayedEpisode:
         """What the environment answers to one more action; it ends at the latest with action number `max_turns`.
 
         Raises:
-            ValueError: the environment answers in a conversation that it did not open.
+            ValueError: the environment answers in a conversation that it did not open, with a status that does not
+                exist, or with a reward that is no finite number.
         """
         assert not self.is_ended, "an episode takes no action after its end"
-        transition = _bounded(self._episode.step(parse_action(text)))
+        transition = _bounded(_checked(self._episode.step(parse_action(text))))
         if not 0 <= transition.conversation <= (0 if self._is_scored else self._num_conversations):
             raise ValueError(f"conversation {transition.conversation} of {self._num_conversations} that began")
         if transition.conversation == self._num_conversations and not transition.messages and not transition.is_end:
@@ -172,8 +174,27 @@ def answer_reward(environment: Environment, task_id: int, answer: str) -> float:
     return replay(environment, task_id, (answer,)).reward
 
 
+def _checked(answer: object) -> Transition:
+    """What `step` returned, if it is a transition. Raises ValueError: says what is wrong and what there may be."""
+    if not isinstance(answer, Transition):
+        raise ValueError(f"step returned {_shown(answer)}, which is no swarm.episode.Transition")
+    if answer.status.__class__ is not TurnStatus:
+        if answer.status not in tuple(TurnStatus):
+            raise ValueError(f"a transition has the status {_shown(answer.status)}; known: {', '.join(TurnStatus)}")
+        return replace(answer, status=TurnStatus(answer.status))
+    return answer
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:_MAX_SHOWN_CHARS]
+
+
 def _bounded(transition: Transition) -> Transition:
-    """The transition with bounded texts and finite rewards; the same object where they are, as nearly always."""
+    """The transition with bounded texts and rewards; the same object where they are, as nearly always.
+
+    Raises:
+        ValueError: a reward is no finite number.
+    """
     texts = [message.content for message in transition.messages]
     is_short = not texts or max(map(len, texts)) <= MAX_OBSERVATION_CHARS
     numbers = (transition.reward, *transition.rewards.values())
@@ -188,13 +209,15 @@ def _bounded(transition: Transition) -> Transition:
             else replace(message, content=message.content[:MAX_OBSERVATION_CHARS])
             for message in transition.messages
         ),
-        reward=_in_range(transition.reward),
-        rewards={name: _in_range(value) for name, value in transition.rewards.items()},
+        reward=_in_range("the reward of a turn", transition.reward),
+        rewards={name: _in_range(f"the reward {name!r}", value) for name, value in transition.rewards.items()},
         state_key=transition.state_key[:_MAX_NAME_CHARS],
         role=transition.role[:_MAX_NAME_CHARS],
     )
 
 
-def _in_range(reward: float) -> float:
-    """What float32 statistics of a group can hold; nothing for what is no number."""
-    return min(MAX_REWARD, max(-MAX_REWARD, reward)) if math.isfinite(reward) else 0.0
+def _in_range(name: str, reward: float) -> float:
+    """What float32 statistics of a group can hold. Raises ValueError for what is no number."""
+    if not math.isfinite(reward):
+        raise ValueError(f"{name} is {reward}, which is no finite number")
+    return min(MAX_REWARD, max(-MAX_REWARD, reward))

@@ -99,32 +99,67 @@ def test_a_dropped_episode_is_replayed() -> None:
 
 
 class Wild(Guessing):
-    """Says too much, and pays what is no number."""
+    """Says too much, and pays what it was made with."""
 
-    def __init__(self, rewards: Mapping[str, float]) -> None:
+    def __init__(self, rewards: Mapping[str, float], reward: float = 0.0) -> None:
         super().__init__()
-        self.rewards = rewards
+        self.rewards, self.reward = rewards, reward
 
     def begin(self, problem: Problem) -> Guess:
-        rewards = self.rewards
+        rewards, reward = self.rewards, self.reward
 
         class Episode(Guess):
             def step(self, action: Action) -> Transition:
                 told = (Message(role="tool", content="x" * 100_000),)
-                return Transition(messages=told, reward=math.nan, rewards=rewards, state_key="k" * 1000)
+                return Transition(messages=told, reward=reward, rewards=rewards, state_key="k" * 1000)
 
         return Episode(1)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "expected"), [({"outcome": math.inf}, 0.0), ({"outcome": 7.0}, 1.0), ({"other": 1.0}, 0.0)]
-)
+@pytest.mark.parametrize(("rewards", "expected"), [({"outcome": 7.0}, 1.0), ({"other": 1.0}, 0.0)])
 def test_texts_and_rewards_of_an_environment_are_bounded(rewards: dict[str, float], expected: float) -> None:
     outcome = replay(Wild(rewards), 1, ("a", "b"))
     first = outcome.transitions[0]
-    assert len(first.messages[0].content) == MAX_OBSERVATION_CHARS and first.reward == 0.0
+    assert len(first.messages[0].content) == MAX_OBSERVATION_CHARS
     assert replay(Wild(rewards), 1, ("a",) * 4).reward == expected
     assert outcome_from_json(json.loads(json.dumps(outcome_to_json(outcome)))) == outcome
+
+
+@pytest.mark.parametrize(
+    ("wild", "reason"),
+    [
+        (Wild({"outcome": math.inf}), "the reward 'outcome' is inf, which is no finite number"),
+        (Wild({"outcome": 1.0, "left": math.nan}), "the reward 'left' is nan"),
+        (Wild({}, reward=math.nan), "the reward of a turn is nan"),
+    ],
+)
+def test_a_reward_that_is_no_number_is_an_error_and_not_0_in_silence(wild: Wild, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        replay(wild, 1, ("a",))
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Transition(status="won"), "a transition has the status 'won'; known: ok, tool_error, malformed, limit"),  # type: ignore[arg-type]
+        (None, "step returned None, which is no swarm.episode.Transition"),
+    ],
+)
+def test_what_is_no_transition_is_an_error_that_says_what_may_be(answer: object, reason: str) -> None:
+    environment = Guessing()
+    episode = environment.begin(environment.problem(1))
+    episode.step = lambda action: answer  # type: ignore[assignment]
+    environment.begin = lambda problem: episode  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=reason):
+        replay(environment, 1, ("a",))
+
+
+def test_a_status_may_be_written_as_its_word() -> None:
+    environment = Guessing()
+    episode = environment.begin(environment.problem(1))
+    episode.step = lambda action: Transition(status="malformed")  # type: ignore[arg-type]
+    environment.begin = lambda problem: episode  # type: ignore[method-assign]
+    assert replay(environment, 1, ("a",)).transitions[0].status is TurnStatus.MALFORMED
 
 
 def test_a_reward_that_no_float32_can_square_is_cut() -> None:

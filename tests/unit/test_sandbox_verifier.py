@@ -235,6 +235,20 @@ async def test_what_the_kernel_refuses_an_answer_is_an_error_of_that_answer(
 
 
 @pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("x = bytearray(2**31)", r"MemoryError: more than sandbox\.memory_bytes allows"),
+        ("result = float('nan')", "ValueError: the reward 'outcome' is nan, which is no finite number"),
+    ],
+)
+async def test_an_error_of_an_environment_says_which_limit_or_value(
+    obedient: SandboxVerifier, code: str, reason: str
+) -> None:
+    with pytest.raises(RolloutFailed, match=f"environment run, task 0: the verifier raised {reason}"):
+        await obedient.verify("run", 0, answers(code))
+
+
+@pytest.mark.parametrize(
     "code",
     [
         "open('{dir}/secret').read()",

@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -32,6 +31,7 @@ from swarm.environments.sandbox.confine import (
     python_places,
 )
 from swarm.episode import outcome_to_json
+from swarm.errors import described
 
 if TYPE_CHECKING:
     from swarm.episode import Actions
@@ -41,7 +41,6 @@ MAX_FRAME_BYTES: Final = 64 * 2**20
 COMMAND_BYTES: Final = 5  # one letter and a number: F, fork a scoring process with budget_s, or K, kill that process
 FORK, KILL = b"F", b"K"
 LEAST_SHARE_S: Final = 0.005  # CPU time of the first answers after a fork, which copy pages
-_MESSAGE_CHARS: Final = 300  # of an error of local code
 _LOOK_AGAIN_S: Final = 0.0005  # least wait between two looks at the CPU time of a first try
 
 
@@ -188,13 +187,6 @@ class Scorer:
         except LookupError as error:  # of the verifier, not of the task: that exists
             return {"error": "failed", "detail": described(error)}
         return {"task": asdict(task), "reference": reference, "verifier": environment.verifier, "outcomes": outcomes}
-
-
-def described(error: Exception) -> str:
-    """Class, message and place of an error, in ASCII: the message may hold what a stranger wrote."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    message = ascii(str(error))[1:-1][:_MESSAGE_CHARS]
-    return f"{type(error).__name__}: {message} ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"
 
 
 def end_at(ends_s: float) -> None:
