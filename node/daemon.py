@@ -23,8 +23,9 @@ from node.worker_process import WorkerProcess
 from swarm.addresses import advertised
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
-from swarm.environments.determinism import require_repeatable
+from swarm.environments.determinism import examine, require_repeatable
 from swarm.environments.sandbox.verifier import SandboxVerifier
+from swarm.environments.soundness import narrow_tokenizer
 from swarm.errors import StorageFull, SwarmError
 from swarm.events import Event, NodeFinished, NodeStarted, StoreDamaged
 from swarm.exchange.agent import Agent
@@ -129,8 +130,8 @@ class Daemon(Service):
         self._exit.callback(os.close, lock_directory(config.dir))
         held = await asyncio.to_thread(load_held, config.dir, config.run_id)
         config = self.config = with_held(config, held)
-        if not config.is_alone:
-            await require_repeatable(config.environments)
+        look = examine if config.is_alone else require_repeatable
+        await look(config.environments, config.sandbox, narrow_tokenizer(config.model))
         (config.dir / STATUS).unlink(missing_ok=True)  # of the process before: this one is starting
         identity = load_or_create_identity(config.dir / "identity.key")
         await self._start_telemetry(config.name or short(identity.node_id))

@@ -22,6 +22,7 @@ from swarm.clock import CLOCK_SKEW_S, SystemClock
 from swarm.config import NodeConfig, load_config
 from swarm.environments.determinism import FIX, LOCAL_KINDS, differences
 from swarm.environments.sandbox.verifier import SandboxVerifier
+from swarm.environments.soundness import narrow_tokenizer
 from swarm.errors import ConfigError, Unavailable
 from swarm.identity import Identity
 from swarm.process import is_running
@@ -252,7 +253,9 @@ async def _check_sandbox(config: NodeConfig) -> Finding:
 
 async def _check_environments(config: NodeConfig) -> list[Finding]:
     """Whose episodes of each environment count, and whether other nodes could replay those of local code."""
-    found = await differences(each for each in config.environments if each.exchange != "own")
+    own = {each.name for each in config.environments if each.exchange == "own"}
+    found = await differences(config.environments, config.sandbox, narrow_tokenizer(config.model))
+    found = {name: what for name, what in found.items() if name not in own}
     details = [f"{each.name} {each.exchange}" for each in config.environments]
     details += [f"{name}: {what}" for name, what in found.items()]
     if not found and any((each.inner or each).kind in LOCAL_KINDS for each in config.environments):

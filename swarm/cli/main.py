@@ -148,8 +148,9 @@ def check(
 ) -> None:
     """Validate a node's or a run's configuration, its recipes included, without starting anything."""
     from swarm.config import CoordinatorConfig, NodeConfig, has_section, load_config
-    from swarm.environments.determinism import differences, require_repeatable
+    from swarm.environments.determinism import examine, require_repeatable
     from swarm.environments.load import ENTRY_POINTS
+    from swarm.environments.soundness import narrow_tokenizer
     from swarm.objectives.methods import recipes_of
     from swarm.plugins import package_digest
     from swarm.wire.run_manifest import manifest_of
@@ -163,16 +164,18 @@ def check(
             console.print(f'environment {each.name}: {package}, digest = "{digest}"', markup=False, soft_wrap=True)
     if is_run:
         manifest_of(settings, settings.run_id, "", 0.0)
-    if not settings.is_alone:
-        asyncio.run(require_repeatable(settings.environments))
+    look = examine if settings.is_alone else require_repeatable
+    examined = asyncio.run(look(settings.environments, settings.sandbox, narrow_tokenizer(settings.model)))
     console.print(f"{config}: valid; recipe {recipes.main.name} ({recipes.main.acronym or recipes.main.verification})")
     for kind in Correction:
         found = recipes.of(kind)
         console.print(f"  {kind.name} groups: {'refused' if found is None else found[1].name}")
     for each in settings.environments:
-        console.print(f"  environment {each.name}: {each.exchange}", markup=False)
-    for name, what in asyncio.run(differences(settings.environments)).items() if settings.is_alone else ():
-        console.print(f"  environment {name}: {what}; use it alone only", markup=False)
+        local = examined.get(each.name)
+        turns = f", at most {local.max_turns} turn{'s' * (local.max_turns > 1)} (max_turns)" if local else ""
+        console.print(f"  environment {each.name}: {each.exchange}{turns}", markup=False)
+        if local and local.difference and settings.is_alone:
+            console.print(f"  environment {each.name}: {local.difference}; use it alone only", markup=False)
 
 
 @keys_app.command("new")

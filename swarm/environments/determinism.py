@@ -1,82 +1,185 @@
-"""Check of local environments: whether their episodes come out the same in another process.
+"""Check of local environments: whether their episodes are sound, and come out the same in another process.
 
 A few episodes are played in two fresh processes with other hash seeds, time zones, clocks and order of episodes; run
-as `python -m swarm.environments.determinism`, this module is such a process.
+as `python -m swarm.environments.determinism`, this module is such a process. Others are played in the sandbox of a node
+(`swarm.environments.soundness`).
 
 Invariant: what this check calls different is different; it cannot show that everything is the same.
 """
 
 import asyncio
 import datetime
-import hashlib
 import json
 import os
+import resource
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from swarm.config import EnvironmentConfig
-from swarm.environments.load import build_environments, signals_of
-from swarm.environments.replay import replay, weights_of
-from swarm.episode import OUTCOME, Actions, outcome_to_json
-from swarm.errors import ConfigError, described
+from swarm.config import EnvironmentConfig, SandboxConfig
+from swarm.environments.environment import ANSWER_CPU_S
+from swarm.environments.load import build_environments
+from swarm.environments.replay import replay
+from swarm.environments.sandbox.verifier import SandboxVerifier
+from swarm.environments.soundness import actions_of, read_tried, require_readable, require_sound, try_out
+from swarm.episode import outcome_to_json
+from swarm.errors import ConfigError, RolloutFailed
 
 if TYPE_CHECKING:
-    from swarm.interfaces import Environment
+    from swarm.interfaces import Environment, Tokenizer
 
 TIMEOUT_S: Final = 60.0
 LOCAL_KINDS: Final = ("function", "plugin")  # code that no version number of ours stands for
-_WORDS: Final = ("1", "up", "yes", "search a", '<tool_call>{"name": "a", "arguments": {}}</tool_call>', "<tool_call>{")
-_MAX_TURNS: Final = 8
+PLAYS_OF: Final = 5  # times answer_cpu_s that an action may take here, outside of the sandbox
+LEAST_PART_S: Final = 2.0  # of CPU, for imports and caches
+_SHOWN_CHARS: Final = 60  # of a value that differs
+_SHOWN_BEFORE: Final = 15  # of them where it does not yet
 # hash seed, time zone, seconds that the clocks are ahead, whether the order is turned around
 _SETTINGS: Final = (("1", "UTC", 0.0, False), ("2", "XXX-13:30", 1.1e8, True))
 FIX: Final = (
     "draw randomness from the configured seed and the task id alone, and use no clock, id(), hash() or order of a set; "
     'or keep its episodes on this node: exchange = "own"'
 )
+# of a transition, as `outcome_to_json` writes it
+_FIELDS: Final = (
+    *("the observation", "whether it ends", "the reward", "the named rewards", "the status", "the state_key"),
+    *("the conversation", "the role", "the number of calls"),
+)
 
 
-async def differences(configs: Iterable[EnvironmentConfig]) -> dict[str, str]:
-    """Name of each environment that is not repeatable -> what is wrong, as a sentence without its subject.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examined:
+    """What a sound environment of local code is like."""
 
-    Starts two processes where a configuration names local code, and none elsewhere.
+    max_turns: int
+    difference: str  # between two processes, as a sentence without its subject; empty where there is none
+
+
+async def examine(
+    configs: Iterable[EnvironmentConfig],
+    sandbox: SandboxConfig | None = None,
+    tokenizer: "Tokenizer | None" = None,
+) -> dict[str, Examined]:
+    """Plays a few episodes of each environment that is local code, in two fresh processes and in a node's sandbox.
+
+    Starts processes where a configuration names local code, and none elsewhere.
+
+    Args:
+        configs: of environments.
+        sandbox: its limits; those of a node without a configuration where there is none.
+        tokenizer: that must read what any of the environments says; None: every text is read.
 
     Raises:
-        ConfigError: an environment cannot be built.
+        ConfigError: an environment cannot be built, or is unsound (`require_sound`).
     """
-    local = [config for config in configs if (config.inner or config).kind in LOCAL_KINDS]
+    local, shipped = list[EnvironmentConfig](), list[EnvironmentConfig]()
+    for config in configs:
+        (local if (config.inner or config).kind in LOCAL_KINDS else shipped).append(config)
+    if tokenizer is not None:
+        for environment in (await asyncio.to_thread(build_environments, shipped)).values():
+            await asyncio.to_thread(require_readable, environment, tokenizer)
     if not local:
         return {}
-    plays = await asyncio.gather(*(_play_elsewhere(local, *setting) for setting in _SETTINGS))
-    found: dict[str, str] = {}
-    for config in local:
-        one, other = (play.get(config.name, {}) for play in plays)
-        differing = [part for part in one if one[part] != other.get(part)]
-        if differing or not one or not other:
-            found[config.name] = (
-                f"{differing[0]} differs between two processes"
-                if differing
-                else f"a few of its episodes took longer than {TIMEOUT_S:g} s"
-            )
+    sandbox = sandbox or SandboxConfig()
+    plays = await asyncio.gather(*(_play_elsewhere(local, sandbox.memory_bytes, *setting) for setting in _SETTINGS))
+    verifier = SandboxVerifier(tuple(local), sandbox)
+    try:
+        await verifier.limits_in_force()  # starts it
+        for config in local:
+            await require_sound(config.name, read_tried(plays[0][config.name]["tried"]), verifier, tokenizer)
+        shapes = dict(verifier.shapes)
+    except RolloutFailed as error:
+        names = ", ".join(config.name for config in local)
+        raise ConfigError(f"environments {names}: {error}; does one need more than sandbox.memory_bytes?") from None
+    finally:
+        await verifier.close()
+    return {
+        config.name: Examined(
+            max_turns=shapes[config.name].max_turns,
+            difference=_difference(config.name, *(play[config.name]["parts"] for play in plays)),
+        )
+        for config in local
+    }
+
+
+async def differences(
+    configs: Iterable[EnvironmentConfig],
+    sandbox: SandboxConfig | None = None,
+    tokenizer: "Tokenizer | None" = None,
+) -> dict[str, str]:
+    """Name of each environment that is not repeatable -> what is wrong, as a sentence without its subject.
+
+    Raises as `examine`.
+    """
+    found = await examine(configs, sandbox, tokenizer)
+    return {name: each.difference for name, each in found.items() if each.difference}
+
+
+async def require_repeatable(
+    configs: Sequence[EnvironmentConfig],
+    sandbox: SandboxConfig | None = None,
+    tokenizer: "Tokenizer | None" = None,
+) -> dict[str, Examined]:
+    """What `examine` finds. Raises ConfigError as it does, and for an environment that no other node could replay."""
+    found = await examine(configs, sandbox, tokenizer)
+    for config in configs:
+        if config.exchange != "own" and config.name in found and (what := found[config.name].difference):
+            raise ConfigError(f"environment {config.name}: {what}; {FIX}")
     return found
 
 
-async def require_repeatable(configs: Iterable[EnvironmentConfig]) -> None:
-    """Raises ConfigError for an environment whose episodes leave the node, and no other node could replay or score."""
-    for name, what in (await differences(each for each in configs if each.exchange != "own")).items():
-        raise ConfigError(f"environment {name}: {what}; {FIX}")
+def _difference(name: str, one: dict[str, list[str]], other: dict[str, list[str]]) -> str:
+    """The first part that is not the same; raises ConfigError for one that took too long."""
+    for part, (text, *_) in (one | other).items():
+        if text.startswith(_TOO_LONG):
+            raise ConfigError(f"environment {name}: {part} took more CPU time than {text[len(_TOO_LONG) :]} s; a loop?")
+    for part, (text, *_) in one.items():
+        if apart := next((each for each in other[part] if each != text), None):
+            return f"{part} differs between two processes: {_first_difference(json.loads(text), json.loads(apart))}"
+    return ""
+
+
+def _first_difference(one: Any, other: Any) -> str:
+    """Where two values of a part begin to differ, and both there, shortened."""
+    if not (isinstance(one, list) and isinstance(other, list)):
+        return _both("it", one, other)
+    (actions, (reward, turns)), (others_actions, (others_reward, others_turns)) = one, other
+    if actions != others_actions:
+        return _both("the actions of reference or demonstration", actions, others_actions)
+    for number, (turn, others_turn) in enumerate(zip(turns, others_turns, strict=False), 1):
+        where = f"after action {number}, {actions[number - 1][:_SHOWN_CHARS]!r},"
+        for field, value, others_value in zip(_FIELDS, turn, others_turn, strict=True):
+            if value != others_value:
+                return _both(f"{field} {where}", value, others_value)
+    return _both("its reward", reward, others_reward)
+
+
+def _both(what: str, one: object, other: object) -> str:
+    texts = [each if isinstance(each, str) else json.dumps(each) for each in (one, other)]
+    same = next((number for number, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
+    begin = max(0, same - _SHOWN_BEFORE)
+    shown = [text[begin : begin + _SHOWN_CHARS] for text in texts]
+    return f"{what} is {shown[0]!r} in one and {shown[1]!r} in the other"
 
 
 async def _play_elsewhere(
-    configs: Sequence[EnvironmentConfig], hash_seed: str, zone: str, ahead_s: float, is_reversed: bool
-) -> dict[str, dict[str, str]]:
-    """Digest of each part of each environment, as a fresh process has them; none where it took too long.
+    configs: Sequence[EnvironmentConfig],
+    memory_bytes: int,
+    hash_seed: str,
+    zone: str,
+    ahead_s: float,
+    is_reversed: bool,
+) -> dict[str, Any]:
+    """Name of each environment -> its parts and tries, as a fresh process has them.
 
     Raises:
-        ConfigError: an environment cannot be built there, or the process died; says what of.
+        ConfigError: an environment cannot be built there, or the process died or took too long; says what of.
     """
+    names = ", ".join(config.name for config in configs)
     # without PYTHONPATH, as the process that judges: what only it finds would be missed there
     inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     process = await asyncio.create_subprocess_exec(
@@ -91,12 +194,19 @@ async def _play_elsewhere(
         env=inherited | {"PYTHONHASHSEED": hash_seed, "TZ": zone, "OMP_NUM_THREADS": "1"},
     )
     sections = [config.model_dump(mode="json") for config in configs]
-    request = {"environments": sections, "ahead_s": ahead_s, "is_reversed": is_reversed}
+    request = {
+        "environments": sections,
+        "memory_bytes": memory_bytes,
+        "ahead_s": ahead_s,
+        "is_reversed": is_reversed,
+    }
     try:
         async with asyncio.timeout(TIMEOUT_S):
             output, errors = await process.communicate(json.dumps(request).encode())
     except TimeoutError:
-        return {}
+        raise ConfigError(
+            f"environments {names}: a few tasks and episodes of theirs took longer than {TIMEOUT_S:g} s in a process"
+        ) from None
     finally:
         with suppress(ProcessLookupError):
             process.kill()
@@ -105,7 +215,6 @@ async def _play_elsewhere(
         reply = cast("dict[str, Any]", json.loads(output))
     except ValueError:
         last = errors.decode(errors="replace").strip().rpartition("\n")[2][-400:]
-        names = ", ".join(config.name for config in configs)
         raise ConfigError(
             f"environments {names}: the process that plays them again died with exit code {process.returncode}: {last}"
         ) from None
@@ -118,26 +227,33 @@ async def _play_elsewhere(
 
 
 def main() -> None:
-    """Plays what standard input names, and writes the digests as JSON."""
+    """Plays what standard input names, and writes what came of it as JSON."""
     request = json.loads(sys.stdin.buffer.read())
     ours = os.dup(1)
     os.dup2(2, 1)  # what local code prints is no reply
     shift_clocks(request["ahead_s"])
+    signal.signal(signal.SIGPROF, _take_long)
+    resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"],) * 2)
     try:
         environments = build_environments(EnvironmentConfig.model_validate(each) for each in request["environments"])
         reply: dict[str, Any] = {
-            name: played(environment, is_reversed=request["is_reversed"]) for name, environment in environments.items()
+            name: {"parts": played(environment, is_reversed=request["is_reversed"])}
+            for name, environment in environments.items()
         }
-        for environment in environments.values():  # last: what it plays must not make up for the order of episodes
-            require_sound(environment)
+        for name, environment in environments.items():  # last: it must not make up for the order of episodes
+            with _limit(environment, 1):
+                reply[name]["tried"] = try_out(environment).to_json()
     except ConfigError as error:
         reply = {"error": str(error)}
     with os.fdopen(ours, "w", encoding="utf-8") as output:
         json.dump(reply, output)
 
 
-def played(environment: "Environment", *, is_reversed: bool) -> dict[str, str]:
-    """Digest of each task, reference and episode by name, made in one order or the other; the others' twice."""
+def played(environment: "Environment", *, is_reversed: bool) -> dict[str, list[str]]:
+    """Each task, reference and episode by name as JSON, made in one order or the other; the others' twice.
+
+    What follows the first part that takes too long is left out.
+    """
     last = environment.num_tasks - 1
     task_ids = sorted({min(task_id, last) for task_id in (0, 1, 2, last // 2, last - 1, last) if task_id >= 0})
     parts: dict[str, Callable[[], object]] = {"its verifier": lambda: environment.verifier}
@@ -145,77 +261,53 @@ def played(environment: "Environment", *, is_reversed: bool) -> dict[str, str]:
         parts[f"the question of task {task_id}"] = lambda i=task_id: repr(environment.task(i))
         parts[f"the reference of task {task_id}"] = lambda i=task_id: environment.reference(i)
         for number in range(3):
-            name = f"episode {number} of task {task_id}"
-            parts[name] = lambda i=task_id, n=number: outcome_to_json(
-                replay(environment, i, _actions(environment, i, n))
-            )
+            parts[f"episode {number} of task {task_id}"] = lambda i=task_id, n=number: _episode(environment, i, n)
     names = list(reversed(parts)) if is_reversed else list(parts)
-    digests = {name: _digest(parts[name]) for name in names}
-    if is_reversed:  # once more, as it is then
-        for name in names:
-            digests[name] += "" if _digest(parts[name]) == digests[name] else " another time"
-    return {name: digests[name] for name in parts}
+    made: dict[str, list[str]] = {}
+    for name in (*names, *(names if is_reversed else ())):  # once more, as it is then
+        try:
+            with _limit(environment, environment.max_turns):
+                made.setdefault(name, []).append(_as_json(parts[name]))
+        except _TookLong as error:
+            made[name] = [_TOO_LONG + str(error)]
+            break
+    return made
 
 
-def require_sound(environment: "Environment") -> None:
-    """Raises ConfigError where a step raises, an end has no reward that counts, or episodes say more than is named."""
-    origin, said = f"environment {environment.name}", set[str]()
-    for task_id in range(min(3, environment.num_tasks)):
-        for actions in _several(environment, task_id):
-            try:
-                outcome = replay(environment, task_id, actions)
-            except Exception as error:
-                raise ConfigError(
-                    f"{origin}: task {task_id} raised {described(error)} on the actions {list(actions)!r}; whatever a "
-                    "model writes must have an answer"
-                ) from error
-            if outcome.rewards and not weights_of(environment).keys() & outcome.rewards.keys():
-                wanted = " or ".join(map(repr, weights_of(environment)))
-                raise ConfigError(
-                    f"{origin}: an episode of task {task_id} ended with the rewards {dict(outcome.rewards)!r}, of "
-                    f"which none counts: give it {wanted}, or set reward_weights"
-                )
-            if not 0.0 <= outcome.rewards.get(OUTCOME, 0.0) <= 1.0:
-                raise ConfigError(
-                    f"{origin}: the reward {OUTCOME!r} of task {task_id} is {outcome.rewards[OUTCOME]:g} and would be "
-                    "clipped to [0, 1]; scale it"
-                )
-            turns = outcome.transitions
-            said |= {"turn_rewards"} if any(turn.reward for turn in turns) else set()
-            said |= {"state_keys"} if any(turn.state_key and not turn.is_end for turn in turns) else set()
-            said |= {"tool_calls"} if any(turn.num_calls for turn in turns) else set()
-            said |= {"reward_parts"} if set(outcome.rewards) - {OUTCOME} else set()
-    if missing := sorted(said - signals_of(environment)):
-        raise ConfigError(
-            f"{origin}: its episodes have {', '.join(missing)}, which its attribute `signals` does not name, so that "
-            f"no recipe could ask for it: add signals = frozenset({set(missing)!r})"
-        )
+def _episode(environment: "Environment", task_id: int, number: int) -> object:
+    actions = actions_of(environment, task_id)[number]
+    return actions, outcome_to_json(replay(environment, task_id, actions))
 
 
-def _several(environment: "Environment", task_id: int) -> list[Actions]:
-    """Actions of a few episodes; none where the task, or the one whose answer is tried, cannot be built."""
+def _as_json(part: Callable[[], object]) -> str:
     try:
-        environment.task(task_id)
-        longer = [_actions(environment, task_id, number) for number in range(3)]
-    except LookupError:  # a record without its field, say: that task alone
-        return []
-    return [*longer, *((word,) for word in ("", *_WORDS))]
-
-
-def _actions(environment: "Environment", task_id: int, number: int) -> Actions:
-    right, other = environment.reference(task_id), environment.reference((task_id + 1) % environment.num_tasks)
-    demonstrate = getattr(environment, "demonstration", None)
-    mixed = (other, *_WORDS, right)
-    made: tuple[Actions, ...] = ((right,) if demonstrate is None else demonstrate(task_id), mixed, mixed[::-1])
-    return made[number][:_MAX_TURNS]
-
-
-def _digest(part: Callable[[], object]) -> str:
-    try:
-        said = json.dumps(part(), sort_keys=True)
+        return json.dumps(part(), sort_keys=True)
     except Exception as error:  # local code may raise anything, the same everywhere
-        said = type(error).__name__
-    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
+        return json.dumps(type(error).__name__)
+
+
+_TOO_LONG: Final = "took longer than "  # no JSON
+
+
+class _TookLong(BaseException):
+    """No `except Exception` of local code keeps it."""
+
+
+def _take_long(*_: object) -> None:
+    raise _TookLong
+
+
+@contextmanager
+def _limit(environment: "Environment", num_actions: int) -> Generator[None]:
+    """Ends what takes far more CPU time than as many actions may, if Python runs then. Raises _TookLong."""
+    most_s = LEAST_PART_S + PLAYS_OF * num_actions * getattr(environment, "answer_cpu_s", ANSWER_CPU_S)
+    signal.setitimer(signal.ITIMER_PROF, most_s, most_s)
+    try:
+        yield
+    except _TookLong:
+        raise _TookLong(f"{most_s:g}") from None
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def shift_clocks(ahead_s: float) -> None:

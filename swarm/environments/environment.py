@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from swarm.config import EnvironmentConfig
 from swarm.episode import OUTCOME, Action, Message, Transition
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, described
 from swarm.flow import BoundedTable
 from swarm.interfaces import Episode
 from swarm.types import Task
@@ -86,12 +86,21 @@ class NumberedEnvironment(ABC):
         return self.problem(task_id).reference
 
     def problem(self, task_id: int) -> Problem:
-        """The problem with that number. Raises LookupError."""
+        """The problem with that number. Raises LookupError, and ConfigError where `build` raises."""
         if not 0 <= task_id < self.num_tasks:
             raise LookupError(f"environment {self.name}: task {task_id} is outside 0..{self.num_tasks - 1}")
-        problem = self._problems.get(task_id) or self.build(task_id)
+        problem = self._problems.get(task_id) or self._built(task_id)
         self._problems[task_id] = problem
         return problem
+
+    def _built(self, task_id: int) -> Problem:
+        try:
+            return self.build(task_id)
+        except Exception as error:
+            if isinstance(error, ConfigError) or type(error) is LookupError:  # its kinds are mistakes of `build`
+                raise
+            origin = f"environment {self.name}: task {task_id} of 0..{self.num_tasks - 1} cannot be built"
+            raise ConfigError(f"{origin}: {described(error)}") from error
 
     def opening(self, problem: Problem) -> tuple[Message, ...]:
         """The chat before the first action: system message, question in its prompt, and prefill, as configured."""

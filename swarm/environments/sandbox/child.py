@@ -41,6 +41,11 @@ MAX_FRAME_BYTES: Final = 64 * 2**20
 COMMAND_BYTES: Final = 5  # one letter and a number: F, fork a scoring process with budget_s, or K, kill that process
 FORK, KILL = b"F", b"K"
 LEAST_SHARE_S: Final = 0.005  # CPU time of the first answers after a fork, which copy pages
+# for those who look for the reason of an OSError
+FILES_HINT: Final = (
+    "; while it plays, code of an environment opens no file but below params.path, writes none, starts no process and "
+    "has no network: read what it needs in __init__, or name its file or folder in params.path"
+)
 _LOOK_AGAIN_S: Final = 0.0005  # least wait between two looks at the CPU time of a first try
 
 
@@ -146,7 +151,8 @@ class Scorer:
         except LookupError as error:
             reply = {"error": "lookup", "detail": str(error)}
         except Exception as error:  # a verifier may raise anything on hostile text
-            reply = {"error": "failed", "detail": described(error)}
+            hint = FILES_HINT if isinstance(error.__cause__ or error, OSError) else ""
+            reply = {"error": "failed", "detail": described(error) + hint}
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)

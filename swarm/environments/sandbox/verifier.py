@@ -114,7 +114,7 @@ class SandboxVerifier:
         A process keeps the episodes that it played, so that a step costs one step, not a replay. Where steps take long
         several processes play.
         """
-        request = self._request(env, task_id, [actions], is_live=True)
+        request = replace(self._request(env, task_id, [actions], is_live=True), action=len(actions))
         async with self._play_places:
             holder = self._holders.pop((env, task_id, actions[:-1]), None)
             if holder in self._playing:  # it waits: the next request takes it
@@ -290,18 +290,18 @@ class SandboxVerifier:
             process.taken_s = taken_s if taken_s >= 0 else math.inf
 
     async def _failure(self, process: ScoringProcess, request: "_Request", problem: Exception) -> RolloutFailed:
-        env = request.env
+        env, where = request.env, request.where
         if request.is_first_try and isinstance(problem, (EOFError, TimeoutError)):
             self._spares.end(process)  # of what, the next try will show: nobody waits for it
             return TookLong(f"environment {env}: the answers took longer than a first try may")
         signal_number = await self._processes.end(process)
         if isinstance(problem, TimeoutError):
-            return RolloutFailed(f"environment {env}: scoring took longer than timeout_s {self._limits.timeout_s:g}")
+            return RolloutFailed(f"{where}: scoring took longer than timeout_s {self._limits.timeout_s:g}")
         if signal_number == signal.SIGPROF:
             bound_s = self._processes.answer_cpu_s.get(env, 0.0)
-            return RolloutFailed(f"environment {env}: an answer took more CPU time than answer_cpu_s {bound_s:g}")
+            return RolloutFailed(f"{where}: an answer took more CPU time than answer_cpu_s {bound_s:g}")
         reason = type(problem).__name__
-        return RolloutFailed(f"environment {env}: the scoring process died or answered nonsense: {reason}")
+        return RolloutFailed(f"{where}: the scoring process died or answered nonsense: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,10 +315,16 @@ class _Request:
     share: float = 1.0  # of the CPU time that all actions may take
     least_s: float = LEAST_SHARE_S  # of it, where there are few
     allowance: Allowance = Allowance.ALL  # what its party may take
+    action: int = 0  # number of the only one that is new; 0: episodes are replayed
 
     @property
     def is_first_try(self) -> bool:
         return self.share < 1.0
+
+    @property
+    def where(self) -> str:
+        number = f", action {self.action}" if self.action else ""
+        return f"environment {self.env}, task {self.task_id}{number}"
 
     def frame(self, nonce: str) -> bytes:
         head = json.dumps({"nonce": nonce, "share": self.share, "least_s": self.least_s, "first_s": FIRST_MOST_S})
@@ -336,19 +342,20 @@ def cpu_s_of(pid: int) -> float:
 def _result_of(request: _Request, reply: dict[str, Any]) -> Verdict | Exception:
     """The verdict, or what is to be raised. Raises ValueError for a reply that no verifier makes."""
     try:
-        return _verdict(request.env, request.task_id, request.num_episodes, reply)
+        return _verdict(request, reply)
     except (LookupError, RolloutFailed) as error:
         return error
 
 
-def _verdict(env: str, task_id: int, num_episodes: int, reply: dict[str, Any]) -> Verdict:
+def _verdict(request: _Request, reply: dict[str, Any]) -> Verdict:
     """Checks a reply as if its sender were hostile. Raises ValueError for one that no verifier makes."""
+    env, task_id, num_episodes = request.env, request.task_id, request.num_episodes
     if reply.get("error") == "share":
         raise TookLong(f"environment {env}: the answers took longer than a first try may")
     if reply.get("error") == "lookup":
         raise LookupError(str(reply.get("detail")))
     if "error" in reply:
-        raise RolloutFailed(f"environment {env}, task {task_id}: the verifier raised {reply.get('detail')}")
+        raise RolloutFailed(f"{request.where}: the verifier raised {reply.get('detail')}")
     try:
         data = reply["task"]
         messages = tuple(Message(role=str(m["role"]), content=str(m["content"])) for m in data["messages"])
