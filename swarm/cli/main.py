@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from swarm import __version__
 from swarm.cli.bench import bench
 from swarm.cli.plan_command import plan_command
+from swarm.cli.printable import printable
 from swarm.cli.recipes import recipes_app
 from swarm.cli.simulate import simulate
 from swarm.cli.train import train
@@ -34,7 +35,8 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except SwarmError as error:
-            Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] {escape(str(error))}", soft_wrap=True)
+            text = escape(printable(str(error)))  # it may quote an answer, or a file that somebody sent
+            Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] {text}", soft_wrap=True)
             raise typer.Exit(2) from None
 
 

@@ -15,7 +15,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
+from swarm.cli.printable import printable
 from swarm.config import CoordinatorConfig, EnvironmentConfig, NodeConfig, has_section, load_config
 from swarm.errors import ConfigError
 
@@ -70,6 +72,7 @@ def export(
         f"{done.size_bytes / 1e6:.1f} MB",
         soft_wrap=True,
         highlight=False,
+        markup=False,
     )
 
 
@@ -78,16 +81,15 @@ def verify(folder: Annotated[Path, typer.Argument(help="Folder that `swarm expor
     from swarm.trained.provenance import verify_export
 
     found = verify_export(folder)
-    base, statement = found.statement["base_model"], found.statement
     for key, value in (
         ("signed by", found.node_id),
-        ("files", f"{found.num_files}, all as signed"),
-        ("model", f"step {statement['step']} of run {statement['run_id']}, from {base['source']}"),
-        ("recipe", statement["recipe"]["name"]),
-        ("version", statement["version_digest"]),
-        ("manifest", statement["manifest_sha256"] or "none: no run was joined by a link"),
+        ("files", f"{len(found.digests)}, all as signed"),
+        ("model", f"step {found.step} of run {found.run_id}, from {found.base_model}"),
+        ("recipe", found.recipe),
+        ("version", found.version_digest),
+        ("manifest", found.manifest_digest or "none: no run was joined by a link"),
     ):
-        console.print(f"{key:<10} {value}", soft_wrap=True, highlight=False, markup=False)
+        _plain(f"{key:<10} {value}")
 
 
 def evaluate(
@@ -202,7 +204,7 @@ def chat(
     talk = Conversation(model, max_new_tokens=max_new_tokens, temperature=temperature, system=system, device=device)
 
     def show(piece: str) -> None:
-        sys.stdout.write(piece)
+        sys.stdout.write(printable(piece))
         sys.stdout.flush()
 
     if message:
@@ -329,7 +331,7 @@ def _ks(num_tries: int) -> list[int]:
 def _print_scores(target: str, model: "TrainedModel", scores: Sequence["EnvironmentScore"], split: str) -> None:
     of = f", step {model.version.step}" if model.version else ""
     table = Table(
-        title=f"{target}{of}: {split.replace('_', ' ')} problems",
+        title=Text(f"{target}{of}: {split.replace('_', ' ')} problems"),
         title_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -375,8 +377,7 @@ def _print_sample(sample: "Sample", has_tokens: bool) -> None:
 
 def _plain(text: str) -> None:
     """Text of a model or a peer: nothing in it is markup, and its control characters are shown, not obeyed."""
-    shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-    console.print(shown, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_problems(score: "EnvironmentScore", count: int) -> None:

@@ -5,6 +5,8 @@ Invariant: the signature covers the digest of every exported file; paths of the 
 
 import hashlib
 import json
+import os
+import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,9 +34,15 @@ _MAX_BYTES: Final = 16 * 2**20
 class Verified:
     """A folder whose files are those that a node signed."""
 
-    node_id: NodeId
+    node_id: NodeId  # of the key that signed; as everything below, what it says and no more
+    step: int
+    run_id: str
+    base_model: str
+    recipe: str
+    version_digest: str
+    manifest_digest: str  # empty: no run was joined by a link
+    digests: Mapping[str, str]  # path of each file -> SHA-256
     statement: JsonDict
-    num_files: int
 
 
 def write_provenance(model: TrainedModel, folder: Path, kind: str, now_s: float) -> JsonDict:
@@ -45,13 +53,21 @@ def write_provenance(model: TrainedModel, folder: Path, kind: str, now_s: float)
         folder: with every other file of the export.
         kind: format of the export.
         now_s: wall clock.
+
+    Raises:
+        ConfigError: the node's key cannot be read, or is not the one with which it was trained.
     """
     assert model.config is not None and model.directory is not None and model.version is not None
+    identity = Identity.load(model.directory / "identity.key")
+    if identity.node_id != model.version.policy_id:
+        raise ConfigError(
+            f"{model.directory}: identity.key is that of node {short(identity.node_id)}, the checkpoint is of node "
+            f"{short(model.version.policy_id)}: put the key back with which it was trained"
+        )
     events = read_events(model.directory / "events.jsonl")
     statement = _statement(model, model.config, kind, events, now_s)
     (folder / CARD).write_text(_card(statement), encoding="utf-8")
     statement["files"] = _file_digests(folder)
-    identity = Identity.load(model.directory / "identity.key")
     write_json(
         folder / PROVENANCE,
         {
@@ -64,29 +80,52 @@ def write_provenance(model: TrainedModel, folder: Path, kind: str, now_s: float)
 
 
 def verify_export(folder: Path) -> Verified:
-    """Checks that a folder holds the files that a node signed, all of them and no others.
+    """Checks that a folder holds the files that a node signed, all of them and nothing else.
 
     Raises:
         ConfigError: names what differs.
     """
     path = folder / PROVENANCE
+    if not path.is_file():
+        raise ConfigError(f"{folder}: no {PROVENANCE}: `swarm export` of a node writes one")
     try:
         kept: dict[str, Any] = read_json(path, _MAX_BYTES)
-        statement, public_key = kept["statement"], bytes.fromhex(kept["public_key"])
-        is_signed = verify(public_key, DOMAIN_EXPORT, _canonical(statement), bytes.fromhex(kept["signature"]))
-        signed: Mapping[str, str] = dict(statement["files"])
-    except FileNotFoundError:
-        raise ConfigError(f"{folder}: no {PROVENANCE}: `swarm export` of a node writes one") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        public_key, signature = bytes.fromhex(kept["public_key"]), bytes.fromhex(kept["signature"])
+        is_signed = verify(public_key, DOMAIN_EXPORT, _canonical(kept["statement"]), signature)
+        found = _verified(node_id_of(public_key), kept["statement"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error!r}; ask for another copy") from None
     if not is_signed:
         raise ConfigError(f"{path}: the signature does not fit: the statement was changed after it was signed")
-    found = _file_digests(folder)
-    for name in sorted(signed.keys() | found.keys()):
-        if signed.get(name) != found.get(name):
-            what = "is missing" if name not in found else "is not signed" if name not in signed else "was changed"
-            raise ConfigError(f"{folder / name}: {what}: not what node {short(node_id_of(public_key))} exported")
-    return Verified(node_id=node_id_of(public_key), statement=statement, num_files=len(signed))
+    if found.statement["node_id"] != found.node_id:
+        raise ConfigError(
+            f"{path}: it says that node {found.statement['node_id']} made this model, but node {found.node_id} signed it"
+        )
+    try:
+        digests = _file_digests(folder)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: cannot be read: {error.strerror}") from None
+    for name in sorted(found.digests.keys() | digests.keys()):
+        if found.digests.get(name) != digests.get(name):
+            what = "was changed" if name in digests else "is missing"
+            what = what if name in found.digests else "is not signed"
+            raise ConfigError(f"{folder / name}: {what}: not what node {short(found.node_id)} exported")
+    return found
+
+
+def _verified(node_id: NodeId, statement: JsonDict) -> Verified:
+    """What a statement says, its types checked. Raises KeyError, TypeError, ValueError."""
+    return Verified(
+        node_id=node_id,
+        step=int(statement["step"]),
+        run_id=str(statement["run_id"]),
+        base_model=str(statement["base_model"]["source"]),
+        recipe=str(statement["recipe"]["name"]),
+        version_digest=str(statement["version_digest"]),
+        manifest_digest=str(statement["manifest_sha256"]),
+        digests=dict(statement["files"]),
+        statement=statement,
+    )
 
 
 def _statement(
@@ -184,11 +223,20 @@ def _card(statement: Mapping[str, Any]) -> str:
 
 
 def _file_digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file. Raises ConfigError for a link or a device, whose content is elsewhere, and OSError."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
     digests: dict[str, str] = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path != folder / PROVENANCE:
-            with path.open("rb") as file:
-                digests[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    for parent, folders, files in os.walk(folder, onerror=refuse):
+        for path in (Path(parent) / name for name in folders + files):
+            mode = path.lstat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise ConfigError(f"{path}: a link or a device, no file or folder: put a copy in its place")
+            if stat.S_ISREG(mode) and path != folder / PROVENANCE:
+                with path.open("rb") as file:
+                    digests[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
     return digests
 
 

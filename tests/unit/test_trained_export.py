@@ -19,13 +19,16 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from typer.testing import CliRunner
 
+from swarm.cli.main import app
+from swarm.cli.printable import printable
 from swarm.config import ModelConfig, NodeConfig
 from swarm.environments.load import build_environments
 from swarm.errors import ConfigError
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.identity import Identity
+from swarm.identity import DOMAIN_EXPORT, Identity
 from swarm.model.network import load_model, tiny_network
 from swarm.model.source import model_folder
 from swarm.model.tokenizer import CharTokenizer
@@ -219,6 +222,74 @@ def test_provenance_names_teachers_scores_and_the_version_and_verifies(tmp_path:
     assert "1970-01-02" in card and "| node `bbbbbbbb` | 2 | 67% |" in card
     for path in (tmp_path / "out").iterdir():
         assert str(tmp_path) not in path.read_bytes().decode(errors="replace")  # no path of this machine
+
+
+def sign_as_somebody_else(folder: Path, **changes: Any) -> None:
+    kept, signer = json.loads((folder / PROVENANCE).read_text()), Identity.create()
+    statement = {**kept["statement"], "node_id": signer.node_id, **changes}
+    text = json.dumps(statement, sort_keys=True, separators=(",", ":"))
+    signature = signer.sign(DOMAIN_EXPORT, text.encode()).hex()
+    made = {"statement": statement, "public_key": signer.public_key.hex(), "signature": signature}
+    (folder / PROVENANCE).write_text(json.dumps(made))
+
+
+def test_a_node_cannot_sign_in_the_name_of_another(tmp_path: Path) -> None:
+    make_trained_node(tmp_path / "node")
+    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    sign_as_somebody_else(tmp_path / "out", step=7)
+    assert verify_export(tmp_path / "out").step == 7  # its own name: a reader compares it
+    victim = Identity.load(tmp_path / "node" / "identity.key").node_id
+    sign_as_somebody_else(tmp_path / "out", node_id=victim)
+    with pytest.raises(ConfigError, match=f"it says that node {victim} made this model, but node .* signed it"):
+        verify_export(tmp_path / "out")
+
+
+def test_what_is_not_in_the_folder_does_not_verify(tmp_path: Path) -> None:
+    make_trained_node(tmp_path / "node")
+    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    card, code = tmp_path / "out" / CARD, tmp_path / "elsewhere"
+    code.mkdir()
+    (code / "custom.py").write_text("")
+    (tmp_path / "out" / "code").symlink_to(code)
+    with pytest.raises(ConfigError, match="code: a link or a device, no file or folder: put a copy"):
+        verify_export(tmp_path / "out")
+    (tmp_path / "out" / "code").unlink()
+    card.rename(code / CARD)
+    card.symlink_to(code / CARD)  # the same bytes, today
+    with pytest.raises(ConfigError, match=r"README\.md: a link or a device"):
+        verify_export(tmp_path / "out")
+
+
+@pytest.mark.parametrize("statement", [{"base_model": "tiny"}, {"files": 3}, {"recipe": None}, {"step": "three"}])
+def test_a_signed_statement_without_sense_is_refused(tmp_path: Path, statement: dict[str, Any]) -> None:
+    make_trained_node(tmp_path / "node")
+    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    sign_as_somebody_else(tmp_path / "out", **statement)
+    with pytest.raises(ConfigError, match=r"provenance\.json: cannot be read: .*ask for another copy"):
+        verify_export(tmp_path / "out")
+
+
+def test_text_of_others_does_not_reach_the_terminal_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_trained_node(tmp_path / "node")
+    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    sign_as_somebody_else(tmp_path / "out", run_id="\x1b[2Jletters")
+    done = CliRunner().invoke(app, ["verify", str(tmp_path / "out")])
+    assert "\x1b" not in done.stdout and r"\x1b[2Jletters" in done.stdout
+    (tmp_path / "out" / "\x1b[2J.py").write_text("")
+    done = CliRunner().invoke(app, ["verify", str(tmp_path / "out")])
+    assert "\x1b[2J" not in done.stderr and r"\x1b[2J.py: is not signed" in done.stderr
+    monkeypatch.setattr(Conversation, "ask", lambda _, text, show: show(f"{text}\x1b[2J"))  # pyright: ignore
+    assert CliRunner().invoke(app, ["chat", "tiny", "-m", "a"]).stdout == "a\\x1b[2J\n"
+    assert printable("a\tb\nc\rd\x9b\ud800") == "a\tb\nc\\rd\\x9b\\ud800"
+
+
+def test_the_key_of_another_node_signs_nothing(tmp_path: Path) -> None:
+    make_trained_node(tmp_path / "node")
+    (tmp_path / "node" / "identity.key").unlink()
+    Identity.create().save(tmp_path / "node" / "identity.key")
+    with pytest.raises(ConfigError, match="put the key back with which it was trained"):
+        export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("change", ["changed", "added", "removed", "statement", "signature", "absent"])

@@ -1,0 +1,9 @@
+"""Text from elsewhere (models, peers, files that somebody sent) for a terminal.
+
+Invariant: no control character reaches the terminal but line feed and tab, so no text moves the cursor or hides another.
+"""
+
+
+def printable(text: str) -> str:
+    """The text with its other control characters, and what cannot be encoded, spelled out."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
