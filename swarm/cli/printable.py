@@ -1,6 +1,6 @@
 """Text from elsewhere (models, peers, files that somebody sent) for a terminal.
 
-Invariant: no control character reaches the terminal but line feed and tab, so no text moves the cursor or hides another.
+Invariant: line feed and tab are the only control characters left, so no text moves the cursor or hides another.
 """
 
 

@@ -37,6 +37,7 @@ def export_model(directory: Path, folder: Path, kind: Format, step: int | None, 
         ConfigError: the folder is in use, there is no such checkpoint, or the format cannot hold this model.
         OSError: the disk refuses; nothing stays.
     """
+    folder = folder.expanduser().resolve()  # "." has no name, and a link to an empty folder cannot be replaced
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not empty: name another folder, or move it away")
     model = load_trained(directory, step)
@@ -49,9 +50,7 @@ def export_model(directory: Path, folder: Path, kind: Format, step: int | None, 
         WRITERS[kind](model, staging)
         write_provenance(model, staging, kind, now_s)
         size = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
-        if folder.exists():
-            folder.rmdir()
-        staging.rename(folder)
+        staging.rename(folder)  # an empty folder is replaced
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise

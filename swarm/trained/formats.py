@@ -21,8 +21,19 @@ from swarm.trained.model import TrainedModel
 Format = Literal["hf", "peft", "gguf"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 
-_TOKENIZER_FILES: Final = ("*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
-_OF_WEIGHTS: Final = ("config.json", "generation_config.json")  # save_pretrained writes these; an index names shards
+# Anything else in the folder of a base model (an adapter, notes, a secret) is not taken along.
+_TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.json",
+    "*.jinja",
+)
 
 
 def write_hf(model: TrainedModel, folder: Path) -> None:
@@ -53,7 +64,7 @@ def write_peft(model: TrainedModel, folder: Path) -> None:
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": model.source,
+        "base_model_name_or_path": model.source_name,
         "r": rank,
         "lora_alpha": SCALE * rank,
         "lora_dropout": 0.0,
@@ -77,7 +88,7 @@ def write_gguf(model: TrainedModel, folder: Path) -> None:
     if is_char_model(model.source):
         raise ConfigError("--format gguf: the tiny model's tokenizer has no form in GGUF; export it with --format hf")
     merge_adapters(model.network)
-    write_file(model.network, model_folder(model.source), folder / "model.gguf")
+    write_file(model.network, model_folder(model.source), folder / "model.gguf", model.source_name)
 
 
 WRITERS: Final[Mapping[Format, Callable[[TrainedModel, Path], None]]] = {
@@ -94,5 +105,4 @@ def _write_tokenizer(model: TrainedModel, folder: Path) -> None:
     source = model_folder(model.source)
     for pattern in _TOKENIZER_FILES:
         for path in sorted(source.glob(pattern)):
-            if path.name not in _OF_WEIGHTS and not path.name.endswith(".index.json"):
-                shutil.copyfile(path, folder / path.name)
+            shutil.copyfile(path, folder / path.name)

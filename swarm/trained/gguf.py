@@ -26,13 +26,14 @@ _SPLITS: Final = {_CONTRACTIONS + r"\p{N}" + _REST: "qwen2", _CONTRACTIONS + r"\
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # llama.cpp's kinds of tokens
 
 
-def write_file(network: nn.Module, tokenizer: Path, path: Path) -> None:
+def write_file(network: nn.Module, tokenizer: Path, path: Path, name: str) -> None:
     """Writes a network without adapters, and its tokenizer.
 
     Args:
         network: transformers causal LM.
         tokenizer: folder with tokenizer.json, tokenizer_config.json and the chat template.
         path: of the new file.
+        name: of the model, for people.
 
     Raises:
         ConfigError: the architecture or the tokenizer is none that is written here.
@@ -40,30 +41,30 @@ def write_file(network: nn.Module, tokenizer: Path, path: Path) -> None:
     import gguf
 
     config: Any = cast("Any", network).config
-    name = _ARCHITECTURES.get(config.model_type)
-    if name is None:
+    key = _ARCHITECTURES.get(config.model_type)
+    if key is None:
         known = ", ".join(_ARCHITECTURES)
         raise ConfigError(f"--format gguf: architecture {config.model_type!r} is none of {known}; {_OTHERWISE}")
-    architecture = gguf.MODEL_ARCH[name]
+    architecture = gguf.MODEL_ARCH[key]
     words = _read(tokenizer / "tokenizer.json")
     split = _split_name(words)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
-    writer.add_name(tokenizer.name)
+    writer.add_name(name)
     _add_shape(writer, config)
     _add_tokenizer(writer, words, tokenizer, split, config)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     seen: set[int] = set()
-    for key, tensor in cast("dict[str, Tensor]", network.state_dict(keep_vars=True)).items():
-        target = names.get_name(key, try_suffixes=(".weight", ".bias"))
+    for own, tensor in cast("dict[str, Tensor]", network.state_dict(keep_vars=True)).items():
+        target = names.get_name(own, try_suffixes=(".weight", ".bias"))
         if target is None:
-            raise ConfigError(f"--format gguf: tensor {key!r} has no name in GGUF; {_OTHERWISE}")
+            raise ConfigError(f"--format gguf: tensor {own!r} has no name in GGUF; {_OTHERWISE}")
         if id(tensor) in seen:
             continue  # an output head tied to the embedding is not written again
         seen.add(id(tensor))
         values = tensor.detach().cpu()
-        if name == "LLAMA" and key.endswith(("q_proj.weight", "k_proj.weight")):
-            is_query = key.endswith("q_proj.weight")
-            heads = config.num_attention_heads if is_query else config.num_key_value_heads
+        projection = own.rpartition(".")[0].rpartition(".")[2]
+        if key == "LLAMA" and projection in ("q_proj", "k_proj"):  # weight and bias
+            heads = config.num_attention_heads if projection == "q_proj" else config.num_key_value_heads
             values = _interleaved(values, heads)
         _add_tensor(writer, target, values)
     writer.write_header_to_file()

@@ -35,6 +35,12 @@ class TrainedModel:
     config: NodeConfig | None = None  # of its node
     directory: Path | None = None  # of its node
 
+    @property
+    def source_name(self) -> str:
+        """The initial model without the path of a folder on this machine, to be written into an export."""
+        path = Path(self.source).expanduser()
+        return path.resolve().name if path.exists() else self.source
+
 
 def is_node(target: str) -> bool:
     """Whether a text names the directory of a node, rather than a model source."""

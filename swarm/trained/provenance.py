@@ -99,7 +99,7 @@ def verify_export(folder: Path) -> Verified:
         raise ConfigError(f"{path}: the signature does not fit: the statement was changed after it was signed")
     if found.statement["node_id"] != found.node_id:
         raise ConfigError(
-            f"{path}: it says that node {found.statement['node_id']} made this model, but node {found.node_id} signed it"
+            f"{path}: it says that node {found.statement['node_id']} made this model, but {found.node_id} signed it"
         )
     try:
         digests = _file_digests(folder)
@@ -135,7 +135,6 @@ def _statement(
     events, version = list(events), model.version
     held = load_held(model.directory, config.run_id)
     teachers, num_draws = _teachers(events, version.step)
-    source = model.source if not Path(model.source).expanduser().exists() else Path(model.source).name
     return {
         "format": kind,
         "made_with": f"swarm-trainer {__version__}",
@@ -145,7 +144,7 @@ def _statement(
         "node_id": version.policy_id,
         "step": version.step,
         "version_digest": version.digest.hex(),
-        "base_model": {"source": source, "digest": model.base_digest.hex(), "dtype": config.model.dtype},
+        "base_model": {"source": model.source_name, "digest": model.base_digest.hex(), "dtype": config.model.dtype},
         "lora_rank": config.model.lora_rank,
         "recipe": {"name": Path(config.learner.recipe).name, "params": dict(config.learner.recipe_params)},
         "learning_rate": config.learner.learning_rate,

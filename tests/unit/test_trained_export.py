@@ -29,15 +29,16 @@ from swarm.errors import ConfigError
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.identity import DOMAIN_EXPORT, Identity
+from swarm.model.lora import add_adapters
 from swarm.model.network import load_model, tiny_network
 from swarm.model.source import model_folder
 from swarm.model.tokenizer import CharTokenizer
-from swarm.model.version_digest import published_state, weights_digest
 from swarm.testing.trained_node import OTHER, TASKS, make_trained_node
 from swarm.trained.chat import Conversation
 from swarm.trained.export import export_model
+from swarm.trained.formats import write_peft
 from swarm.trained.gguf import write_file
-from swarm.trained.model import load_target, load_trained
+from swarm.trained.model import TrainedModel, load_target, load_trained
 from swarm.trained.provenance import CARD, PROVENANCE, verify_export
 from swarm.types import PolicyVersion, Role
 from swarm.wire.run_manifest import write_toml
@@ -162,7 +163,7 @@ def test_a_gguf_file_read_back_has_the_same_weights_and_tokens(tmp_path: Path, k
     }
     made: Any = Qwen3ForCausalLM(Qwen3Config(**shape)) if kind == "qwen3" else LlamaForCausalLM(LlamaConfig(**shape))
     network = copy.deepcopy(made).to(dtype)
-    write_file(network, tmp_path / "source", tmp_path / "model.gguf")
+    write_file(network, tmp_path / "source", tmp_path / "model.gguf", "small")
     back = AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file="model.gguf", quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
     )
@@ -176,11 +177,57 @@ def test_a_gguf_file_read_back_has_the_same_weights_and_tokens(tmp_path: Path, k
         difference = made.eval()(input_ids=ids).logits - back(input_ids=ids).logits
     assert difference.abs().max() < 1e-5  # the file holds rms_norm_eps in float32
     read = gguf.GGUFReader(tmp_path / "model.gguf")
+    assert read.fields["general.name"].contents() == "small"
     assert read.fields["tokenizer.ggml.pre"].contents() == ("gpt-2" if kind == "qwen3" else "smollm")
     text = "the cat said caf\u00e9 12345\n\n<|im_start|>the"
     tokens = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     expected = tokenizers.Tokenizer.from_file(str(tmp_path / "source" / "tokenizer.json")).encode(text).ids
     assert tokens(text)["input_ids"] == expected and len(expected) > 12
+
+
+def test_rows_of_a_gguf_bias_are_in_the_order_of_its_matrix(tmp_path: Path) -> None:
+    size = write_small_tokenizer(tmp_path / "source", pre_tokenizers.ByteLevel(add_prefix_space=False))
+    shape: dict[str, Any] = {"vocab_size": size, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    network: Any = LlamaForCausalLM(
+        LlamaConfig(**shape, num_hidden_layers=1, num_key_value_heads=2, attention_bias=True)
+    )
+    with torch.no_grad():
+        for name in ("q_proj", "k_proj", "v_proj"):
+            layer = getattr(network.model.layers[0].self_attn, name)
+            layer.bias.copy_(torch.arange(len(layer.bias)))
+            layer.weight[:, 0] = layer.bias
+    write_file(network, tmp_path / "source", tmp_path / "model.gguf", "small")
+    tensors = {each.name: each.data for each in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    for name in "qkv":
+        bias = tensors[f"blk.0.attn_{name}.bias"]
+        assert (bias == tensors[f"blk.0.attn_{name}.weight"][:, 0]).all()
+        assert (bias == sorted(bias)).all() == (name == "v"), "llama.cpp rotates neighbours"
+
+
+def test_nothing_but_the_tokenizer_is_taken_from_the_folder_of_the_base_model(tmp_path: Path) -> None:
+    base, out = tmp_path / "base", tmp_path / "out"
+    write_small_tokenizer(base, pre_tokenizers.ByteLevel(add_prefix_space=False))
+    for name in ("config.json", "adapter_config.json", "credentials.json"):
+        (base / name).write_text("{}")
+    out.mkdir()
+    network = tiny_network()
+    add_adapters(network, 2)
+    write_peft(TrainedModel(network=network, tokenizer=CharTokenizer(), source=str(base), base_digest=b""), out)
+    names = {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {each.name for each in out.iterdir()} == names
+    assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "base"
+
+
+@pytest.mark.parametrize("name", [".", "link"])
+def test_an_empty_folder_is_taken_whatever_it_is_called(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_trained_node(tmp_path / "node")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    monkeypatch.chdir(tmp_path / "empty" if name == "." else tmp_path)
+    export_model(tmp_path / "node", Path(name), "hf", None, 0.0)
+    assert verify_export(tmp_path / "empty").step == 0
 
 
 def test_gguf_refuses_what_it_cannot_say(tmp_path: Path) -> None:
@@ -194,7 +241,7 @@ def test_gguf_refuses_what_it_cannot_say(tmp_path: Path) -> None:
     words["pre_tokenizer"] = {"type": "Whitespace"}
     (folder / "tokenizer.json").write_text(json.dumps(words))
     with pytest.raises(ConfigError, match=r"convert_hf_to_gguf\.py"):
-        write_file(tiny_network(), folder, tmp_path / "model.gguf")
+        write_file(tiny_network(), folder, tmp_path / "model.gguf", "odd")
 
 
 def test_peft_is_refused_where_all_weights_are_trained(tmp_path: Path) -> None:
@@ -240,7 +287,7 @@ def test_a_node_cannot_sign_in_the_name_of_another(tmp_path: Path) -> None:
     assert verify_export(tmp_path / "out").step == 7  # its own name: a reader compares it
     victim = Identity.load(tmp_path / "node" / "identity.key").node_id
     sign_as_somebody_else(tmp_path / "out", node_id=victim)
-    with pytest.raises(ConfigError, match=f"it says that node {victim} made this model, but node .* signed it"):
+    with pytest.raises(ConfigError, match=f"it says that node {victim} made this model, but .* signed it"):
         verify_export(tmp_path / "out")
 
 
@@ -374,10 +421,3 @@ def test_a_conversation_is_what_the_engine_would_answer_and_remembers(tmp_path: 
     with pytest.raises(ConfigError, match="cannot read character 'A'"):
         talk.ask("A")
     assert talk.messages == ()
-
-
-def test_the_version_in_memory_is_the_one_that_was_saved(tmp_path: Path) -> None:
-    make_trained_node(tmp_path / "node")
-    model = load_trained(tmp_path / "node")
-    assert model.version is not None
-    assert weights_digest(published_state(model.network)) == model.version.digest
