@@ -4,6 +4,7 @@ Invariant: libraries of a kind are imported only when an environment of that kin
 this node's own configuration only: a run manifest with kind `function` or `plugin` is refused.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -150,6 +151,13 @@ def load_plugin(config: EnvironmentConfig) -> Environment:
     missing = [member for member in _MEMBERS if not hasattr(made, member)]
     if missing:
         raise ConfigError(f"{origin} has no {', '.join(missing)}; see Environment in swarm/interfaces.py")
+    for member in ("num_tasks", "max_turns"):
+        count = getattr(made, member)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ConfigError(f"{origin}.{member} is {count!r}, and must be a whole number of at least 1")
+    answer_cpu_s = getattr(made, "answer_cpu_s", 1.0)
+    if isinstance(answer_cpu_s, bool) or not isinstance(answer_cpu_s, int | float) or not 0 < answer_cpu_s < math.inf:
+        raise ConfigError(f"{origin}.answer_cpu_s is {answer_cpu_s!r}, and must be a number of seconds above 0")
     with suppress(LookupError):  # a record without its field, say: that task alone
         told = made.task(0).max_turns
         if told != made.max_turns:

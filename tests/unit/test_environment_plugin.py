@@ -240,3 +240,12 @@ def test_the_release_of_what_a_file_imports_is_part_of_its_version(
         found.append(code_version(importlib.import_module("offering").Rule))
     sys.modules.pop("offering")
     assert found[0] != found[1] and found[0] == found[2]
+
+
+@pytest.mark.parametrize(
+    ("member", "value"), [("max_turns", '"4"'), ("max_turns", "0"), ("num_tasks", "2.5"), ("answer_cpu_s", '"slow"')]
+)
+def test_a_count_of_another_type_is_refused_in_a_sentence(tmp_path: Path, member: str, value: str) -> None:
+    code = PLAIN + "\nclass Counted(Plain):\n    def __init__(self, config):\n        super().__init__(config)\n"
+    with pytest.raises(ConfigError, match=rf"Counted\.{member} is .*, and must be a (whole )?number"):
+        build_environment(plugin(tmp_path, code + f"        self.{member} = {value}\n", "Counted"))

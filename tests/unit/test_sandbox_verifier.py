@@ -379,6 +379,20 @@ async def test_without_the_timer_only_the_wall_clock_of_the_request_ends_an_answ
         await obedient.verify("run", 0, answers(code))
 
 
+async def test_a_task_that_cannot_be_built_is_no_fault_of_who_answered_it(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW.replace("burn(0.1)", "[0, 0][task_id]"))
+    config = EnvironmentConfig(name="slow", kind="plugin", dataset=f"{tmp_path / 'slow.py'}:Slow")
+    verifier = SandboxVerifier((config,), SandboxConfig(timeout_s=60.0))
+    reason = r"environment slow: task 2 of .* cannot be built: IndexError: .*slow\.py:\d+ in build"
+    try:
+        with pytest.raises(RolloutFailed, match=reason):
+            await verifier.verify("slow", 2, answers("0"))
+        with pytest.raises(LookupError, match=reason):
+            await verifier.verify("slow", 2, answers("0"), FRIEND)
+    finally:
+        await verifier.close()
+
+
 async def test_each_answer_has_its_own_time_and_building_the_task_takes_none_of_it(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     config = EnvironmentConfig(name="slow", kind="plugin", dataset=f"{tmp_path / 'slow.py'}:Slow")

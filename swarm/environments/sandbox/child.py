@@ -31,7 +31,7 @@ from swarm.environments.sandbox.confine import (
     python_places,
 )
 from swarm.episode import outcome_to_json
-from swarm.errors import described
+from swarm.errors import ConfigError, described
 
 if TYPE_CHECKING:
     from swarm.episode import Actions
@@ -84,7 +84,6 @@ def _build(frame: bytes) -> tuple[dict[str, Any], "dict[str, Environment]", list
     from swarm.config import EnvironmentConfig
     from swarm.environments.environment import ANSWER_CPU_S
     from swarm.environments.load import build_environments, record_paths
-    from swarm.errors import ConfigError
 
     try:
         request = json.loads(frame)
@@ -150,9 +149,10 @@ class Scorer:
             reply = self._replay(request["env"], request["task_id"], episodes, play, *limits)
         except LookupError as error:
             reply = {"error": "lookup", "detail": str(error)}
+        except _TaskFailed as error:
+            reply = {"error": "task", "detail": f"{error}{_hint(error.__cause__)}"}
         except Exception as error:  # a verifier may raise anything on hostile text
-            hint = FILES_HINT if isinstance(error.__cause__ or error, OSError) else ""
-            reply = {"error": "failed", "detail": described(error) + hint}
+            reply = {"error": "failed", "detail": described(error) + _hint(error)}
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -174,7 +174,10 @@ class Scorer:
     ) -> dict[str, Any]:
         """`share`: of the CPU time that all actions may take; below 1 it is `least_s` or more, `first_s` at most."""
         environment = self._environments[env]
-        task, reference = environment.task(task_id), environment.reference(task_id)
+        try:
+            task, reference = environment.task(task_id), environment.reference(task_id)
+        except ConfigError as error:
+            raise _TaskFailed(str(error)) from error.__cause__
         outcomes, most_s = list[Any](), self._answer_cpu_s[env]
         num_actions = [min(len(actions), environment.max_turns) for actions in episodes]  # it takes no others
         ends_s = time.process_time() + min(max(least_s, share * most_s * sum(num_actions)), first_s)
@@ -193,6 +196,14 @@ class Scorer:
         except LookupError as error:  # of the verifier, not of the task: that exists
             return {"error": "failed", "detail": described(error)}
         return {"task": asdict(task), "reference": reference, "verifier": environment.verifier, "outcomes": outcomes}
+
+
+class _TaskFailed(Exception):
+    """The task cannot be built, whatever is answered to it."""
+
+
+def _hint(error: BaseException | None) -> str:
+    return FILES_HINT if isinstance(error, OSError) else ""
 
 
 def end_at(ends_s: float) -> None:

@@ -50,6 +50,10 @@ class TookLong(RolloutFailed):
     """A first try of answers used up its share of the time."""
 
 
+class TaskFailed(RolloutFailed):
+    """A task that cannot be built here, whatever its answers are."""
+
+
 class SandboxVerifier:
     """An `interfaces.Verifier` over confined, long-lived processes, started when first needed.
 
@@ -104,6 +108,8 @@ class SandboxVerifier:
                 reply = await self._ask_one_of(self._own, request)
         else:
             reply = await self._score_external(request, producer)
+            if isinstance(reply, TaskFailed):  # nobody else's fault, as one that does not exist
+                raise LookupError(str(reply))
         if isinstance(reply, Verdict):
             return reply
         raise reply
@@ -354,6 +360,8 @@ def _verdict(request: _Request, reply: dict[str, Any]) -> Verdict:
         raise TookLong(f"environment {env}: the answers took longer than a first try may")
     if reply.get("error") == "lookup":
         raise LookupError(str(reply.get("detail")))
+    if reply.get("error") == "task":
+        raise TaskFailed(str(reply.get("detail")))
     if "error" in reply:
         raise RolloutFailed(f"{request.where}: the verifier raised {reply.get('detail')}")
     try:
