@@ -155,7 +155,8 @@ class OwnGroups:
         else:
             finding = finding or check_replay(group, verdict, self._tokenizer, limits.episodes)
         if finding is not None and finding[0] is not RefusalReason.UNUSABLE_TEXT:  # which costs us nothing
-            raise RolloutFailed(f"not the episode that its actions make: {finding[1]}")
+            where = f"environment {group.env}, task {group.task_id}"
+            raise RolloutFailed(f"{where}: not the episode that its actions make: {finding[1]}")
 
 
 def _claims(outcome: EpisodeOutcome) -> tuple[ClaimedTurn, ...]:

@@ -74,6 +74,7 @@ async def test_an_episode_of_ours_that_broke_off_is_neither_learned_from_nor_sen
     assert (await ours.store.head()).sequence == (0 if is_dropped else 1)
     assert (ours.replay.num_groups, ours.own_groups.num_asked) == (0 if is_dropped else 1, 1)
     assert len(unscored) == is_dropped and all("though the environment goes on" in error for error in unscored)
+    assert all(error.startswith(f"environment look_up, task {task_id}: not the episode") for error in unscored)
 
 
 async def test_a_group_whose_answers_the_engine_cut_off_counts_as_asked_and_is_dropped() -> None:

@@ -4,12 +4,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from swarm.cli.main import app
 from swarm.config import EnvironmentConfig, ModelConfig, SandboxConfig
 from swarm.environments.determinism import examine, require_repeatable
 from swarm.environments.load import build_environment
+from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.environments.soundness import narrow_tokenizer, require_sound, try_out
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, RolloutFailed
 from swarm.testing.builders import InlineVerifier
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only")
@@ -79,6 +82,15 @@ async def test_a_sound_environment_is_examined_and_its_turns_are_known(tmp_path:
     config = walk(tmp_path)
     await sound(config)
     assert (await require_repeatable([config]))["walk"].max_turns == 6
+
+
+@pytest.mark.timeout(150)
+def test_check_shows_how_many_turns_an_environment_has(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text(
+        f'[[environments]]\nname = "walk"\nkind = "plugin"\ndataset = "{walk(tmp_path).dataset}"\n'
+    )
+    shown = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "node.toml")], env={"COLUMNS": "300"})
+    assert "environment walk: replayable, at most 6 turns (max_turns)" in shown.output, shown.exception
 
 
 @pytest.mark.parametrize("miss", ["-0.5", "100.0"])
@@ -153,6 +165,17 @@ async def test_a_loop_is_named_with_its_action_in_seconds(tmp_path: Path) -> Non
     reason = r"task 0: an answer took more CPU time than answer_cpu_s 0\.05, at action 2 of \['go 3', 'go 3'\]"
     with pytest.raises(ConfigError, match=reason):
         await require_repeatable([config])
+
+
+@pytest.mark.timeout(150)
+async def test_a_step_of_a_node_that_fails_is_named_by_task_and_action(tmp_path: Path) -> None:
+    verifier = SandboxVerifier((walk(tmp_path, step="while self.place == 6: pass"),), SandboxConfig(timeout_s=60.0))
+    try:
+        await verifier.step("walk", 7, ("go 3",))
+        with pytest.raises(RolloutFailed, match="environment walk, task 7, action 2: an answer took more CPU time"):
+            await verifier.step("walk", 7, ("go 3", "go 3"))
+    finally:
+        await verifier.close()
 
 
 @pytest.mark.timeout(150)
