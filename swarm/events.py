@@ -5,6 +5,7 @@ from the events alone. KINDS lists every kind; `from_json(to_json(event)) == eve
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
@@ -445,6 +446,30 @@ _KIND_OF: Final = {cls: kind for kind, cls in KINDS.items()}
 def events_of(kind: type[Kind], events: Iterable[Event]) -> list[Kind]:
     """Those of one type, in order."""
     return [event for event in events if isinstance(event, kind)]
+
+
+def groups_learned_from(draw: GroupsDrawn, step: StepMade | None) -> Iterable[GroupUse]:
+    """Groups of a draw that its step learned from; all of them while the step is under way.
+
+    A step says how many the guard left, of its own policy and of others, and from which nodes: a source set aside is
+    not among these, and an age bound leaves out the oldest.
+    """
+    if step is None:
+        return draw.groups
+    if step.was_skipped:
+        return ()
+    if not step.diagnostics.get("guard_groups_left_out"):
+        return draw.groups
+    left = Counter(
+        local=step.num_local - step.num_from_followers, follower=step.num_from_followers, external=step.num_external
+    )
+    sources = {edge.source for edge in step.edges}
+    kept: list[GroupUse] = []
+    for group in sorted(draw.groups, key=lambda group: (group.producer not in sources, group.age_steps)):
+        if left[group.origin] > 0:
+            left[group.origin] -= 1
+            kept.append(group)
+    return kept
 
 
 def kind_of(event: Event) -> str:

@@ -57,7 +57,7 @@ class RecordEnvironment(AnswerEnvironment):
     def build(self, task_id: int) -> Problem:
         record = self._record(task_id)
         needed = (self._question_key, self._answer_key) if self.is_answer_needed else (self._question_key,)
-        chat = _chat_of(record.get("messages")) if self._question_key not in record else ()
+        chat = self._chat(task_id, record.get("messages")) if self._question_key not in record else ()
         missing = [key for key in needed if key not in record and not (chat and key == self._question_key)]
         if missing:
             known = ", ".join(sorted(record))
@@ -78,6 +78,19 @@ class RecordEnvironment(AnswerEnvironment):
         asked = super().opening(problem)
         has_system = bool(chat) and chat[0].role == "system"
         return (*chat[:-1], *(each for each in asked if not (has_system and each.role == "system"))) if chat else asked
+
+    def _chat(self, task_id: int, messages: object) -> tuple[Message, ...]:
+        """Messages of a record up to the question, which is the last of the user's: what follows it is not shown."""
+        given = cast("list[Any]", messages) if isinstance(messages, list) else []
+        while given and not (isinstance(given[-1], dict) and given[-1].get("role") == "user"):
+            given = given[:-1]
+        for number, each in enumerate(given):
+            if not (isinstance(each, dict) and all(isinstance(each.get(key), str) for key in ("role", "content"))):
+                raise LookupError(
+                    f"environment {self.name}: record {task_id}, messages[{number}]: expected role and content, both "
+                    f"text, got {each!r:.80}; write parts of a message as one text"
+                )
+        return tuple(Message(role=each["role"], content=each["content"]) for each in given)
 
     def judge(self, problem: Problem, answer: str) -> float:
         return 1.0 if is_same_answer(answer, problem.reference) else 0.0
@@ -108,7 +121,10 @@ class FunctionEnvironment(RecordEnvironment):
 
     def judge(self, problem: Problem, answer: str) -> float:
         record = (problem.entry.record,) if self.is_record_needed else ()
-        value = float(self._score(problem.question, answer, problem.reference, *record))
+        given = cast("float | None", self._score(problem.question, answer, problem.reference, *record))
+        if given is None:
+            raise TypeError(f"{self.config.dataset} returned nothing: end it with `return` and a number")
+        value = float(given)
         if not self._low <= value <= self._high:
             raise ValueError(
                 f"{self.config.dataset} returned {value:g}, outside of reward_range [{self._low:g}, {self._high:g}]: "
@@ -124,32 +140,24 @@ class _Entry(NamedTuple):
     chat: tuple[Message, ...]
 
 
-def _chat_of(messages: object) -> tuple[Message, ...]:
-    """Messages of a record up to the question, which is the last of the user's: what follows it is not shown."""
-    if not isinstance(messages, list):
-        return ()
-    chat = [
-        Message(role=str(each.get("role")), content=str(each.get("content")))
-        for each in cast("list[Any]", messages)
-        if isinstance(each, dict)
-    ]
-    while chat and chat[-1].role != "user":
-        chat.pop()
-    return tuple(chat)
-
-
 def _takes_record(config: EnvironmentConfig, score: Callable[..., Any]) -> bool:
-    """Whether a function takes the whole record, too. Raises ConfigError for one that cannot be called."""
+    """Whether a function takes the whole record, too: it needs a fourth argument, or names one `record`.
+
+    A fourth argument with another name and a default value is the function's own.
+
+    Raises:
+        ConfigError: it cannot be called.
+    """
     try:
         signature = inspect.signature(score)
     except (TypeError, ValueError):  # of a class in C
         return False
-    for count in (4, 3):
+    for count in (3, 4):
         try:
             signature.bind(*[""] * count)
         except TypeError:
             continue
-        return count == 4
+        return count == 4 or list(signature.parameters)[3:4] == ["record"]
     raise ConfigError(
         f"environment {config.name}: {config.dataset}{signature} cannot be called; write it as "
         "score(question, answer, reference) or score(question, answer, reference, record), returning a number"

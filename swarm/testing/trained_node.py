@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 
 from swarm.config import NodeConfig
-from swarm.events import GroupsDrawn, GroupUse, PolicyEvaluated
+from swarm.events import GroupsDrawn, GroupUse, PolicyEvaluated, StepMade
 from swarm.identity import Identity
 from swarm.learn.learner import PolicyLearner
 from swarm.model.network import load_model
@@ -55,5 +55,6 @@ def make_trained_node(directory: Path, *, seed: int = 3, **model: Any) -> NodeCo
         for index, producer in enumerate([identity.node_id, OTHER, OTHER])
     )
     log.write(GroupsDrawn(draw_step=0, groups=uses, max_age_steps=4, max_reuse=1))
+    log.write(StepMade(step=0, draw_step=0, digest="", loss=0.0, grad_norm=0.0, num_tokens=1))
     log.close()
     return config

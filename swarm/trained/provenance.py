@@ -17,7 +17,7 @@ from typing import Any, Final
 from swarm import __version__
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
-from swarm.events import Event, GroupsDrawn, PolicyEvaluated
+from swarm.events import Event, GroupsDrawn, PolicyEvaluated, StepMade, groups_learned_from
 from swarm.identity import DOMAIN_EXPORT, Identity, node_id_of, verify
 from swarm.process import read_json, write_json
 from swarm.telemetry import read_events
@@ -159,8 +159,16 @@ def _statement(
 
 def _teachers(events: Iterable[Event], step: int) -> tuple[Counter[NodeId], int]:
     """Groups that the version was made from, by producer; and the draws that are still in the log."""
-    draws = {event.draw_step: event for event in events if isinstance(event, GroupsDrawn) and event.draw_step <= step}
-    return Counter(use.producer for draw in draws.values() for use in draw.groups), len(draws)
+    draws: dict[int, GroupsDrawn] = {}  # of a draw that was made again after a restart, the last one
+    steps: dict[int, StepMade] = {}
+    for event in events:
+        if isinstance(event, GroupsDrawn):
+            draws[event.draw_step] = event
+        elif isinstance(event, StepMade) and event.step <= step:
+            steps[event.draw_step] = event
+    made = draws.keys() & steps.keys()
+    uses = [use for number in made for use in groups_learned_from(draws[number], steps[number])]
+    return Counter(use.producer for use in uses), len(made)
 
 
 def _evaluations(events: Iterable[Event], step: int) -> list[dict[str, Any]]:

@@ -130,6 +130,34 @@ def test_a_function_may_take_the_whole_record(tmp_path: Path) -> None:
         build_environment(config(path, **section))
 
 
+@pytest.mark.parametrize(
+    ("fourth", "expected"), [("record=None", 1.0), ("strict=None", 0.0), ("*more", 0.0)], ids=["record", "own", "more"]
+)
+def test_a_fourth_argument_that_is_the_functions_own_stays_so(tmp_path: Path, fourth: str, expected: float) -> None:
+    path, rule = tmp_path / "problems.jsonl", tmp_path / "rule.py"
+    path.write_text(json.dumps({"question": "2+2?", "answer": "4"}) + "\n")
+    name = fourth.strip("*").partition("=")[0]
+    rule.write_text(f"def score(question, answer, reference, {fourth}):\n    return 1.0 if {name} else 0.0\n")
+    section = {"kind": "function", "dataset": f"{rule}:score", "params": {"path": str(path)}}
+    assert answer_reward(build_environment(config(path, **section)), 0, "4") == expected
+
+
+def test_a_function_without_a_return_is_told_what_is_missing(problems: Path, tmp_path: Path) -> None:
+    rule = tmp_path / "rule.py"
+    rule.write_text("def score(question, answer, reference):\n    answer == reference\n")
+    section = {"kind": "function", "dataset": f"{rule}:score", "params": {"path": str(problems)}}
+    with pytest.raises(TypeError, match="score returned nothing: end it with `return` and a number"):
+        answer_reward(build_environment(config(problems, **section)), 0, "4")
+
+
+@pytest.mark.parametrize("content", [[{"type": "text", "text": "2+2?"}], None])
+def test_a_message_that_is_no_text_is_not_asked_as_its_python_form(tmp_path: Path, content: object) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": content}], "answer": "4"}) + "\n")
+    with pytest.raises(LookupError, match=r"record 0, messages\[0\]: expected role and content, both text, got"):
+        build_environment(config(path)).task(0)
+
+
 def test_a_record_with_messages_is_asked_as_it_stands(tmp_path: Path) -> None:
     path = tmp_path / "chats.jsonl"
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from swarm.cli.printable import printable
 from swarm.config import ModelConfig, NodeConfig
 from swarm.environments.load import build_environments
 from swarm.errors import ConfigError
+from swarm.events import GroupsDrawn, GroupUse, StepMade
 from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.identity import DOMAIN_EXPORT, Identity
@@ -33,6 +35,7 @@ from swarm.model.lora import add_adapters
 from swarm.model.network import load_model, tiny_network
 from swarm.model.source import model_folder
 from swarm.model.tokenizer import CharTokenizer
+from swarm.telemetry import EventLog
 from swarm.testing.trained_node import OTHER, TASKS, make_trained_node
 from swarm.trained.chat import Conversation
 from swarm.trained.export import export_model
@@ -269,6 +272,25 @@ def test_provenance_names_teachers_scores_and_the_version_and_verifies(tmp_path:
     assert "1970-01-02" in card and "| node `bbbbbbbb` | 2 | 67% |" in card
     for path in (tmp_path / "out").iterdir():
         assert str(tmp_path) not in path.read_bytes().decode(errors="replace")  # no path of this machine
+
+
+def test_groups_that_no_step_learned_from_taught_nothing(tmp_path: Path) -> None:
+    make_trained_node(tmp_path / "node")
+    log = EventLog(tmp_path / "node" / "events.jsonl")
+
+    def log_step(draw_step: int, step: int, was_skipped: bool) -> None:
+        made = StepMade(step=step, draw_step=draw_step, digest="", loss=0.0, grad_norm=0.0, num_tokens=1)
+        log.write(replace(made, was_skipped=was_skipped))
+
+    log_step(0, 0, was_skipped=True)  # the draw of make_trained_node
+    for number, step in ((1, 0), (2, 1)):  # of this version, and of a later one
+        use = GroupUse(digest="9", producer=f"{number}" * 64, policy_id="a", age_steps=0, is_own_policy=False)
+        log.write(GroupsDrawn(draw_step=number, groups=(use,), max_age_steps=4, max_reuse=1))
+        log_step(number, step, was_skipped=False)
+    log.close()
+    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    learned = verify_export(tmp_path / "out").statement["groups_learned_from"]
+    assert learned == [{"producer": "1" * 64, "groups": 1}]
 
 
 def sign_as_somebody_else(folder: Path, **changes: Any) -> None:

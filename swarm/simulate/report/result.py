@@ -30,6 +30,7 @@ from swarm.events import (
     VersionApplied,
     WorkerDied,
     events_of,
+    groups_learned_from,
     kind_of,
 )
 from swarm.simulate.invariants import InvariantVerdict
@@ -226,7 +227,7 @@ def node_result(
     puts, admitted = events_of(GroupPut, events), events_of(GroupAdmitted, events)
     steps, started = events_of(StepMade, events), events_of(NodeStarted, events)
     step_of = {step.draw_step: step for step in steps}
-    consumed = [group for draw in draws.values() for group in _kept(draw, step_of.get(draw.draw_step))]
+    consumed = [group for draw in draws.values() for group in groups_learned_from(draw, step_of.get(draw.draw_step))]
     origins = Counter(group.origin for group in consumed)
     own_id = node_id or (started[-1].node_id if started else "")
     return NodeResult(
@@ -277,30 +278,6 @@ def node_result(
         exchange=dict(status.get("environments", {})),
         marks=tuple((event.at_s, kind_of(event)) for event in events if isinstance(event, MARKS)),
     )
-
-
-def _kept(draw: GroupsDrawn, step: StepMade | None) -> Sequence[GroupUse]:
-    """Groups of a draw that its step learned from; all of them while the step is under way.
-
-    A step says how many the guard left, of its own policy and of others, and from which nodes: a source set aside is
-    not among these, and an age bound leaves out the oldest.
-    """
-    if step is None:
-        return draw.groups
-    if step.was_skipped:
-        return ()
-    if not step.diagnostics.get("guard_groups_left_out"):
-        return draw.groups
-    left = Counter(
-        local=step.num_local - step.num_from_followers, follower=step.num_from_followers, external=step.num_external
-    )
-    sources = {edge.source for edge in step.edges}
-    kept: list[GroupUse] = []
-    for group in sorted(draw.groups, key=lambda group: (group.producer not in sources, group.age_steps)):
-        if left[group.origin] > 0:
-            left[group.origin] -= 1
-            kept.append(group)
-    return kept
 
 
 def _learned_from(consumed: Sequence[GroupUse], stored: Sequence[GroupStored]) -> dict[str, tuple[int, int]]:
