@@ -238,7 +238,7 @@ async def test_what_the_kernel_refuses_an_answer_is_an_error_of_that_answer(
     ("code", "reason"),
     [
         ("x = bytearray(2**31)", r"MemoryError: more than sandbox\.memory_bytes allows"),
-        ("result = float('nan')", "ValueError: the reward 'outcome' is nan, which is no finite number"),
+        ("open('/etc/passwd')", r"FileNotFoundError: .*name its file or folder in params\.path"),
     ],
 )
 async def test_an_error_of_an_environment_says_which_limit_or_value(
