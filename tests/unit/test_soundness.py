@@ -101,15 +101,15 @@ async def test_an_outcome_that_only_a_legal_action_reaches_is_looked_at(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("first", "reason"),
+    ("second", "reason"),
     [
-        ('Transition(rewards={"outcome": 7.0})', "action 1 gave the reward 'outcome' 7, which would be clipped"),
-        ("Transition(reward=-1e6)", "action 1 gave the reward of its turn -1e.06, where 1e.06 cuts it"),
-        ('Transition(rewards={"outcome": 0.0, "far": 1e9})', "action 1 gave the reward 'far' 1e.06"),
+        ('Transition(rewards={"outcome": 7.0})', "action 2 gave the reward 'outcome' 7, which would be clipped"),
+        ("Transition(reward=-1e6)", "action 2 gave the reward of its turn -1e.06, where 1e.06 cuts it"),
+        ('Transition(rewards={"outcome": 0.0, "far": 1e9})', "action 2 gave the reward 'far' 1e.06"),
     ],
 )
-async def test_every_transition_is_looked_at_and_not_the_last_alone(tmp_path: Path, first: str, reason: str) -> None:
-    await refuse(walk(tmp_path, step=f"if self.number == 1: return {first}"), reason)
+async def test_every_transition_is_looked_at_and_not_the_last_alone(tmp_path: Path, second: str, reason: str) -> None:
+    await refuse(walk(tmp_path, step=f"if self.number == 2: return {second}"), reason)
 
 
 @pytest.mark.parametrize(
