@@ -254,7 +254,11 @@ async def _check_sandbox(config: NodeConfig) -> Finding:
 async def _check_environments(config: NodeConfig) -> list[Finding]:
     """Whose episodes of each environment count, and whether other nodes could replay those of local code."""
     own = {each.name for each in config.environments if each.exchange == "own"}
-    found = await differences(config.environments, config.sandbox, narrow_tokenizer(config.model))
+    try:
+        found = await differences(config.environments, config.sandbox, narrow_tokenizer(config.model))
+    except ConfigError as error:
+        fix = 'docs/environments.md, "Writing one", says what an environment may do'
+        return [Finding(name="environments", is_ok=False, detail=str(error), fix=fix, is_fatal=True)]
     found = {name: what for name, what in found.items() if name not in own}
     details = [f"{each.name} {each.exchange}" for each in config.environments]
     details += [f"{name}: {what}" for name, what in found.items()]

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from node.doctor import _check_environments
 from swarm.cli.main import app
-from swarm.config import EnvironmentConfig, ModelConfig, SandboxConfig
+from swarm.config import EnvironmentConfig, ModelConfig, NodeConfig, SandboxConfig
 from swarm.environments.determinism import examine, require_repeatable
 from swarm.environments.load import build_environment
 from swarm.environments.sandbox.verifier import SandboxVerifier
@@ -195,3 +196,10 @@ async def test_a_step_of_a_node_that_fails_is_named_by_task_and_action(tmp_path:
 async def test_a_difference_is_named_with_action_and_both_values(tmp_path: Path, step: str, what: str) -> None:
     with pytest.raises(ConfigError, match=f"episode 0 of task 0 differs between two processes: {what}"):
         await require_repeatable([walk(tmp_path, step=step)], SandboxConfig())
+
+
+@pytest.mark.timeout(150)
+async def test_doctor_finds_what_the_sandbox_forbids_among_the_rest(tmp_path: Path) -> None:
+    config = NodeConfig(environments=(walk(tmp_path, step="open('/etc/passwd')"),))
+    (finding,) = await _check_environments(config)
+    assert not finding.is_ok and finding.is_fatal and "params.path" in finding.detail
