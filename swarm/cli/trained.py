@@ -135,13 +135,18 @@ def evaluate(
         raise ConfigError(f"--split {split}: expected held_out or all")
     if reward and data is None:
         raise ConfigError(f"--reward {reward}: needs the problems, --data FILE.jsonl")
+    if save is not None:
+        try:
+            save.open("a").close()  # before the work whose result it is to hold
+        except OSError as error:
+            raise ConfigError(f"--save {save}: cannot be written: {error.strerror}; name another file") from None
     with _quiet():
         model = load_target(target, step)
     settings = model.config if is_node(target) else None
     if config is not None:
         settings = _settings(config)
     if data is not None:
-        environments: Sequence[EnvironmentConfig] = (own_environment(data, reward, {}),)
+        environments: Sequence[EnvironmentConfig] = (own_environment(data, reward),)
         split = "all"
     elif settings is not None:
         environments = _chosen(settings.environments, env or [])

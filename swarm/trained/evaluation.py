@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -186,24 +186,18 @@ def write_tries(scores: Sequence[EnvironmentScore], file: TextIO) -> None:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def own_environment(
-    data: Path, reward: str, params: Mapping[str, Any], prompt: str = "{question}"
-) -> EnvironmentConfig:
+def own_environment(data: Path, reward: str) -> EnvironmentConfig:
     """An environment of a user's own file, judged by the reference, or by a function.
 
     Args:
         data: .jsonl file.
         reward: `my_file.py:score` or `package.module:score`; empty: the same text, or the same number.
-        params: further parameters of the kind, such as the names of fields.
-        prompt: template of the user message.
     """
-    kind: Literal["function", "jsonl"] = "function" if reward else "jsonl"
     return EnvironmentConfig(
         name="own",
-        kind=kind,
+        kind="function" if reward else "jsonl",
         dataset=reward or str(data),
-        params={**params, "path": str(data)},
-        prompt=prompt,
+        params={"path": str(data)},
         exchange="own",
     )
 

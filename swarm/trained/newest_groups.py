@@ -4,6 +4,7 @@ Invariant: the file is opened for reading only, so the node that writes it is ne
 """
 
 import sqlite3
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -16,14 +17,14 @@ _CONDITIONS = {"own": "g.is_made_here = 1", "others": "g.is_made_here = 0", "all
 _TIMEOUT_S = 10.0
 
 
-def newest_groups(path: Path, limit: int, origin: Origin = "all", env: str = "") -> list[ScoredGroup]:
+def newest_groups(path: Path, limit: int, origin: Origin, envs: Collection[str]) -> list[ScoredGroup]:
     """Up to `limit` groups, newest first.
 
     Args:
         path: groups.sqlite of a node.
         limit: most groups.
         origin: who made them.
-        env: of this environment alone; empty: of all.
+        envs: of these environments alone.
 
     Raises:
         ConfigError: there is no such file, or it cannot be read.
@@ -42,7 +43,7 @@ def newest_groups(path: Path, limit: int, origin: Origin = "all", env: str = "")
         try:
             for row in connection.execute(query):
                 scored = scored_of(row)
-                if scored is not None and env in ("", scored.group.env):
+                if scored is not None and scored.group.env in envs:
                     found.append(scored)
                 if len(found) >= limit:
                     break

@@ -60,10 +60,11 @@ class SampledGroup:
 
 
 def read_samples(directory: Path, limit: int, origin: Origin = "all", env: str = "") -> list[SampledGroup]:
-    """The newest groups of a node, newest first (blocking).
+    """The newest groups of a node, newest first (blocking); of the environments that node.toml has, as only these
+    can say what was asked.
 
     Raises:
-        ConfigError: no node's directory, no group yet, or an environment that is not there.
+        ConfigError: no node's directory, no group yet, an environment that is not there, or problems that are gone.
     """
     path = directory / NODE_FILE
     if not path.is_file():
@@ -72,10 +73,13 @@ def read_samples(directory: Path, limit: int, origin: Origin = "all", env: str =
     known = [each.name for each in config.environments]
     if env and env not in known:
         raise ConfigError(f"--env {env}: unknown environment; known: {', '.join(known)}")
-    groups = newest_groups(directory / STORE, limit, origin, env)
+    groups = newest_groups(directory / STORE, limit, origin, [env] if env else known)
     environments = build_environments([each for each in config.environments if env in ("", each.name)])
     tokenizer = load_tokenizer(config.model)
-    return [_read(group, environments[group.group.env], tokenizer) for group in groups]
+    try:
+        return [_read(group, environments[group.group.env], tokenizer) for group in groups]
+    except LookupError as error:
+        raise ConfigError(f"{error}; put the problems back from which the groups in {directory} were made") from None
 
 
 def _read(scored: ScoredGroup, environment: Environment, tokenizer: Tokenizer) -> SampledGroup:

@@ -73,6 +73,9 @@ async def test_it_trains_ends_and_goes_on_and_its_answers_can_be_read(letters: P
     assert load_trained(directory).version == before
     await train(TrainOptions(directory=directory, steps=5), lines.append)
     assert checkpoint_steps(directory / "checkpoints")[-1] == 5
+    text = await asyncio.to_thread((directory / FILE).read_text)
+    await asyncio.to_thread((directory / FILE).write_text, text.replace('name = "own"', 'name = "renamed"'))
+    assert read_samples(directory, 3, "own") == []  # nobody knows any more what was asked
     refused = read_events(directory / "events.jsonl")
     assert not [event for event in refused if type(event).__name__ in ("LoopFailed", "WorkerDied")]
 

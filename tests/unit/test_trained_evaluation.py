@@ -19,6 +19,7 @@ from swarm.types import EpisodeLimits
 
 LIMITS = EpisodeLimits(max_new_tokens=8)
 RUN = CliRunner()
+pytestmark = pytest.mark.timeout(60)  # verifier processes start, beside other work
 
 
 def silent(name: str, done: int, total: int) -> None:
@@ -98,6 +99,10 @@ def test_a_reward_that_raises_is_said_and_the_exit_code_tells(tmp_path: Path) ->
         (["tiny"], "say on what to evaluate it, --config node.toml or --data FILE.jsonl"),
         (["tiny", "--reward", "a.py:b"], "needs the problems, --data FILE.jsonl"),
         (["tiny", "--split", "test"], "expected held_out or all"),
+        (
+            ["tiny", "--save", "absent/tries"],
+            "absent/tries: cannot be written: No such file",
+        ),
         (["NODE", "--env", "reserve"], "unknown environment; known: reverse, sort"),
         (["NODE", "--step", "9"], "holds steps 0"),
         (["tiny", "--step", "9"], "has no checkpoints; leave it out"),
@@ -139,7 +144,7 @@ def test_own_data_without_a_reward_wants_the_same_answer(tmp_path: Path) -> None
     data = tmp_path / "quiz.jsonl"
     data.write_text(json.dumps({"question": "sort:21=", "answer": "12"}) + "\n")
     plan = EvaluationPlan(
-        environments=(own_environment(data, "", {}),), limits=LIMITS, split="all", num_problems=1, num_tries=1
+        environments=(own_environment(data, ""),), limits=LIMITS, split="all", num_problems=1, num_tries=1
     )
     (score,) = asyncio.run(evaluate_model(load_target("tiny"), plan, silent))
     (problem,) = score.problems
@@ -152,5 +157,5 @@ def test_own_data_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read character"):
         data = tmp_path / "quiz.jsonl"
         data.write_text(json.dumps({"question": "What is 2+2?", "answer": "4"}) + "\n")
-        plan = EvaluationPlan(environments=(own_environment(data, "", {}),), limits=LIMITS, split="all")
+        plan = EvaluationPlan(environments=(own_environment(data, ""),), limits=LIMITS, split="all")
         asyncio.run(evaluate_model(load_target("tiny"), plan, silent))
