@@ -17,7 +17,7 @@ from node.status import problems, read_status
 from node.train import FILE, TrainingWatch, TrainOptions, prepare, resolve, train
 from swarm.cli.main import app
 from swarm.errors import ConfigError
-from swarm.events import StepMade, VersionPublished
+from swarm.events import GroupUnscored, StepMade, VersionPublished
 from swarm.learn.checkpoint import checkpoint_steps
 from swarm.telemetry import read_events
 from swarm.trained.model import load_trained
@@ -109,7 +109,10 @@ async def test_a_ctrl_c_saves_and_the_same_directory_goes_on(letters: Path) -> N
     [
         ("return {}[answer]", "KeyError"),
         ("return 2.0", r"returned 2, outside of reward_range \[0, 1\]"),
-        ("return int(answer) if answer != reference else 1", "none of 64 groups could be scored.*invalid literal"),
+        (
+            "return int(answer) if answer != reference else 1",
+            "invalid literal.*whatever a model writes must have an answer",
+        ),
         ("return 0.0", "in none did rewards differ.*user: sort:.*reference: .*--patient goes on"),
     ],
 )
@@ -151,6 +154,14 @@ async def test_an_option_that_would_change_nothing_is_refused(letters: Path) -> 
     await prepare(options_of(letters), lambda _: None)
     with pytest.raises(ConfigError, match=r"--model, --lr cannot change a training that has begun: leave that out"):
         resolve(TrainOptions(directory=letters.parent / "run", model="tiny", learning_rate=0.1))
+
+
+def test_a_reward_that_fails_on_every_answer_is_hopeless(letters: Path) -> None:
+    watch = TrainingWatch(resolve(options_of(letters)), print, is_patient=False)
+    for _ in range(64):
+        assert not watch.is_hopeless
+        watch.see(GroupUnscored(env="own", error="invalid literal"))
+    assert watch.is_hopeless and watch.explain() == "none of 64 groups could be scored: invalid literal"
 
 
 def test_what_was_stopped_is_not_called_done(letters: Path) -> None:
