@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +21,9 @@ from swarm.errors import ConfigError, RolloutFailed
 from swarm.events import Event, GroupPut, GroupUnscored, PolicyEvaluated, StepMade, VersionPublished
 from swarm.interfaces import Environment
 from swarm.model.source import is_char_model
+from swarm.model.tokenizer import load_tokenizer
 from swarm.process import defer_gc, freeze_gc, run_until_signal
-from swarm.telemetry import setup_logging
+from swarm.telemetry import read_events, setup_logging
 from swarm.types import JsonDict, Task
 from swarm.wire.run_manifest import write_toml
 
@@ -33,6 +34,8 @@ MANY_GROUPS: Final = 64  # without any difference in reward: there is nothing to
 SOME_GROUPS: Final = 16  # the same once so much time has passed
 PATIENCE_S: Final = 60.0
 SAY_EVERY_S: Final = 5.0
+WRONG_ANSWERS: Final = ("", "no", "1")  # what a reward must be able to judge, too
+MOST_READ: Final = 20_000  # records of a file that are looked at before a training
 _CHANGEABLE: Final = frozenset({"learner.num_steps", "telemetry.log_level"})  # of a directory that exists
 
 
@@ -93,7 +96,7 @@ def resolve(options: TrainOptions) -> NodeConfig:
     if differing:
         raise ConfigError(
             f"{path} exists and says otherwise for {', '.join(sorted(differing)[:5])}: name another --dir for another "
-            f"training; `swarm train --dir {options.directory}` alone goes on with this one"
+            f"training, or delete this one; `swarm train --dir {options.directory}` alone goes on with it"
         )
     return config
 
@@ -103,7 +106,10 @@ async def prepare(options: TrainOptions, say: Callable[[str], None]) -> NodeConf
     config = await asyncio.to_thread(resolve, options)
     for line in await describe(config):
         say(line)
-    await asyncio.to_thread(write_toml, config.model_dump(mode="json"), config.dir / FILE)
+    try:
+        await asyncio.to_thread(write_toml, config.model_dump(mode="json"), config.dir / FILE)
+    except OSError as error:
+        raise ConfigError(f"--dir {config.dir}: cannot be written: {error.strerror}; name another directory") from None
     return config
 
 
@@ -121,6 +127,7 @@ async def train(options: TrainOptions, say: Callable[[str], None], is_patient: b
     config = await prepare(options, say)
     setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
     watch = TrainingWatch(config, say, is_patient)
+    watch.remember(await asyncio.to_thread(read_events, config.dir / "events.jsonl"))
     defer_gc()
     os.umask(0o077)
     try:
@@ -134,24 +141,23 @@ async def train(options: TrainOptions, say: Callable[[str], None], is_patient: b
 
 
 async def describe(config: NodeConfig) -> list[str]:
-    """What is about to be trained; the reference answer to the first question of each environment is scored.
+    """What is about to be trained; answers to the first question of each environment are scored, right and wrong.
 
     Raises:
-        ConfigError: an environment cannot be built, or its reward fails on the right answer.
+        ConfigError: the model cannot be had or cannot read the question, an environment cannot be built, a record
+            cannot be used, or a reward fails.
     """
     lines = [f"model      {config.model.source}, {config.model.dtype}{_adapters(config)}"]
     verifier = SandboxVerifier(config.environments, config.sandbox)
     try:
         for environment, task, reference in await asyncio.to_thread(_first_tasks, config):
-            lines.append(f"{task.env:<10} {environment.num_tasks:,} problems, a quarter held out; the first:")
+            lines.append(f"{task.env:<10} {environment.num_tasks:,} problems, about a quarter held out; the first:")
             lines += [f"           {each.role}: {_short(each.content)}" for each in task.messages]
             worth = ""
             if environment.max_turns == 1:
-                verdict = await verifier.verify(task.env, task.task_id, [(reference,)])
-                worth = f", worth {float(verdict.rewards[0]):g}"
+                tried = [await _worth(verifier, task, answer) for answer in (reference, *WRONG_ANSWERS)]
+                worth = f", worth {tried[0]:g}"
             lines.append(f"           reference: {_short(reference)!r}{worth}")
-    except RolloutFailed as error:
-        raise ConfigError(f"the reward failed on a reference answer: {error}") from None
     finally:
         await verifier.close()
     steps = f"{config.learner.num_steps} steps" if config.learner.num_steps else "until Ctrl-C"
@@ -160,13 +166,45 @@ async def describe(config: NodeConfig) -> list[str]:
     return lines
 
 
+async def _worth(verifier: SandboxVerifier, task: Task, answer: str) -> float:
+    """What an answer is worth. Raises ConfigError where that cannot be told."""
+    try:
+        return float((await verifier.verify(task.env, task.task_id, [(answer,)])).rewards[0])
+    except RolloutFailed as error:
+        raise ConfigError(
+            f"the reward failed on the answer {_short(answer)!r}: {error}. Rewards run confined: with the installed "
+            "packages, but no network, and no other files or modules than the one that they are in"
+        ) from None
+
+
 def _first_tasks(config: NodeConfig) -> list[tuple[Environment, Task, str]]:
     """The first task of each environment and its right answer (blocking). Raises ConfigError."""
+    tokenizer = load_tokenizer(config.model)
+    found: list[tuple[Environment, Task, str]] = []
     try:
-        built = build_environments(config.environments).values()
-        return [(environment, environment.task(0), environment.reference(0)) for environment in built]
+        for section, environment in zip(
+            config.environments, build_environments(config.environments).values(), strict=True
+        ):
+            first = environment.task(0)
+            tokenizer.encode_prompt(first)
+            found.append((environment, first, environment.reference(0)))
+            if section.kind in ("jsonl", "function"):
+                _read_records(environment)
     except LookupError as error:
         raise ConfigError(str(error)) from None
+    return found
+
+
+def _read_records(environment: Environment) -> None:
+    """Reads the first records of a file once. Raises LookupError for one that cannot be used, ConfigError for answers
+    that only some of them have."""
+    count = min(environment.num_tasks, MOST_READ)
+    lacking = [number for number in range(count) if not environment.reference(number)]
+    if 0 < len(lacking) < count:
+        raise ConfigError(
+            f"environment {environment.name}: {len(lacking)} of the first {count} records have no answer, record "
+            f"{lacking[0]} first: give them one, or leave the answers out of all"
+        )
 
 
 @dataclass
@@ -193,6 +231,14 @@ class TrainingWatch:
         self._has_stepped = False
         self._rewards: list[float] = []
         self._tokens = 0
+
+    def remember(self, events: Iterable[Event]) -> None:
+        """Takes what happened before this start: the first evaluation stays the first."""
+        for event in events:
+            if isinstance(event, PolicyEvaluated):
+                self.first.setdefault((event.env, event.split), event)
+            elif isinstance(event, StepMade):
+                self.step = max(self.step, event.step)
 
     def see(self, event: Event) -> None:
         """Takes an event of the node."""

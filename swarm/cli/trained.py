@@ -102,6 +102,11 @@ def evaluate(
     reward: Annotated[
         str, typer.Option("--reward", help="my_file.py:score, with --data; without, the answer must be the same.")
     ] = "",
+    reward_range: Annotated[
+        tuple[float, float], typer.Option(help="LOW HIGH: what the function may return, rescaled to [0, 1].")
+    ] = (0.0, 1.0),
+    question: Annotated[str, typer.Option(help="Field of a record of --data that asks.")] = "question",
+    answer: Annotated[str, typer.Option(help="Field of it with the right answer.")] = "answer",
     env: Annotated[list[str] | None, typer.Option("--env", help="Only this environment. Repeatable.")] = None,
     step: Step = None,
     split: Annotated[
@@ -146,7 +151,8 @@ def evaluate(
     if config is not None:
         settings = _settings(config)
     if data is not None:
-        environments: Sequence[EnvironmentConfig] = (own_environment(data, reward),)
+        fields = {"question": question, "answer": answer}
+        environments: Sequence[EnvironmentConfig] = (own_environment(data, reward, fields, reward_range),)
         split = "all"
     elif settings is not None:
         environments = _chosen(settings.environments, env or [])

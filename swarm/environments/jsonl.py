@@ -63,7 +63,7 @@ class RecordEnvironment(AnswerEnvironment):
             known = ", ".join(sorted(record))
             raise LookupError(
                 f"environment {self.name}: record {task_id} has no field {missing[0]!r}, it has: {known}; name yours "
-                "with params.question and params.answer"
+                "with params.question and params.answer (--question, --answer)"
             )
         return Problem(
             question=chat[-1].content if chat else str(record[self._question_key]),
@@ -121,9 +121,11 @@ class FunctionEnvironment(RecordEnvironment):
 
     def judge(self, problem: Problem, answer: str) -> float:
         record = (problem.entry.record,) if self.is_record_needed else ()
-        given = cast("float | None", self._score(problem.question, answer, problem.reference, *record))
+        given = cast("float | str | None", self._score(problem.question, answer, problem.reference, *record))
         if given is None:
             raise TypeError(f"{self.config.dataset} returned nothing: end it with `return` and a number")
+        if isinstance(given, str):
+            raise TypeError(f"{self.config.dataset} returned the text {given!r:.40}, where a number belongs")
         value = float(given)
         if not self._low <= value <= self._high:
             raise ValueError(
@@ -249,7 +251,10 @@ class _JsonLines:
 
 def _open_datasets(config: EnvironmentConfig, where: str) -> Records:
     if importlib.util.find_spec("datasets") is None:
-        raise ConfigError(f"environment {config.name}: {where!r} is no .jsonl file; pip install datasets to load it")
+        raise ConfigError(
+            f"environment {config.name}: {where!r} is no .jsonl file, a JSON record in each line; write one, or pip "
+            "install datasets where it is the folder or hub id of a data set"
+        )
     if config.digest:
         raise ConfigError(f"environment {config.name}: digest can be checked for a .jsonl file only")
     library = cast("Any", importlib.import_module("datasets"))

@@ -8,12 +8,13 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import Any, Final, Literal, TextIO
 
 from swarm.config import EnvironmentConfig, SandboxConfig
@@ -21,7 +22,7 @@ from swarm.environments.curriculum import evaluation_tasks
 from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.episode import Actions, EpisodeOutcome
-from swarm.errors import RolloutFailed
+from swarm.errors import ConfigError, RolloutFailed
 from swarm.generation.episode_player import Step, player_of
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Tokenizer
@@ -150,7 +151,10 @@ async def evaluate_model(
     try:
         scores: list[EnvironmentScore] = []
         for name, environment in environments.items():
-            tasks = evaluation_tasks(environment, plan.split, plan.num_problems, plan.seed)
+            try:
+                tasks = evaluation_tasks(environment, plan.split, plan.num_problems, plan.seed)
+            except LookupError as error:  # a record that cannot be used
+                raise ConfigError(str(error)) from None
             problems: list[ProblemScore] = []
             progress(name, 0, len(tasks))
             for first in range(0, len(tasks), plan.batch):
@@ -180,24 +184,32 @@ def write_tries(scores: Sequence[EnvironmentScore], file: TextIO) -> None:
                     "actions": list(tried.actions),
                     "reward": tried.reward,
                     "is_success": tried.is_success,
-                    "num_tokens": tried.num_tokens,
-                    "is_cut_off": tried.is_cut_off,
                 }
+                if number:  # a greedy try is text alone
+                    row |= {"num_tokens": tried.num_tokens, "is_cut_off": tried.is_cut_off}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def own_environment(data: Path, reward: str) -> EnvironmentConfig:
+def own_environment(
+    data: Path,
+    reward: str,
+    params: Mapping[str, Any] = MappingProxyType({}),
+    reward_range: tuple[float, float] = (0.0, 1.0),
+) -> EnvironmentConfig:
     """An environment of a user's own file, judged by the reference, or by a function.
 
     Args:
         data: .jsonl file.
         reward: `my_file.py:score` or `package.module:score`; empty: the same text, or the same number.
+        params: further parameters of the kind, such as the names of fields.
+        reward_range: of what the function returns.
     """
     return EnvironmentConfig(
         name="own",
         kind="function" if reward else "jsonl",
         dataset=reward or str(data),
-        params={"path": str(data)},
+        params={**params, "path": str(data)},
+        reward_range=reward_range,
         exchange="own",
     )
 

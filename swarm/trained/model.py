@@ -61,6 +61,10 @@ def load_target(target: str, step: int | None = None, dtype: str = "float32") ->
     if is_node(target):
         return load_trained(Path(target).expanduser(), step)
     folder = Path(target).expanduser()
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{target}: an adapter, which needs its initial model: load both with PEFT, or export with --format hf"
+        )
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ConfigError(
             f"{target}: neither a node's directory ({_NODE_FILE}) nor a model's (config.json); "

@@ -109,10 +109,11 @@ async def test_a_ctrl_c_saves_and_the_same_directory_goes_on(letters: Path) -> N
     [
         ("return {}[answer]", "KeyError"),
         ("return 2.0", r"returned 2, outside of reward_range \[0, 1\]"),
-        (
-            "return int(answer) if answer != reference else 1",
-            "invalid literal.*whatever a model writes must have an answer",
-        ),
+        ("return int(answer) if answer != reference else 1", "failed on the answer ''.*invalid literal.*run confined"),
+        ("return 1.0 if answer == reference else -1.0", r"returned -1, outside of reward_range \[0, 1\]"),
+        ("return str(len(answer))", "returned the text '3', where a number belongs"),
+        ("return None", "returned nothing: end it with `return` and a number"),
+        ("return open('/etc/hostname').read() and 1.0", "Error.*run confined: with the installed packages"),
         ("return 0.0", "in none did rewards differ.*user: sort:.*reference: .*--patient goes on"),
     ],
 )
@@ -189,6 +190,13 @@ def test_what_was_stopped_is_not_called_done(letters: Path) -> None:
         ),
         (["-m", "tiny", "--data", "LETTERS", "--set", "learner.learning_rat=1"], "did you mean learning_rate?"),
         (["-m", "tiny", "--env", "char:sort", "--env", "char:sort"], "names must differ"),
+        (["-m", "tiny", "--data", "BROKEN"], "record 1 is not JSON"),
+        (
+            ["-m", "tiny", "--data", "LACKING", "--reward", "REWARD"],
+            "1 of the first 3 records have no answer",
+        ),
+        (["-m", "tiny", "--data", "FOREIGN"], "cannot read character 'W'"),
+        (["-m", "tiny", "--env", "char:sort", "--dir", "/proc/none/run"], "cannot be written"),
         (["-m", "tiny", "--data", "LETTERS", "--lr", "0"], "learning_rate: Input should be greater than 0"),
         (["-m", "no-such-model", "--data", "LETTERS"], "no such directory"),
     ],
@@ -196,10 +204,21 @@ def test_what_was_stopped_is_not_called_done(letters: Path) -> None:
 def test_a_mistake_is_told_before_anything_starts(
     letters: Path, tmp_path: Path, arguments: list[str], expected: str
 ) -> None:
-    given = [str(letters) if each == "LETTERS" else each for each in arguments]
-    done = RUN.invoke(app, ["train", "--dir", str(tmp_path / "run"), *given])
+    good, other = {"question": "sort:ba=", "answer": "ab"}, {"question": "sort:cb="}
+    files = {
+        "BROKEN": [json.dumps(good), "{"],
+        "LACKING": [json.dumps(each) for each in (good, other, good)],
+        "FOREIGN": [json.dumps({"question": "What?", "answer": "a"})],
+    }
+    names = {"LETTERS": str(letters), "REWARD": reward_file(tmp_path, "return 0.5")}
+    for name, lines in files.items():
+        path = tmp_path / f"{name.lower()}.jsonl"
+        path.write_text("\n".join(lines) + "\n")
+        names[name] = str(path)
+    done = RUN.invoke(app, ["train", "--dir", str(tmp_path / "run"), *(names.get(each, each) for each in arguments)])
     assert done.exit_code == 2, done.output
     assert expected in " ".join(done.stderr.split())
+    assert not (tmp_path / "run").exists(), "the next try finds nothing in its way"
 
 
 def test_samples_says_what_is_missing(tmp_path: Path) -> None:

@@ -84,6 +84,20 @@ def test_own_data_and_reward_are_evaluated_and_every_try_can_be_read(tmp_path: P
     assert all(row["reward"] == pytest.approx(len(row["actions"][0].strip()) / 10) for row in rows)
 
 
+def test_fields_and_range_of_own_data_are_named(tmp_path: Path) -> None:
+    data, judge = tmp_path / "quiz.jsonl", tmp_path / "judge.py"
+    data.write_text(json.dumps({"asked": "sort:21=", "right": "12"}) + "\n")
+    judge.write_text("def score(question, answer, reference):\n    return -3.0 if reference == '12' else 0.0\n")
+    arguments = ["eval", "tiny", "--data", str(data), "--reward", f"{judge}:score", "--tries", "1", "--json"]
+    named = RUN.invoke(app, [*arguments, "--question", "asked", "--answer", "right", "--reward-range", "-4", "0"])
+    assert named.exit_code == 0, named.output
+    assert json.loads(named.stdout)[0]["reward"] == 0.25
+    lacking = RUN.invoke(app, arguments)
+    assert lacking.exit_code == 2 and "has no field 'question', it has: asked, right" in " ".join(
+        lacking.stderr.split()
+    )
+
+
 def test_a_reward_that_raises_is_said_and_the_exit_code_tells(tmp_path: Path) -> None:
     data, judge = tmp_path / "quiz.jsonl", tmp_path / "judge.py"
     data.write_text(json.dumps({"question": "sort:21=", "answer": "12"}) + "\n")
