@@ -23,7 +23,7 @@ from swarm.interfaces import Environment
 from swarm.model.source import is_char_model
 from swarm.model.tokenizer import load_tokenizer
 from swarm.process import defer_gc, freeze_gc, run_until_signal
-from swarm.telemetry import read_events, setup_logging
+from swarm.telemetry import read_events
 from swarm.types import JsonDict, Task
 from swarm.wire.run_manifest import write_toml
 
@@ -113,19 +113,25 @@ async def prepare(options: TrainOptions, say: Callable[[str], None]) -> NodeConf
     return config
 
 
-async def train(options: TrainOptions, say: Callable[[str], None], is_patient: bool = False) -> None:
+async def train(
+    options: TrainOptions,
+    say: Callable[[str], None],
+    is_patient: bool = False,
+    set_up_logging: Callable[[str, str, str], None] = lambda *_: None,
+) -> None:
     """Trains until every step is made, or Ctrl-C.
 
     Args:
         say: where lines for people go.
         is_patient: goes on although nothing can be learned yet.
+        set_up_logging: called with level, format and name; logging of the process stays as it is without.
 
     Raises:
         ConfigError: it cannot begin, or nothing can be learned; with the reason and an example.
     """
-    setup_logging("WARNING", "console", options.directory.name)
+    set_up_logging("WARNING", "console", options.directory.name)
     config = await prepare(options, say)
-    setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
+    set_up_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
     watch = TrainingWatch(config, say, is_patient)
     watch.remember(await asyncio.to_thread(read_events, config.dir / "events.jsonl"))
     defer_gc()

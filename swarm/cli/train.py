@@ -61,6 +61,7 @@ def train(
     """
     from node.train import TrainOptions, prepare
     from node.train import train as run
+    from swarm.telemetry import setup_logging
 
     options = TrainOptions(
         directory=dir,
@@ -84,4 +85,4 @@ def train(
         asyncio.run(prepare(options, typer.echo))
         typer.echo(f"written: {dir / 'node.toml'}")
     else:
-        asyncio.run(run(options, typer.echo, patient))
+        asyncio.run(run(options, typer.echo, patient, setup_logging))

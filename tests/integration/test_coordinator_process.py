@@ -43,7 +43,7 @@ SCRIPT = "<script>alert(1)</script>"
 
 def config_in(directory: Path, **changes: object) -> CoordinatorConfig:
     node = NodeConfig(
-        environments=(EnvironmentConfig(name="echo", kind="char", dataset="copy"),), model=ModelConfig(source="tiny")
+        environments=(EnvironmentConfig(name="echo", kind="char", dataset="reverse"),), model=ModelConfig(source="tiny")
     )
     values = {"dir": directory, "run_id": "test", "directory": DirectoryConfig(kind="none"), "node": node, **changes}
     return CoordinatorConfig.model_validate(values)

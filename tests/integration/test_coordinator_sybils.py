@@ -42,7 +42,7 @@ SMALL = 8  # places in a table
 def config_in(directory: Path) -> CoordinatorConfig:
     entry = EntryConfig(kind="open", members=tuple(member.node_id for member in MEMBERS))
     node = NodeConfig(
-        environments=(EnvironmentConfig(name="echo", kind="char", dataset="copy"),),
+        environments=(EnvironmentConfig(name="echo", kind="char", dataset="reverse"),),
         model=ModelConfig(source="tiny"),
         entry=entry,
     )

@@ -46,7 +46,7 @@ def fails(app: Any, *arguments: object) -> str:
 
 def config_in(directory: Path, entry: EntryConfig) -> CoordinatorConfig:
     node = NodeConfig(
-        environments=(EnvironmentConfig(name="echo", kind="char", dataset="copy"),),
+        environments=(EnvironmentConfig(name="echo", kind="char", dataset="reverse"),),
         model=ModelConfig(source="tiny"),
         entry=entry,
     )

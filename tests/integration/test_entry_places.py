@@ -114,7 +114,7 @@ async def test_adverts_of_those_who_may_not_enter_are_never_shown(
 
 def coordinator_config(directory: Path, **entry: Any) -> CoordinatorConfig:
     node = NodeConfig(
-        environments=(EnvironmentConfig(name="echo", kind="char", dataset="copy"),),
+        environments=(EnvironmentConfig(name="echo", kind="char", dataset="reverse"),),
         model=ModelConfig(source="tiny"),
         entry=EntryConfig.model_validate({"members": [MEMBER.node_id], "work_bits": BITS, **entry}),
     )

@@ -32,7 +32,7 @@ NUM_SUBNETS = 4
 KEYS_PER_SUBNET = 3
 CALLS_AT_ONCE = 16  # of one key
 NODE = NodeConfig(
-    environments=(EnvironmentConfig(name="echo", kind="char", dataset="copy"),), model=ModelConfig(source="tiny")
+    environments=(EnvironmentConfig(name="echo", kind="char", dataset="reverse"),), model=ModelConfig(source="tiny")
 )
 
 

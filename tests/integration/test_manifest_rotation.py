@@ -59,7 +59,7 @@ QUIET: Any = {"start": False, "say": lambda text: None}
 def config_in(directory: Path, *members: Identity, **changes: Any) -> CoordinatorConfig:
     entry = EntryConfig(kind="members", members=tuple(member.node_id for member in (MEMBER, *members)))
     node = NodeConfig(
-        environments=(EnvironmentConfig(name="echo", kind="char", dataset="copy"),),
+        environments=(EnvironmentConfig(name="echo", kind="char", dataset="reverse"),),
         model=ModelConfig(source="tiny"),
         entry=entry,
     )

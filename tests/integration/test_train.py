@@ -27,6 +27,11 @@ RUN = CliRunner()
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.fixture(autouse=True)
+def other_tests_log_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.telemetry.setup_logging", lambda *_: None)
+
+
 @pytest.fixture
 def letters(tmp_path: Path) -> Path:
     """Questions whose answer is their letters in order, which the tiny model half knows."""
