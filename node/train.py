@@ -5,7 +5,6 @@ resumed, evaluated, exported, or take part in a run later. A run that cannot lea
 """
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -26,8 +25,6 @@ from swarm.process import defer_gc, freeze_gc, run_until_signal
 from swarm.telemetry import read_events
 from swarm.types import JsonDict, Task
 from swarm.wire.run_manifest import write_toml
-
-logger = logging.getLogger(__name__)
 
 FILE: Final = "node.toml"
 MANY_GROUPS: Final = 64  # without any difference in reward: there is nothing to learn from
@@ -227,12 +224,12 @@ class TrainingWatch:
     newest: dict[tuple[str, str], PolicyEvaluated] = field(default_factory=dict[tuple[str, str], PolicyEvaluated])
     num_groups: int = 0  # since the newest step, or the start
     num_unscored: int = 0  # of them
-    best_reward: float = 0.0  # mean of a group, since the newest step
+    best_reward: float = 0.0  # highest mean of a group, since the start
     error: str = ""
     num_with_signal: Callable[[], int] = lambda: 0  # groups since the newest step that the learner can learn from
 
     def __post_init__(self) -> None:
-        self._began_s = self._said_s = time.monotonic()
+        self._said_s = time.monotonic()
         self._first_group_s = 0.0
         self._has_stepped = False
         self._rewards: list[float] = []

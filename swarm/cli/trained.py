@@ -53,7 +53,7 @@ def export(
     The model is that of the node's newest checkpoint; a stop with Ctrl-C saves one. provenance.json says which run,
     recipe and peers made it, and is signed by the node.
 
-      swarm export swarm-node my-model && python -c "from transformers import pipeline; ..."
+      swarm export swarm-node my-model                    a folder for from_pretrained("my-model")
     """
     from swarm.trained.formats import FORMATS
 
@@ -62,11 +62,11 @@ def export(
     _require_node(directory)
     from swarm.trained.export import export_model
 
-    with _quiet():
-        try:
-            done = export_model(directory, folder, kind, step, time.time())
-        except OSError as error:
-            raise ConfigError(f"{folder}: cannot be written: {error}; make room there or name another place") from None
+    _hide_progress_bars()
+    try:
+        done = export_model(directory, folder, kind, step, time.time())
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error}; make room there or name another place") from None
     console.print(
         f"step {done.version.step} ({done.version.digest.hex()[:16]}) is in {done.folder}: {kind}, "
         f"{done.size_bytes / 1e6:.1f} MB",
@@ -145,8 +145,8 @@ def evaluate(
             save.open("a").close()  # before the work whose result it is to hold
         except OSError as error:
             raise ConfigError(f"--save {save}: cannot be written: {error.strerror}; name another file") from None
-    with _quiet():
-        model = load_target(target, step)
+    _hide_progress_bars()
+    model = load_target(target, step)
     settings = model.config if is_node(target) else None
     if config is not None:
         settings = _settings(config)
@@ -210,8 +210,8 @@ def chat(
     from swarm.trained.chat import Conversation
     from swarm.trained.model import load_target
 
-    with _quiet():
-        model = load_target(target, step)
+    _hide_progress_bars()
+    model = load_target(target, step)
     talk = Conversation(model, max_new_tokens=max_new_tokens, temperature=temperature, system=system, device=device)
 
     def show(piece: str) -> None:
@@ -305,16 +305,11 @@ def _chosen(environments: Sequence[EnvironmentConfig], names: Sequence[str]) -> 
     return [each for each in environments if not names or each.name in names]
 
 
-class _quiet:
-    """Without the progress bars of transformers."""
+def _hide_progress_bars() -> None:
+    """Those of transformers, which load and save a model."""
+    from transformers.utils import logging
 
-    def __enter__(self) -> None:
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
-
-    def __exit__(self, *_: object) -> None:
-        return
+    logging.disable_progress_bar()
 
 
 def _figures(score: "EnvironmentScore") -> dict[str, object]:
@@ -377,7 +372,7 @@ def _print_sample(sample: "Sample", has_tokens: bool) -> None:
     console.print(f"\n[reward {sample.reward:g}{said}{cut}]", style="bold", markup=False, highlight=False)
     if has_tokens:
         for token in sample.tokens:
-            chosen = f"{token.logprob:7.2f}" if token.is_action else "      -"
+            chosen = f"{token.logprob:7.2f}" if token.logprob is not None else "      -"
             _plain(f"{chosen} nats  step {token.step:>4}  {token.text!r}")
         return
     for number, action in enumerate(sample.actions):

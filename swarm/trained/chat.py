@@ -69,6 +69,7 @@ class Conversation:
                 attention_mask=torch.ones_like(ids),
                 do_sample=not is_greedy,
                 max_new_tokens=self._max_new_tokens,
+                repetition_penalty=1.0,  # as in training, whatever the model's generation_config.json asks for
                 eos_token_id=sorted(self._model.tokenizer.eos_ids),
                 pad_token_id=min(self._model.tokenizer.eos_ids),
                 streamer=pieces,

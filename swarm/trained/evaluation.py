@@ -41,7 +41,6 @@ _ANY_MODEL: Final = PolicyVersion(policy_id="evaluated", step=0)  # all draw wit
 class Tried:
     """One try at a problem."""
 
-    text: str  # of its last action
     actions: Actions
     reward: float
     is_success: bool
@@ -152,7 +151,7 @@ async def evaluate_model(
         scores: list[EnvironmentScore] = []
         for name, environment in environments.items():
             try:
-                tasks = evaluation_tasks(environment, plan.split, plan.num_problems, plan.seed)
+                tasks = await asyncio.to_thread(evaluation_tasks, environment, plan.split, plan.num_problems, plan.seed)
             except LookupError as error:  # a record that cannot be used
                 raise ConfigError(str(error)) from None
             problems: list[ProblemScore] = []
@@ -251,7 +250,6 @@ async def _score(verifier: SandboxVerifier, task: Task, tries: Sequence[_Made]) 
         return None
     greedy, *sampled = [
         Tried(
-            text=each.actions[-1] if each.actions else "",
             actions=each.actions,
             reward=float(reward),
             is_success=outcome.is_success,

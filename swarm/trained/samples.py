@@ -28,7 +28,7 @@ class SampledToken:
 
     text: str
     is_action: bool  # the model chose it; else the environment said it
-    logprob: float  # nats, when it was chosen; NaN where it is not known
+    logprob: float | None  # nats, when it was chosen; None where the environment said it, or it is not known
     step: int  # of the policy version that made it
 
 
@@ -122,7 +122,8 @@ def _tokens(rollout: Rollout, tokenizer: Tokenizer) -> Sequence[SampledToken]:
         SampledToken(
             text="<end>" if token in tokenizer.eos_ids else tokenizer.decode([token]),
             is_action=bool(trace.action_mask[index]),
-            logprob=float(trace.logprobs[index]) if trace.logprobs is not None else float("nan"),
+            # JSON has no NaN, which stands off the mask
+            logprob=float(trace.logprobs[index]) if trace.logprobs is not None and trace.action_mask[index] else None,
             step=steps[int(of_span[index])],
         )
         for index, token in enumerate(ids)

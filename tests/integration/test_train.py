@@ -71,7 +71,7 @@ async def test_it_trains_ends_and_goes_on_and_its_answers_can_be_read(letters: P
         for sample in group.samples:
             assert sample.reward == float(sample.actions[-1].strip() == group.reference)
             assert "".join(token.text for token in sample.tokens).removesuffix("<end>") == sample.actions[-1]
-            assert all(token.logprob <= 0 and token.is_action for token in sample.tokens)
+            assert all(token.is_action and token.logprob is not None and token.logprob <= 0 for token in sample.tokens)
     before = load_trained(directory).version
     await train(TrainOptions(directory=directory), lines.append)  # all is done
     assert "nothing to do: all 3 steps were made; --steps N makes more" in lines[-1]

@@ -56,7 +56,7 @@ async def test_tries_are_scored_counted_and_the_same_again(tmp_path: Path) -> No
         for tried in tries:
             assert 0 < tried.num_tokens <= 8
             # an ended answer has its end token besides its characters
-            assert tried.num_tokens == len(tried.text) + (not tried.is_cut_off)
+            assert tried.num_tokens == len(tried.actions[-1]) + (not tried.is_cut_off)
 
 
 async def test_episodes_of_several_turns_are_played(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_own_data_without_a_reward_wants_the_same_answer(tmp_path: Path) -> None
     )
     (score,) = asyncio.run(evaluate_model(load_target("tiny"), plan, silent))
     (problem,) = score.problems
-    assert problem.reference == "12" and problem.greedy.is_success == (problem.greedy.text == "12")
+    assert problem.reference == "12" and problem.greedy.is_success == (problem.greedy.actions[-1] == "12")
 
 
 def test_own_data_that_is_not_there_is_named(tmp_path: Path) -> None:
