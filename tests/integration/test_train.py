@@ -97,7 +97,7 @@ async def test_a_ctrl_c_saves_and_the_same_directory_goes_on(letters: Path) -> N
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert process.stdout is not None
-    while not (line := (await process.stdout.readline()).decode()).startswith("step 1 "):
+    while "  reward " not in (line := (await process.stdout.readline()).decode()):
         assert line, "it ended before its first step"
     process.send_signal(signal.SIGINT)
     said = (await process.stdout.read()).decode()
