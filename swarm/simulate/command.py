@@ -17,13 +17,14 @@ from rich.console import Console
 from swarm.config import EngineConfig
 from swarm.errors import ConfigError
 from swarm.events import GroupPut, NodeRestored, StepMade, events_of
-from swarm.simulate.invariants import Invariants
+from swarm.report.html import write_report
+from swarm.report.invariants import Invariants
+from swarm.report.live import LiveProgress
+from swarm.report.result import RunResult, SwarmResult
+from swarm.report.tally import node_result
+from swarm.report.terminal import render_summary
 from swarm.simulate.local.run import NodeRun, SwarmRun, delete_heavy, read_run, run_swarm
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs, preset_of
-from swarm.simulate.report.html import write_report
-from swarm.simulate.report.live import LiveProgress
-from swarm.simulate.report.result import SimulationResult, SwarmResult, node_result
-from swarm.simulate.report.terminal import render_summary
 from swarm.types import Role
 
 MIN_REPORTED_BYTES = 10**8  # deleted
@@ -90,7 +91,7 @@ def _claim(directory: Path, names: Iterable[str]) -> None:
 def _report(runs: Sequence[SwarmRun], rival: str, directory: Path, console: Console) -> bool:
     """Writes and prints the result of the run, and of its rival if that was run; whether every invariant held."""
     config = node_configs(runs[0].options, directory)[0]
-    result = SimulationResult(
+    result = RunResult(
         title=runs[0].title,
         swarm=swarm_result(runs[0]),
         invariants=tuple(judge(runs).verdicts()),

@@ -14,7 +14,7 @@ from swarm.events import (
     VersionName,
     VersionPublished,
 )
-from swarm.simulate.invariants import ADMITTED, EXISTED, ONCE, REPEAT, Invariants
+from swarm.report.invariants import ADMITTED, EXISTED, ONCE, REPEAT, Invariants
 
 NODE = "ab" * 32
 

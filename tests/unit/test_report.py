@@ -28,10 +28,9 @@ from swarm.events import (
     StepMade,
     VersionApplied,
 )
-from swarm.simulate.invariants import InvariantVerdict
-from swarm.simulate.report.charts import Series, line_chart, matrix, ticks
-from swarm.simulate.report.episode_views import environment_views
-from swarm.simulate.report.figures import (
+from swarm.report.charts import Series, line_chart, matrix, ticks
+from swarm.report.episode_views import environment_views
+from swarm.report.figures import (
     accuracy_curve,
     advantage_over_rival,
     environments_of,
@@ -41,12 +40,15 @@ from swarm.simulate.report.figures import (
     node_rows,
     shared_step,
     smooth,
+    step_at,
     step_curve,
 )
-from swarm.simulate.report.html import as_json, render_html, write_report
-from swarm.simulate.report.live import PLAIN_EVERY_S, LiveProgress, figure
-from swarm.simulate.report.result import NodeResult, SimulationResult, SwarmResult, node_result
-from swarm.simulate.report.terminal import render_summary, table_of
+from swarm.report.html import as_json, render_html, write_report
+from swarm.report.invariants import InvariantVerdict
+from swarm.report.live import PLAIN_EVERY_S, LiveProgress, figure
+from swarm.report.result import NodeResult, RunResult, SwarmResult
+from swarm.report.tally import node_result
+from swarm.report.terminal import render_summary, table_of
 from swarm.telemetry.shown_episodes import ShownEpisode
 from swarm.types import EdgeReport
 
@@ -139,7 +141,7 @@ def swarm(gain: float = 0.5) -> SwarmResult:
     return SwarmResult(nodes=nodes, began_at_s=50.0, first_step_at_s=110.0, ended_at_s=170.0)
 
 
-def result(**changes: object) -> SimulationResult:
+def result(**changes: object) -> RunResult:
     given: dict[str, object] = {
         "title": "two nodes",
         "swarm": swarm(),
@@ -147,7 +149,7 @@ def result(**changes: object) -> SimulationResult:
         "invariants": (InvariantVerdict(name="no group twice", holds=True, detail="12 groups"),),
         "options": {"seed": 3},
     }
-    return SimulationResult(**{**given, **changes})  # type: ignore[arg-type]
+    return RunResult(**{**given, **changes})  # type: ignore[arg-type]
 
 
 def test_a_node_is_read_from_its_events():
@@ -234,9 +236,7 @@ def test_rows_tell_own_tasks_from_others_and_mean_age():
     assert row.own["held_out"] is not None and row.own["held_out"].num_problems == 64
     assert row.age_mean_steps == 1.0
     assert row.ess_share == pytest.approx(0.8)
-    assert row.tokens_per_s == pytest.approx(40 / 23)  # tokens, and seconds from its first group to the end
-    early = replace(node(), first_group_at_s=swarm().ended_at_s - 4 * 60 * swarm().minutes)  # before the first step
-    assert node_rows(replace(swarm(), nodes=(early,)))[0].tokens_per_s == pytest.approx(0.5)
+    assert row.tokens_per_s == pytest.approx(120 / 29)  # tokens, and seconds from its first group to its last event
     assert row.overlap_share == pytest.approx(0.5)
     assert environments_of(swarm(), node(), own=False) == ("products",)
 
@@ -255,9 +255,9 @@ def test_a_mean_over_nodes_exists_only_when_every_node_has_it():
     assert mean_change(one_is_missing, "all", own=True) is None
 
 
-def test_step_curves_run_over_steps_or_minutes():
+def test_step_curves_run_over_steps():
     assert step_curve(node(), "reward") == [(1, 0.1), (2, 0.2), (3, pytest.approx(0.3))]
-    assert [x for x, _ in step_curve(node(), "reward", swarm())] == pytest.approx([0.0, 1 / 6, 1 / 3])
+    assert [step_at(node(), at_s) for at_s in (109.0, 125.0, 999.0)] == [0, 2, 3]
     assert smooth([(0, 0.0), (1, 3.0), (2, 0.0)], window=3) == [(0, 1.5), (1, 1.0), (2, 1.5)]
     assert largest_gap_s(node()) == 10.0
 
@@ -289,7 +289,7 @@ def test_names_from_other_machines_cannot_put_markup_into_the_page(tmp_path: Pat
 
 def test_a_run_without_any_event_still_has_a_report(tmp_path: Path):
     empty = SwarmResult(nodes=(node_result("ada", "", (), [], {}),), began_at_s=0, first_step_at_s=0, ended_at_s=0)
-    given = SimulationResult(title="nothing", swarm=empty, invariants=())
+    given = RunResult(title="nothing", swarm=empty, invariants=())
     paths = write_report(given, tmp_path / "new")
     assert "nothing was measured" in paths["html"].read_text()
     Console(file=io.StringIO()).print(render_summary(given))
@@ -428,7 +428,7 @@ def played(step: int, env: str, rewards: tuple[float, ...], said: str = "?abc") 
     )
 
 
-def episodes_result(said: str = "?abc") -> SimulationResult:
+def episodes_result(said: str = "?abc") -> RunResult:
     shown = [
         played(step, env, (reward,), said) for step, reward in ((3, 0.5), (0, 0.0)) for env in ("products", "sums")
     ]

@@ -16,7 +16,7 @@ from typing import Literal
 
 from node.daemon import write_config
 from node.status import waits_for
-from swarm.config import CoordinatorConfig, EntryConfig, NodeConfig, ReplayConfig
+from swarm.config import NODE_FILE, CoordinatorConfig, EntryConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.events import (
     Event,
@@ -201,7 +201,7 @@ async def _start_node(process: Process, config: NodeConfig, info: JsonDict) -> N
     link = config.coordinator.model_copy(update={"address": info["listen"], "fingerprint": info["fingerprint"]})
     config = config.model_copy(update={"directory": directory, "coordinator": link})
     process.directory.mkdir(parents=True, exist_ok=True)
-    path = process.directory / "node.toml"
+    path = process.directory / NODE_FILE
     await asyncio.to_thread(write_config, config, path)
     await process.start(["node.cli", "start", "--config", str(path)])
 

@@ -22,7 +22,7 @@ from swarm.objectives.coefficients import coefficients, with_advantages
 from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.methods import load_recipes
-from swarm.simulate.invariants import TRAINED, TURNS, WHOLE_EPISODES
+from swarm.report.invariants import TRAINED, TURNS, WHOLE_EPISODES
 from swarm.types import ClaimedTurn, Draw, EpisodeLimits, Rollout, ScoredGroup, Task
 
 Found = tuple[str, str]  # name of the invariant, and what broke it

@@ -14,7 +14,7 @@ from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 
 from swarm.process import defer_gc, freeze_gc
-from swarm.simulate.invariants import Invariants
+from swarm.report.invariants import Invariants
 from swarm.simulate.virtual.faults import FaultPlan
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.simulate.virtual.node import Parts

@@ -37,7 +37,7 @@ from swarm.loops.notices import MAX_AT_ONCE
 from swarm.node_context import NodeContext
 from swarm.peers.coordinator_client import MAX_PENDING_VERSIONS
 from swarm.peers.peer_table import MAX_IN_USE, MAX_PEERS
-from swarm.simulate.invariants import LEARNED, TRAINED, TURNS, WHOLE_EPISODES, Invariants
+from swarm.report.invariants import LEARNED, TRAINED, TURNS, WHOLE_EPISODES, Invariants
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator, observe
 from swarm.simulate.virtual.directory import MemoryDirectory
 from swarm.simulate.virtual.episode_plan import episode_environments

@@ -1,10 +1,10 @@
-"""Report writer of a simulation: report.html (one file, no requests), report.json, report.png.
+"""Report writer of a run: report.html (one file, no requests), report.json, report.png.
 
-Invariant: the three show the same result; every name in the page is escaped.
+Invariant: the three show the same result; every text in the page is escaped, and control characters are replaced.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from swarm.events import finite
-from swarm.simulate.report import charts as svg
-from swarm.simulate.report.episode_views import environment_views
-from swarm.simulate.report.figures import (
+from swarm.report import charts as svg
+from swarm.report.contributions import contribution_views, names_of, refusal_views, sources_chart
+from swarm.report.episode_views import environment_views, printable
+from swarm.report.figures import (
     SPLITS,
     accuracy_curve,
     advantage_over_rival,
@@ -26,14 +27,18 @@ from swarm.simulate.report.figures import (
     node_rows,
     shared_step,
     smooth,
+    step_at,
     step_curve,
     turns_rows,
 )
-from swarm.simulate.report.live import figure
-from swarm.simulate.report.result import RIVALS, NodeResult, SimulationResult, SwarmResult
-from swarm.simulate.report.terminal import arrow
+from swarm.report.live import figure
+from swarm.report.result import RIVALS, MadeRow, NodeResult, RunResult, SwarmResult
+from swarm.report.terminal import arrow
 from swarm.types import JsonDict, short
 
+MAX_MARKS = 50  # of a node, in a chart
+MAX_SHOWN = 3000  # characters of a text
+MAX_SAMPLES = 8  # answers of a group
 LEARN_PHASES = ("draw_wait", "score", "backward", "optimizer", "publish", "evaluate")
 _PHASE_TITLES = {
     "draw_wait": "waiting for groups",
@@ -45,9 +50,19 @@ _PHASE_TITLES = {
     "other": "other",
     "generate": "generating",
 }
+_STEP_CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
+    ("ess_share", "Effective sample size", "share, by token", (0.0, 1.05)),
+    ("mismatch_kl", "Distance of policy and generators", "KL (k3), nats per token", None),
+    ("age_mean_steps", "Mean age of what was learned from", "steps", None),
+    ("entropy_nats", "Entropy", "nats per token", None),
+    ("grad_norm", "Gradient norm before clipping", "", None),
+    ("learning_rate", "Learning rate", "", None),
+    ("response_tokens", "Response length", "mean tokens, of what was learned from", None),
+    ("cut_off_share", "Responses cut off by the token limit", "share, of what was learned from", (0.0, 1.05)),
+)
 
 
-def write_report(result: SimulationResult, out_dir: Path) -> dict[str, Path]:
+def write_report(result: RunResult, out_dir: Path) -> dict[str, Path]:
     """Writes the report files into `out_dir` (made if missing).
 
     Returns:
@@ -58,7 +73,7 @@ def write_report(result: SimulationResult, out_dir: Path) -> dict[str, Path]:
     paths["html"].write_text(render_html(result), encoding="utf-8")
     paths["json"].write_text(json.dumps(finite(as_json(result)), indent=1, allow_nan=False), encoding="utf-8")
     try:
-        from swarm.simulate.report.png import write_png
+        from swarm.report.png import write_png
     except ImportError:
         return paths
     paths["png"] = out_dir / "report.png"
@@ -66,7 +81,7 @@ def write_report(result: SimulationResult, out_dir: Path) -> dict[str, Path]:
     return paths
 
 
-def as_json(result: SimulationResult) -> JsonDict:
+def as_json(result: RunResult) -> JsonDict:
     """Every figure of a report: the result itself and what is derived from it."""
     derived: JsonDict = {"holds": result.holds, "shared_step": shared_step(result)}
     for name, swarm in _swarms(result):
@@ -92,19 +107,23 @@ def as_json(result: SimulationResult) -> JsonDict:
     return {"derived": derived, "result": asdict(result)}
 
 
-def render_html(result: SimulationResult) -> str:
+def render_html(result: RunResult) -> str:
     """The report as one HTML page."""
     environment = Environment(
-        loader=PackageLoader("swarm.simulate.report"),
+        loader=PackageLoader("swarm.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_shown,
     )
-    environment.filters.update(figure=figure, arrow=arrow, short=short, size=_size, thousands=lambda n: f"{n:,}")
+    environment.filters.update(
+        figure=figure, arrow=arrow, short=short, size=_size, thousands=lambda n: f"{n:,}", cut=_cut
+    )
     swarm = result.swarm
     return environment.get_template("report.html").render(
         result=result,
+        max_samples=MAX_SAMPLES,
         swarm=swarm,
         cards=_cards(result),
         rows=node_rows(swarm),
@@ -116,12 +135,16 @@ def render_html(result: SimulationResult) -> str:
             (title, split.replace("_", " "), accuracy_chart(result, split, own))
             for own, title in ((False, "Tasks not in its curriculum"), (True, "Tasks in its curriculum"))
             for split in ("all", "held_out")
+            if own or any(environments_of(swarm, node, own) for node in swarm.nodes)
         ],
         by_environment=[(env, _environment_chart(result, env)) for env in swarm.environments],
         reward=_reward_chart(swarm),
-        ess=_step_chart(swarm, "ess_share", (0.0, 1.05)),
-        mismatch=_step_chart(swarm, "mismatch_kl", None),
-        sources=_sources_chart(swarm),
+        step_charts=_step_charts(swarm),
+        made_reward=_made_chart(swarm, lambda row: row.reward),
+        made_tokens=_made_chart(swarm, lambda row: row.num_tokens / 60),
+        sources=sources_chart(swarm),
+        contributions=[(node, contribution_views(node, names_of(swarm))) for node in swarm.nodes if node.contributions],
+        refusal_views=refusal_views(swarm),
         ages=_ages_chart(swarm),
         age_parts=_age_parts_chart(swarm),
         refusals=_refusals(swarm),
@@ -137,7 +160,7 @@ def render_html(result: SimulationResult) -> str:
 # --- charts -----------------------------------------------------------------------------------------
 
 
-def accuracy_chart(result: SimulationResult, split: str, own: bool) -> Markup:
+def accuracy_chart(result: RunResult, split: str, own: bool) -> Markup:
     """One line per node: mean accuracy over the tasks in its curriculum (`own`) or not in it; the rival dashed."""
     series: list[svg.Series] = []
     levels: list[float] = []
@@ -153,7 +176,7 @@ def accuracy_chart(result: SimulationResult, split: str, own: bool) -> Markup:
     )
 
 
-def _environment_chart(result: SimulationResult, env: str) -> Markup:
+def _environment_chart(result: RunResult, env: str) -> Markup:
     series = [
         svg.Series(
             name=f"{node.name}{'' if env in node.curriculum else ', not in its curriculum'}",
@@ -168,16 +191,38 @@ def _environment_chart(result: SimulationResult, env: str) -> Markup:
 
 def _reward_chart(swarm: SwarmResult) -> Markup:
     series = [
-        svg.Series(name=node.name, points=smooth(step_curve(node, "reward", swarm)), color=index)
+        svg.Series(name=node.name, points=smooth(step_curve(node, "reward")), color=index)
         for index, node in enumerate(swarm.nodes)
     ]
     marks = [
-        svg.Mark(x=(at_s - swarm.first_step_at_s) / 60, text=f"{node.name}: {kind.replace('_', ' ')}", color=index)
+        svg.Mark(x=step_at(node, at_s), text=f"{node.name}: {kind.replace('_', ' ')}", color=index)
         for index, node in enumerate(swarm.nodes)
-        for at_s, kind in node.marks
-        if at_s >= swarm.first_step_at_s
+        for at_s, kind in node.marks[-MAX_MARKS:]
+        if node.steps
     ]
-    return svg.line_chart(series, x_label="minutes", marks=marks)
+    return svg.line_chart(series, x_label="steps", marks=marks)
+
+
+def _made_chart(swarm: SwarmResult, figure_of: Callable[[MadeRow], float]) -> Markup:
+    """By minutes since each node's own beginning: nodes of several runs stand beside each other."""
+    series = [
+        svg.Series(
+            name=node.name,
+            points=[(row.minute - node.began_at_s // 60, figure_of(row)) for row in node.made],
+            color=index,
+        )
+        for index, node in enumerate(swarm.nodes)
+    ]
+    return svg.line_chart(series, x_label="minutes")
+
+
+def _step_charts(swarm: SwarmResult) -> list[tuple[str, str, Markup]]:
+    """(title, remark, chart) of every figure of the steps that any node has."""
+    return [
+        (title, remark, _step_chart(swarm, name, y_range))
+        for name, title, remark, y_range in _STEP_CHARTS
+        if any(getattr(row, name) is not None for node in swarm.nodes for row in node.steps)
+    ]
 
 
 def _step_chart(swarm: SwarmResult, name: str, y_range: tuple[float, float] | None) -> Markup:
@@ -185,18 +230,6 @@ def _step_chart(swarm: SwarmResult, name: str, y_range: tuple[float, float] | No
         svg.Series(name=node.name, points=step_curve(node, name), color=index) for index, node in enumerate(swarm.nodes)
     ]
     return svg.line_chart(series, x_label="steps", y_range=y_range)
-
-
-def _sources_chart(swarm: SwarmResult) -> Markup:
-    producers = list(swarm.nodes)
-    known = {node.node_id for node in producers}
-    names = [node.name for node in producers]
-    outsiders = sorted({source for node in producers for source in node.sources} - known)
-    values = [
-        [float(node.sources.get(source, 0)) for source in [*(p.node_id for p in producers), *outsiders]]
-        for node in producers
-    ]
-    return svg.matrix(names, [*names, *(short(source) for source in outsiders)], values, what="groups")
 
 
 def _ages_chart(swarm: SwarmResult) -> Markup:
@@ -251,6 +284,15 @@ def _time_chart(swarm: SwarmResult) -> Markup:
 # --- words and numbers -----------------------------------------------------------------------------
 
 
+def _shown(value: Any) -> Any:
+    """What the page shows of a value; markup is of our own charts."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ... {len(text) - MAX_SHOWN:,} more characters"
+
+
 def _problems(swarm: SwarmResult) -> list[tuple[str, str, int, float]]:
     """(environment, split, n, majority baseline) of everything that was evaluated."""
     rows = {(row.env, row.split.replace("_", " ")): row for node in swarm.nodes for row in node.evaluations}
@@ -263,7 +305,7 @@ def _refusals(swarm: SwarmResult) -> list[tuple[str, list[int], int]]:
     return sorted(((reason, row, sum(row)) for reason, row in counted), key=lambda entry: -entry[2])
 
 
-def _cards(result: SimulationResult) -> list[tuple[str, str, str]]:
+def _cards(result: RunResult) -> list[tuple[str, str, str]]:
     """(value, what it is, remark) of the figures that matter most."""
     swarm, cards = result.swarm, list[tuple[str, str, str]]()
     for own, words in ((False, "tasks not in its curriculum"), (True, "tasks in its curriculum")):
@@ -284,7 +326,9 @@ def _cards(result: SimulationResult) -> list[tuple[str, str, str]]:
     remark = f"{result.rival_kind} {result.rival.tokens_generated:,}" if result.rival else "all nodes"
     cards.append((f"{swarm.tokens_generated:,}", "tokens generated", remark))
     if useful:
-        cards.append((_size(received), "received from peers", f"{received / useful:.2f} x what was useful"))
+        # what was received is counted since a process started last, what was useful in the whole log
+        remark = f"{received / useful:.2f} x what was useful" if received >= useful else "since it started last"
+        cards.append((_size(received), "received from peers", remark))
     return cards
 
 
@@ -296,5 +340,5 @@ def _size(num_bytes: float) -> str:
     return f"{num_bytes:.3g} GB"
 
 
-def _swarms(result: SimulationResult) -> Sequence[tuple[str, Any]]:
+def _swarms(result: RunResult) -> Sequence[tuple[str, Any]]:
     return [("swarm", result.swarm)] + ([("rival", result.rival)] if result.rival is not None else [])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-from swarm.simulate.report.result import NodeResult, SimulationResult, SwarmResult, TurnsRow
+from swarm.report.result import NodeResult, RunResult, SwarmResult, TurnsRow
 from swarm.telemetry.recorder import overlap_share
 
 Points = list[tuple[float, float]]
@@ -46,6 +46,7 @@ class NodeRow:
     age_in_flight_mean_steps: float | None  # the part of it that passed during generation
     ess_share: float | None  # mean over steps
     tokens_per_s: float
+    cut_off_share: float | None  # of its own responses, by the limit of tokens
     overlap_share: float | None
 
 
@@ -142,15 +143,10 @@ def _node_row(swarm: SwarmResult, node: NodeResult) -> NodeRow:
         age_mean_steps=_mean_of(node.ages),
         age_in_flight_mean_steps=_mean_of(node.ages_in_flight),
         ess_share=fmean(shares) if shares else None,
-        tokens_per_s=_tokens_per_s(swarm, node),
+        tokens_per_s=node.tokens_generated / node.generating_s if node.generating_s else 0.0,
+        cut_off_share=node.num_cut_off / node.num_responses if node.num_responses else None,
         overlap_share=overlap_share(node.seconds),
     )
-
-
-def _tokens_per_s(swarm: SwarmResult, node: NodeResult) -> float:
-    """From the node's first group to the end: where the first step comes late, most tokens were made before it."""
-    seconds = swarm.ended_at_s - node.first_group_at_s if node.first_group_at_s else 60 * swarm.minutes
-    return node.tokens_generated / seconds if seconds > 0 else 0.0
 
 
 def _mean_of(histogram: Mapping[int, int]) -> float | None:
@@ -172,7 +168,7 @@ def mean_change(swarm: SwarmResult, split: str, own: bool) -> Change | None:
     )
 
 
-def shared_step(result: SimulationResult) -> int | None:
+def shared_step(result: RunResult) -> int | None:
     """The last step that every node that trains, of both runs, was evaluated at: where they may be compared."""
     if result.rival is None:
         return None
@@ -181,7 +177,7 @@ def shared_step(result: SimulationResult) -> int | None:
     return max(common, default=None)
 
 
-def advantage_over_rival(result: SimulationResult, split: str, own: bool) -> float | None:
+def advantage_over_rival(result: RunResult, split: str, own: bool) -> float | None:
     """Mean accuracy of the swarm minus its rival at `shared_step`, on tasks in a node's curriculum or not in it."""
     step = shared_step(result)
     if step is None or result.rival is None:
@@ -198,15 +194,14 @@ def advantage_over_rival(result: SimulationResult, split: str, own: bool) -> flo
     return means[0] - means[1]
 
 
-def step_curve(node: NodeResult, figure: str, swarm: SwarmResult | None = None) -> Points:
-    """(step, figure), or (minutes since the swarm's first step, figure) when `swarm` is given."""
-    points: Points = []
-    for row in node.steps:
-        value = getattr(row, figure)
-        if value is not None:
-            x = row.step if swarm is None else (row.at_s - swarm.first_step_at_s) / 60
-            points.append((float(x), float(value)))
-    return points
+def step_curve(node: NodeResult, figure: str) -> Points:
+    """(step, figure) of every step that has it."""
+    return [(float(row.step), float(value)) for row in node.steps if (value := getattr(row, figure)) is not None]
+
+
+def step_at(node: NodeResult, at_s: float) -> int:
+    """Newest step that the node had made at a time; 0 before the first."""
+    return max((row.step for row in node.steps if row.at_s <= at_s), default=0)
 
 
 def smooth(points: Points, window: int = 5) -> Points:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from swarm.environments.tool_calls import parse_action
 from swarm.episode import Message, TurnStatus
-from swarm.simulate.report.figures import Change, change
-from swarm.simulate.report.result import NodeResult, SimulationResult
+from swarm.report.figures import Change, change
+from swarm.report.result import NodeResult, RunResult
 from swarm.telemetry.shown_episodes import ShownEpisode
 
 
@@ -83,7 +83,7 @@ class EnvironmentView:
         return several and node == next(each for each in self.nodes if each.is_own == node.is_own)
 
 
-def environment_views(result: SimulationResult) -> list[EnvironmentView]:
+def environment_views(result: RunResult) -> list[EnvironmentView]:
     """Every environment, with those who generate it first."""
     swarm = result.swarm
     rivals = {node.name: node for node in result.rival.trainers} if result.rival else {}

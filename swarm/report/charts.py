@@ -9,11 +9,13 @@ Invariant: every text is escaped, every coordinate finite; a chart without data 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from markupsafe import Markup, escape
 
 Points = Sequence[tuple[float, float]]
 
+MAX_POINTS = 300  # of a line; where there are more, a point is the mean of as many neighbours as are needed
 WIDTH, HEIGHT = 520.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 12.0, 34.0
 NUM_COLORS = 8
@@ -90,7 +92,7 @@ def line_chart(
                 _n(y(level)),
                 _n(y(level)),
                 _n(WIDTH - RIGHT - 4),
-                _n(y(level) + 12),
+                _n(y(level) + (12 if y(level) < HEIGHT - BOTTOM - 14 else -4)),
                 level_name,
             )
         )
@@ -233,16 +235,31 @@ def _x_title(text: str) -> Markup:
 
 
 def _line(line: Series, x: _Scale, y: _Scale, x_label: str) -> Markup:
-    path = " ".join(f"{'L' if index else 'M'}{_n(x(a))} {_n(y(b))}" for index, (a, b) in enumerate(line.points))
+    """A line with a dot at each point; between its lowest and highest neighbours a band, where points are means."""
+    size = math.ceil(len(line.points) / MAX_POINTS)
+    parts = [line.points[begin : begin + size] for begin in range(0, len(line.points), size)]
+    points = [(part[len(part) // 2][0], fmean(b for _, b in part)) for part in parts]
     css = f"s{line.color % NUM_COLORS}" + (" dashed" if line.is_dashed else "")
-    radius = "3" if len(line.points) <= 40 else "1.8"
+    radius = "3" if len(points) <= 40 else "1.8"
+    of = f" (mean of {size})" if size > 1 else ""
     dots = [
         Markup('<circle class="dot {}" cx="{}" cy="{}" r="{}" data-tip="{}"/>').format(
-            css, _n(x(a)), _n(y(b)), radius, f"{line.name}: {_value(b)} at {_value(a)} {x_label}"
+            css, _n(x(a)), _n(y(b)), radius, f"{line.name}: {_value(b)}{of} at {_value(a)} {x_label}"
         )
-        for a, b in line.points
+        for a, b in points
     ]
-    return Markup('<path class="line {}" d="{}"/>').format(css, path) + Markup("").join(dots)
+    band = Markup("")
+    if size > 1:
+        highest = [(a, max(b for _, b in part)) for (a, _), part in zip(points, parts, strict=True)]
+        lowest = [(a, min(b for _, b in part)) for (a, _), part in zip(points, parts, strict=True)]
+        band = Markup('<path class="band s{}" d="{}Z"/>').format(
+            line.color % NUM_COLORS, _path([*highest, *reversed(lowest)], x, y)
+        )
+    return band + Markup('<path class="line {}" d="{}"/>').format(css, _path(points, x, y)) + Markup("").join(dots)
+
+
+def _path(points: Points, x: _Scale, y: _Scale) -> str:
+    return " ".join(f"{'L' if index else 'M'}{_n(x(a))} {_n(y(b))}" for index, (a, b) in enumerate(points))
 
 
 def _mark(mark: Mark, x: _Scale) -> Markup:
@@ -287,4 +304,7 @@ def _value(value: float) -> str:
     """Three digits that matter, thousands apart."""
     if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}".replace(",", " ")
+    if abs(value) < 1e-3:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
     return f"{value:.3g}"

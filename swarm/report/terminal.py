@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from swarm.config import GuardConfig
-from swarm.simulate.report.episode_views import EpisodeView, NodeView, ProblemView, environment_views, example_of
-from swarm.simulate.report.figures import (
+from swarm.report.episode_views import EpisodeView, NodeView, ProblemView, environment_views, example_of
+from swarm.report.figures import (
     Change,
     FollowRow,
     NodeRow,
@@ -21,14 +21,14 @@ from swarm.simulate.report.figures import (
     node_rows,
     shared_step,
 )
-from swarm.simulate.report.live import figure
-from swarm.simulate.report.result import RIVALS, SimulationResult, SwarmResult
+from swarm.report.live import figure
+from swarm.report.result import RIVALS, RunResult, SwarmResult
 
 _MAX_SHOWN = 160  # characters of a text of an episode
 _ARROW = "\N{RIGHTWARDS ARROW}"  # one column where `->` takes two
 
 
-def render_summary(result: SimulationResult) -> RenderableType:
+def render_summary(result: RunResult) -> RenderableType:
     """A table per run (and one for its rival where there is one), what they differ by, and the invariants."""
     parts: list[RenderableType] = [table_of(node_rows(result.swarm), result.title)]
     if result.rival is not None:
@@ -147,7 +147,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else "\N{HORIZONTAL ELLIPSIS}" + text[-_MAX_SHOWN:]
 
 
-def _comparison(result: SimulationResult) -> list[Text]:
+def _comparison(result: RunResult) -> list[Text]:
     step = shared_step(result)
     lines: list[Text] = []
     for own, words in ((True, "own tasks"), (False, "other tasks")):

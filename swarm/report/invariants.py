@@ -56,6 +56,7 @@ class Invariants:
     _uses: dict[NodeId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     members: frozenset[NodeId] = frozenset()  # of an open run: whoever else made a group is a newcomer
     honest: frozenset[NodeId] = frozenset()  # nodes of which nothing may be refused that they can be blamed for
+    known: frozenset[NodeId] | None = None  # whose events are here from the first one on; None: everybody's
     repeats_exactly: bool = False  # a step made again after a restart has the same weights, bit for bit
     _steps: dict[NodeId, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
     _made: dict[NodeId, dict[int, tuple[int, str]]] = field(default_factory=lambda: defaultdict(dict))  # draw, digest
@@ -122,7 +123,7 @@ class Invariants:
         """Versions of a lineage outside the run are not judged."""
         for (policy, producer, step, digest), where in self._named.items():
             published = self._published.get(policy)
-            if published is None:
+            if published is None or not self._knows(policy):
                 continue
             self._num_named += 1
             # its owner generates with a version from the end of the step on; a kill may come before it is published
@@ -224,11 +225,11 @@ class Invariants:
             violations.append((AGE, f"age {age} steps exceeds {draw.max_age_steps}"))
         if group.is_own_policy != (group.policy_id == node):
             violations.append((ADMITTED, "wrong lineage"))
-        if is_made_here and digest not in self._put[node]:
+        if self._knows(node) and is_made_here and digest not in self._put[node]:
             violations.append((ADMITTED, "own group was never stored"))
-        if not is_made_here and digest not in self._admitted[node]:
+        if self._knows(node) and not is_made_here and digest not in self._admitted[node]:
             violations.append((ADMITTED, "group of another node was never admitted"))
-        if not is_made_here and self._put and digest not in self._put[producer]:
+        if not is_made_here and self._put and self._knows(producer) and digest not in self._put[producer]:
             violations.append((ADMITTED, "its producer never made it"))
         for name, what in violations:
             self._violate(name, f"{node[:8]}: draw {draw.draw_step}, group {digest[:8]}: {what}")
@@ -270,6 +271,9 @@ class Invariants:
         self._num_judged[name] += 1
         for what in wrong:
             self._violate(name, f"{node[:8]}: draw {draw}: {what}")
+
+    def _knows(self, node: NodeId) -> bool:
+        return self.known is None or node in self.known
 
     def _violate(self, name: str, detail: str) -> None:
         self.violations[name].append(detail)

@@ -9,13 +9,13 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from swarm.simulate.report.figures import accuracy_curve, environments_of, mean_change, smooth, step_curve
-from swarm.simulate.report.result import RIVALS, SimulationResult
+from swarm.report.figures import accuracy_curve, environments_of, mean_change, smooth, step_curve
+from swarm.report.result import RIVALS, RunResult
 
 COLORS = ("#3b6fd4", "#d9622b", "#2f9e6e", "#a04fc4", "#c79a1e", "#d6457f", "#3aa6b9", "#7a7f87")
 
 
-def write_png(result: SimulationResult, path: Path) -> None:
+def write_png(result: RunResult, path: Path) -> None:
     """Draws three panels side by side, 1650 x 540 pixels: other tasks, own tasks (all problems), reward."""
     figure = Figure(figsize=(11, 3.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
@@ -40,7 +40,7 @@ def write_png(result: SimulationResult, path: Path) -> None:
     figure.savefig(path)
 
 
-def _accuracy(axis: Any, result: SimulationResult, own: bool) -> None:
+def _accuracy(axis: Any, result: RunResult, own: bool) -> None:
     for swarm, style in ((result.swarm, "-"), (result.rival, "--")):
         for index, node in enumerate(swarm.nodes if swarm is not None else ()):
             assert swarm is not None

@@ -1,4 +1,4 @@
-"""Progress of a running simulation: a live table on a terminal, one plain line per interval elsewhere.
+"""Progress of running nodes by their events; of a simulation as a live table, or one plain line per interval.
 
 Invariant: it only shows what events say; showing never changes or slows a run noticeably (at most four
 redraws a second).
@@ -19,8 +19,10 @@ from rich.text import Text
 from swarm.events import (
     EarlierRefusals,
     Event,
+    GroupAdmitted,
     GroupPut,
     GroupRefused,
+    GroupsDrawn,
     NodeFinished,
     NodeKilled,
     NodeRestarted,
@@ -31,16 +33,17 @@ from swarm.events import (
     WorkerDied,
     kind_of,
 )
+from swarm.types import NodeId
 
 PLAIN_EVERY_S = 15.0
 _RATE_WINDOW_S = 30.0
 
 
 @dataclass
-class _Row:
-    """What is known of one node."""
+class NodeProgress:
+    """What the events of one node say until now."""
 
-    curriculum: tuple[str, ...]
+    curriculum: tuple[str, ...] = ()
     state: str = "starting"
     step: int = 0
     num_local: int = 0
@@ -48,9 +51,11 @@ class _Row:
     ages: list[int] = field(default_factory=list[int])  # of the newest draw
     reward: float | None = None
     ess_share: float | None = None
-    puts: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])  # (at_s, tokens)
+    puts: list[tuple[float, int, float]] = field(default_factory=list[tuple[float, int, float]])  # at_s, tokens, reward
     accuracy: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     refusals: Counter[str] = field(default_factory=Counter[str])
+    brought: Counter[NodeId] = field(default_factory=Counter[NodeId])  # groups admitted, by producer
+    drawn: Counter[NodeId] = field(default_factory=Counter[NodeId])  # groups, by producer
 
     def update(self, event: Event) -> None:
         """Takes one event of the node."""
@@ -66,8 +71,12 @@ class _Row:
             case PolicyEvaluated():
                 self.accuracy[(event.env, event.split)] = event.accuracy
             case GroupPut():
-                self.puts.append((event.at_s, event.num_tokens))
+                self.puts.append((event.at_s, event.num_tokens, event.reward_mean))
                 self.puts = [put for put in self.puts if put[0] > event.at_s - _RATE_WINDOW_S]
+            case GroupAdmitted():
+                self.brought[event.producer] += 1
+            case GroupsDrawn():
+                self.drawn.update(group.producer for group in event.groups)
             case GroupRefused():
                 self.refusals[event.reason] += event.count
             case EarlierRefusals():
@@ -84,7 +93,12 @@ class _Row:
         """Over the last 30 seconds of generation."""
         if len(self.puts) < 2 or self.puts[-1][0] <= self.puts[0][0]:
             return None
-        return sum(tokens for _, tokens in self.puts[1:]) / (self.puts[-1][0] - self.puts[0][0])
+        return sum(tokens for _, tokens, _ in self.puts[1:]) / (self.puts[-1][0] - self.puts[0][0])
+
+    @property
+    def made_reward(self) -> float | None:
+        """Mean reward of its own groups over the same time."""
+        return sum(reward for *_, reward in self.puts) / len(self.puts) if self.puts else None
 
     def mean_accuracy(self, own: bool) -> float | None:
         """Newest accuracy over all problems, mean over the environments in its curriculum or not in it."""
@@ -110,7 +124,7 @@ class LiveProgress:
     ) -> None:
         self._console = console
         self._title = title
-        self._rows = {name: _Row(curriculum=environments) for name, environments in curricula.items()}
+        self._rows = {name: NodeProgress(curriculum=environments) for name, environments in curricula.items()}
         self._num_steps = num_steps
         self._monotonic_s = monotonic_s
         self._began_s = self._plain_at_s = monotonic_s()
@@ -135,7 +149,7 @@ class LiveProgress:
     def watch(self, name: str, event: Event) -> None:
         """Takes one event of one node; `coordinator` counts as a node once something happens to it."""
         if name not in self._rows:
-            self._rows[name] = _Row(curriculum=())
+            self._rows[name] = NodeProgress(curriculum=())
         self._rows[name].update(event)
         self.tick()
 
@@ -158,7 +172,7 @@ class LiveProgress:
             table.add_row(*(Text(cell) for cell in self._cells(name, row)))
         return table
 
-    def _cells(self, name: str, row: _Row) -> Sequence[str]:
+    def _cells(self, name: str, row: NodeProgress) -> Sequence[str]:
         of = f"/{self._num_steps}" if self._num_steps else ""
         return (
             name,

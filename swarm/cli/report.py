@@ -1,0 +1,106 @@
+"""The commands that show what nodes do and did: report, watch, trace."""
+
+import json
+import signal
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from swarm.cli.printable import printable
+from swarm.errors import ConfigError
+
+
+def report(
+    dirs: Annotated[
+        list[Path] | None, typer.Option("--dir", help="Directory of a node, running or not. Repeatable: side by side.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; without, report.html in the first directory.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=0, max=100, help="Newest groups of each node to show.")] = 6,
+) -> None:
+    """Write one HTML page about one or more nodes: curves, who brought what, time, samples, invariants.
+
+      swarm report --dir swarm-train
+      swarm report --dir runs/X/swarm/ada --dir runs/X/swarm/bell --out both.html
+
+    The page needs no network and no other file.
+    """
+    from swarm.report.html import render_html
+    from swarm.report.node_directory import read_report
+
+    paths = dirs or [Path("swarm-node")]
+    result = read_report(paths, samples)
+    out = out or paths[0] / "report.html"
+    try:
+        out.write_text(render_html(result), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}; name another file") from None
+    for node in result.swarm.nodes:
+        _say(f"{node.name}: {node.state}")
+        for problem in node.problems:
+            _say(f"  problem: {problem}")
+    for verdict in result.invariants:
+        if not verdict.holds:
+            _say(f"violated: {verdict.name} ({verdict.detail})")
+    typer.echo(f"report: {out}")
+
+
+def watch(
+    dirs: Annotated[list[Path] | None, typer.Argument(help="Directories of nodes; they may start later.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Show how it stands now, and end.")] = False,
+) -> None:
+    """Watch nodes while they run: step, reward, held-out success, ages, speed, who brings what, refusals, problems.
+
+    Ctrl-C ends it; the nodes go on. Where the output is no terminal, a line is printed each second.
+    """
+    from swarm.report.watch import WatchedNode, watch_nodes
+
+    nodes = [WatchedNode(path) for path in dirs or [Path("swarm-node")]]
+
+    def wait(seconds: float) -> bool:
+        if once:
+            return False
+        time.sleep(seconds)
+        return True
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal gets its cursor back
+    with suppress(KeyboardInterrupt):
+        watch_nodes(nodes, Console(), wait)
+
+
+def trace(
+    digest: Annotated[str, typer.Argument(help="Of a group, or how it begins: 4 hexadecimal digits and more.")],
+    dirs: Annotated[
+        list[Path] | None, typer.Option("--dir", help="Directory of a node, running or not. Repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Follow one group through every node that saw it: made, admitted or refused, drawn, learned from.
+
+    It reads event logs and stores, and says what these cannot know. Times are of each node's own clock.
+    """
+    from swarm.report.group_trace import trace_group
+    from swarm.report.node_directory import open_directories
+
+    found = trace_group(open_directories(dirs or [Path("swarm-node")]), digest)
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=1))
+        return
+    width = max((len(line.node) for line in found.lines), default=0)
+    _say(f"group {found.digest}: {found.env}, made by {found.producer} with the policy of {found.policy}")
+    for line in found.lines:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(line.at_s)) + f".{int(line.at_s % 1 * 10)}"
+        _say(f"{at}  {line.node:<{width}}  {line.text}")
+    for unknown in found.unknown:
+        _say(f"not known: {unknown}")
+
+
+def _say(text: str) -> None:
+    """Names and reasons may come from elsewhere."""
+    typer.echo(printable(text))

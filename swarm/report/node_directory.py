@@ -1,0 +1,221 @@
+"""Directories of nodes, running or not, as the result that a report shows.
+
+Invariant: only reads, one event at a time; what a directory lacks is left out of the report and said there.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from node.status import problems, read_status
+from swarm.config import NODE_FILE, NodeConfig, load_config
+from swarm.errors import ConfigError, SwarmError
+from swarm.events import EarlierRefusals
+from swarm.identity import Identity
+from swarm.process import is_running
+from swarm.report.episode_views import printable
+from swarm.report.invariants import PROGRESS, Invariants, InvariantVerdict
+from swarm.report.result import NodeResult, RunResult, SwarmResult
+from swarm.report.tally import NodeTally
+from swarm.telemetry import EventTail
+from swarm.telemetry.shown_episodes import read_episodes
+from swarm.trained.samples import STORE, SampledGroup, read_samples
+from swarm.types import JsonDict, NodeId, Role, short
+
+EVENTS: Final = "events.jsonl"
+MAX_IDLE_S: Final = 300.0  # as `swarm status` has it
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeDirectory:
+    """What a node left in its directory beside its events."""
+
+    path: Path
+    name: str
+    node_id: NodeId  # empty where nothing says it
+    config: NodeConfig | None  # None: there is no node.toml that can be read
+    status: JsonDict  # {}: there is none
+    is_running: bool
+
+    @property
+    def events(self) -> EventTail:
+        """Its event log, from the beginning."""
+        return EventTail(self.path / EVENTS)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no file of its event log is gone."""
+        return not isinstance(next(self.events.stream(), None), EarlierRefusals)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why it makes no progress, as `swarm status` says."""
+        if not self.status:
+            return ()
+        return tuple(problems(self.status, time.time(), MAX_IDLE_S, self.is_running))
+
+
+def open_directory(path: Path) -> NodeDirectory:
+    """Reads what stands beside the events. Raises ConfigError where it is no node's directory."""
+    if not (path / EVENTS).is_file():
+        raise ConfigError(
+            f"{path}: no {EVENTS}, so no directory of a node that was started; `swarm join` and `swarm train` name "
+            "theirs with --dir, `swarm simulate` keeps them in <run>/swarm/<name>"
+        )
+    config, status, node_id = None, JsonDict(), ""
+    with suppress(SwarmError):
+        config = load_config(NodeConfig, path / NODE_FILE)
+    with suppress(SwarmError):
+        status = read_status(path)
+    with suppress(SwarmError, OSError):
+        node_id = Identity.load(path / "identity.key").node_id
+    node_id = node_id or str(status.get("node_id", ""))
+    name = (config.name if config else "") or str(status.get("name", "")) or path.resolve().name
+    return NodeDirectory(
+        path=path,
+        name=printable(name).replace("\n", " ")[:60],
+        node_id=node_id,
+        config=config,
+        status=status,
+        is_running=is_running(path),
+    )
+
+
+def open_directories(paths: Sequence[Path]) -> list[NodeDirectory]:
+    """Several of them, each with a name of its own. Raises ConfigError as `open_directory`, and for one twice."""
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ConfigError(f"{', '.join(map(str, paths))}: the same directory is named twice; name each once")
+    found = [open_directory(path) for path in paths]
+    names = [each.name for each in found]
+    return [replace(each, name=f"{each.name} ({each.path})") if names.count(each.name) > 1 else each for each in found]
+
+
+def read_report(paths: Sequence[Path], num_samples: int) -> RunResult:
+    """The report of one node, or of several side by side (blocking; 6 s for 100,000 events).
+
+    Args:
+        paths: directories of nodes.
+        num_samples: newest groups of each node to show; 0: none.
+
+    Raises:
+        ConfigError: one is no node's directory.
+    """
+    directories = open_directories(paths)
+    nodes, verdicts = _tally(directories)
+    steps_at_s = [row.at_s for node in nodes for row in node.steps[:1]]
+    configs = [each.config for each in directories if each.config is not None]
+    return RunResult(
+        title=_title(directories),
+        swarm=SwarmResult(
+            nodes=tuple(
+                _with_directory(node, each, num_samples) for node, each in zip(nodes, directories, strict=True)
+            ),
+            began_at_s=min((node.began_at_s for node in nodes if node.began_at_s), default=0.0),
+            first_step_at_s=min(steps_at_s, default=0.0),
+            ended_at_s=max((node.ended_at_s for node in nodes), default=0.0),
+        ),
+        invariants=verdicts,
+        options=_options(directories),
+        num_tries=configs[0].evaluation.num_tries if configs else 0,
+    )
+
+
+def _tally(directories: Sequence[NodeDirectory]) -> tuple[list[NodeResult], tuple[InvariantVerdict, ...]]:
+    """Every event once, and those of groups made here once before, so that it is known whose groups exist."""
+    # of a node that runs, another one may have learned from a group that was made after its log was read
+    known = frozenset(each.node_id for each in directories if each.is_whole and not each.is_running)
+    alone = frozenset(each.node_id for each in directories if each.is_whole) if len(directories) == 1 else known
+    invariants = Invariants(known=alone)
+    if len(directories) > 1:
+        for each in directories:
+            for event in each.events.stream(lambda line: line.startswith(b'{"kind":"put"')):
+                invariants.check(each.node_id, event)
+    nodes: list[NodeResult] = []
+    for each in directories:
+        tally = NodeTally()
+        for event in each.events.stream():
+            tally.add(event)
+            invariants.check(each.node_id or tally.node_id, event)
+        config = each.config
+        nodes.append(
+            tally.result(
+                each.name,
+                each.node_id,
+                tuple(config.generator.env_weights) if config else (),
+                each.status,
+                trains=config is None or Role.TRAINER in config.roles,
+                episodes=read_episodes(each.path),
+            )
+        )
+        if config is not None:
+            for what, limit in (("groups", config.replay.max_groups), ("bytes", config.replay.max_bytes)):
+                invariants.bound(each.node_id, f"replay {what}", each.status.get(f"replay_{what}", 0), limit)
+    invariants.finish({})
+    return nodes, tuple(each for each in invariants.verdicts() if each.name != PROGRESS)  # a node may have just begun
+
+
+def _with_directory(node: NodeResult, directory: NodeDirectory, num_samples: int) -> NodeResult:
+    samples, remark = _samples(directory, num_samples)
+    return replace(
+        node, state=_state(node, directory), problems=directory.problems, samples=samples, samples_remark=remark
+    )
+
+
+def _samples(directory: NodeDirectory, limit: int) -> tuple[tuple[SampledGroup, ...], str]:
+    """The newest groups, half of them others' where there are any; or why there are none."""
+    if not limit or not (directory.path / STORE).is_file():
+        return (), ""
+    try:
+        others = read_samples(directory.path, limit // 2, "others") if limit > 1 else []
+        own = read_samples(directory.path, limit - len(others), "own")
+    except SwarmError as error:
+        return (), f"no samples: {error}"
+    return (*own, *others), ""
+
+
+def _state(node: NodeResult, directory: NodeDirectory) -> str:
+    step = node.steps[-1].step if node.steps else int(directory.status.get("step", 0))
+    told = "runs" if directory.is_running else "does not run"
+    if directory.status.get("is_finished"):
+        told += ", every step is made"
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(node.ended_at_s)) if node.ended_at_s else "never"
+    return f"{told}; step {step}; newest event {at}; id {short(node.node_id) or 'unknown'}"
+
+
+def _title(directories: Sequence[NodeDirectory]) -> str:
+    runs = list(dict.fromkeys(each.config.run_id for each in directories if each.config and each.config.run_id))
+    return f"{', '.join(runs)}: {', '.join(each.name for each in directories)}" if runs else directories[0].name
+
+
+def _options(directories: Sequence[NodeDirectory]) -> dict[str, Any]:
+    """What the nodes were configured to do; where they differ, of each."""
+    rows: dict[str, dict[str, str]] = {}
+    for each in directories:
+        for key, value in _settings(each).items():
+            rows.setdefault(key, {})[each.name] = value
+    return {
+        key: next(iter(values.values()))
+        if len(set(values.values())) == 1
+        else "; ".join(f"{name}: {value}" for name, value in values.items())
+        for key, values in rows.items()
+    }
+
+
+def _settings(directory: NodeDirectory) -> dict[str, str]:
+    config = directory.config
+    if config is None:
+        return {}
+    return {
+        "model": config.model.source,
+        "recipe": config.learner.recipe,
+        "learning rate": f"{config.learner.learning_rate:g}",
+        "steps": str(config.learner.num_steps or "until it is stopped"),
+        "groups of a step, own and others'": f"{config.replay.local_groups} and {config.replay.external_groups}",
+        "max_age_steps": str(config.replay.max_age_steps),
+        "max_new_tokens": str(config.generator.max_new_tokens),
+        "environments": ", ".join(each.name for each in config.environments),
+        "directory": str(directory.path),
+    }

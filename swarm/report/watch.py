@@ -1,0 +1,198 @@
+"""Nodes while they run, from their directories: a live table on a terminal, a plain line a second elsewhere.
+
+Invariant: only reads; a node that does not run, or is not there yet, is shown as that.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from node.status import problems, read_status
+from swarm.errors import ConfigError, SwarmError
+from swarm.process import is_running
+from swarm.report.episode_views import printable
+from swarm.report.live import NodeProgress, figure
+from swarm.report.node_directory import EVENTS, MAX_IDLE_S
+from swarm.telemetry import EventTail
+from swarm.types import JsonDict, NodeId, short
+
+POLL_S: Final = 0.5
+LINE_EVERY_S: Final = 1.0
+MAX_NAMED: Final = 4  # producers and reasons of a line
+
+
+@dataclass
+class WatchedNode:
+    """One node, as its directory says it is."""
+
+    path: Path
+    progress: NodeProgress = field(default_factory=NodeProgress)
+    status: JsonDict = field(default_factory=JsonDict)
+    problems: tuple[str, ...] = ()
+    is_running: bool = False
+
+    def __post_init__(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"{self.path} is a file; give the directory of a node")
+        self._tail = EventTail(self.path / EVENTS)
+
+    def refresh(self, now_s: float) -> bool:
+        """Reads what is new; whether anything that is shown changed."""
+        before = (self.status, self.problems, self.is_running)
+        num_new = 0
+        for event in self._tail.stream():
+            self.progress.update(event)
+            num_new += 1
+        self.is_running = is_running(self.path)
+        try:
+            self.status = read_status(self.path)
+            self.problems = tuple(problems(self.status, now_s, MAX_IDLE_S, self.is_running))
+        except SwarmError:  # it is starting, or was never started
+            self.status, self.problems = {}, ()
+        return num_new > 0 or before != (self.status, self.problems, self.is_running)
+
+    @property
+    def name(self) -> str:
+        return _line(str(self.status.get("name") or self.path.resolve().name))
+
+    @property
+    def state(self) -> str:
+        """What it does, in a word or two."""
+        if not self.is_running:
+            return "finished" if self.status.get("is_finished") else "does not run" if self.status else "not started"
+        return self.progress.state if self.status else "starting"
+
+    @property
+    def step(self) -> int:
+        return max(self.progress.step, int(self.status.get("step", 0)))
+
+    @property
+    def age(self) -> float | None:
+        """Mean of the newest step."""
+        ages = self.progress.ages
+        return sum(ages) / len(ages) if ages else None
+
+    @property
+    def reward(self) -> float | None:
+        """Of what its newest step learned from; of its own newest groups where it does not learn."""
+        return self.progress.made_reward if self.progress.reward is None else self.progress.reward
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of a node that runs, over its newest 30 seconds of generation."""
+        return self.progress.tokens_per_s if self.is_running else None
+
+    @property
+    def held_out(self) -> dict[str, float]:
+        """Environment -> newest success on problems that are never trained on."""
+        return {env: value for (env, split), value in sorted(self.progress.accuracy.items()) if split == "held_out"}
+
+
+def watch_nodes(
+    nodes: Sequence[WatchedNode],
+    console: Console,
+    wait: Callable[[float], bool],
+    now_s: Callable[[], float] = time.time,
+) -> None:
+    """Shows the nodes until `wait` says that it is over.
+
+    Args:
+        nodes: what to show.
+        console: on a terminal the table is drawn again whenever something changed; else a line is printed each time.
+        wait: called with seconds to wait; False ends it.
+        now_s: wall clock.
+    """
+    for node in nodes:
+        node.refresh(now_s())
+    if not console.is_terminal:
+        console.print(plain_line(nodes), markup=False, highlight=False, soft_wrap=True)
+        while wait(LINE_EVERY_S):
+            for node in nodes:
+                node.refresh(now_s())
+            console.print(plain_line(nodes), markup=False, highlight=False, soft_wrap=True)
+        return
+    with Live(view(nodes), console=console, auto_refresh=False) as live:
+        while wait(POLL_S):
+            changes = [node.refresh(now_s()) for node in nodes]
+            if any(changes):
+                live.update(view(nodes), refresh=True)
+
+
+def plain_line(nodes: Sequence[WatchedNode]) -> str:
+    """Every node in one line."""
+    return " | ".join(_plain(node) for node in nodes)
+
+
+def _plain(node: WatchedNode) -> str:
+    progress = node.progress
+    held_out = "".join(f" {_line(env)} {figure(value)}" for env, value in node.held_out.items())
+    problem = f" problem: {_line(node.problems[0])}" if node.problems else ""
+    return (
+        f"{node.name} {node.state} step {node.step} reward {figure(node.reward)} held out{held_out or ' -'} "
+        f"age {figure(node.age, 1)} {figure(node.tokens_per_s, 0)} tok/s own/others "
+        f"{progress.num_local}/{progress.num_external} refused {progress.refusals.total()}{problem}"
+    )
+
+
+def view(nodes: Sequence[WatchedNode]) -> RenderableType:
+    """A row for each node, and below what does not fit in one: held-out success, producers, refusals, problems."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("node", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("step", "reward", "held out", "age", "ESS", "tok/s", "own/others", "refused"):
+        table.add_column(name, justify="right", no_wrap=True)
+    names = {str(node.status.get("node_id")): node.name for node in nodes}
+    for node in nodes:
+        progress, held_out = node.progress, node.held_out.values()
+        table.add_row(
+            Text(node.name),
+            Text(node.state, style="" if node.is_running else "dim"),
+            str(node.step),
+            figure(node.reward),
+            figure(sum(held_out) / len(held_out) if held_out else None),
+            figure(node.age, 1),
+            figure(progress.ess_share),
+            figure(node.tokens_per_s, 0),
+            f"{progress.num_local}/{progress.num_external}",
+            str(progress.refusals.total()),
+        )
+    return Group(table, *(line for node in nodes for line in _notes(node, names)))
+
+
+def _notes(node: WatchedNode, names: dict[NodeId, str]) -> list[Text]:
+    progress, notes = node.progress, list[Text]()
+
+    def note(what: str, said: str) -> None:
+        if said:
+            notes.append(Text.assemble((f"{node.name} {what}: ", "dim"), said))
+
+    note("held out", ", ".join(f"{_line(env)} {figure(value)}" for env, value in node.held_out.items()))
+    named = {producer: names.get(producer, short(producer)) for producer in (*progress.drawn, *progress.brought)}
+    own_id = node.status.get("node_id")
+    others = Counter({named[each]: count for each, count in progress.brought.items() if each != own_id})
+    note("draws groups of", _most(Counter({named[each]: count for each, count in progress.drawn.items()})))
+    note("got groups of", _most(others))
+    note("refused", _most(progress.refusals))
+    return notes + [Text(f"{node.name}: {_line(problem)}", style="red") for problem in node.problems]
+
+
+def _most(counts: Counter[str]) -> str:
+    """The commonest, with their share where there are several."""
+    total = counts.total()
+    parts = [f"{_line(name)} {count:,} ({count / total:.0%})" for name, count in counts.most_common(MAX_NAMED)]
+    further = len(counts) - len(parts)
+    return ", ".join(parts) + (f", {further} more" if further > 0 else "")
+
+
+def _line(text: str) -> str:
+    """Text of a name or a reason, on one line, without what a terminal would obey."""
+    return printable(text).replace("\n", " ")

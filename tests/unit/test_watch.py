@@ -1,0 +1,195 @@
+"""`swarm watch`: what nodes do, while they do it."""
+
+import fcntl
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from swarm.cli.main import app
+from swarm.clock import ManualClock
+from swarm.errors import ConfigError
+from swarm.events import (
+    Event,
+    GroupAdmitted,
+    GroupPut,
+    GroupRefused,
+    GroupsDrawn,
+    GroupUse,
+    NodeStarted,
+    PolicyEvaluated,
+    StepMade,
+)
+from swarm.process import LOCK
+from swarm.report.watch import LINE_EVERY_S, POLL_S, WatchedNode, watch_nodes
+from swarm.telemetry import EventLog
+
+ADA, BELL = "a" * 64, "b" * 64
+NOW_S = 1_700_000_000.0
+
+
+def stored(producer: str) -> dict[str, Any]:
+    given = {"digest": "d", "producer": producer, "policy_id": producer, "env": "sort", "oldest_step": 0}
+    return {**given, "size_bytes": 9, "reward_mean": 0.5}
+
+
+def uses(count: int, producer: str) -> tuple[GroupUse, ...]:
+    own = producer == ADA
+    return (GroupUse(digest="d", producer=producer, policy_id=producer, age_steps=2, is_own_policy=own),) * count
+
+
+COURSE: list[Event] = [
+    NodeStarted(node_id=ADA),
+    GroupPut(**stored(ADA), num_tokens=40),
+    GroupPut(**stored(ADA), num_tokens=40),
+    GroupAdmitted(**stored(BELL), via=BELL, age_s=0.0),
+    GroupRefused(reason="too_old", producer=BELL),
+    PolicyEvaluated(step=4, env="sort", split="held_out", accuracy=0.25, num_problems=8, majority_baseline=0.0),
+    PolicyEvaluated(step=4, env="sort", split="all", accuracy=0.9, num_problems=8, majority_baseline=0.0),
+    GroupsDrawn(draw_step=5, groups=(*uses(3, ADA), *uses(1, BELL)), max_age_steps=4, max_reuse=1),
+    StepMade(
+        step=5,
+        draw_step=5,
+        digest="d5",
+        loss=0.0,
+        grad_norm=1.0,
+        num_tokens=10,
+        diagnostics={"reward_mean": 0.75, "ess_share": 0.5},
+        ages_steps=(2, 2, 2, 2),
+        num_local=3,
+        num_external=1,
+    ),
+]
+
+
+def write_events(directory: Path, events: Sequence[Event]) -> None:
+    clock = ManualClock(NOW_S)
+    log = EventLog(directory / "events.jsonl", clock)
+    for event in events:
+        log.write(event)
+        clock.advance(2.0)
+    log.close()
+
+
+def write_status(directory: Path, **changes: Any) -> None:
+    status = {"node_id": ADA, "name": "ada", "at_s": NOW_S, "last_step_at_s": NOW_S, "pid": 1, "step": 5}
+    (directory / "status.json").write_text(json.dumps({**status, "num_failures": 0, "advice": "ok"} | changes))
+
+
+def scenes(*between: Callable[[], object]) -> Callable[[float], bool]:
+    """Waits that do what happens meanwhile, and end after the last one."""
+    left = list(between)
+
+    def wait(seconds: float) -> bool:
+        assert seconds in (LINE_EVERY_S, POLL_S)
+        if left:
+            left.pop(0)()
+            return True
+        return False
+
+    return wait
+
+
+def lines_of(directory: Path, *between: Callable[[], object]) -> list[str]:
+    out = io.StringIO()
+    watch_nodes([WatchedNode(directory)], Console(file=out, width=300), scenes(*between), lambda: NOW_S)
+    return out.getvalue().splitlines()
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Path:
+    """A directory that a process holds until the test is over."""
+    directory = tmp_path / "ada"
+    directory.mkdir()
+    return directory
+
+
+def test_a_node_is_seen_before_it_starts_while_it_runs_and_after_it(tmp_path: Path) -> None:
+    directory = tmp_path / "ada"
+    lock: list[int] = []
+
+    def start() -> None:
+        directory.mkdir()
+        lock.append(os.open(directory / LOCK, os.O_CREAT | os.O_RDWR))
+        fcntl.flock(lock[0], fcntl.LOCK_EX)
+
+    def learn() -> None:
+        write_events(directory, COURSE)
+        write_status(directory)
+
+    found = lines_of(directory, start, learn, lambda: None, lambda: os.close(lock[0]))
+    assert found[0] == ("ada not started step 0 reward - held out - age - - tok/s own/others 0/0 refused 0")
+    assert found[1].startswith("ada starting step 0")
+    assert found[2] == ("ada learning step 5 reward .75 held out sort .25 age 2.0 20 tok/s own/others 3/1 refused 1")
+    assert found[3] == found[2], "no event is counted twice"
+    assert found[4].startswith("ada does not run step 5") and "problem: the node does not run" in found[4]
+    assert "- tok/s" in found[4], "one that stands still has no speed"
+
+
+def test_a_node_that_made_every_step_has_no_problem(held: Path) -> None:
+    write_status(held, is_finished=True)
+    assert lines_of(held) == ["ada finished step 5 reward - held out - age - - tok/s own/others 0/0 refused 0"]
+
+
+def test_a_node_that_only_generates_shows_what_its_groups_are_worth(held: Path) -> None:
+    write_events(held, COURSE[:3])
+    assert lines_of(held)[0].startswith("ada not started step 0 reward .50 held out -")
+
+
+def test_a_terminal_shows_who_brings_what_and_is_drawn_again_when_something_changed(held: Path) -> None:
+    write_events(held, COURSE[:1])
+    write_status(held)
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, color_system=None)
+    seen: list[int] = []
+
+    def note() -> None:
+        seen.append(len(out.getvalue()))
+
+    waits = scenes(note, note, lambda: (note(), write_events(held, COURSE[1:])), note)
+    watch_nodes([WatchedNode(held)], console, waits, lambda: NOW_S)
+    text = out.getvalue()
+    assert seen[0] == seen[1] == seen[2] < seen[3], "nothing is drawn while nothing changes"
+    assert "ada held out: sort .25" in text
+    assert "ada draws groups of: ada 3 (75%), bbbbbbbb 1 (25%)" in text
+    assert "ada got groups of: bbbbbbbb 1 (100%)" in text and "ada refused: too_old 1 (100%)" in text
+    assert "the node does not run" in text
+
+
+def test_names_and_reasons_cannot_move_the_cursor(held: Path) -> None:
+    write_events(held, [GroupRefused(reason="\x1b[2J\u202ereason\n\x07", producer=BELL)])
+    write_status(held, name="a\x1b]0;x\x07\nda")
+    for is_terminal in (False, True):
+        out = io.StringIO()
+        console = Console(file=out, width=120, force_terminal=is_terminal, color_system=None)
+        watch_nodes([WatchedNode(held)], console, scenes(), lambda: NOW_S)
+        text = out.getvalue()
+        assert "\x1b[2J" not in text and "\x1b]0" not in text and "\x07" not in text and "\u202e" not in text
+        assert "\ufffd" in text
+
+
+def test_a_file_is_no_node(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        WatchedNode(tmp_path / "file")
+    done = CliRunner().invoke(app, ["watch", str(tmp_path / "nowhere"), "--once"])
+    assert done.exit_code == 0 and done.output.startswith("nowhere not started")
+
+
+def test_ctrl_c_ends_it_without_a_word(held: Path) -> None:
+    command = [sys.executable, "-m", "swarm.cli.main", "watch", str(held)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith("ada not started")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=15) == 0
+        assert process.stderr.read() == ""
