@@ -1,0 +1,57 @@
+"""A finding of a diagnosis: what is wrong, how sure that is, by which figures, and what to do."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Gravity(IntEnum):
+    """What follows for the node."""
+
+    NOTE = 0  # nothing is wrong: good to know
+    WASTES = 1  # the node learns, and something is lost
+    HARMS = 2  # it learns badly, or less than it could
+    STOPS = 3  # it learns nothing
+
+
+class Certainty(IntEnum):
+    """How sure a finding is."""
+
+    POSSIBLE = 1  # other causes look the same
+    LIKELY = 2
+    SURE = 3  # the node itself says so
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosed:
+    """One thing that a rule found."""
+
+    name: str  # of the rule
+    claim: str  # in plain words
+    evidence: tuple[str, ...] = ()  # figures, and in brackets where they stand
+    fix: str = ""
+    gravity: Gravity = Gravity.HARMS
+    certainty: Certainty = Certainty.SURE
+    follows_from: frozenset[str] = frozenset()  # rules whose findings explain this one
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """Graver and surer findings weigh more."""
+        return self.gravity * self.certainty, self.gravity
+
+
+def is_healthy(findings: Iterable[Diagnosed]) -> bool:
+    """Whether notes are all that was found."""
+    return all(each.gravity is Gravity.NOTE for each in findings)
+
+
+def by_cause(findings: Iterable[Diagnosed]) -> list[Diagnosed]:
+    """Causes before what follows from them, each by weight; notes last."""
+    found = list(findings)
+    names = {each.name for each in found if each.gravity is not Gravity.NOTE}
+
+    def order(each: Diagnosed) -> tuple[bool, bool, int, int]:
+        weight, gravity = each.weight
+        return each.gravity is Gravity.NOTE, bool(each.follows_from & names), -weight, -gravity
+
+    return sorted(found, key=order)

@@ -1,0 +1,101 @@
+"""Reading of a node's directory into a snapshot (blocking): files are only read, and bounded.
+
+Invariant: works on a running, stopped or crashed node alike; a part that cannot be read is missing, and no error.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from swarm.causes.snapshot import AnsweredGroup, Snapshot
+from swarm.config import NodeConfig, load_config
+from swarm.errors import ConfigError
+from swarm.process import is_running
+from swarm.telemetry import read_events
+from swarm.trained.newest_groups import newest_groups
+from swarm.types import FinishReason, JsonDict
+
+CONFIGS: Final = ("node.toml", "worker.toml")  # the second is what the agent wrote for its worker
+MAX_LOG_BYTES: Final = 64 * 2**10
+NUM_GROUPS: Final = 32  # own groups whose answers are looked at
+
+
+def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> Snapshot:
+    """What the node in `directory` left.
+
+    Args:
+        directory: of the node.
+        now_s: wall clock.
+        max_idle_s: longest time without a step.
+
+    Raises:
+        ConfigError: it is no directory of a node.
+    """
+    config, config_error = _read_config(directory)
+    events = tuple(read_events(directory / "events.jsonl"))
+    status = _read_status(directory / "status.json")
+    if config is None and not config_error and status is None and not events:
+        raise ConfigError(
+            f"{directory}: neither node.toml nor events.jsonl is there, so no node's directory; `swarm join` makes one "
+            "in swarm-node, `swarm train` in swarm-train, a simulation in <run>/swarm/<name>"
+        )
+    return Snapshot(
+        now_s=now_s,
+        directory=directory,
+        status=status,
+        events=events,
+        config=config,
+        config_error=config_error,
+        runs=is_running(directory),
+        max_idle_s=max_idle_s,
+        answers=_read_answers(directory, config),
+        log=_read_end(directory / "log.txt"),
+    )
+
+
+def _read_config(directory: Path) -> tuple[NodeConfig | None, str]:
+    for name in CONFIGS:
+        if (directory / name).is_file():
+            try:
+                return load_config(NodeConfig, directory / name), ""
+            except ConfigError as error:
+                return None, str(error)
+    return None, ""
+
+
+def _read_status(path: Path) -> JsonDict | None:
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("at_s"), float) else None
+
+
+def _read_answers(directory: Path, config: NodeConfig | None) -> tuple[AnsweredGroup, ...]:
+    if config is None:
+        return ()
+    try:
+        groups = newest_groups(directory / "groups.sqlite", NUM_GROUPS, "own", [e.name for e in config.environments])
+    except ConfigError:
+        return ()
+    return tuple(
+        AnsweredGroup(
+            env=scored.group.env,
+            rewards=tuple(map(float, scored.rewards)),
+            is_cut=tuple(rollout.finish is FinishReason.LENGTH for rollout in scored.group.rollouts),
+            num_tokens=tuple(
+                0 if rollout.trace is None else int(rollout.trace.action_mask.sum())
+                for rollout in scored.group.rollouts
+            ),
+        )
+        for scored in groups
+    )
+
+
+def _read_end(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - MAX_LOG_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

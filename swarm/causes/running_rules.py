@@ -1,0 +1,299 @@
+"""Rules about the processes of a node and its disk: whether it runs, hangs, dies again and again, or cannot write."""
+
+import re
+from collections import Counter
+from typing import Final
+
+from swarm.causes.finding import Certainty, Diagnosed, Gravity
+from swarm.causes.snapshot import Snapshot, shortened
+from swarm.events import (
+    NODE,
+    DiskFull,
+    GroupGivenUp,
+    LoopFailed,
+    NodeRestored,
+    NodeStarted,
+    StepMade,
+    StoreDamaged,
+    WorkerDied,
+    events_of,
+)
+from swarm.types import short
+
+STALE_AFTER_S: Final = 15.0  # the daemon writes status.json every second
+SIGKILL: Final = -9  # what the kernel sends to the process that takes the memory of all
+FEW_STEPS: Final = 3  # since a death: it may come again
+FULL_FOR_S: Final = 60.0  # since the newest event of a full disk
+ENDINGS: Final = frozenset(
+    {
+        "ended_with_error",
+        "out_of_memory",
+        "worker_dies",
+        "disk_full",
+        "cannot_be_scored",
+        "cut_off",
+        "all_wrong",
+        "all_right",
+        "all_equal",
+    }
+)
+_ERROR_LINE: Final = re.compile(r"[\w.]+(Error|Exception|Group|Full|Unavailable): ")
+_MEMORY: Final = re.compile(r"out of memory|OutOfMemory|MemoryError|can't allocate memory|Cannot allocate memory", re.I)
+
+
+def broken_configuration(snapshot: Snapshot) -> Diagnosed | None:
+    """node.toml is there and cannot be read."""
+    if not snapshot.config_error or snapshot.runs:
+        return None
+    return Diagnosed(
+        name="broken_configuration",
+        claim=f"the configuration cannot be read, so the node cannot start: {shortened(snapshot.config_error)}",
+        evidence=(f"{snapshot.directory / 'node.toml'}",),
+        fix=f"mend it, then try it: swarm check --config {snapshot.directory / 'node.toml'}",
+        gravity=Gravity.STOPS,
+    )
+
+
+def never_ran(snapshot: Snapshot) -> Diagnosed | None:
+    """A directory with a configuration, in which no node came up, or not this time."""
+    if snapshot.runs or snapshot.status is not None or snapshot.config is None:
+        return None
+    before = f"; it ran before, {len(snapshot.made)} steps" if snapshot.events else ""
+    return Diagnosed(
+        name="never_ran",
+        claim="the node did not come up: it was not started, or it ended before it served its peers",
+        evidence=(f"no status.json in {snapshot.directory}, which a node writes within seconds{before}",),
+        fix=f"swarm doctor --config {snapshot.directory / 'node.toml'}; then {snapshot.start}, and read its last lines",
+        gravity=Gravity.STOPS,
+        follows_from=frozenset({"ended_with_error", "broken_configuration"}),
+    )
+
+
+def ended_with_error(snapshot: Snapshot) -> Diagnosed | None:
+    """An exception ended the node itself."""
+    if snapshot.runs or snapshot.is_finished:
+        return None
+    since = snapshot.started_at_s or 0.0
+    ends = [event for event in events_of(LoopFailed, snapshot.events) if event.loop == NODE and event.at_s >= since]
+    lines = [line.strip() for line in snapshot.log.splitlines() if line.strip()]
+    is_last = bool(lines) and _ERROR_LINE.match(lines[-1]) is not None
+    if not ends and not is_last:
+        return None
+    error = ends[-1].error if ends else lines[-1]
+    where = "failure in events.jsonl" if ends else "the last line of log.txt"
+    is_config = error.startswith("ConfigError")
+    return Diagnosed(
+        name="ended_with_error",
+        claim=f"the node ended with an error: {shortened(error)}",
+        evidence=(f"{where}; {len(snapshot.made)} steps were made before",),
+        fix=f"change what it names in {snapshot.directory / 'node.toml'}; then {snapshot.start}"
+        if is_config
+        else f"mend what the traceback above that line of the node's log names; then {snapshot.start}",
+        gravity=Gravity.STOPS,
+        follows_from=frozenset({"out_of_memory", "disk_full"}),
+    )
+
+
+def starts(snapshot: Snapshot) -> Diagnosed | None:
+    """A process holds the directory and has written nothing yet."""
+    if not snapshot.runs or snapshot.status is not None:
+        return None
+    return Diagnosed(
+        name="starts",
+        claim="the node is starting; its status comes in some seconds",
+        evidence=(f"{snapshot.directory / 'lock'} is held, status.json is not there yet",),
+        gravity=Gravity.NOTE,
+    )
+
+
+def does_not_run(snapshot: Snapshot) -> Diagnosed | None:
+    """It ended before its last step."""
+    if snapshot.runs or snapshot.is_finished or snapshot.status is None:
+        return None
+    ago_s = snapshot.now_s - snapshot.value("at_s", 0.0)
+    if snapshot.value("was_stopped", False):
+        return Diagnosed(
+            name="does_not_run",
+            claim=f"the node does not run: it was stopped (Ctrl-C, or a signal) {ago_s:.0f} s ago, at step "
+            f"{snapshot.value('step', 0)}; {snapshot.start} goes on",
+            gravity=Gravity.NOTE,
+        )
+    return Diagnosed(
+        name="does_not_run",
+        claim=f"the node does not run: it stopped or was killed {ago_s:.0f} s ago (pid was {snapshot.value('pid', 0)})",
+        evidence=(f"nobody holds {snapshot.directory / 'lock'}; status.json is {ago_s:.0f} s old",),
+        fix=snapshot.start,
+        gravity=Gravity.WASTES,  # whoever asks mostly knows it: what else is wrong comes first
+        certainty=Certainty.LIKELY,
+        follows_from=ENDINGS,
+    )
+
+
+def hangs(snapshot: Snapshot) -> Diagnosed | None:
+    """Its process is there, and writes nothing."""
+    unwritten_s = snapshot.now_s - snapshot.value("at_s", snapshot.now_s)
+    if not snapshot.runs or snapshot.status is None or unwritten_s <= STALE_AFTER_S:
+        return None
+    pid = snapshot.value("pid", 0)
+    return Diagnosed(
+        name="hangs",
+        claim=f"the node wrote nothing for {unwritten_s:.0f} s: it hangs (pid {pid})",
+        evidence=(f"status.json, written every second otherwise, is {unwritten_s:.0f} s old",),
+        fix=f"kill -CONT {pid}, where it was stopped (Ctrl-Z); else end it with kill {pid}, then {snapshot.start}",
+        gravity=Gravity.STOPS,
+        follows_from=frozenset({"disk_full"}),
+    )
+
+
+def _deaths(snapshot: Snapshot) -> tuple[list[WorkerDied], int]:
+    """Deaths of the worker since the node started, and steps made since the newest of them."""
+    since = snapshot.started_at_s or 0.0
+    deaths = [event for event in events_of(WorkerDied, snapshot.events) if event.at_s >= since]
+    newest = deaths[-1].at_s if deaths else 0.0
+    return deaths, sum(step.at_s > newest for step in snapshot.made)
+
+
+def out_of_memory(snapshot: Snapshot) -> Diagnosed | None:
+    """The worker is killed again and again, or says itself that memory is short."""
+    deaths, num_steps = _deaths(snapshot)
+    killed = [event for event in deaths if event.exit_code == SIGKILL]
+    said = [event.error for event in events_of(LoopFailed, snapshot.events) if _MEMORY.search(event.error)]
+    said += [line for line in snapshot.log.splitlines() if _MEMORY.search(line)][-1:]
+    if not said and (not killed or num_steps > FEW_STEPS):
+        return None
+    evidence = (
+        [f"the worker was killed by signal 9 {len(killed)} times (worker_died in events.jsonl)"] if killed else []
+    )
+    evidence += [f"{num_steps} steps were made since the newest death"] if killed else []
+    evidence += [f"the node says: {shortened(said[-1])}"] if said else []
+    again = len(killed) > 1 or bool(said)
+    return Diagnosed(
+        name="out_of_memory",
+        claim="the machine has too little memory for this node: its worker is killed"
+        + (" again and again" if len(killed) > 1 else ""),
+        evidence=tuple(evidence),
+        fix=snapshot.set_key("learner.token_budget", 1024, why=" (or less), [engine] max_rows = 8")
+        + "; if that is not enough: model.lora_rank = 16, a smaller model, or more memory (journalctl -k tells whether "
+        "the kernel did it)",
+        gravity=Gravity.STOPS,
+        certainty=Certainty.LIKELY if again else Certainty.POSSIBLE,
+    )
+
+
+def worker_dies(snapshot: Snapshot) -> Diagnosed | None:
+    """The worker ends by itself, and makes no steps in between."""
+    deaths, num_steps = _deaths(snapshot)
+    codes = Counter(event.exit_code for event in deaths if event.exit_code != SIGKILL)
+    if not codes or num_steps > FEW_STEPS:
+        return None
+    errors = [line.strip() for line in snapshot.log.splitlines() if re.match(r"\s*[\w.]+(Error|Exception)\b", line)]
+    said = (f"last error in log.txt: {shortened(errors[-1])}",) if errors else ()
+    shown = ", ".join(f"{count} x {code}" for code, count in codes.items())
+    return Diagnosed(
+        name="worker_dies",
+        claim="the worker, which holds the model, ends with an error and is started again"
+        + (" and again" if len(deaths) > 1 else ""),
+        evidence=(f"exit codes: {shown} (worker_died in events.jsonl); {num_steps} steps since", *said),
+        fix="read the traceback above `worker died` in the node's log (its terminal, journal, or log.txt), and mend "
+        f"what it names; swarm doctor --config {snapshot.directory / 'node.toml'} finds what this machine lacks",
+        gravity=Gravity.STOPS,
+        follows_from=frozenset({"out_of_memory", "disk_full", "killer_group"}),
+    )
+
+
+def killer_group(snapshot: Snapshot) -> Diagnosed | None:
+    """One group ended the worker twice and was given up."""
+    given_up = events_of(GroupGivenUp, snapshot.events)
+    if not given_up:
+        return None
+    producers = Counter(short(event.producer) if event.producer else "unknown" for event in given_up)
+    return Diagnosed(
+        name="killer_group",
+        claim=f"{len(given_up)} groups ended the worker whenever it learned from them; they were given up",
+        evidence=(
+            f"their producers: {', '.join(f'{name} ({n})' for name, n in producers.most_common(5))} "
+            "(given_up in events.jsonl)",
+        ),
+        fix="nothing, if it stays one: the producer was charged; else put its id under entry.denied, or lower "
+        "generator.max_new_tokens on every node",
+        gravity=Gravity.WASTES,
+    )
+
+
+def loops_fail(snapshot: Snapshot) -> Diagnosed | None:
+    """Unexpected exceptions ended rounds of loops."""
+    since = snapshot.started_at_s or 0.0
+    failures = [event for event in events_of(LoopFailed, snapshot.events) if event.at_s >= since and event.loop != NODE]
+    num_failures = snapshot.value("num_failures", 0) - len(_deaths(snapshot)[0])
+    if num_failures <= 0 and (snapshot.status is not None or not failures):
+        return None
+    by_loop = Counter(event.loop.split(" ")[0] for event in failures)
+    newest = failures[-1] if failures else None
+    evidence = [f"num_failures {snapshot.value('num_failures', 0)} (status.json)"]
+    evidence += [f"{loop}: {count} times (failure in events.jsonl)" for loop, count in by_loop.most_common(3)]
+    evidence += [f"the newest: {shortened(newest.error)}"] if newest else []
+    return Diagnosed(
+        name="loops_fail",
+        claim=f"{max(num_failures, len(failures))} loops failed unexpectedly; see the log",
+        evidence=tuple(evidence),
+        fix="read the traceback under `loop failed` in the node's log; what it names is a fault of this machine, of "
+        "your own code, or ours: then report it",
+        gravity=Gravity.HARMS,
+        follows_from=frozenset({"out_of_memory", "disk_full"}),
+    )
+
+
+def disk_full(snapshot: Snapshot) -> Diagnosed | None:
+    """What the node writes finds no room."""
+    full = [event for event in events_of(DiskFull, snapshot.events) if "[Errno 2]" not in event.error]  # a folder gone
+    newest = full[-1] if full else None
+    is_recent = newest is not None and snapshot.at_s - newest.at_s <= FULL_FOR_S
+    is_full, num_lost = snapshot.value("is_store_full", False), snapshot.value("num_events_lost", 0)
+    has_put_since = newest is not None and any(put.at_s > newest.at_s for put in snapshot.puts)
+    if not (is_full or num_lost or (is_recent and not has_put_since)):
+        return None
+    error = "" if newest is None else shortened(newest.error)
+    evidence = [f"the newest write that failed: {error} (disk_full in events.jsonl)"] if error else []
+    evidence += [f"{num_lost} events could not be written (num_events_lost in status.json)"] if num_lost else []
+    evidence += ["groups of this node are dropped (is_store_full in status.json)"] if is_full else []
+    if "budget" in error:
+        claim = "groups of this node are dropped: the group store has used up exchange.store_bytes"
+        fix = snapshot.set_key("exchange.store_bytes", 2 * 2**30, why=" (bytes, more than now)")
+    else:
+        lost = f"{num_lost} events could not be written" if num_lost else "what the node writes is lost"
+        claim = ("groups of this node are dropped: " if is_full else f"{lost}: ") + "the disk has no room; make room"
+        fix = f"make room on the disk of {snapshot.directory} (df -h {snapshot.directory}); the node goes on by itself"
+    return Diagnosed(name="disk_full", claim=claim, evidence=tuple(evidence), fix=fix, gravity=Gravity.STOPS)
+
+
+def store_damaged(snapshot: Snapshot) -> Diagnosed | None:
+    """The disk changed the group store, which was moved aside."""
+    damaged = events_of(StoreDamaged, snapshot.events)
+    if not damaged:
+        return None
+    return Diagnosed(
+        name="store_damaged",
+        claim="the group store was damaged and moved aside; the node went on with an empty one",
+        evidence=tuple(f"{event.moved_to} (store_damaged in events.jsonl)" for event in damaged[-3:]),
+        fix="check the disk (smartctl, dmesg); then delete the moved file",
+        gravity=Gravity.WASTES,
+    )
+
+
+def restarts_often(snapshot: Snapshot) -> Diagnosed | None:
+    """The node itself is started again and again, without steps in between."""
+    starts_at = [event.at_s for event in events_of(NodeStarted, snapshot.events)][-6:]
+    if len(starts_at) < 4 or not events_of(NodeRestored, snapshot.events):
+        return None
+    since = [step for step in events_of(StepMade, snapshot.events) if step.at_s > starts_at[0]]
+    if since or snapshot.is_finished:
+        return None
+    return Diagnosed(
+        name="restarts_often",
+        claim=f"the node was started {len(starts_at)} times and made no step in between",
+        evidence=(f"started in events.jsonl, within {starts_at[-1] - starts_at[0]:.0f} s",),
+        fix="read the last lines of its log before each start; a service manager that starts it again hides them",
+        gravity=Gravity.STOPS,
+        certainty=Certainty.LIKELY,
+        follows_from=ENDINGS | {"out_of_memory"},
+    )

@@ -1,0 +1,241 @@
+"""Rules about rewards: whether own answers are scored, and whether they differ, without which nothing is learned."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from swarm.causes.finding import Certainty, Diagnosed, Gravity
+from swarm.causes.snapshot import Snapshot, mean, shortened
+from swarm.events import GroupPut, GroupUnscored
+
+MANY_IN_VAIN: Final = 100  # own groups without signal; with one right answer in 100 and 8 tries a group: 1 in 3,000
+SOME_IN_VAIN: Final = 16  # the same, once the time without a step is up, or where every answer is cut off
+FEW_UNSCORED: Final = 4
+UNSCORED_SHARE: Final = 0.1  # from which on it is more than a slip
+CUT_SHARE: Final = 0.5  # of answers that end at the longest length
+NO_SIGNAL: Final = frozenset({"cannot_be_scored", "cut_off", "all_wrong", "all_right", "all_equal"})
+_EDGE: Final = 1e-6
+
+
+def cannot_be_scored(snapshot: Snapshot) -> Diagnosed | None:
+    """The reward raises, the verifier dies, or the engine gives no answers."""
+    unscored = [event for event in snapshot.attempts if isinstance(event, GroupUnscored)]
+    num_put, _, num_unscored, error = snapshot.own
+    if not snapshot.attempts:
+        share, count, total = (num_unscored / max(1, num_put + num_unscored), num_unscored, num_put + num_unscored)
+    else:
+        share, count, total = len(unscored) / len(snapshot.attempts), len(unscored), len(snapshot.attempts)
+    if count < FEW_UNSCORED or share < UNSCORED_SHARE:
+        return None
+    errors = Counter(_kind_of(event.error) for event in unscored)
+    newest = unscored[-1].error if unscored else error
+    envs = ", ".join(f"{env} ({n})" for env, n in Counter(event.env for event in unscored).most_common(3))
+    what, fix = _unscored_words(newest, snapshot)
+    return Diagnosed(
+        name="cannot_be_scored",
+        claim=f"{what}: {count} of the newest {total} own groups were dropped without a reward",
+        evidence=(
+            f"the newest error: {shortened(newest)} (unscored in events.jsonl)",
+            *([f"environments: {envs}"] if envs else []),
+            *(
+                [f"kinds of errors: {', '.join(f'{n} x {kind}' for kind, n in errors.most_common(3))}"]
+                if errors
+                else []
+            ),
+        ),
+        fix=fix,
+        gravity=Gravity.STOPS if share > 0.95 else Gravity.HARMS,
+        follows_from=frozenset({"disk_full"}),
+    )
+
+
+def _kind_of(error: str) -> str:
+    """An error without the number of its task."""
+    return shortened(re.sub(r"task \d+", "task N", error))[:120]
+
+
+def _unscored_words(error: str, snapshot: Snapshot) -> tuple[str, str]:
+    """What an error of a dropped group means, and the fix."""
+    samples = f"swarm samples {snapshot.directory}"
+    if "the verifier raised" in error:
+        return (
+            "the reward function fails on answers of the model",
+            "mend the place that the error names: a reward must give a number for every text, also for an empty or "
+            f"broken answer (it runs confined: no network, no other files); then {snapshot.start}",
+        )
+    if "timeout_s" in error or "answer_cpu_s" in error:
+        return (
+            "scoring takes too long",
+            "make the reward faster, or " + snapshot.set_key("sandbox.timeout_s", 30, why=" (seconds, for one group)"),
+        )
+    if "scoring process" in error:
+        return (
+            "the process that scores answers dies",
+            "it needs more memory than sandbox.memory_bytes, or its code ends the process: try it outside, or "
+            + snapshot.set_key("sandbox.memory_bytes", 4 * 2**30),
+        )
+    if "engine" in error:
+        return "the generation engine ends answers before they are done", "read the engine's log; docs/engines.md"
+    if "not the episode that its actions make" in error:
+        return (
+            "an environment does not play the same episode twice",
+            f"make its transitions depend on the task and the actions alone: swarm check --config "
+            f"{snapshot.directory / 'node.toml'}",
+        )
+    return "answers cannot be scored", f"mend what the error names; {samples} shows what is asked and answered"
+
+
+def _num_equal(snapshot: Snapshot) -> tuple[int, list[float]]:
+    """Newest scored own groups in a row that gave the learner nothing, and their mean rewards."""
+    if snapshot.num_in_vain and snapshot.own[0]:
+        num_put = snapshot.own[0]
+        return num_put, [put.reward_mean for put in snapshot.puts[-num_put:]]
+    means: list[float] = []  # without the node's own count: means at an end of the range are of equal rewards
+    for put in reversed(snapshot.puts):
+        if _EDGE < put.reward_mean < 1 - _EDGE:
+            break
+        means.append(put.reward_mean)
+    return len(means), means[::-1]
+
+
+def _is_vain(snapshot: Snapshot, num_equal: int) -> bool:
+    """Whether so many groups without signal are no chance."""
+    has_waited = snapshot.at_s - snapshot.value("last_step_at_s", snapshot.at_s) > snapshot.max_idle_s
+    cut = cut_share(snapshot)
+    few = SOME_IN_VAIN if has_waited or (cut is not None and cut > 0.95) else MANY_IN_VAIN
+    return num_equal >= few and not snapshot.is_finished
+
+
+def cut_share(snapshot: Snapshot) -> float | None:
+    """Of the answers of the newest own groups, those that ended at the longest length; None: unknown."""
+    flags = [cut for group in snapshot.answers for cut in group.is_cut]
+    if flags:
+        return mean([float(cut) for cut in flags])
+    if snapshot.config is None or not snapshot.puts:
+        return None
+    longest = snapshot.config.generator.max_new_tokens * snapshot.config.generator.group_size
+    if any(put.num_turns > 1 for put in snapshot.puts):
+        return None
+    return mean([float(put.num_tokens >= longest) for put in snapshot.puts])
+
+
+def _waits(count: int, unscored: int = 0) -> str:
+    return f"waits for own groups: {count + unscored} generated, 0 with differing rewards"
+
+
+def cut_off(snapshot: Snapshot) -> Diagnosed | None:
+    """Answers reach the longest length before the model ends them, and are worth less for it."""
+    share = cut_share(snapshot)
+    if share is None or share < CUT_SHARE or snapshot.config is None:
+        return None
+    cut, whole = _rewards_by_end(snapshot)
+    if cut and mean(cut) > 0.5 and mean(cut) >= mean(whole) - 0.1:
+        return None  # cut answers are worth as much: the reward does not need the end
+    num_equal, means = _num_equal(snapshot)
+    is_vain = _is_vain(snapshot, num_equal) and mean(means) < 1 - _EDGE
+    if not is_vain and (len(cut) < 32 or (whole and mean(whole) <= mean(cut) + 0.05)):
+        return None
+    longest = snapshot.config.generator.max_new_tokens
+    evidence = [
+        f"{share:.0%} of the answers of the newest {len(snapshot.answers)} own groups end at {longest} tokens "
+        "without an end of their own (groups.sqlite)"
+    ]
+    evidence += (
+        [
+            f"mean reward of those cut off {mean(cut):.3g}"
+            + (f", of those that end {mean(whole):.3g}" if whole else "; none ends by itself")
+        ]
+        if cut
+        else []
+    )
+    evidence += [_waits(num_equal)] if is_vain else []
+    return Diagnosed(
+        name="cut_off",
+        claim=f"answers are cut off at generator.max_new_tokens = {longest} before they are finished",
+        evidence=tuple(evidence),
+        fix=snapshot.set_key("generator.max_new_tokens", 4 * longest, why=" (the same on every node of the run)")
+        + "; or ask for a shorter answer in the prompt",
+        gravity=Gravity.STOPS if is_vain else Gravity.HARMS,
+        certainty=Certainty.SURE if share > 0.95 else Certainty.LIKELY,
+        follows_from=frozenset({"cannot_be_scored", "learning_rate_too_high", "weights_decay"}),
+    )
+
+
+def _rewards_by_end(snapshot: Snapshot) -> tuple[list[float], list[float]]:
+    """Rewards of answers that were cut off, and of those that ended by themselves."""
+    pairs = [pair for group in snapshot.answers for pair in zip(group.rewards, group.is_cut, strict=True)]
+    return [reward for reward, is_cut in pairs if is_cut], [reward for reward, is_cut in pairs if not is_cut]
+
+
+def _by_env(puts: Iterable[GroupPut]) -> str:
+    """Mean reward of each environment."""
+    found: dict[str, list[float]] = {}
+    for put in puts:
+        found.setdefault(put.env, []).append(put.reward_mean)
+    return ", ".join(f"{env} {mean(means):.3g} ({len(means)} groups)" for env, means in sorted(found.items())[:5])
+
+
+def equal_rewards(snapshot: Snapshot) -> Diagnosed | None:
+    """Every answer to a question gets the same reward: all wrong, all right, or a reward that does not look."""
+    num_equal, means = _num_equal(snapshot)
+    if not _is_vain(snapshot, num_equal):
+        return None
+    level = mean(means)
+    is_stopped = bool(snapshot.num_in_vain) or not snapshot.made
+    shown = f"mean rewards by environment: {_by_env(snapshot.puts[-num_equal:])} (put in events.jsonl)"
+    evidence = [f"{_waits(num_equal)} (status.json)" if is_stopped else f"{num_equal} own groups in a row", shown]
+    if means and level >= 1 - _EDGE:
+        name, claim = "all_right", "every answer is right, so nothing is left to learn from these tasks"
+        fix = "harder tasks ([[environments]] params or another dataset), or a reward that tells good from better"
+    elif means and level > _EDGE and max(means) - min(means) < _EDGE:
+        name, claim = (
+            "all_equal",
+            f"every answer gets the same reward, {level:.3g}: the reward does not tell them apart",
+        )
+        fix = f"look at answers with their rewards: swarm samples {snapshot.directory}; then mend the reward"
+    elif not means or level <= _EDGE:
+        name, claim = (
+            "all_wrong",
+            "no answer gets any reward, so no answer is better than another: nothing to learn from",
+        )
+        fix = (
+            f"look at them: swarm samples {snapshot.directory}. Then easier tasks, a reward that grades (part of the "
+            "way is worth something), a prompt that shows the form of the answer, or more tries (generator.group_size)"
+        )
+    else:
+        name, claim = "all_equal", "all answers to a question get equal rewards, though questions differ"
+        fix = (
+            "more tries ([generator] group_size) or a higher generator.temperature, so that answers differ; a reward "
+            "that grades"
+        )
+    if is_stopped:
+        claim = f"{claim} ({_waits(num_equal)})"
+    return Diagnosed(
+        name=name,
+        claim=claim,
+        evidence=tuple(evidence),
+        fix=fix,
+        gravity=Gravity.STOPS if is_stopped else Gravity.WASTES if name == "all_right" else Gravity.HARMS,
+        certainty=Certainty.SURE if snapshot.num_in_vain else Certainty.LIKELY,
+        follows_from=frozenset({"cut_off", "cannot_be_scored", "disk_full", "learning_rate_too_high", "weights_decay"}),
+    )
+
+
+def small_signal(snapshot: Snapshot) -> Diagnosed | None:
+    """Most own groups teach nothing, and some do."""
+    used = [
+        (draw.num_zero_variance, sum(use.origin == "local" for use in draw.groups)) for draw in snapshot.draws[-20:]
+    ]
+    num_equal, num_used = sum(n for n, _ in used), sum(n for _, n in used)
+    if len(used) < 10 or num_equal < 50 or num_equal / (num_equal + num_used) < 0.9:
+        return None
+    return Diagnosed(
+        name="small_signal",
+        claim="nine of ten own groups have equal rewards, and their generation is for nothing",
+        evidence=(
+            f"{num_equal} of {num_equal + num_used} own groups of the newest {len(used)} draws (draw in events.jsonl)",
+        ),
+        fix="a recipe that chooses its tasks (swarm recipes), tasks nearer to what the model can, or more tries",
+        gravity=Gravity.NOTE,
+    )

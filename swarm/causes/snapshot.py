@@ -1,0 +1,236 @@
+"""What a node left on the disk, as plain values, and the windows of it that rules look at.
+
+Invariant: everything here comes from a file of the node; a part that is not there is empty, and no rule needs all.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, TypeVar
+
+from swarm.config import NodeConfig
+from swarm.events import (
+    Event,
+    GroupPut,
+    GroupRefused,
+    GroupsDrawn,
+    GroupStored,
+    GroupUnscored,
+    NodeStarted,
+    PolicyEvaluated,
+    StepMade,
+    events_of,
+)
+from swarm.types import JsonDict, NodeId, RefusalReason, Role
+
+MAX_TEXT: Final = 300  # characters of an error or name that is shown
+RECENT_GROUPS: Final = 128  # own attempts that count as recent
+RECENT_STEPS: Final = 20
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnsweredGroup:
+    """Answers to one question, from the group store."""
+
+    env: str
+    rewards: tuple[float, ...]
+    is_cut: tuple[bool, ...]  # the answer ended at the longest length, not by itself
+    num_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A node at one moment.
+
+    Example:
+        snapshot = Snapshot(now_s=time.time(), status=read_status(directory))
+        for finding in diagnose(snapshot): ...
+    """
+
+    now_s: float  # wall clock of whoever asks
+    directory: Path = Path("swarm-node")
+    status: JsonDict | None = None  # None: none is written
+    events: tuple[Event, ...] = ()  # oldest first
+    config: NodeConfig | None = None
+    config_error: str = ""  # why there is no configuration
+    runs: bool = True  # a process holds the directory
+    max_idle_s: float = 300.0  # longest time without a step
+    answers: tuple[AnsweredGroup, ...] = ()  # own groups, newest first
+    log: str = ""  # end of log.txt
+
+    # --- the moment -----------------------------------------------------------------------------------
+
+    @cached_property
+    def at_s(self) -> float:
+        """Now; of a node that does not run, when it was last alive."""
+        newest = max((event.at_s for event in self.events[-64:]), default=0.0)
+        known = max(self.value("at_s", 0.0), newest)
+        return self.now_s if self.runs or not known else known
+
+    @cached_property
+    def started_at_s(self) -> float | None:
+        """When the present or last process began to serve; None: unknown."""
+        return next((event.at_s for event in reversed(self.events) if isinstance(event, NodeStarted)), None)
+
+    @cached_property
+    def up_s(self) -> float:
+        """For how long it served; 0 where that is unknown."""
+        return 0.0 if self.started_at_s is None else max(0.0, self.at_s - self.started_at_s)
+
+    @property
+    def is_finished(self) -> bool:
+        """Every step is made."""
+        return bool(self.value("is_finished", False))
+
+    def value(self, key: str, default: Value) -> Value:
+        """A value of status.json; `default` where it is missing."""
+        found: Any = (self.status or {}).get(key)
+        return default if found is None else found
+
+    @property
+    def is_trainer(self) -> bool:
+        """Whether it makes optimizer steps."""
+        return self.following is None if self.config is None else Role.TRAINER in self.config.roles
+
+    @property
+    def following(self) -> JsonDict | None:
+        """Of a node that generates for a trainer: what status.json says of it."""
+        return self.value("following", None)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether it looks for other nodes."""
+        return self.config is not None and not self.config.is_alone
+
+    # --- groups ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def attempts(self) -> tuple[GroupPut | GroupUnscored, ...]:
+        """Newest own groups, scored or not, of the present process."""
+        since = self.started_at_s or 0.0
+        found = [event for event in self.events if isinstance(event, GroupPut | GroupUnscored) and event.at_s >= since]
+        return tuple(found[-RECENT_GROUPS:])
+
+    @cached_property
+    def puts(self) -> tuple[GroupPut, ...]:
+        """The scored ones of `attempts`."""
+        return tuple(events_of(GroupPut, self.attempts))
+
+    @cached_property
+    def own(self) -> tuple[int, int, int, str]:
+        """Own groups since the newest step: put, of these with signal, not scored, newest error."""
+        own: JsonDict = self.value("own_since_step", {})
+        counts = (own.get("num_put", 0), own.get("num_with_signal", 0), own.get("num_unscored", 0))
+        return (*counts, str(own.get("error", "")))
+
+    @cached_property
+    def num_in_vain(self) -> int:
+        """Own groups since the newest step, where none gives the learner anything."""
+        num_put, num_with_signal, num_unscored, _ = self.own
+        return 0 if num_with_signal else num_put + num_unscored
+
+    # --- steps ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def steps(self) -> tuple[StepMade, ...]:
+        """Of each draw the step that was made last, in order."""
+        return tuple({step.draw_step: step for step in events_of(StepMade, self.events)}.values())
+
+    @cached_property
+    def made(self) -> tuple[StepMade, ...]:
+        """Steps that made a version."""
+        return tuple(step for step in self.steps if not step.was_skipped)
+
+    @cached_property
+    def draws(self) -> tuple[GroupsDrawn, ...]:
+        """Of each number the draw that was made last, in order."""
+        return tuple({draw.draw_step: draw for draw in events_of(GroupsDrawn, self.events)}.values())
+
+    @cached_property
+    def oldest_step_of(self) -> dict[str, tuple[int, float]]:
+        """Digest of a stored group -> step of its oldest token, and when it was stored."""
+        return {
+            event.digest: (event.oldest_step, event.at_s) for event in self.events if isinstance(event, GroupStored)
+        }
+
+    def course(self, name: str, steps: Sequence[StepMade] | None = None) -> list[float]:
+        """A diagnostic of the steps that made a version and have it, in order."""
+        chosen = self.made if steps is None else steps
+        found = [step.grad_norm if name == "grad_norm" else step.diagnostics.get(name, math.nan) for step in chosen]
+        return [value for value in found if math.isfinite(value)]
+
+    @cached_property
+    def evaluations(self) -> dict[tuple[str, str], tuple[PolicyEvaluated, ...]]:
+        """(environment, split) -> evaluations, one for each step, oldest first."""
+        found: dict[tuple[str, str], dict[int, PolicyEvaluated]] = {}
+        for event in events_of(PolicyEvaluated, self.events):
+            found.setdefault((event.env, event.split), {})[event.step] = event
+        return {key: tuple(of[step] for step in sorted(of)) for key, of in found.items()}
+
+    # --- others ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def refused(self) -> Counter[str]:
+        """Groups of others refused, by reason; of the present process, where status.json says so."""
+        counted: dict[str, int] = self.value("refusals", {})
+        if self.status is not None:
+            return Counter(counted)
+        counts: Counter[str] = Counter()
+        for event in events_of(GroupRefused, self.events):
+            counts[event.reason] += event.count
+        return counts
+
+    @cached_property
+    def refused_by(self) -> dict[str, Counter[NodeId]]:
+        """Reason -> refused groups by producer, where the event names one."""
+        since, found = self.started_at_s or 0.0, dict[str, Counter[NodeId]]()
+        for event in events_of(GroupRefused, self.events):
+            if event.at_s >= since and event.producer:
+                found.setdefault(event.reason, Counter())[event.producer] += event.count
+        return found
+
+    @property
+    def num_admitted(self) -> int:
+        """Groups of others that were taken, by the present process."""
+        return self.value("num_admitted", 0)
+
+    def refused_of(self, *reasons: RefusalReason) -> int:
+        """Groups refused for one of these reasons."""
+        return sum(self.refused[str(reason)] for reason in reasons)
+
+    # --- words ----------------------------------------------------------------------------------------
+
+    def set_key(self, key: str, value: object, why: str = "") -> str:
+        """How to change one key of the configuration: file, line and command."""
+        section, _, name = key.rpartition(".")
+        shown = f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+        where = f"under [{section}] " if section else ""
+        return f"in {self.directory / 'node.toml'} {where}set {name} = {shown}{why}; then {self.start}"
+
+    @property
+    def start(self) -> str:
+        """The command that starts this node."""
+        if self.config is not None and self.config.run_id == "train" and self.config.directory.kind == "none":
+            return f"swarm train --dir {self.directory}"
+        return f"swarm-node start --config {self.directory / 'node.toml'}"
+
+
+def shortened(text: str) -> str:
+    """At most MAX_TEXT characters, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 3]}..."
+
+
+def middle(values: Sequence[float], default: float = 0.0) -> float:
+    """Median; `default` of none."""
+    return median(values) if values else default
+
+
+def mean(values: Sequence[float], default: float = 0.0) -> float:
+    """Arithmetic mean; `default` of none."""
+    return math.fsum(values) / len(values) if values else default

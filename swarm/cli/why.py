@@ -1,0 +1,70 @@
+"""`swarm why`: why a node does not learn, or learns badly; the likeliest cause first, with figures and the fix."""
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from swarm.cli.printable import printable
+from swarm.types import JsonDict
+
+if TYPE_CHECKING:
+    from swarm.causes import Diagnosed
+
+console = Console()
+
+
+def why(
+    directory: Annotated[Path, typer.Argument(help="Directory of the node, running, stopped or crashed.")] = Path(
+        "swarm-node"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    max_idle_s: Annotated[float, typer.Option(help="No optimizer step for this long is a failure.")] = 300.0,
+) -> None:
+    """Why a node does not learn, or learns badly: the likeliest cause first, with its figures and the fix.
+
+    Only what the node left on the disk is read: status.json, events.jsonl, node.toml, groups.sqlite, log.txt. Exit
+    code 0: nothing is wrong; 1: something is; 2: no directory of a node.
+    """
+    from swarm.causes import diagnose, is_healthy, read_snapshot
+
+    snapshot = read_snapshot(directory, time.time(), max_idle_s)
+    found = diagnose(snapshot)
+    if as_json:
+        typer.echo(
+            json.dumps({"is_healthy": is_healthy(found), "findings": [_plain(each) for each in found]}, indent=1)
+        )
+        raise typer.Exit(0 if is_healthy(found) else 1)
+    if is_healthy(found):
+        rewards = snapshot.course("reward_mean")
+        newest = f", mean reward of the newest step {rewards[-1]:.2f}" if rewards else ""
+        _print(f"nothing is wrong: {len(snapshot.made)} steps{newest}")
+    for number, each in enumerate(found, 1):
+        _print_finding(number, each)
+    raise typer.Exit(0 if is_healthy(found) else 1)
+
+
+def _plain(found: "Diagnosed") -> JsonDict:
+    words: JsonDict = {"gravity": found.gravity.name.lower(), "certainty": found.certainty.name.lower()}
+    return asdict(found) | words | {"follows_from": sorted(found.follows_from)}
+
+
+def _print_finding(number: int, found: "Diagnosed") -> None:
+    from swarm.causes import Gravity
+
+    is_note = found.gravity is Gravity.NOTE
+    how = "note" if is_note else f"{found.gravity.name.lower()}, {found.certainty.name.lower()}"
+    _print(f"{number}. {found.claim}  [{found.name}: {how}]", style="dim" if is_note else "bold" if number == 1 else "")
+    for line in found.evidence:
+        _print(f"   - {line}")
+    if found.fix:
+        _print(f"   fix: {found.fix}")
+
+
+def _print(text: str, style: str = "") -> None:
+    """Text that may quote an answer, a peer or a file: nothing in it is markup or obeyed."""
+    console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)

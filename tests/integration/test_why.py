@@ -1,0 +1,108 @@
+"""What `swarm why` says first of real nodes that were made ill for real, and that it blames nothing on healthy ones."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks._ailing_node import count, make_config, run_nodes, train_alone
+from benchmarks._ailments_known import KNOWN
+from benchmarks.ailments import ask, try_one
+from node.daemon import Daemon
+from swarm.causes import Gravity, Snapshot, diagnose, read_snapshot
+from swarm.causes.learning_rules import finished
+from swarm.cli.main import app
+from swarm.config import NodeConfig, load_config
+from swarm.events import Event, GroupPut, StepMade
+from swarm.process import lock_directory
+
+pytestmark = pytest.mark.timeout(120)
+QUICK = (
+    "every answer gets reward 0",
+    "every answer gets reward 1",
+    "answers are cut off at 2 tokens of 3",
+    "learning rate 300 times too high",
+    "groups too old by the clock",
+    "the clock is an hour ahead",
+    "the coordinator denies the node",
+    "a recipe of one's own raises",
+    "a recipe of one's own gives NaN",
+)
+
+
+@pytest.mark.parametrize("ailment", [each for each in KNOWN if each.name in QUICK], ids=lambda each: each.name)
+async def test_the_planted_cause_is_named_first(ailment: object, tmp_path: Path) -> None:
+    (planted,) = [each for each in KNOWN if each is ailment]
+    answer = await try_one(planted, tmp_path / "planted")
+    assert answer.is_right, (answer.error, [found.claim for found in answer.found])
+    assert all(found.evidence and found.fix for found in answer.found)
+
+
+def test_each_quick_one_is_known() -> None:
+    assert set(QUICK) <= {each.name for each in KNOWN}
+
+
+async def test_nothing_is_blamed_on_a_training_that_went_well(tmp_path: Path) -> None:
+    directory = await train_alone(tmp_path, lambda *_: False, steps=8)
+    result = CliRunner().invoke(app, ["why", str(directory)])
+    assert result.exit_code == 0 and "nothing is wrong: 8 steps" in result.output and "--steps 16" in result.output
+    plain = json.loads(CliRunner().invoke(app, ["why", str(directory), "--json"]).output)
+    assert plain["is_healthy"] and [each["name"] for each in plain["findings"]] == [finished.__name__]
+
+
+async def test_nothing_is_blamed_on_a_node_that_starts_or_runs(tmp_path: Path) -> None:
+    config = make_config(tmp_path, learner={"learning_rate": 1e-4})
+    seen: list[list[str]] = []
+
+    def look(until: Callable[[list[Daemon], list[list[Event]]], bool]) -> Callable[..., bool]:
+        def looked(daemons: list[Daemon], events: list[list[Event]]) -> bool:
+            snapshot = read_snapshot(config.dir, time.time())
+            seen.append([found.claim for found in diagnose(snapshot) if found.gravity is not Gravity.NOTE])
+            return until(daemons, events)
+
+        return looked
+
+    await run_nodes([config], look(count(StepMade, 5)))
+    assert len(seen) > 3 and not any(seen), seen
+
+
+def test_a_node_that_has_written_nothing_yet_is_said_to_start(tmp_path: Path) -> None:
+    held = lock_directory(tmp_path)
+    (tmp_path / "node.toml").write_text("")
+    try:
+        result = CliRunner().invoke(app, ["why", str(tmp_path)])
+    finally:
+        os.close(held)
+    assert result.exit_code == 0 and "is starting" in result.output
+
+
+async def test_the_command_that_it_prints_ends_the_ailment(tmp_path: Path) -> None:
+    """Answers are cut off; the line that is printed goes into node.toml, and steps are made."""
+
+    def in_vain(daemons: list[Daemon], _: list[list[Event]]) -> bool:
+        return daemons[0].agent.own_groups.since_step.num_put >= 110
+
+    directory = await train_alone(tmp_path, in_vain, max_new_tokens=2)
+    (found, *_) = ask(directory, runs=False)
+    assert found.name == "cut_off" and "under [generator] set max_new_tokens = 8" in found.fix
+    path = directory / "node.toml"
+    text = path.read_text().replace("max_new_tokens = 2\n", "max_new_tokens = 8\n")
+    path.write_text(text)
+    config = load_config(NodeConfig, path)
+    await run_nodes([config], count(StepMade, 3))
+    assert ask(directory, runs=True) == (), "healed"
+
+
+async def test_without_its_events_a_node_is_still_diagnosed_by_its_status(tmp_path: Path) -> None:
+    def in_vain(daemons: list[Daemon], _: list[list[Event]]) -> bool:
+        return daemons[0].agent.own_groups.since_step.num_put >= 110
+
+    directory = await train_alone(tmp_path, in_vain, body="return 0.0")
+    whole = read_snapshot(directory, time.time())
+    assert whole.puts and isinstance(whole.puts[0], GroupPut)
+    bare = Snapshot(now_s=whole.at_s, status=whole.status)
+    assert diagnose(bare)[0].name == "all_wrong"
