@@ -22,6 +22,7 @@ from benchmarks._fused_autograd import fused_logprobs
 from swarm.clock import SystemClock
 from swarm.learn.fused_head import Head, Scores, Upstream, fused_backward
 from swarm.learn.gradient import Gradient
+from swarm.learn.gradient_checkpointing import checkpoint_layers
 from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import pack
 from swarm.objectives.batch import Batch
@@ -182,6 +183,12 @@ def step_swarm(batch: Batch, network: Any) -> dict[str, Tensor]:
     return {name: master.grad for name, master in masters.items() if master.grad is not None}
 
 
+def step_checkpointed(batch: Batch, network: Any) -> dict[str, Tensor]:
+    """The same with gradient checkpointing."""
+    checkpoint_layers(network)
+    return step_swarm(batch, network)
+
+
 def step_plain(batch: Batch, network: Any) -> dict[str, Tensor]:
     """One forward pass of padded rows, whole logits."""
     inputs = trl_inputs(batch)
@@ -214,7 +221,7 @@ def step_trl(batch: Batch, network: Any) -> dict[str, Tensor]:
 # --- measuring ---------------------------------------------------------------------------------
 
 HEADS = {"swarm": head_swarm, "function": head_function, "plain": head_plain, "trl": head_trl}
-STEPS = {"swarm": step_swarm, "plain": step_plain, "trl": step_trl}
+STEPS = {"swarm": step_swarm, "checkpointed": step_checkpointed, "plain": step_plain, "trl": step_trl}
 
 
 def memory_kib(name: str) -> int:

@@ -27,12 +27,13 @@ from rich.console import Console  # noqa: E402
 
 PATHS: Final = {
     "head": ("head", ("swarm", "function", "plain", "trl")),
-    "equal": ("step", ("swarm", "plain", "trl")),
-    "ragged": ("step", ("swarm", "trl")),
+    "equal": ("step", ("swarm", "checkpointed", "plain", "trl")),
+    "ragged": ("step", ("swarm", "checkpointed", "trl")),
 }
 NAMES: Final = {
     "swarm": "ours",
     "function": "ours, as an autograd function",
+    "checkpointed": "ours, gradient checkpointing",
     "plain": "whole logits",
     "trl": "TRL",
 }

@@ -286,7 +286,7 @@ def _taking(config: NodeConfig, client: JsonClient, server: Server) -> Taking:
     if kind == "sglang_disk" and isinstance(server, SglangServer):
         return DiskWeights(client, _own_folder(config), snapshot(load_model(config.model).network))
     if kind == "vllm_lora" and isinstance(server, VllmServer):
-        return LoraAdapters(client, server.model, _own_folder(config))
+        return LoraAdapters(client, server.model, _own_folder(config), config.model.lora_scale)
     if kind != "none":
         known = "sglang_disk with an SGLang server, vllm_lora with a vLLM one, or none"
         raise ConfigError(f"engine.options.weights {kind!r}: {client.url} is a {type(server).__name__}; use {known}")

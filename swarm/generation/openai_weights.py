@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, cast
 
 from swarm.errors import ConfigError, SwarmError, Unavailable, WeightsRefused
 from swarm.generation.http_json import JsonClient, Refusal
-from swarm.model.lora import SCALE, is_adapter_name
+from swarm.model.lora import is_adapter_name
 from swarm.model.network import save_tensors
 from swarm.model.version_digest import PublishedTensors
 from swarm.types import PolicyVersion, short
@@ -136,12 +136,14 @@ class LoraAdapters:
         model: served name of the base.
         folder: a directory of this node alone that the server sees under the same path; adapters are written below it,
             and those of an earlier start deleted.
+        scale: `model.lora_scale`.
     """
 
-    def __init__(self, client: JsonClient, model: str, folder: Path) -> None:
+    def __init__(self, client: JsonClient, model: str, folder: Path, scale: float) -> None:
         self.model = model
         self._client = client
         self._folders = _Folders(folder)
+        self._scale = scale
         self._serving: Path | None = None  # None: the base itself
 
     def take(self, version: PolicyVersion, weights: PublishedTensors) -> WeightsChange:
@@ -149,7 +151,7 @@ class LoraAdapters:
         if not weights or not all(is_adapter_name(name) for name in weights):
             raise ConfigError("engine.options.weights: vllm_lora carries adapters only; set model.lora_rank in the run")
         before = self._serving
-        fresh = self._folders.written(version, lambda folder: write_peft_adapter(weights, folder))
+        fresh = self._folders.written(version, lambda folder: write_peft_adapter(weights, self._scale, folder))
         try:
             body = {"lora_name": fresh.name, "lora_path": str(fresh)}
             self._client.call("POST", "/v1/load_lora_adapter", body, attempts=1)
@@ -203,7 +205,7 @@ def _layout(weights: PublishedTensors) -> dict[str, tuple[object, ...]]:
     return {name: (tensor.dtype, *tensor.shape) for name, tensor in weights.items()}
 
 
-def write_peft_adapter(adapters: PublishedTensors, folder: Path) -> None:
+def write_peft_adapter(adapters: PublishedTensors, scale: float, folder: Path) -> None:
     """Published adapters as PEFT's folder: adapter_config.json and adapter_model.safetensors."""
     targets: set[str] = set()
     ranks: set[int] = set()
@@ -219,7 +221,7 @@ def write_peft_adapter(adapters: PublishedTensors, folder: Path) -> None:
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": rank,
-        "lora_alpha": SCALE * rank,  # PEFT scales by alpha / r
+        "lora_alpha": scale * rank,  # PEFT scales by alpha / r
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": sorted(targets),

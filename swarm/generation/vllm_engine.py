@@ -1,7 +1,7 @@
 """vLLM as the engine of a node: a process in an environment of its own, started, fed and replaced from here.
 
 Invariant: what the process serves is `version`, also after it crashed: the next one is given the last weights that
-took effect before anything is asked of it.
+took effect before anything is asked of it. Adapters are merged into the base model's weights before it gets them.
 """
 
 import logging
@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from swarm.config import NodeConfig
+from swarm.config import ModelConfig, NodeConfig
 from swarm.episode import Actions
 from swarm.errors import ConfigError, RolloutFailed, Unavailable, WeightsRefused
 from swarm.flow import Backoff
@@ -22,9 +22,10 @@ from swarm.generation.turn_by_turn import play_episodes
 from swarm.generation.vllm_messages import Continuation, EngineSettings, GenerateRequest, NewWeights
 from swarm.generation.vllm_process import EngineProcess, vllm_python
 from swarm.interfaces import Observe, Prompts, Tokenizer
-from swarm.model.network import save_tensors
+from swarm.model.lora import merged_tensors
+from swarm.model.network import load_model, save_tensors
 from swarm.model.source import SHIPPED, resolve_source
-from swarm.model.version_digest import PublishedTensors, weights_digest
+from swarm.model.version_digest import PublishedTensors, published_state, weights_digest
 from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, Rollout, Sampling
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,9 @@ class VllmGenerator:
         version: PolicyVersion,
         seed: int,
         tolerance: float,
+        merge: Callable[[PublishedTensors], PublishedTensors] | None = None,
     ) -> None:
+        """Args: merge: makes whole weights of published adapters; None: what is published is whole."""
         self._launch = launch
         self._directory = directory
         self._tokenizer = tokenizer
@@ -69,6 +72,7 @@ class VllmGenerator:
         self._good: Path | None = None  # file of `version`; None: the base
         self._seeds = SampleSeeds(seed)
         self._tolerance = tolerance
+        self._merge = merge
         self._loading = threading.Lock()
         self._starting = threading.Lock()  # also of what a new process is started with
         self._closed = threading.Event()
@@ -89,8 +93,6 @@ class VllmGenerator:
         """
         if config.model.source in SHIPPED:
             raise ConfigError("engine.kind vllm: its kernels lack heads of the tiny model's size; use transformers")
-        if config.model.lora_rank:
-            raise ConfigError("engine.kind vllm: adapters cannot be loaded; set model.lora_rank to 0")
         directory = config.dir / FOLDER
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         _delete_weights(directory)  # of a worker that was killed
@@ -112,6 +114,7 @@ class VllmGenerator:
             version,
             config.seed,
             tolerance,
+            _merging(config.model) if config.model.lora_rank else None,
         )
 
     @property
@@ -169,7 +172,11 @@ class VllmGenerator:
     ) -> LoadReport:
         tensors = published_tensors(weights)
         with self._loading:
-            digest = version.digest or weights_digest(tensors)
+            if self._merge is not None:
+                tensors = self._merge(tensors)
+                digest = weights_digest(tensors)  # the version's is that of its adapters
+            else:
+                digest = version.digest or weights_digest(tensors)
             path = self._staged(digest, tensors)
             process = self._alive()
             try:
@@ -277,6 +284,12 @@ class VllmGenerator:
             process.close()
             raise
         return process
+
+
+def _merging(model: ModelConfig) -> Callable[[PublishedTensors], PublishedTensors]:
+    """Puts adapters into the base model, which is kept for it (blocking, slow)."""
+    base = published_state(load_model(model.model_copy(update={"lora_rank": 0})).network)
+    return lambda adapters: merged_tensors(base, adapters, model.lora_scale)
 
 
 def _delete_weights(directory: Path) -> None:

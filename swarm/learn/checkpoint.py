@@ -45,8 +45,8 @@ class Checkpoint:
     state: dict[str, Any]  # plain JSON
 
 
-def write_checkpoint(root: Path, checkpoint: Checkpoint) -> Path:
-    """Saves under `root` and deletes all but the newest two.
+def write_checkpoint(root: Path, checkpoint: Checkpoint, num_kept: int = NUM_KEPT) -> Path:
+    """Saves under `root` and deletes all but the newest `num_kept`.
 
     Raises:
         OSError: the disk refuses. Every checkpoint that was there can still be read, and nothing half written stays.
@@ -76,7 +76,7 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint) -> Path:
     found = _newest_first(root)
     of_earlier = [path for path in found if _step_of(path) <= checkpoint.step]
     for old in found:
-        if old not in of_earlier[:NUM_KEPT]:  # a later step was not gone on from: it is damaged, or of another branch
+        if old not in of_earlier[:num_kept]:  # a later step was not gone on from: it is damaged, or of another branch
             _delete(old)
     return final
 

@@ -51,6 +51,8 @@ def step_diagnostics(
         "dropped_share": 1 - float(mask.any(dim=1).float().mean()),
         "age_mean_steps": float(batch.age_steps.float().mean()),
         "age_max_steps": float(batch.age_steps.max()),
+        "response_tokens_mean": float(batch.length.float().mean()),
+        "cut_off_share": float(batch.is_truncated.float().mean()),
     }
     if bool(mask.any()):
         advantages = batch.advantages[mask]
@@ -293,6 +295,7 @@ def step_report(
         "padding_share": measured.num_padding / max(1, measured.num_inputs),
         "num_micro_batches": float(measured.num_micro_batches),
         "num_updates": float(len(made)),
+        "learning_rate": batch.learning_rate,
         "mass_clipped_groups": float(sum(update.num_clipped for update in made)),
         "mass_others_share": sum(update.others_share for update in counted) / len(counted),
         "age_in_flight_mean_steps": sum(drawn.in_flight_steps for drawn in draw.groups) / len(draw.groups),

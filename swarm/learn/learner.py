@@ -33,12 +33,14 @@ from swarm.learn.diagnostics import (
 )
 from swarm.learn.fused_head import Head
 from swarm.learn.gradient import Gradient, Measured, score_batch
+from swarm.learn.gradient_checkpointing import checkpoint_layers
 from swarm.learn.layer_noise import LayerNoise
 from swarm.learn.logprobs import check_head
 from swarm.learn.packing import PackedRows, pack
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.learn.reference_policy import ReferencePolicy
 from swarm.learn.requested_scores import RequestedScores
+from swarm.learn.schedule import learning_rate
 from swarm.learn.step_plan import StepPlan, split_step
 from swarm.model.version_digest import published_state, weights_digest
 from swarm.objectives.batch import Batch
@@ -105,6 +107,8 @@ class PolicyLearner:
         )
         self._dtypes = {name: tensor.dtype for name, tensor in published_state(self._network).items()}
         self._ranks.prepare(self._network)
+        if config.gradient_checkpointing:
+            checkpoint_layers(self._network)
         self._optimizer = self._ranks.optimizer(self._network, config.betas, config.weight_decay)
         noise = self._recipes.main.ratio.noise
         self._noise = LayerNoise(self._network, noise, self._ranks) if noise else None
@@ -359,9 +363,8 @@ class PolicyLearner:
 
     @property
     def _learning_rate(self) -> float:
-        """Of the step that makes the next version: the configured one, or less while it warms up."""
-        step, warmup_steps = self.version.step + 1, self._config.warmup_steps
-        return self._config.learning_rate * (min(1.0, step / warmup_steps) if warmup_steps else 1.0)
+        """Of the step that makes the next version."""
+        return learning_rate(self._config, self.version.step + 1)
 
     def _optimize(self, loss: float) -> float:
         if loss - loss != 0:  # infinite or NaN

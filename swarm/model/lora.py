@@ -6,16 +6,14 @@ Source: arXiv:2106.09685.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from swarm.errors import ConfigError
 
-# alpha / rank, fixed so that the learning rate does not depend on the rank.
-SCALE = 2.0
 _SUFFIXES = (".lora_a", ".lora_b")
 
 
@@ -25,58 +23,83 @@ def is_adapter_name(name: str) -> bool:
 
 
 class LoraLinear(nn.Linear):
-    """y = x W^T + b + SCALE (x A^T) B^T with W and b frozen, A [rank, in], B [out, rank]."""
+    """y = x W^T + b + scale (x A^T) B^T with W and b frozen, A [rank, in], B [out, rank]."""
 
     lora_a: nn.Parameter
     lora_b: nn.Parameter
+    scale: float
 
     @classmethod
-    def around(cls, base: nn.Linear, rank: int, seed: torch.Generator) -> "LoraLinear":
+    def around(cls, base: nn.Linear, rank: int, scale: float, seed: torch.Generator) -> "LoraLinear":
         """An adapted layer that shares the base's weight and bias."""
         layer = cls(base.in_features, base.out_features, bias=False, device="meta")
-        layer.weight, layer.bias = base.weight, base.bias
+        layer.weight, layer.bias, layer.scale = base.weight, base.bias, scale
         bound = 1.0 / math.sqrt(base.in_features)
         first = (torch.rand(rank, base.in_features, generator=seed) * 2 - 1) * bound
         layer.lora_a = nn.Parameter(first.to(base.weight))
         layer.lora_b = nn.Parameter(base.weight.new_zeros(base.out_features, rank))
         return layer
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
         low = functional.linear(functional.linear(input, self.lora_a), self.lora_b)
-        return super().forward(input) + SCALE * low
+        return super().forward(input) + self.scale * low
 
 
-def add_adapters(network: nn.Module, rank: int, seed: int = 0) -> None:
-    """Freezes the network and puts an adapter on each linear layer except the output head.
+def add_adapters(
+    network: nn.Module, rank: int, scale: float = 2.0, targets: Collection[str] = (), seed: int = 0
+) -> None:
+    """Freezes the network and puts adapters on its linear layers.
 
     Args:
         rank: > 0.
+        scale: of what they add.
+        targets: last names of the layers; empty: all but the output head.
         seed: of the first factors; equal seeds give equal adapters on every node.
 
     Raises:
-        ConfigError: the network has no linear layer to adapt.
+        ConfigError: the network has no linear layer to adapt, or none of a name.
     """
     head = getattr(network, "get_output_embeddings", lambda: None)()
     network.requires_grad_(False)
-    targets = [(parent, key, child) for parent, key, child in _linear_children(network) if child is not head]
-    if not targets:
+    layers = [(parent, key, child) for parent, key, child in _linear_children(network) if child is not head]
+    if not layers:
         raise ConfigError("model.lora_rank: this architecture has no linear layers to adapt; set it to 0")
+    names = {key for _, key, _ in layers}
+    if missing := sorted(set(targets) - names):
+        raise ConfigError(f"model.lora_targets: no linear layer {missing[0]!r}; there are {', '.join(sorted(names))}")
     generator = torch.Generator().manual_seed(seed)
-    for parent, key, child in targets:
-        setattr(parent, key, LoraLinear.around(child, rank, generator))
+    for parent, key, child in layers:
+        if not targets or key in targets:
+            setattr(parent, key, LoraLinear.around(child, rank, scale, generator))
 
 
 def merge_adapters(network: nn.Module) -> None:
-    """Puts a plain layer with weight W + SCALE B A in the place of each adapted one, rounded once to the dtype of W."""
+    """Puts a plain layer in the place of each adapted one; see `merged_weight`."""
     for parent in list(network.modules()):
         for key, child in list(parent.named_children()):
             if isinstance(child, LoraLinear):
                 merged = nn.Linear(child.in_features, child.out_features, bias=False, device="meta")
-                change = SCALE * (child.lora_b.detach().float() @ child.lora_a.detach().float())
-                merged.weight = nn.Parameter((child.weight.detach().float() + change).to(child.weight.dtype))
+                merged.weight = nn.Parameter(merged_weight(child.weight, child.lora_a, child.lora_b, child.scale))
                 merged.bias = child.bias
                 setattr(parent, key, merged)
+
+
+def merged_tensors(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Published tensors of the base model with published adapters in them."""
+    merged = dict(base)
+    for name, second in adapters.items():
+        layer, _, factor = name.rpartition(".")
+        if factor == "lora_b":
+            weight = f"{layer}.weight"
+            merged[weight] = merged_weight(base[weight], adapters[f"{layer}.lora_a"], second, scale)
+    return merged
+
+
+def merged_weight(weight: Tensor, first: Tensor, second: Tensor, scale: float) -> Tensor:
+    """W + scale B A, rounded once to the dtype of W."""
+    change = scale * (second.detach().float() @ first.detach().float())
+    return (weight.detach().float() + change).to(weight.dtype)
 
 
 def _linear_children(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:

@@ -17,7 +17,7 @@ from swarm.config import ModelConfig
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
 from swarm.model.lora import add_adapters
-from swarm.model.source import SHIPPED, is_char_model, resolve_source
+from swarm.model.source import SHIPPED, TINY_SHAPE, is_char_model, resolve_source
 from swarm.model.tokenizer import CharTokenizer, HfTokenizer
 from swarm.model.version_digest import load_published, published_state, weights_digest
 from swarm.types import Digest
@@ -56,7 +56,7 @@ def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedMode
             "use the same model and dtype as the run, or clear the key"
         )
     if config.lora_rank:
-        add_adapters(network, config.lora_rank)
+        add_adapters(network, config.lora_rank, config.lora_scale, config.lora_targets)
     return LoadedModel(network=network, tokenizer=tokenizer, digest=digest)
 
 
@@ -82,15 +82,10 @@ def tiny_network(seed: int = 0) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = CharTokenizer()
+    assert tokenizer.vocab_size == TINY_SHAPE["vocab_size"]
     config = LlamaConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=96,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        **TINY_SHAPE,
         max_position_embeddings=128,
-        tie_word_embeddings=True,
         bos_token_id=None,
         pad_token_id=tokenizer.pad_id,
         eos_token_id=tokenizer.eos_id,

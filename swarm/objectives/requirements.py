@@ -108,6 +108,8 @@ def supplied_by(config: NodeConfig) -> frozenset[Requirement]:
 
 def _supplied_by(config: EnvironmentConfig) -> frozenset[Requirement]:
     """What an environment says of turns and rewards. Raises ConfigError where it cannot be built."""
+    if config.kind == "function" and config.reward_weights:
+        return frozenset({Requirement.REWARD_PARTS})
     if config.kind in SINGLE_ANSWERS:  # and slow to build
         return frozenset()
     environment = build_environment(config)

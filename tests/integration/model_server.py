@@ -45,7 +45,7 @@ def network_of(seed: int) -> torch.nn.Module:
 def adapted(seed: int) -> torch.nn.Module:
     """The first network with adapters that change it."""
     network = network_of(0)
-    add_adapters(network, RANK, seed)
+    add_adapters(network, RANK, seed=seed)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for name, parameter in network.named_parameters():
@@ -150,7 +150,7 @@ class Server(ThreadingHTTPServer):
         folder = Path(body["lora_path"])
         config = json.loads((folder / "adapter_config.json").read_text())
         network = copy.deepcopy(self.network)
-        add_adapters(network, config["r"])
+        add_adapters(network, config["r"], config["lora_alpha"] / config["r"])
         assert config["lora_alpha"] / config["r"] == 2.0 and "q_proj" in config["target_modules"]
         ours = {"lora_A.weight": "lora_a", "lora_B.weight": "lora_b"}
         state = {}
@@ -213,7 +213,7 @@ def engine_on(server: Server, folder: Path) -> OpenAIGenerator:
     if server.dialect == "sglang":
         taking = DiskWeights(client, folder, snapshot(server.network))
     else:
-        taking = LoraAdapters(client, "tiny", folder)
+        taking = LoraAdapters(client, "tiny", folder, 2.0)
     return OpenAIGenerator(client, found, taking, TOKENIZER, START, 0, max_rows=3, tolerance=1e-3)
 
 

@@ -239,8 +239,8 @@ def _is_running(pid: int) -> bool:
 class Real:
     """SmolLM2 in both engines: the learner's side is trained, vLLM follows."""
 
-    def __init__(self, directory: Path, python: str, dtype: Any) -> None:
-        config = _config(directory, python, ModelConfig(source="smollm2", dtype=dtype))
+    def __init__(self, directory: Path, python: str, dtype: Any, **adapters: Any) -> None:
+        config = _config(directory, python, ModelConfig(source="smollm2", dtype=dtype, **adapters))
         self.dtype = dtype
         self.model: LoadedModel = load_model(config.model)
         version = replace(START, digest=weights_digest(published_state(self.model.network)))
@@ -254,7 +254,7 @@ class Real:
         ]
 
     def train(self) -> None:
-        """One step of signed gradients that makes the prompts likelier: every weight moves."""
+        """One step of signed gradients that makes the prompts likelier: every trained weight moves."""
         network: Any = self.model.network
         rate = 0.01 if self.dtype == "float32" else 0.002  # a coarse model is noisier in bfloat16, too
         for parameter in network.parameters():
@@ -264,7 +264,8 @@ class Real:
             network(input_ids=ids, labels=ids).loss.backward()
         with torch.no_grad():
             for parameter in network.parameters():
-                parameter.sub_(rate * parameter.float().std() * parameter.grad.sign())
+                if parameter.requires_grad:
+                    parameter.sub_(rate * (parameter.float().std() + 1e-3) * parameter.grad.sign())
 
     def version(self, step: int) -> tuple[PolicyVersion, dict[str, torch.Tensor]]:
         """What the learner's side holds now."""
@@ -318,6 +319,27 @@ def test_updates_in_place_are_each_what_the_learner_has(real: Real) -> None:
             assert moved > 10 * tolerance, "hardly another version"
             assert real.engine.greedy(real.prompts, 8) == real.reference.greedy(real.prompts, 8)
     assert real.engine.pid == pid, "the engine was started again"
+
+
+def test_adapters_are_served_merged(python: str, tmp_path: Path) -> None:
+    targets = ("q_proj", "v_proj", "down_proj")
+    both = Real(tmp_path, python, "float32", lora_rank=4, lora_alpha=12.0, lora_targets=targets)
+    tolerance, scores = tolerance_nats("vllm", "float32"), both.engine.score(both.prompts)
+    for step in range(1, 4):
+        for _ in range(5):
+            both.train()
+        version, tensors = both.version(step)
+        assert all(name.rsplit(".", 2)[1] in targets for name in tensors), "whole weights are not published"
+        report = both.engine.load(version, tensors, canaries=both.canaries())
+        assert report.mismatch_nats <= tolerance and both.mismatch() <= tolerance
+        before, scores = scores, both.engine.score(both.prompts)
+        moved = np.concatenate([np.abs(now - old)[1:] for now, old in zip(scores, before, strict=True)]).mean()
+        assert moved > 10 * tolerance, "hardly another version"
+    pid = both.engine.pid
+    os.kill(pid, signal.SIGKILL)
+    np.testing.assert_array_equal(both.engine.score(both.prompts)[0], scores[0])
+    assert both.engine.pid != pid
+    both.engine.close()
 
 
 def test_weights_of_another_digest_are_refused(real: Real) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -228,6 +228,18 @@ def test_external_members_with_negative_advantage_give_no_gradient_but_count_in_
     assert positive.diagnostics["dropped_share"] == pytest.approx(0.5)
 
 
+def test_a_step_says_how_long_responses_were_and_how_many_were_cut_off(tmp_path: Path) -> None:
+    group = drawn(np.random.default_rng(0))
+    first, *others = group.scored.group.rollouts
+    rollouts = (dataclasses.replace(first, finish=FinishReason.LENGTH), *others)
+    scored = dataclasses.replace(group.scored, group=dataclasses.replace(group.scored.group, rollouts=rollouts))
+    report = learner(tmp_path).step(
+        Draw(step=1, groups=(dataclasses.replace(group, scored=scored),), num_zero_variance=0)
+    )
+    assert report.diagnostics["cut_off_share"] == 1 / len(rollouts)
+    assert report.diagnostics["response_tokens_mean"] == scored.group.num_tokens / len(rollouts)
+
+
 def test_a_draw_with_nothing_to_train_on_is_skipped(tmp_path: Path) -> None:
     one = learner(tmp_path)
     group = drawn(np.random.default_rng(0))
@@ -352,3 +364,38 @@ def test_coefficients_that_reach_beyond_a_micro_batch_are_computed_once_for_the_
     report = PolicyLearner(**settings).step(draw(1, num_own=6))  # what others' groups may weigh is a further reach
     assert report.diagnostics["num_micro_batches"] > 1 and sum(seen) == 24
     assert (seen == [24]) == is_whole
+
+
+@pytest.mark.parametrize("recipe", ["grpo", *(name for name in representatives() if load_recipe(name).ratio.noise)])
+def test_gradient_checkpointing_changes_memory_and_nothing_else(tmp_path: Path, recipe: str) -> None:
+    def kept_bytes(one: PolicyLearner) -> int:
+        """Bytes that the steps' forward passes kept for their backward passes."""
+        total = 0
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal total
+            total += tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            for step in range(1, 4):
+                one.step(draw(step))
+        return total
+
+    plain, checkpointed = (
+        learner(tmp_path / str(on), recipe=recipe, gradient_checkpointing=on) for on in (False, True)
+    )
+    assert kept_bytes(checkpointed) < 0.5 * kept_bytes(plain)
+    assert plain.version == checkpointed.version
+
+
+def test_a_network_with_gradient_checkpointing_still_generates_with_a_cache(tmp_path: Path) -> None:
+    one = learner(tmp_path, gradient_checkpointing=True)
+    one.step(draw(1))
+    network, token_ids = cast(Any, one._network), torch.arange(1, 9)[None]
+    with torch.no_grad():
+        cache = network(input_ids=token_ids[:, :7], use_cache=True).past_key_values
+        last = network(input_ids=token_ids[:, 7:], past_key_values=cache, use_cache=True)
+        whole = network(input_ids=token_ids, use_cache=False).logits[:, -1]
+    assert last.past_key_values.get_seq_length() == 8
+    torch.testing.assert_close(last.logits[:, -1], whole)

@@ -300,7 +300,7 @@ def test_most_recipes_run_with_the_defaults() -> None:
 
 def test_check_refuses_a_recipe_that_the_run_cannot_feed(tmp_path: Path) -> None:
     config = tmp_path / "node.toml"
-    env = 'name = "sums"\nkind = "char"\ndataset = "sum"\n'
+    env = 'name = "sums"\nkind = "char"\ndataset = "sort"\n'
     needy = next(name for name in list_recipes() if Requirement.SEVERAL_UPDATES in load_recipe(name).needs)
     config.write_text(f'[learner]\nrecipe = "{needy}"\n[[environments]]\n{env}')
     refused = CliRunner().invoke(app, ["check", "--config", str(config)])

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 import swarm.model.source as source
 from swarm.config import ModelConfig
 from swarm.errors import ConfigError
-from swarm.model.lora import add_adapters
+from swarm.model.lora import add_adapters, merged_tensors
 from swarm.model.network import load_model, pick_device, tiny_network
 from swarm.model.version_digest import load_published, published_state, snapshot, weights_digest
 
@@ -178,3 +179,28 @@ def test_a_device_that_torch_does_not_see_is_said_before_anything_runs() -> None
     assert pick_device("auto").type == expected and pick_device("cpu").type == "cpu"
     with pytest.raises(ConfigError, match="device: 'cuda:63'"):
         pick_device("cuda:63")
+
+
+def test_adapters_of_chosen_layers_have_their_own_scale_and_merge_exactly() -> None:
+    changes = {"lora_rank": 4, "lora_alpha": 12.0, "lora_targets": ("q_proj", "down_proj")}
+    network, base = load_model(TINY.model_copy(update=changes)).network, load_model(TINY).network
+    assert {name.rsplit(".", 2)[1] for name in published_state(network)} == {"q_proj", "down_proj"}
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1)
+    merged = merged_tensors(published_state(base), published_state(network), 12.0 / 4)
+    first, second = (published_state(network)[f"model.layers.0.self_attn.q_proj.lora_{which}"] for which in "ab")
+    weight = published_state(base)["model.layers.0.self_attn.q_proj.weight"]
+    torch.testing.assert_close(merged["model.layers.0.self_attn.q_proj.weight"], weight + 3.0 * second @ first)
+    adapted = logits_of(network)
+    load_published(base, merged)
+    torch.testing.assert_close(logits_of(base), adapted, atol=1e-5, rtol=1e-4)
+
+
+def test_a_target_that_does_not_exist_is_named_with_those_that_do() -> None:
+    with pytest.raises(ConfigError, match=r"no linear layer 'query'; there are down_proj, gate_proj, k_proj"):
+        load_model(TINY.model_copy(update={"lora_rank": 4, "lora_targets": ("query",)}))
+    with pytest.raises(ValidationError, match="set lora_rank above 0"):
+        ModelConfig(lora_alpha=4.0)

@@ -50,12 +50,9 @@ def test_a_process_that_ends_while_it_starts_may_be_tried_again(tmp_path: Path) 
         started(str(silent_python), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("model", "word"), [(ModelConfig(source="tiny"), "tiny"), (ModelConfig(lora_rank=4), "lora_rank")]
-)
-def test_models_that_it_cannot_run_are_refused_at_once(tmp_path: Path, model: ModelConfig, word: str) -> None:
-    config = NodeConfig(dir=tmp_path, model=model, engine=EngineConfig(kind="vllm"))
-    with pytest.raises(ConfigError, match=word):
+def test_a_model_that_it_cannot_run_is_refused_at_once(tmp_path: Path) -> None:
+    config = NodeConfig(dir=tmp_path, model=ModelConfig(source="tiny"), engine=EngineConfig(kind="vllm"))
+    with pytest.raises(ConfigError, match="tiny"):
         VllmGenerator.from_config(config, CharTokenizer(), PolicyVersion(policy_id="a", step=0))
 
 

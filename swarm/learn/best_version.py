@@ -1,0 +1,60 @@
+"""The version with the best success on held-out problems so far, kept beside the checkpoints for taking it out.
+
+Invariant: it is chosen by the run's own evaluations, the first of equals, and outlives restarts. The best of many noisy
+figures is too good by chance: `swarm eval` on more problems says what it is worth.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from torch import Tensor
+
+from swarm.learn.checkpoint import Checkpoint, write_checkpoint
+from swarm.types import PolicyVersion
+
+BEST: Final = "best"  # in the directory of a node: published tensors and their state, as a checkpoint is kept
+
+
+class BestVersion:
+    """Keeps the best version of a training under a folder.
+
+    Example:
+        best = BestVersion(directory / BEST)
+        best.offer(version, tensors, accuracy=0.7)
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._accuracy = _kept_accuracy(root)
+
+    def offer(self, version: PolicyVersion, tensors: Mapping[str, Tensor], accuracy: float) -> bool:
+        """Keeps a version that is better than the one kept, in its place (blocking); returns whether it is.
+
+        Args:
+            tensors: published ones.
+            accuracy: mean success over held-out environments.
+
+        Raises:
+            OSError: the disk refuses; the one before stays.
+            NonFiniteStep: a tensor holds NaN or infinity.
+        """
+        if accuracy <= self._accuracy:
+            return False
+        state = {"policy_id": version.policy_id, "digest": version.digest.hex(), "accuracy": accuracy}
+        write_checkpoint(self._root, Checkpoint(step=version.step, tensors=dict(tensors), state=state), num_kept=1)
+        self._accuracy = accuracy
+        return True
+
+
+def _kept_accuracy(root: Path) -> float:
+    """That of the version kept under a folder; -inf where there is none that can be read."""
+    found = [-math.inf]
+    for path in root.glob("checkpoint-*/state.json"):
+        try:
+            found.append(float(json.loads(path.read_text(encoding="ascii"))["accuracy"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return max(found)

@@ -1,0 +1,98 @@
+"""A stop in the middle of a checkpoint: it is written once, and the stop waits for it."""
+
+import asyncio
+import threading
+from typing import Any, cast
+
+import pytest
+
+from swarm.clock import ManualClock
+from swarm.config import NodeConfig
+from swarm.interfaces import LocalExchange
+from swarm.loops import Worker, learn_loop
+from swarm.loops.learn_loop import learn_loop as run_learn_loop
+from swarm.types import Draw, PolicyVersion, StepReport
+
+
+class OneDraw:
+    """The agent's side: a single draw, and what it is told."""
+
+    def __init__(self) -> None:
+        self.is_drawn = False
+        self.saved: list[str] = []
+
+    async def redraw(self, next_draw: int) -> list[Draw]:
+        return []
+
+    async def draw(self, version: PolicyVersion) -> Draw:
+        if self.is_drawn:
+            await asyncio.Event().wait()
+        self.is_drawn = True
+        return Draw(step=1, groups=(), num_zero_variance=0)
+
+    async def publish(self, *_: object) -> None: ...
+
+    async def report_step(self, report: StepReport) -> None: ...
+
+    async def report_evaluations(self, evaluations: object) -> None: ...
+
+    async def report_checkpoint(self, next_draw: int, error: str) -> None:
+        self.saved.append(error)
+
+
+class SlowDisk:
+    """A learner whose save takes until it is let go; counts saves that are under way together."""
+
+    def __init__(self) -> None:
+        self.version, self.next_draw = PolicyVersion(policy_id="a" * 64, step=0), 1
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.num_saves = self.num_together = self.most_together = 0
+
+    def step(self, draw: Draw) -> StepReport:
+        self.version, self.next_draw = PolicyVersion(policy_id="a" * 64, step=1), 2
+        figures: dict[str, Any] = {"diagnostics": {}, "seconds": {}, "was_skipped": False}
+        return StepReport(version=self.version, loss=0.0, grad_norm=0.0, num_tokens=1, **figures)
+
+    def snapshot(self) -> tuple[PolicyVersion, object]:
+        return self.version, None
+
+    def evaluated(self, evaluations: object) -> None: ...
+
+    def save(self) -> None:
+        self.num_saves += 1
+        self.num_together += 1
+        self.most_together = max(self.most_together, self.num_together)
+        self.begun.set()
+        self.may_end.wait()
+        self.num_together -= 1
+
+
+@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: a stop does not wait for a save"])
+async def test_a_stop_in_the_middle_of_a_checkpoint_writes_it_once(
+    is_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_out:
+        monkeypatch.setattr(learn_loop, "_save", learn_loop._write_checkpoint)
+    exchange, learner = OneDraw(), SlowDisk()
+    parts: dict[str, Any] = {"generator": None, "tokenizer": None, "evaluation_tasks": {}, "learner": learner}
+    worker = Worker(
+        config=NodeConfig.model_validate({"learner": {"checkpoint_every": 1, "num_steps": 0}}),
+        exchange=cast("LocalExchange", exchange),
+        produce=lambda first, count: [],
+        evaluate=lambda tasks: [],
+        clock=ManualClock(),
+        offload=asyncio.to_thread,
+        saves_when_stopped=True,
+        **parts,
+    )
+    running = asyncio.ensure_future(run_learn_loop(worker, cast(Any, learner)))
+    assert await asyncio.to_thread(learner.begun.wait, 10.0)
+    learner.begun.clear()
+    running.cancel()
+    if is_out:
+        assert await asyncio.to_thread(learner.begun.wait, 10.0), "a second one begins beside the first"
+    learner.may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (learner.num_saves, learner.most_together) == ((2, 2) if is_out else (1, 1))
+    assert exchange.saved == [""], "the agent knows of one checkpoint"
