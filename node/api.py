@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from node.train import TrainOptions
 from node.train import train as run_training
+from node.train_options import TrainOptions
 from swarm.errors import ConfigError
 from swarm.events import PolicyEvaluated
 from swarm.telemetry import read_events
@@ -61,7 +61,7 @@ def train(
         directory: of the training.
         steps: optimizer steps in all.
         say: where lines for people go.
-        **options: further ones of `node.train.TrainOptions`, such as `learning_rate` or `reward_range`.
+        **options: further ones of `node.train_options.TrainOptions`, such as `learning_rate` or `reward_range`.
 
     Raises:
         ConfigError: it cannot begin, or nothing can be learned; with the reason.

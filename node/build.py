@@ -28,6 +28,7 @@ from swarm.generation.episode_player import Step
 from swarm.generation.produce import GroupProducer, try_tasks
 from swarm.generation.transformers_engine import SnapshotEvaluator, TransformersGenerator
 from swarm.interfaces import Environment, Generator, LocalExchange, TaskOf, Tokenizer
+from swarm.learn.best_version import BEST, BestVersion
 from swarm.learn.guarded_learner import GuardedLearner
 from swarm.loops import Ask, Worker
 from swarm.loops.worker import Evaluate
@@ -157,6 +158,7 @@ def build_trainer(
         evaluation_tasks=dict(evaluations),
         encode=publish,
         show=partial(write_episodes, config.dir),
+        keep_best=BestVersion(config.dir / BEST).offer if config.evaluation.keep_best else None,
         saves_when_stopped=True,
         close=closing.close,
         clock=clock,

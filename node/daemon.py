@@ -27,7 +27,7 @@ from swarm.environments.determinism import examine, require_repeatable
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.environments.soundness import narrow_tokenizer
 from swarm.errors import StorageFull, SwarmError
-from swarm.events import Event, NodeFinished, NodeStarted, StoreDamaged
+from swarm.events import NODE, Event, LoopFailed, NodeFinished, NodeStarted, StoreDamaged
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.grpc_transport import GrpcTransport
@@ -118,9 +118,14 @@ class Daemon(Service):
             await asyncio.to_thread(write_json, self.config.dir / STATUS, self.status())
         except asyncio.CancelledError:
             await self.agent.journal.stop()
+            with contextlib.suppress(OSError):  # else it reads as if it had been killed
+                await asyncio.to_thread(write_json, self.config.dir / STATUS, self.status() | {"was_stopped": True})
             raise
         except BaseExceptionGroup as group:
-            raise only_cause(group) from group
+            cause = only_cause(group)
+            # for whoever asks the directory
+            self._emit(LoopFailed(loop=NODE, error=f"{type(cause).__name__}: {cause}"))
+            raise cause from group
 
     # --- start -----------------------------------------------------------------------------------
 
@@ -360,6 +365,7 @@ class Daemon(Service):
             "bytes_sent": agent.streams.bytes_sent,
             "bytes_received": agent.ingest.bytes_received,
             "refusals": {str(reason): count for reason, count in agent.ingest.refusals.items()},
+            "newest_refusals": {str(reason): newest for reason, newest in agent.ingest.newest_refusals.items()},
             "evaluations": agent.coordinator_view.evaluations,
             "replay_groups": agent.replay.num_groups,
             "replay_bytes": agent.replay.num_bytes,

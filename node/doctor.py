@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from node.expectations import read_shape
+from node.run_estimate import estimate_memory, lengths_of
 from node.status import read_status
 from swarm.addresses import endpoint_of
 from swarm.clock import CLOCK_SKEW_S, SystemClock
@@ -31,11 +33,8 @@ from swarm.types import Role
 MIN_FREE_DISK_BYTES = 2 * 2**30
 CLOCK_YEARS = (2025, 2100)
 DIAL_TIMEOUT_S = 3.0
-MODEL_BYTES = {
-    "smollm2": 6 * 2**30,
-    "tiny": 600 * 2**20,
-    "tiny-agents": 600 * 2**20,
-}  # peak memory of a training node, measured
+AGENT_BYTES = 500 * 2**20  # of a node beside its worker: the agent and two processes that score, measured
+PROMPT_TOKENS = 256  # of a task, where none was built; `swarm check` looks at some
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,15 +116,20 @@ def _check_disk(config: NodeConfig) -> Finding:
 
 def _check_memory(config: NodeConfig) -> Finding:
     available = psutil.virtual_memory().available
-    needed = MODEL_BYTES.get(config.model.source)
     detail = f"{available / 2**30:.1f} GiB available"
-    if needed is None:
+    try:
+        shape = read_shape(config.model)
+    except ConfigError:  # another finding, of whoever loads it
+        shape = None
+    if shape is None:
         return Finding(name="memory", is_ok=True, detail=f"{detail}; the need of {config.model.source} is not known")
+    lengths = lengths_of(config, PROMPT_TOKENS, any(each.may_have_turns for each in config.environments))
+    needed = AGENT_BYTES + estimate_memory(config, shape, lengths).peak
     return Finding(
         name="memory",
         is_ok=available >= needed,
-        detail=f"{detail}, {config.model.source} needs about {needed / 2**30:.1f}",
-        fix="close other programs, set model.lora_rank, or take a smaller model",
+        detail=f"{detail}, {config.model.source} needs about {needed / 2**30:.1f}; `swarm check` tells for what",
+        fix="close other programs, set model.lora_rank, lower learner.token_budget, or take a smaller model",
     )
 
 

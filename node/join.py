@@ -12,7 +12,7 @@ from pathlib import Path
 from node.credential import keep_invitation, read_invitation
 from swarm.addresses import own_address
 from swarm.clock import SystemClock
-from swarm.config import NodeConfig, apply_overrides, load_config, parse_config
+from swarm.config import NODE_FILE, NodeConfig, apply_overrides, load_config, parse_config
 from swarm.errors import ConfigError, SwarmError, Unauthenticated, Unavailable
 from swarm.identity import Identity
 from swarm.model.source import SHIPPED
@@ -54,7 +54,7 @@ async def join_swarm(
     from node.daemon import run_daemon
     from swarm.telemetry import setup_logging
 
-    parsed, path = JoinLink.parse(link), directory / "node.toml"
+    parsed, path = JoinLink.parse(link), directory / NODE_FILE
     identity = await asyncio.to_thread(load_or_create_identity, directory / "identity.key")
     if invitation:
         await asyncio.to_thread(keep_invitation, directory, invitation, parsed.run_id, identity.node_id)

@@ -8,13 +8,13 @@ import json
 from pathlib import Path
 from typing import Final
 
+from swarm.causes import Snapshot, status_findings
+from swarm.causes.learning_rules import set_aside_words, waiting_words
 from swarm.errors import ConfigError, Unavailable
 from swarm.process import is_running
-from swarm.types import JsonDict, short
+from swarm.types import JsonDict
 
 STATUS = "status.json"  # in the directory of a node
-STALE_AFTER_S = 15.0  # the daemon writes the file every second
-MANY_IN_VAIN: Final = 100  # own groups without signal; with one right answer in 100 and 8 tries a group: 1 in 3,000
 _NEEDED: Final = ("node_id", "at_s", "last_step_at_s", "pid", "step", "num_failures", "advice")
 
 
@@ -64,7 +64,7 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     shown.append(("coordinator", refusal or answers[status.get("is_coordinator_reachable")]))
     if waiting := waits_for(status):
         shown.append(("waits for", waiting))
-    if set_aside := all_set_aside(status):
+    if set_aside := set_aside_words(status.get("guard") or {}):
         shown.append(("guard", set_aside))
     if status.get("clock"):
         shown.append(("clock", status["clock"]))
@@ -88,7 +88,7 @@ def _describe_following(following: JsonDict) -> str:
 
 
 def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = True) -> list[str]:
-    """Why the node is not making progress; empty when it is.
+    """Why the node is not making progress; empty when it is. `swarm why` has the same rules, and more of them.
 
     Args:
         status: as read by `read_status`.
@@ -96,95 +96,10 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
         max_idle_s: longest time without an optimizer step.
         runs: what `is_running` says of its directory.
     """
-    causes: list[str] = []
-    unwritten_s = now_s - status["at_s"]
-    if not runs and status.get("is_finished"):
-        return []  # it ended as it should
-    if not runs:
-        causes.append(
-            f"the node does not run: it stopped or was killed {unwritten_s:.0f} s ago (pid was {status['pid']})"
-        )
-    elif unwritten_s > STALE_AFTER_S:
-        causes.append(f"the node wrote nothing for {unwritten_s:.0f} s: it hangs (pid {status['pid']})")
-    idle_s = now_s - status["last_step_at_s"]
-    following = status.get("following")
-    if idle_s > max_idle_s and not status.get("is_finished"):
-        what = "optimizer step" if following is None else "group"
-        known = "; ".join(filter(None, (all_set_aside(status), waits_for(status))))
-        why = f": {known}" if known else ""
-        causes.append(f"no {what} for {idle_s:.0f} s (limit {max_idle_s:.0f} s), at step {status['step']}{why}")
-    elif not status.get("is_finished") and _num_in_vain(status) >= MANY_IN_VAIN:
-        causes.append(f"waits for {waits_for(status)}")
-    if following is not None:
-        causes += _following_problems(following)
-    if status["num_failures"]:
-        causes.append(f"{status['num_failures']} loops failed unexpectedly; see the log")
-    if status.get("is_store_full"):
-        causes.append("groups of this node are dropped: the disk has no room for them; make room")
-    if status.get("num_events_lost"):
-        causes.append(f"{status['num_events_lost']} events could not be written: is the disk full?")
-    if status["advice"] == "alarm":
-        causes.append("the coordinator's alarm: late groups are far off-policy everywhere (local limits still hold)")
-    return causes
-
-
-def all_set_aside(status: JsonDict) -> str:
-    """That the guard set every source of the newest draws aside, by which figures, and what is used; "" otherwise."""
-    figures = status.get("guard")
-    if not figures:
-        return ""
-    measured = ", ".join(
-        f"{words} {figures[name]:.3g}"
-        for name, words in (("mismatch_kl_k3", "mismatch KL"), ("ess_share", "ESS share"))
-        if name in figures
-    )
-    draws = f"{figures['guard_idle_draws']:.0f} in a row"
-    note = f"all sources of the newest draws ({draws}) set aside: {measured or 'too far off policy'}"
-    used = figures.get("guard_groups_spared")
-    return f"{note}; {used:.0f} groups that deviate least are used, with capped ratios" if used else note
+    snapshot = Snapshot(now_s=now_s, status=status, max_idle_s=max_idle_s, runs=runs)
+    return [found.claim for found in status_findings(snapshot)]
 
 
 def waits_for(status: JsonDict) -> str:
     """Which groups the learner waits for, where none of those that came let it make a step; "" otherwise."""
-    own = status.get("own_since_step")
-    if own is not None:
-        made = own["num_put"] + own["num_unscored"]
-        if not made or own["num_with_signal"]:
-            return ""
-        unscored = f", {own['num_unscored']} not scored ({own['error']})" if own["num_unscored"] else ""
-        return f"own groups: {made} generated, 0 with differing rewards{unscored}"
-    if not status.get("learns_from_others") or status.get("num_admitted"):
-        return ""
-    refusals = status["refusals"]
-    if not refusals:
-        return "groups of others: none came"
-    most = max(refusals, key=refusals.__getitem__)
-    return f"groups of others: 0 admitted, {sum(refusals.values())} refused (mostly {most})"
-
-
-def _num_in_vain(status: JsonDict) -> int:
-    own = status.get("own_since_step")
-    return 0 if own is None or own["num_with_signal"] else own["num_put"] + own["num_unscored"]
-
-
-def _following_problems(following: JsonDict) -> list[str]:
-    causes: list[str] = []
-    candidates, without_weights = following.get("candidates"), following["trainers_without_weights"]
-    if candidates:
-        names = ", ".join(map(short, candidates))
-        causes.append(
-            f"the run has {len(candidates)} trainers ({names}): set follow.policy to the id of the one to follow"
-        )
-    elif not following["policy"] and without_weights:
-        names = ", ".join(map(short, without_weights))
-        causes.append(f"no trainer publishes weights (there is {names}): on the trainer set weights.publish=true")
-    elif not following["policy"]:
-        causes.append("no trainer is in the directory: nobody to follow (follow.policy names one)")
-    elif following["policy"] in without_weights and following["served_step"] is None:
-        causes.append(f"the trainer {short(following['policy'])} publishes no weights: set weights.publish=true there")
-    elif not following["is_trainer_connected"]:
-        causes.append(f"the trainer {short(following['policy'])} does not answer: generation waits for its credit")
-    if following["last_error"]:
-        served = following["served_step"]
-        causes.append(f"the engine did not take a version and serves step {served} on: {following['last_error']}")
-    return causes
+    return waiting_words(Snapshot(now_s=0.0, status=status))

@@ -17,14 +17,17 @@ from typer.core import TyperGroup
 
 from swarm import __version__
 from swarm.cli.bench import bench
+from swarm.cli.check import check
 from swarm.cli.plan_command import plan_command
 from swarm.cli.printable import printable
 from swarm.cli.recipes import recipes_app
+from swarm.cli.report import report, trace, watch
 from swarm.cli.simulate import simulate
 from swarm.cli.train import train
 from swarm.cli.trained import chat, evaluate, export, samples, verify
+from swarm.cli.why import why
 from swarm.errors import SwarmError
-from swarm.types import Correction, Role
+from swarm.types import Role
 
 
 class _Commands(TyperGroup):
@@ -49,12 +52,17 @@ app = typer.Typer(
 keys_app = typer.Typer(help="The Ed25519 identity of a node.", no_args_is_help=True)
 app.command()(simulate)
 app.command()(train)
+app.command()(check)
 app.command("plan")(plan_command)
 app.command("eval")(evaluate)
 app.command()(chat)
 app.command()(export)
 app.command()(verify)
 app.command()(samples)
+app.command()(report)
+app.command()(watch)
+app.command()(trace)
+app.command()(why)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
 app.add_typer(keys_app, name="keys")
 app.add_typer(recipes_app, name="recipes")
@@ -141,43 +149,6 @@ def doctor(
             if not finding.is_ok:
                 console.print(f"       fix: {escape(finding.fix)}", soft_wrap=True)  # a command is copied whole
     raise typer.Exit(1 if any(f.is_fatal and not f.is_ok for f in findings) else 0)
-
-
-@app.command()
-def check(
-    config: Annotated[Path, typer.Option("--config", "-c", help="node.toml or coordinator.toml")],
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key.")] = None,
-) -> None:
-    """Validate a node's or a run's configuration, its recipes included, without starting anything."""
-    from swarm.config import CoordinatorConfig, NodeConfig, has_section, load_config
-    from swarm.environments.determinism import examine, require_repeatable
-    from swarm.environments.load import ENTRY_POINTS
-    from swarm.environments.soundness import narrow_tokenizer
-    from swarm.objectives.methods import recipes_of
-    from swarm.plugins import package_digest
-    from swarm.wire.run_manifest import manifest_of
-
-    is_run = has_section(config, "node")  # what the nodes of a run start from
-    settings = load_config(CoordinatorConfig, config, set_).node if is_run else load_config(NodeConfig, config, set_)
-    recipes = recipes_of(settings)
-    for each in settings.environments:
-        if each.kind == "plugin" and ":" not in each.dataset:
-            package, digest = package_digest(ENTRY_POINTS, each.dataset)
-            console.print(f'environment {each.name}: {package}, digest = "{digest}"', markup=False, soft_wrap=True)
-    if is_run:
-        manifest_of(settings, settings.run_id, "", 0.0)
-    look = examine if settings.is_alone else require_repeatable
-    examined = asyncio.run(look(settings.environments, settings.sandbox, narrow_tokenizer(settings.model)))
-    console.print(f"{config}: valid; recipe {recipes.main.name} ({recipes.main.acronym or recipes.main.verification})")
-    for kind in Correction:
-        found = recipes.of(kind)
-        console.print(f"  {kind.name} groups: {'refused' if found is None else found[1].name}")
-    for each in settings.environments:
-        local = examined.get(each.name)
-        turns = f", at most {local.max_turns} turn{'s' * (local.max_turns > 1)} (max_turns)" if local else ""
-        console.print(f"  environment {each.name}: {each.exchange}{turns}", markup=False)
-        if local and local.difference and settings.is_alone:
-            console.print(f"  environment {each.name}: {local.difference}; use it alone only", markup=False)
 
 
 @keys_app.command("new")

@@ -158,9 +158,9 @@ def _batches(puts: Sequence[GroupPut]) -> list[tuple[float, int]]:
 
 
 def _config(directory: Path) -> "NodeConfig | None":
-    from swarm.config import NodeConfig, load_config
+    from swarm.config import NODE_FILE, NodeConfig, load_config
 
-    path = directory / "node.toml"
+    path = directory / NODE_FILE
     try:
         return load_config(NodeConfig, path) if path.is_file() else None
     except ConfigError:

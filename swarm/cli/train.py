@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from swarm.cli.reward_weights import RewardWeight, parse_weights
+
 
 def train(
     model: Annotated[
@@ -20,6 +22,7 @@ def train(
     reward_range: Annotated[
         tuple[float, float] | None, typer.Option(help="LOW HIGH: what the function may return, rescaled to [0, 1].")
     ] = None,
+    reward_weight: RewardWeight = None,
     env: Annotated[
         list[str] | None,
         typer.Option("--env", "-e", help="Built-in tasks: KIND[:DATASET], such as reasoning_gym:gcd. Repeatable."),
@@ -59,8 +62,9 @@ def train(
     Each line of the file is a record with `question` and `answer` (or `messages`, and --answer). Without --reward the
     answer must be the same text or number. Ctrl-C saves and stops. Then: swarm samples, eval, chat, export.
     """
-    from node.train import TrainOptions, prepare
+    from node.train import prepare
     from node.train import train as run
+    from node.train_options import TrainOptions
     from swarm.telemetry import setup_logging
 
     options = TrainOptions(
@@ -69,6 +73,7 @@ def train(
         data=data,
         reward=reward,
         reward_range=reward_range,
+        reward_weights=parse_weights(reward_weight),
         environments=tuple(env or ()),
         question=question,
         answer=answer,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -18,21 +18,34 @@ from rich.table import Table
 from rich.text import Text
 
 from swarm.cli.printable import printable
-from swarm.config import CoordinatorConfig, EnvironmentConfig, NodeConfig, has_section, load_config
+from swarm.cli.reward_weights import RewardWeight, parse_weights
+from swarm.config import NODE_FILE, CoordinatorConfig, EnvironmentConfig, NodeConfig, has_section, load_config
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from swarm.trained.evaluation import EnvironmentScore, Mean
-    from swarm.trained.model import TrainedModel
+    from swarm.trained.model import TrainedModel, WhichStep
     from swarm.trained.samples import Sample
 
 console = Console()
+
+
+def _step(text: str) -> "WhichStep":
+    if text != "best" and not text.isdecimal():
+        raise typer.BadParameter(f"{text!r}: expected the number of a step, or best")
+    return "best" if text == "best" else int(text)
+
 
 Target = Annotated[
     str,
     typer.Argument(help="Directory of a node (its newest checkpoint), folder of a model, hub id, or smollm2 or tiny."),
 ]
-Step = Annotated[int | None, typer.Option("--step", help="Which checkpoint of the node; without, the newest.")]
+Step = Annotated[
+    Any,  # int, "best" or None; typer takes no such union
+    typer.Option(
+        "--step", parser=_step, metavar="N|best", help="Of the node: a checkpoint, or best; without, the newest."
+    ),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, or cuda:0 and so on.")]
 
 
@@ -105,6 +118,7 @@ def evaluate(
     reward_range: Annotated[
         tuple[float, float], typer.Option(help="LOW HIGH: what the function may return, rescaled to [0, 1].")
     ] = (0.0, 1.0),
+    reward_weight: RewardWeight = None,
     question: Annotated[str, typer.Option(help="Field of a record of --data that asks.")] = "question",
     answer: Annotated[str, typer.Option(help="Field of it with the right answer.")] = "answer",
     env: Annotated[list[str] | None, typer.Option("--env", help="Only this environment. Repeatable.")] = None,
@@ -152,7 +166,9 @@ def evaluate(
         settings = _settings(config)
     if data is not None:
         fields = {"question": question, "answer": answer}
-        environments: Sequence[EnvironmentConfig] = (own_environment(data, reward, fields, reward_range),)
+        environments: Sequence[EnvironmentConfig] = (
+            own_environment(data, reward, fields, reward_range, parse_weights(reward_weight)),
+        )
         split = "all"
     elif settings is not None:
         environments = _chosen(settings.environments, env or [])
@@ -284,7 +300,7 @@ def samples(
 
 
 def _require_node(directory: Path) -> None:
-    if not (directory / "node.toml").is_file():
+    if not (directory / NODE_FILE).is_file():
         raise ConfigError(
             f"{directory}: no node.toml, so no node's directory; `swarm join` makes one in swarm-node, "
             "`swarm simulate --keep-checkpoints` keeps its nodes in <run>/swarm/<name>"
@@ -367,9 +383,9 @@ def _text(mean: "Mean") -> str:
 
 def _print_sample(sample: "Sample", has_tokens: bool) -> None:
     parts = {name: value for name, value in sample.reward_parts.items() if name != "outcome"}
-    said = "".join(f", {name} {value:g}" for name, value in parts.items())
+    said = "".join(f", {name} {value:.3g}" for name, value in parts.items())
     cut = ", cut off" if sample.finish == "length" else ""
-    console.print(f"\n[reward {sample.reward:g}{said}{cut}]", style="bold", markup=False, highlight=False)
+    console.print(f"\n[reward {sample.reward:.3g}{said}{cut}]", style="bold", markup=False, highlight=False)
     if has_tokens:
         for token in sample.tokens:
             chosen = f"{token.logprob:7.2f}" if token.logprob is not None else "      -"

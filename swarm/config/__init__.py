@@ -9,6 +9,7 @@ from swarm.config.load_config import apply_overrides, explained, has_section, lo
 from swarm.config.node_config import (
     MAX_ANCHORS,
     MAX_MEMBERS,
+    NODE_FILE,
     Anchor,
     CoordinatorLink,
     DirectoryConfig,
@@ -30,10 +31,12 @@ from swarm.config.node_config import (
     TelemetryConfig,
     WeightsConfig,
 )
+from swarm.config.resolved_toml import inline_value, sources_of, to_toml
 
 __all__ = [
     "MAX_ANCHORS",
     "MAX_MEMBERS",
+    "NODE_FILE",
     "Anchor",
     "CoordinatorConfig",
     "CoordinatorLink",
@@ -58,6 +61,9 @@ __all__ = [
     "apply_overrides",
     "explained",
     "has_section",
+    "inline_value",
     "load_config",
     "parse_config",
+    "sources_of",
+    "to_toml",
 ]

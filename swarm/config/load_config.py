@@ -50,7 +50,19 @@ def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | 
 def apply_overrides(kind: type[Model], data: dict[str, Any], overrides: list[str]) -> None:
     """Sets keys of plain data in place, as `load_config` does. Raises ConfigError for what is no `key.path=value`."""
     for override in overrides:
-        _apply_override(data, _full_key(kind, override))
+        _apply_override(kind, data, override)
+
+
+def read_override(kind: type[Model], override: str) -> tuple[tuple[str, ...], Any]:
+    """The keys from the top down to the one that a `key.path=value` sets, and the value. Raises ConfigError."""
+    key, separator, text = _full_key(kind, override).partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {override!r}: expected key.path=value")
+    path = tuple(key.strip().split("."))
+    try:
+        return path, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path, text
 
 
 def has_section(path: Path, name: str) -> bool:
@@ -96,20 +108,14 @@ def _full_key(kind: type[Model], override: str) -> str:
     return f"learner.{override.lstrip()}" if is_short else override
 
 
-def _apply_override(data: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"--set {override!r}: expected key.path=value")
-    *parents, last = key.strip().split(".")
+def _apply_override(kind: type[Model], data: dict[str, Any], override: str) -> None:
+    (*parents, last), value = read_override(kind, override)
     for parent in parents:
         section: object = data.setdefault(parent, {})
         if not isinstance(section, dict):
             raise ConfigError(f"--set {override!r}: {parent} is a value, not a section")
         data = cast(dict[str, Any], section)
-    try:
-        data[last] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        data[last] = text
+    data[last] = value
 
 
 def _keys(kind: Any, path: tuple[Any, ...]) -> list[str]:

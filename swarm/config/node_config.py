@@ -22,6 +22,7 @@ MAX_ANCHORS = 16
 Anchor = Annotated[str, AfterValidator(dialable_anchor)]
 Multiaddress = Annotated[str, AfterValidator(dialable_multiaddress)]
 MAX_MEMBERS = 1000
+NODE_FILE = "node.toml"  # of a node, in its directory
 NodeIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -147,6 +148,22 @@ class ModelConfig(Model):
     """Expected SHA-256 of the initial published tensors; empty accepts what is there."""
     lora_rank: NotNegative = 0
     """0 trains all weights; above 0 trains low-rank adapters of this rank."""
+    lora_alpha: Annotated[float, Field(ge=0, le=65_536, allow_inf_nan=False)] = 0.0
+    """What adapters add is scaled by lora_alpha / lora_rank. 0: twice the rank, so that the learning rate does not
+    depend on the rank."""
+    lora_targets: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")], ...] = Field(default=(), max_length=64)
+    """Last names of the linear layers that get an adapter, such as "q_proj"; empty: all but the output layer."""
+
+    @model_validator(mode="after")
+    def _adapters_fit(self) -> "ModelConfig":
+        if not self.lora_rank and (self.lora_alpha or self.lora_targets):
+            raise ValueError("lora_alpha and lora_targets are of adapters: set lora_rank above 0, or leave them out")
+        return self
+
+    @property
+    def lora_scale(self) -> float:
+        """Factor of what an adapter adds."""
+        return self.lora_alpha / self.lora_rank if self.lora_alpha else 2.0
 
 
 class GeneratorConfig(Model):
@@ -285,7 +302,7 @@ class LearnerConfig(Model):
     recipe_text_only: str = "sapo_swarm"
     """Learns from groups of another tokenizer, or of text alone, where `recipe` cannot; empty refuses such groups."""
     learning_rate: PositiveFloat = 1e-5
-    """AdamW learning rate after warm-up."""
+    """AdamW learning rate after warm-up, the highest of the schedule."""
     betas: tuple[float, float] = (0.9, 0.99)
     """AdamW betas."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -294,6 +311,11 @@ class LearnerConfig(Model):
     """Gradient clipping by global norm."""
     warmup_steps: NotNegative = 0
     """Linear warm-up from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After warm-up: stay, or fall to `final_rate_share` of the rate at `num_steps`, in a line or half a cosine. A
+    training that goes on with more `num_steps` goes on where the longer schedule is at its step."""
+    final_rate_share: UnitFloat = 0.0
+    """Part of `learning_rate` that is left after the last step of a schedule that falls."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
     """Optimizer updates made of one draw, each of its share of the draw's groups; as many for each turn
     where the recipe needs `turn_updates`; still one new policy version."""
@@ -301,6 +323,9 @@ class LearnerConfig(Model):
     """Tokens (padding included) of one forward pass."""
     share_prompt: bool = True
     """Pack all rollouts of a prompt behind one copy of it (exact; several times less compute for long prompts)."""
+    gradient_checkpointing: bool = False
+    """Keep only the input of each layer for the backward pass and compute the layer again there: less memory, which
+    allows a larger token_budget, for more time. Log-probs and gradients stay the same."""
     num_processes: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes of this machine that share weights, optimizer and work of a step (FSDP2): one GPU each, or none."""
     num_steps: NotNegative = 0
@@ -313,6 +338,15 @@ class LearnerConfig(Model):
     """Generate, step, generate, step, one after the other. For a node alone, on one kind of machine, equal seeds and
     keys give equal losses, weights and evaluations at every step, bit for bit, also when it is killed at any moment
     and restarted. Only a group that could not be scored before a kill shifts the questions after it."""
+
+    @model_validator(mode="after")
+    def _schedule_has_an_end(self) -> "LearnerConfig":
+        if self.schedule != "constant" and self.num_steps <= self.warmup_steps:
+            raise ValueError(
+                f'schedule: "{self.schedule}" falls until num_steps, which is {self.num_steps} and has to be above '
+                f'warmup_steps {self.warmup_steps}; set num_steps, or schedule = "constant"'
+            )
+        return self
 
 
 class GuardConfig(Model):
@@ -370,6 +404,9 @@ class EvaluationConfig(Model):
     """Sampled tries at each problem, whose mean success is the accuracy. 0: one greedy try."""
     environments: tuple[str, ...] = ()
     """Names to evaluate; empty evaluates every environment of the run."""
+    keep_best: bool = False
+    """Trainer: keep the weights of the step with the best mean success on held-out problems, in `best`, for `--step
+    best` of `swarm export`, `eval` and `chat`. Costs the model's size on disk."""
 
 
 # --- exchange, directory, coordinator ------------------------------------------------------------

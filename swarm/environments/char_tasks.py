@@ -107,6 +107,10 @@ class CharEnvironment(AnswerEnvironment):
         """`config.dataset` is the task's name. Raises ConfigError."""
         if config.params:
             raise ConfigError(f"environment {config.name}: char tasks take no params, got {sorted(config.params)}")
+        if config.dataset not in KINDS:
+            raise ConfigError(
+                f"environment {config.name}: dataset {config.dataset!r} is unknown; known: {', '.join(KINDS)}"
+            )
         super().__init__(config, f"char-{config.dataset}-{drawn_from(config, config.params)}/1")
         self._source = CharTask(config.dataset, config.seed)
 

@@ -7,6 +7,7 @@ makes the problem and an `Episode` of it (`begin`).
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -130,6 +131,10 @@ class AnswerEnvironment(NumberedEnvironment):
     def judge(self, problem: Problem, answer: str) -> float:
         """What the stripped answer is worth, clipped to [0, 1] by the caller. May run hostile text."""
 
+    def rewards(self, problem: Problem, answer: str) -> Mapping[str, float]:
+        """Named rewards of the stripped answer, the outcome among them. May run hostile text."""
+        return {OUTCOME: float(self.judge(problem, answer))}
+
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
@@ -139,5 +144,4 @@ class _Answer:
     problem: Problem
 
     def step(self, action: Action) -> Transition:
-        value = float(self.environment.judge(self.problem, action.text.strip()))
-        return Transition(is_end=True, rewards={OUTCOME: value})
+        return Transition(is_end=True, rewards=self.environment.rewards(self.problem, action.text.strip()))

@@ -21,14 +21,15 @@ from typing import Any, NamedTuple, cast
 from swarm.config import EnvironmentConfig
 from swarm.environments.environment import ANSWER_CPU_S, AnswerEnvironment, Problem
 from swarm.environments.params import drawn_from
-from swarm.episode import Message
+from swarm.episode import OUTCOME, Message
 from swarm.errors import ConfigError
 from swarm.plugins import code_version, load_object
 
 MAX_LINE_BYTES = 2**20
+_ROUNDING = 1e-9
 _PARAMS = frozenset({"path", "split", "question", "answer"})
 
-RewardFunction = Callable[..., float]
+RewardFunction = Callable[..., float | Mapping[str, float]]
 """(question, answer without the white space around it, reference), and the whole record where it takes four."""
 
 
@@ -99,8 +100,9 @@ class RecordEnvironment(AnswerEnvironment):
 class FunctionEnvironment(RecordEnvironment):
     """Problems of a file (params.path), judged by the RewardFunction that `config.dataset` names.
 
-    It gets "" as the reference of a record without one. An attribute `answer_cpu_s` of the function tells the CPU
-    seconds that it may take for an answer.
+    It gets "" as the reference of a record without one. What it returns is a number, or several by name, which
+    `config.reward_weights` adds up to one. An attribute `answer_cpu_s` of the function tells the CPU seconds that it
+    may take for an answer.
     """
 
     is_answer_needed = False
@@ -117,22 +119,58 @@ class FunctionEnvironment(RecordEnvironment):
         self._low, self._high = config.reward_range
         self.answer_cpu_s = float(getattr(score, "answer_cpu_s", ANSWER_CPU_S))
         scale = "" if config.reward_range == (0.0, 1.0) else f" {self._low!r}..{self._high!r}"
-        super().__init__(config, f"function-{code_version(score)}{scale}")
+        weights = "".join(f" {name}={weight!r}" for name, weight in sorted(config.reward_weights.items()))
+        self.signals = frozenset({"reward_parts"} if weights else ())
+        super().__init__(config, f"function-{code_version(score)}{scale}{weights}")
 
     def judge(self, problem: Problem, answer: str) -> float:
+        return self.rewards(problem, answer)[OUTCOME]
+
+    def rewards(self, problem: Problem, answer: str) -> Mapping[str, float]:
         record = (problem.entry.record,) if self.is_record_needed else ()
-        given = cast("float | str | None", self._score(problem.question, answer, problem.reference, *record))
-        if given is None:
-            raise TypeError(f"{self.config.dataset} returned nothing: end it with `return` and a number")
-        if isinstance(given, str):
-            raise TypeError(f"{self.config.dataset} returned the text {given!r:.40}, where a number belongs")
-        value = float(given)
-        if not self._low <= value <= self._high:
-            raise ValueError(
-                f"{self.config.dataset} returned {value:g}, outside of reward_range [{self._low:g}, {self._high:g}]: "
-                "set reward_range of the environment (swarm train --reward-range LOW HIGH) to what it may return"
+        given: object = self._score(problem.question, answer, problem.reference, *record)
+        if not isinstance(given, Mapping):
+            if self.config.reward_weights:
+                names = ", ".join(sorted(self.config.reward_weights))
+                raise TypeError(f"{self.config.dataset} returned {given!r:.40}, where reward_weights needs {names}")
+            return {OUTCOME: self._rescaled(self._number("", given))}
+        named = cast("Mapping[Any, Any]", given)
+        parts = {str(name): self._number(f"{name!r}: ", value) for name, value in named.items()}
+        weights = self.config.reward_weights
+        if not weights:
+            raise TypeError(
+                f"{self.config.dataset} returned the rewards {', '.join(sorted(parts))}: say what each counts with "
+                "reward_weights of the environment (swarm train --reward-weight NAME=WEIGHT), or return one number"
             )
-        return (value - self._low) / (self._high - self._low)
+        if missing := sorted(weights.keys() - parts.keys()):
+            raise ValueError(
+                f"{self.config.dataset} returned no {missing[0]!r}, which reward_weights (--reward-weight) names; it "
+                f"returned {', '.join(sorted(parts)) or 'none'}"
+            )
+        total = math.fsum(weight * parts[name] for name, weight in weights.items())
+        terms = " + ".join(f"{weight:g} {name} {parts[name]:g}" for name, weight in weights.items())
+        return {**parts, OUTCOME: self._rescaled(total, f"the weighted sum {terms} = ")}
+
+    def _number(self, name: str, given: object) -> float:
+        if given is None:
+            raise TypeError(f"{self.config.dataset} returned {name or 'nothing: '}end it with `return` and a number")
+        if isinstance(given, str):
+            raise TypeError(f"{self.config.dataset} returned {name}the text {given!r:.40}, where a number belongs")
+        return float(cast("Any", given))
+
+    def _rescaled(self, value: float, of: str = "") -> float:
+        """In [0, 1]. Raises ValueError where it is outside of the range; `of` says what it is made of."""
+        share = (value - self._low) / (self._high - self._low)
+        for end in (0.0, 1.0):  # a weighted sum may miss it by its rounding
+            if abs(share - end) < _ROUNDING:
+                return end
+        if not 0.0 < share < 1.0:
+            raise ValueError(
+                f"{self.config.dataset} returned {of}{value:g}, outside of reward_range [{self._low:g}, "
+                f"{self._high:g}]: set reward_range of the environment (swarm train --reward-range LOW HIGH) to what "
+                f"{'the sum may be, or choose weights that add up to its end' if of else 'it may return'}"
+            )
+        return share
 
 
 class _Entry(NamedTuple):
@@ -215,7 +253,8 @@ class _JsonLines:
             with self._path.open("rb") as file:
                 self._index(file.readline, digest.update)
         except OSError as error:
-            raise ConfigError(f"{self._origin}: {error.strerror}; dataset must be a readable .jsonl file") from error
+            key = "params.path" if config.params.get("path") else "dataset"
+            raise ConfigError(f"{self._origin}: {error.strerror}; {key} must be a readable .jsonl file") from error
         self.digest = digest.hexdigest()
         if config.digest and self.digest != config.digest.lower():
             raise ConfigError(f"{self._origin}: SHA-256 is {self.digest}, the run asks for {config.digest}")

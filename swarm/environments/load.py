@@ -41,7 +41,7 @@ def build_environment(config: EnvironmentConfig) -> Environment:
         verifier += " scored" if score else ""
     if config.kind == "plugin":
         verifier += f" {code_version(type(made))}"
-    if config.reward_weights:
+    if config.reward_weights and config.kind != "function":  # which adds up its own
         _check_weights(made, config.reward_weights)
         verifier += " " + ",".join(f"{name}={weight!r}" for name, weight in sorted(config.reward_weights.items()))
     if verifier == made.verifier:

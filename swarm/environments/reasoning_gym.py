@@ -6,13 +6,16 @@ is the second wall, for what this one misses.
 """
 
 import ast
+import difflib
+import importlib
 import importlib.util
 import re
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from types import ModuleType
-from typing import Never
+from typing import Any, Final, Never
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.answer_forms import is_right
@@ -41,6 +44,7 @@ _FORMULA = frozenset(
 )
 _PLAIN_PATTERN = re.compile(r"[A-Za-z0-9_\s,]*")
 _MAX_ANSWER_CHARS = 20_000
+_PLAIN_TYPES: Final[dict[Any, str]] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _UNREPEATABLE = "its problems depend on Python's string hash seed, so nodes would not agree on them"
 _REFUSED = {
     "acre": "it takes minutes to build, and every scoring process would have to",
@@ -79,6 +83,7 @@ class ReasoningGymEnvironment(AnswerEnvironment):
             reason = _REFUSED[config.dataset]
             raise ConfigError(f"environment {config.name}: {config.dataset} cannot be used: {reason}")
         library = _import_reasoning_gym()
+        _check_params(config, params)
         try:
             self._dataset = library.create_dataset(config.dataset, seed=config.seed, size=config.num_tasks, **params)
             # shows a missing library or an impossible parameter now, not in the middle of a run; and what the scorer
@@ -87,7 +92,7 @@ class ReasoningGymEnvironment(AnswerEnvironment):
             with suppress(KeyError, IndexError):
                 self._dataset.score_answer(str(first["answer"]), first)
         except (TypeError, ValueError, AssertionError, ImportError) as error:
-            reason = f"environment {config.name}: reasoning-gym dataset {config.dataset!r} with {params}"
+            reason = f"environment {config.name}: dataset {config.dataset!r} of reasoning-gym refuses params {params}"
             raise ConfigError(f"{reason}: {error or type(error).__name__}") from error
         rule = "exact" if self._is_exact else "partial"
         drawn = drawn_from(config, config.params)
@@ -134,6 +139,31 @@ def is_literal(answer: str) -> bool:
         ast.literal_eval(answer)
         return True
     return False
+
+
+def _check_params(config: EnvironmentConfig, params: dict[str, Any]) -> None:
+    """Raises ConfigError for a dataset or a parameter that is not there, and for a plain value of another type."""
+    datasets: dict[str, tuple[type, type]] = importlib.import_module("reasoning_gym.factory").DATASETS
+    if config.dataset not in datasets:
+        near = difflib.get_close_matches(config.dataset, datasets, n=3)
+        fix = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else f"it has {len(datasets)}, {', '.join([*datasets][1:6])} ..."
+        )
+        raise ConfigError(f"environment {config.name}: dataset {config.dataset!r} is none of reasoning-gym's; {fix}")
+    types: dict[str, Any] = {each.name: each.type for each in fields(datasets[config.dataset][1])}
+    known = sorted(types.keys() - {"seed", "size"})
+    for name, value in params.items():
+        where = f"environment {config.name}: params.{name}"
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            fix = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+            raise ConfigError(f"{where}: dataset {config.dataset!r} has no such parameter; {fix}")
+        plain = types[name] if types[name] in _PLAIN_TYPES else None
+        is_bool = isinstance(value, bool)
+        if plain and (is_bool != (plain is bool) or not isinstance(value, (int, float) if plain is float else plain)):
+            raise ConfigError(f"{where}: must be {_PLAIN_TYPES[plain]}, got {value!r:.80}")
 
 
 def _version() -> str:

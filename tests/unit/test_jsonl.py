@@ -4,14 +4,16 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.jsonl import MAX_LINE_BYTES, is_same_answer
-from swarm.environments.load import build_environment
-from swarm.environments.replay import answer_reward
+from swarm.environments.load import build_environment, signals_of
+from swarm.environments.replay import answer_reward, replay
 from swarm.errors import ConfigError
+from swarm.interfaces import Environment
 from swarm.plugins import load_object
 
 RECORDS = [{"question": "2+2?", "answer": "4"}, {"question": "Capital of France?", "answer": "Paris"}]
@@ -213,3 +215,57 @@ def test_a_plugin_file_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
         load_object(f"{path}:x")
     assert set(sys.modules) == before
+
+
+NAMED = "return {'right': float(answer == reference), 'short': 1.0 if len(answer) < 3 else 0.0, 'length': len(answer)}"
+
+
+def named_environment(tmp_path: Path, body: str, **changes: Any) -> Environment:
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n", encoding="utf-8")
+    (tmp_path / "named.py").write_text(f"def score(question, answer, reference):\n    {body}\n")
+    section = {"name": "own", "kind": "function", "dataset": f"{tmp_path / 'named.py'}:score"}
+    return build_environment(
+        EnvironmentConfig.model_validate({**section, "params": {"path": str(problems)}, **changes})
+    )
+
+
+def test_named_rewards_of_a_function_add_up_by_their_weights_and_stay_apart(tmp_path: Path) -> None:
+    environment = named_environment(tmp_path, NAMED, reward_weights={"right": 0.7, "short": 0.3})
+    assert replay(environment, 0, ("2",)).rewards == {"right": 1.0, "short": 1.0, "length": 1.0, "outcome": 1.0}
+    assert answer_reward(environment, 0, "3") == pytest.approx(0.3)
+    assert answer_reward(environment, 0, "333") == 0.0
+    assert "reward_parts" in signals_of(environment)
+    unweighted = named_environment(tmp_path, "return 1.0")
+    assert environment.verifier != unweighted.verifier and "reward_parts" not in signals_of(unweighted)
+
+
+def test_a_weighted_sum_that_rounding_takes_from_the_end_is_success(tmp_path: Path) -> None:
+    body = "return {'a': 1.0, 'b': 1.0, 'c': 1.0}"
+    for weights in ({"a": 0.7, "b": 0.2, "c": 0.1}, {"a": 0.1, "b": 0.7, "c": 0.2000000000000003}):
+        assert answer_reward(named_environment(tmp_path, body, reward_weights=weights), 0, "") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "changes", "message"),
+    [
+        (NAMED, {}, "say what each counts with reward_weights of the environment"),
+        (
+            NAMED,
+            {"reward_weights": {"brief": 1.0}},
+            r"returned no 'brief', .* names; it returned length, right, short",
+        ),
+        ("return 1.0", {"reward_weights": {"right": 1.0}}, "returned 1.0, where reward_weights needs right"),
+        (
+            NAMED,
+            {"reward_weights": {"right": 1.0, "length": 1.0}},
+            r"the weighted sum 1 right 1 \+ 1 length 1 = 2, outside of .* the sum may be",
+        ),
+        ("return {'right': 'yes'}", {"reward_weights": {"right": 1.0}}, "returned 'right': the text 'yes'"),
+    ],
+)
+def test_named_rewards_that_cannot_be_added_up_say_why(
+    tmp_path: Path, body: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        answer_reward(named_environment(tmp_path, body, **changes), 0, "2")

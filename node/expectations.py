@@ -1,0 +1,148 @@
+"""What to expect of a run before it starts: memory, bytes of groups and versions, and by a measurement seconds.
+
+Invariant: without a measurement no seconds are claimed; a measurement runs a real node alone, in a directory that is
+deleted afterwards.
+"""
+
+import json
+import resource
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from node.run_estimate import (
+    LIKE_LLAMA,
+    MemoryEstimate,
+    ModelShape,
+    estimate_memory,
+    group_bytes,
+    lengths_of,
+    patch_bytes,
+    version_bytes,
+)
+from node.sampled_tasks import SampledEnvironment
+from swarm.config import ModelConfig, NodeConfig, parse_config
+from swarm.errors import ConfigError
+from swarm.events import Event, StepMade
+from swarm.model.source import SHIPPED, TINY_SHAPE, resolve_source
+from swarm.types import Role
+
+_MIB: Final = 2**20
+_NUM_STEPS: Final = 2  # the first one also warms up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredStep:
+    """The second step of a node alone, one phase after the other."""
+
+    generate_s: float  # of the groups that a step takes
+    learn_s: float
+    num_groups: int
+    num_tokens: int  # trained
+    peak_bytes: int  # of the largest child process; 0 where the worker is none
+
+
+def expectation_lines(config: NodeConfig, sampled: Sequence[SampledEnvironment], has_reference: bool) -> list[str]:
+    """Memory, a group and a version, in lines for people (blocking: reads the model's config.json)."""
+    shape = read_shape(config.model)
+    if shape is None:
+        return [f"memory: not estimated for this architecture; known: {', '.join(LIKE_LLAMA)}"]
+    prompt = max((len(task.prompt_ids) for each in sampled for task in each.tasks), default=0)
+    lengths = lengths_of(config, prompt, any(each.max_turns > 1 for each in sampled))
+    memory = estimate_memory(config, shape, lengths, has_reference)
+    lines = [_memory_line(memory)]
+    answers = f"{config.generator.group_size} answers of {lengths.response} tokens"
+    lines.append(f"a group: {_bytes(group_bytes(config, lengths, shape.vocab_size))} at most, {answers}")
+    if Role.TRAINER in config.roles:
+        patch = patch_bytes(config, shape)
+        small = "; a patch was not measured for this dtype or adapters" if patch is None else ""
+        small = small or f", as a patch about {_bytes(patch or 0)}"
+        lines.append(f"a version: {_bytes(version_bytes(config, shape))} in full before compression{small}")
+    return lines
+
+
+def read_shape(config: ModelConfig) -> ModelShape | None:
+    """Shape of a configured model, from its config.json; None for one that is not counted here. Raises ConfigError."""
+    if config.source in SHIPPED:
+        return ModelShape.of(TINY_SHAPE)
+    path = resolve_source(config, None, with_weights=False) / "config.json"
+    try:
+        settings: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return ModelShape.of(settings)
+
+
+async def measure(config: NodeConfig) -> MeasuredStep:
+    """Generates and learns two steps with the real model, alone, on this machine.
+
+    Raises:
+        ConfigError: the node cannot start, or a step was not made.
+    """
+    from node.daemon import Daemon
+
+    steps: list[StepMade] = []
+
+    def see(event: Event) -> None:
+        if isinstance(event, StepMade):
+            steps.append(event)
+
+    with tempfile.TemporaryDirectory(prefix="swarm-check-") as folder:
+        async with Daemon(_alone(config, Path(folder)), see) as daemon:
+            await daemon.run()
+    if len(steps) < _NUM_STEPS:
+        raise ConfigError(f"--measure: {len(steps)} of {_NUM_STEPS} steps were made")
+    last = steps[-1]
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return MeasuredStep(
+        generate_s=last.seconds.get("generate", 0.0),
+        learn_s=last.seconds.get("learn", 0.0),
+        num_groups=last.num_local,
+        num_tokens=last.num_tokens,
+        peak_bytes=children if config.worker == "process" else 0,
+    )
+
+
+def measured_lines(measured: MeasuredStep) -> list[str]:
+    """Seconds and memory, in lines for people."""
+    speed = measured.num_tokens / max(measured.generate_s, 1e-9)
+    lines = [
+        f"measured: {measured.generate_s:.1f} s to generate {measured.num_groups} groups ({speed:,.0f} tokens/s), "
+        f"{measured.learn_s:.1f} s for the step"
+    ]
+    return lines + (
+        [f"measured: {measured.peak_bytes // _MIB:,} MiB at most in the worker"] if measured.peak_bytes else []
+    )
+
+
+def _alone(config: NodeConfig, folder: Path) -> NodeConfig:
+    """The same work without anybody else: one phase after the other, and groups of equal rewards count, too."""
+    data = config.model_dump(mode="json")
+    data |= {"dir": str(folder), "roles": ["trainer", "generator"], "directory": {"kind": "none"}}
+    data |= {"coordinator": {}, "entry": {}, "weights": {}, "follow": {}, "telemetry": {"log_level": "WARNING"}}
+    data["exchange"] |= {"listen": "127.0.0.1:0", "advertise": "", "anchors": []}
+    groups = config.replay.local_groups + config.replay.external_groups
+    data["replay"] |= {"local_groups": groups, "external_groups": 0, "keep_zero_variance": True, "barrier": False}
+    data["learner"] |= {"num_steps": _NUM_STEPS, "checkpoint_every": 0, "at_end": "stop", "deterministic": True}
+    data["evaluation"] = {"num_problems": 1}
+    return parse_config(NodeConfig, data, "--measure")
+
+
+def _memory_line(memory: MemoryEstimate) -> str:
+    parts = {
+        "process": memory.process,
+        "weights": memory.weights + memory.engine_weights + memory.published + memory.reference,
+        "masters and moments": memory.masters + memory.moments,
+        "KV cache": memory.kv_cache,
+        "gradients": memory.gradients,
+        "activations": memory.activations,
+        "checkpoint": memory.checkpoint,
+    }
+    shown = ", ".join(f"{name} {size // _MIB:,}" for name, size in parts.items() if size >= _MIB)
+    return f"memory of the worker: about {memory.peak // _MIB:,} MiB at most, {memory.held // _MIB:,} always ({shown})"
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"

@@ -1,0 +1,209 @@
+"""Sampled tasks of each environment as a node asks and scores them: the prompt as tokens, the reference, its reward.
+
+Invariant: what cannot be built, read, asked or scored is a ConfigError that names environment, key and fix, before a
+model is loaded; answers are scored in the confined process that a node scores them in.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from node.training_watch import one_line
+from swarm.config import EnvironmentConfig, NodeConfig
+from swarm.environments.curriculum import TaskMixture
+from swarm.environments.jsonl import RecordEnvironment
+from swarm.environments.load import build_environments
+from swarm.environments.sandbox.verifier import SandboxVerifier
+from swarm.episode import Actions
+from swarm.errors import ConfigError, RolloutFailed
+from swarm.interfaces import Environment, Tokenizer
+from swarm.model.tokenizer import check_turns, text_ids
+from swarm.types import Task
+
+MOST_SHOWN_CHARS: Final = 200
+WRONG_ANSWERS: Final = ("", "no", "1")  # what a reward must be able to judge, too
+MOST_READ: Final = 20_000  # records of a file that are looked at
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledTask:
+    """One task with its right answer. Example: `3 + 4 =`, as 31 tokens, whose reference `7` is worth 1."""
+
+    task: Task
+    prompt_ids: tuple[int, ...]  # empty without a tokenizer
+    prompt: str  # their text: the chat as the template renders it
+    reference: str  # "" where there is none
+    actions: Actions  # that earn the reward; () where nobody knows any
+    num_action_tokens: int  # of the longest action; 0 without a tokenizer
+    reward: float | None  # of these actions, in [0, 1]; None where there are none
+    empty_reward: float | None  # of an empty answer; None for several turns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledEnvironment:
+    """An environment with the tasks that were tried."""
+
+    section: EnvironmentConfig
+    verifier: str  # its version: questions, reward and weights
+    num_tasks: int
+    max_turns: int
+    tasks: tuple[SampledTask, ...]
+
+
+async def sample_environments(
+    config: NodeConfig, tokenizer: Tokenizer | None, num_tasks: int = 3
+) -> list[SampledEnvironment]:
+    """Builds every environment, asks some tasks of each, spread over all, and scores right and wrong answers.
+
+    Args:
+        config: of the node.
+        tokenizer: of its model; None: prompts are not encoded.
+        num_tasks: most tasks of each environment.
+
+    Raises:
+        ConfigError: an environment cannot be built, a record cannot be used, the model cannot read a text, or a reward
+            fails.
+    """
+    environments = await asyncio.to_thread(_build, config, tokenizer)
+    verifier = SandboxVerifier(config.environments, config.sandbox)
+    try:
+        sampled: list[SampledEnvironment] = []
+        for section in config.environments:
+            environment, last = environments[section.name], environments[section.name].num_tasks - 1
+            numbers = sorted({last * number // max(num_tasks - 1, 1) for number in range(num_tasks)})
+            tasks = [await _sample(environment, number, tokenizer, verifier) for number in numbers]
+            sampled.append(
+                SampledEnvironment(
+                    section=section,
+                    verifier=environment.verifier,
+                    num_tasks=last + 1,
+                    max_turns=environment.max_turns,
+                    tasks=tuple(tasks),
+                )
+            )
+        return sampled
+    finally:
+        await verifier.close()
+
+
+def doubts(config: NodeConfig, sampled: SampledEnvironment) -> list[str]:
+    """What a user may not have meant, as sentences: right answers that are worth nothing, or longer than allowed."""
+    found: list[str] = []
+    for each in sampled.tasks:
+        where = f"environment {sampled.section.name}, task {each.task.task_id}"
+        if each.reward is not None and each.reward <= (each.empty_reward or 0.0):
+            beside = "" if each.empty_reward is None else f", an empty answer {each.empty_reward:g}"
+            found.append(f"{where}: the reference {one_line(each.reference)!r} is worth {each.reward:g}{beside}")
+        if each.num_action_tokens > config.generator.max_new_tokens:
+            found.append(
+                f"{where}: the reference has {each.num_action_tokens} tokens, generator.max_new_tokens allows "
+                f"{config.generator.max_new_tokens}"
+            )
+    return found[:3]
+
+
+def task_lines(sampled: SampledEnvironment) -> list[str]:
+    """Each task in two lines: prompt, and reference with its reward."""
+    lines: list[str] = []
+    for each in sampled.tasks:
+        asked = f"{_tokens(len(each.prompt_ids))}, {_ends_of(each.prompt)}" if each.prompt_ids else _chat(each.task)
+        lines.append(f"  task {each.task.task_id}: {asked}")
+        length = f" ({_tokens(each.num_action_tokens)})" if each.num_action_tokens else ""
+        turns = f" in {len(each.actions)} turns" if sampled.max_turns > 1 and each.actions else ""
+        worth = ", not scored: nobody knows its actions" if each.reward is None else f", worth {each.reward:g}{turns}"
+        lines.append(
+            f"    reference {one_line(each.reference)!r}{length}{worth}" if each.reference else "    no reference"
+        )
+    return lines
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'s' * (count > 1)}"
+
+
+def _ends_of(text: str) -> str:
+    """With line breaks and control characters spelled out, and cut in the middle."""
+    flat = text.encode("unicode_escape").decode() if text.isascii() else repr(text)[1:-1]
+    half = MOST_SHOWN_CHARS // 2
+    return flat if len(flat) <= MOST_SHOWN_CHARS else f"{flat[:half]} ... {flat[-half:]}"
+
+
+def _chat(task: Task) -> str:
+    return " | ".join(f"{each.role}: {one_line(each.content)}" for each in task.messages)
+
+
+def _build(config: NodeConfig, tokenizer: Tokenizer | None) -> dict[str, Environment]:
+    environments = build_environments(config.environments)
+    if tokenizer is not None:
+        check_turns(tokenizer, environments.values())
+    try:
+        for section in config.environments:
+            if section.kind in ("jsonl", "function"):
+                _read_records(environments[section.name])
+        if environments:
+            TaskMixture(environments, config.generator.env_weights, config.seed, spacing=1).task(0)
+    except LookupError as error:
+        raise ConfigError(str(error)) from None
+    return environments
+
+
+def _read_records(environment: Environment) -> None:
+    """Reads the first records of a file once. Raises LookupError for one that cannot be used, ConfigError for answers
+    that only some of them have."""
+    count = min(environment.num_tasks, MOST_READ)
+    lacking = [number for number in range(count) if not environment.reference(number)]
+    if 0 < len(lacking) < count:
+        raise ConfigError(
+            f"environment {environment.name}: {len(lacking)} of the first {count} records have no answer, record "
+            f"{lacking[0]} first: give them one, or leave the answers out of all"
+        )
+    named = environment.config.params.get("answer", "answer") if isinstance(environment, RecordEnvironment) else ""
+    if lacking and named not in ("", "answer"):  # somebody chose that field
+        raise ConfigError(
+            f"environment {environment.name}: none of the first {count} records has an answer in the field {named!r}; "
+            "name the field that has it with params.answer (--answer), or leave that out where there are no answers"
+        )
+
+
+async def _sample(
+    environment: Environment, task_id: int, tokenizer: Tokenizer | None, verifier: SandboxVerifier
+) -> SampledTask:
+    task, reference, actions = await asyncio.to_thread(_ask, environment, task_id)
+    prompt_ids = () if tokenizer is None else tuple(tokenizer.encode_prompt(task))
+    longest = max((len(text_ids(tokenizer, action)) for action in actions), default=0) if tokenizer else 0
+    reward = await _worth(verifier, task, actions) if actions else None
+    wrong = [await _worth(verifier, task, (answer,)) for answer in WRONG_ANSWERS] if environment.max_turns == 1 else []
+    return SampledTask(
+        task=task,
+        prompt_ids=prompt_ids,
+        prompt="" if tokenizer is None else tokenizer.decode(prompt_ids),
+        reference=reference,
+        actions=actions,
+        num_action_tokens=longest,
+        reward=reward,
+        empty_reward=wrong[0] if wrong else None,
+    )
+
+
+def _ask(environment: Environment, task_id: int) -> tuple[Task, str, Actions]:
+    """A task, its reference, and actions that earn the reward where somebody knows any. Raises ConfigError."""
+    try:
+        task, reference = environment.task(task_id), environment.reference(task_id)
+        if environment.max_turns == 1:
+            return task, reference, (reference,) if reference else ()
+        demonstrate = getattr(environment, "demonstration", None)
+        return task, reference, tuple(demonstrate(task_id)) if demonstrate is not None else ()
+    except LookupError as error:
+        raise ConfigError(str(error)) from None
+
+
+async def _worth(verifier: SandboxVerifier, task: Task, actions: Sequence[str]) -> float:
+    """What an episode is worth. Raises ConfigError where that cannot be told."""
+    try:
+        return float((await verifier.verify(task.env, task.task_id, [tuple(actions)])).rewards[0])
+    except (RolloutFailed, LookupError) as error:
+        raise ConfigError(
+            f"the reward failed on the answer {one_line(' | '.join(actions))!r}: {error}. Rewards run confined: with "
+            "the installed packages, but no network, and no other files or modules than the one that they are in"
+        ) from None

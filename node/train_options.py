@@ -1,0 +1,168 @@
+"""What `swarm train` was asked for, as the configuration of an ordinary node.
+
+Invariant: node.toml says all that was decided; options that would change a training that has begun are an error.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from swarm.config import NODE_FILE, NodeConfig, apply_overrides, load_config, parse_config
+from swarm.errors import ConfigError
+from swarm.model.source import is_char_model
+from swarm.types import JsonDict
+
+_CHANGEABLE: Final = frozenset({"learner.num_steps", "telemetry.log_level"})  # of a directory that exists
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What to train, as the command line says it; None and "" leave a default, or what node.toml says."""
+
+    directory: Path
+    model: str = ""
+    data: Path | None = None
+    reward: str = ""  # file.py:function or module:function
+    reward_range: tuple[float, float] | None = None  # of what it returns
+    reward_weights: Mapping[str, float] = field(default_factory=dict[str, float])  # where it returns several by name
+    environments: tuple[str, ...] = ()  # kind, or kind:dataset
+    question: str = "question"  # fields of a record
+    answer: str = "answer"
+    prompt: str = "{question}"
+    system: str = ""
+    steps: int | None = None
+    max_new_tokens: int | None = None
+    learning_rate: float | None = None
+    lora_rank: int = 0
+    recipe: str = ""
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def names_task(self) -> bool:
+        """Whether it says what to train on; else an existing directory does."""
+        return self.data is not None or bool(self.environments)
+
+
+def resolve(options: TrainOptions) -> NodeConfig:
+    """The configuration of the node: of its directory where that has one, else from the options.
+
+    Raises:
+        ConfigError: an option is missing or wrong, or the directory is of another training.
+    """
+    path = options.directory / NODE_FILE
+    if not path.is_file():
+        if not options.names_task:
+            raise ConfigError(
+                f"{options.directory}: nothing to resume there; say what to train on: --data FILE.jsonl, with "
+                "--reward my_file.py:function unless the answer must be the same, or --env KIND[:DATASET]"
+            )
+        return parse_config(NodeConfig, _data(options), "swarm train")
+    if not options.names_task and (given := _given(options)):
+        raise ConfigError(
+            f"{path} exists, and {', '.join(given)} cannot change a training that has begun: leave that out to go on "
+            "with this one, or say what to train on and name another --dir"
+        )
+    changes = list(options.overrides)
+    changes += [] if options.steps is None else [f"learner.num_steps={options.steps}"]
+    # `dir` in the file is seen from where the training was begun, which need not be here.
+    here = {"dir": options.directory}
+    kept = load_config(NodeConfig, path).model_copy(update=here)
+    config = load_config(NodeConfig, path, changes).model_copy(update=here)
+    asked = parse_config(NodeConfig, _data(options), "swarm train") if options.names_task else config
+    differing = [key for key in _differences(kept.model_dump(), asked.model_dump()) if key not in _CHANGEABLE]
+    if differing:
+        raise ConfigError(
+            f"{path} exists and says otherwise for {', '.join(sorted(differing)[:5])}: name another --dir for another "
+            f"training, or delete this one; `swarm train --dir {options.directory}` alone goes on with it"
+        )
+    return config
+
+
+def _data(options: TrainOptions) -> JsonDict:
+    """Plain data of node.toml. Raises ConfigError."""
+    if not options.model:
+        raise ConfigError(
+            "--model: name one: smollm2, a folder, or a hub id; tiny and tiny-agents know little tasks only"
+        )
+    is_tiny = is_char_model(options.model)
+    longest = options.max_new_tokens or (16 if is_tiny else 256)
+    data: JsonDict = {
+        "dir": str(options.directory),
+        "name": options.directory.name[:40],
+        "run_id": "train",
+        "worker": "inline" if is_tiny else "process",
+        "environments": _environments(options),
+        "model": {
+            "source": _absolute(options.model),
+            "dtype": "float32" if is_tiny else "bfloat16",
+            "lora_rank": options.lora_rank,
+        },
+        "generator": {"max_new_tokens": longest, "groups_per_batch": 8},
+        "replay": {"local_groups": 8, "external_groups": 0},
+        "learner": {
+            "learning_rate": (1e-4 if is_tiny or options.lora_rank else 1e-5)
+            if options.learning_rate is None
+            else options.learning_rate,
+            "num_steps": 100 if options.steps is None else options.steps,
+        }
+        | ({"recipe": _own_file(options.recipe)} if options.recipe else {}),
+        "evaluation": {"every_steps": 20, "num_problems": 32, "keep_best": True},
+        "directory": {"kind": "none"},
+        "telemetry": {"log_level": "WARNING"},
+    }
+    apply_overrides(NodeConfig, data, list(options.overrides))
+    return data
+
+
+def _environments(options: TrainOptions) -> list[JsonDict]:
+    style: JsonDict = {"prompt": options.prompt, "system": options.system}
+    found: list[JsonDict] = []
+    if options.data is not None:
+        fields: JsonDict = {
+            "path": _absolute(str(options.data)),
+            "question": options.question,
+            "answer": options.answer,
+        }
+        kind = "function" if options.reward else "jsonl"
+        dataset = _own_file(options.reward) if options.reward else fields["path"]
+        scale: JsonDict = {} if options.reward_range is None else {"reward_range": list(options.reward_range)}
+        scale |= {"reward_weights": dict(options.reward_weights)} if options.reward_weights else {}
+        found.append({"name": "own", "kind": kind, "dataset": dataset, "params": fields, **style, **scale})
+    elif options.reward:
+        raise ConfigError(f"--reward {options.reward}: needs the questions, --data FILE.jsonl")
+    for text in options.environments:
+        kind, _, dataset = text.partition(":")
+        name = "".join(c if c.isalnum() else "_" for c in (dataset or kind).lower()).strip("_")[:40]
+        found.append({"name": name, "kind": kind, "dataset": dataset, **style})
+    return found
+
+
+def _absolute(source: str) -> str:
+    """A path that is found from any working directory; other names as they are."""
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else source
+
+
+def _own_file(spec: str) -> str:
+    path, colon, name = spec.rpartition(":")
+    return f"{_absolute(path)}{colon}{name}" if path.endswith(".py") else spec
+
+
+def _given(options: TrainOptions) -> list[str]:
+    """Options that say how to train, by their names on the command line."""
+    unsaid = TrainOptions(directory=options.directory, steps=options.steps, overrides=options.overrides)
+    names = [each.name for each in fields(options) if getattr(options, each.name) != getattr(unsaid, each.name)]
+    spelled = {"learning_rate": "--lr", "reward_weights": "--reward-weight"}
+    return [spelled.get(name, f"--{name.replace('_', '-')}") for name in names]
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for key in one.keys() | other.keys():
+        left, right = one.get(key), other.get(key)
+        if isinstance(left, dict) and isinstance(right, dict):
+            keys += _differences(left, right, f"{prefix}{key}.")
+        elif left != right:
+            keys.append(f"{prefix}{key}")
+    return keys

@@ -1,0 +1,171 @@
+"""What happens in a training, in lines for people, and whether there is anything to learn from.
+
+Invariant: a run that cannot learn anything is known by its first groups: in none of them do rewards differ.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from swarm.config import NodeConfig
+from swarm.events import Event, GroupPut, GroupUnscored, PolicyEvaluated, StepMade, VersionPublished
+
+MANY_GROUPS: Final = 64  # without any difference in reward: there is nothing to learn from
+SOME_GROUPS: Final = 16  # the same once so much time has passed
+PATIENCE_S: Final = 60.0
+SAY_EVERY_S: Final = 5.0
+
+
+@dataclass
+class TrainingWatch:
+    """What happens, in lines for people; and whether there is anything to learn from."""
+
+    config: NodeConfig
+    say: Callable[[str], None]
+    is_patient: bool
+    step: int = 0
+    is_hopeless: bool = False
+    ends: asyncio.Event = field(default_factory=asyncio.Event)
+    first: dict[tuple[str, str], PolicyEvaluated] = field(default_factory=dict[tuple[str, str], PolicyEvaluated])
+    newest: dict[tuple[str, str], PolicyEvaluated] = field(default_factory=dict[tuple[str, str], PolicyEvaluated])
+    num_groups: int = 0  # since the newest step, or the start
+    num_unscored: int = 0  # of them
+    best_reward: float = 0.0  # highest mean of a group, since the start
+    error: str = ""
+    num_with_signal: Callable[[], int] = lambda: 0  # groups since the newest step that the learner can learn from
+
+    def __post_init__(self) -> None:
+        self._said_s = time.monotonic()
+        self._first_group_s = 0.0
+        self._has_stepped = False
+        self._rewards: list[float] = []
+        self._tokens = 0
+
+    def remember(self, events: Iterable[Event]) -> None:
+        """Takes what happened before this start: the first evaluation stays the first."""
+        for event in events:
+            if isinstance(event, PolicyEvaluated):
+                self.first.setdefault((event.env, event.split), event)
+            elif isinstance(event, StepMade):
+                self.step = max(self.step, event.step)
+
+    def see(self, event: Event) -> None:
+        """Takes an event of the node."""
+        match event:
+            case GroupPut():
+                self.num_groups += 1
+                self.best_reward = max(self.best_reward, event.reward_mean)
+                self._rewards.append(event.reward_mean)
+                self._tokens += event.num_tokens
+                self._look()
+            case GroupUnscored():
+                self.num_groups += 1
+                self.num_unscored += 1
+                self.error = event.error
+                self._look()
+            case StepMade():
+                self.step = event.step
+                self.num_groups = self.num_unscored = 0
+                self._has_stepped = True
+                self._say_step(event)
+            case VersionPublished():
+                self.step = event.step  # the first one tells where a training goes on
+            case PolicyEvaluated():
+                key = event.env, event.split
+                self.first.setdefault(key, event)
+                self.newest[key] = event
+                if event.split == "held_out":
+                    before = self.first[key]
+                    since = f" (step {before.step}: {before.accuracy:.2f})" if before is not event else ""
+                    self.say(f"step {event.step:<5} {event.env}: {event.accuracy:.2f} of {event.num_problems} held-out "
+                             f"problems right{since}")  # fmt: skip
+            case _:
+                pass
+
+    def summary(self, was_stopped: bool) -> list[str]:
+        """Where it ended, held-out success before and after, and what to do next."""
+        stopped = [f"stopped at step {self.step}; the same command goes on from there"] if was_stopped else []
+        if was_stopped and not self.step:
+            return stopped  # no checkpoint yet: nothing to chat with
+        if not was_stopped and not self._has_stepped and not self.newest:
+            return [f"nothing to do: all {self.config.learner.num_steps} steps were made; --steps N makes more"]
+        lines = [
+            f"{env:<10} held out: {self.first[env, split].accuracy:.2f} at step {self.first[env, split].step}, "
+            f"{now.accuracy:.2f} at step {now.step}"
+            for (env, split), now in self.newest.items()
+            if split == "held_out"
+        ]
+        where = self.config.dir
+        return [
+            *stopped,
+            *lines,
+            f"next: swarm chat {where} | swarm samples {where} | swarm eval {where} | swarm export {where} OUT",
+        ]
+
+    def explain(self) -> str:
+        """Why nothing could be learned, with an example (blocking)."""
+        from swarm.trained.samples import read_samples
+
+        if self.num_unscored == self.num_groups:
+            return f"none of {self.num_groups} groups could be scored: {self.error}"
+        reason = (
+            f"{self.num_groups} groups of {self.config.generator.group_size} answers, and in none did rewards differ: "
+            f"there is nothing to learn from (highest mean reward {self.best_reward:g})."
+        )
+        if self.num_unscored:
+            reason += f" {self.num_unscored} could not be scored: {self.error}"
+        shown: list[str] = []
+        for group in read_samples(self.config.dir, 1, "own"):
+            sample = group.samples[0]
+            cut = ", cut off" if sample.finish == "length" else ""
+            shown += [f"{each.role}: {one_line(each.content)}" for each in group.messages]
+            shown.append(f"answer (reward {sample.reward:g}{cut}): {' | '.join(map(one_line, sample.actions))}")
+            shown.append(f"reference: {one_line(group.reference)}")
+        example = "\n  ".join(["", *shown])
+        return (
+            f"{reason} An example:{example}\nMake the reward graded, the task easier, or answers longer "
+            f"(--max-new-tokens, now {self.config.generator.max_new_tokens}); --patient goes on all the same."
+        )
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        self._first_group_s = self._first_group_s or now_s
+        has_waited = now_s - self._first_group_s > PATIENCE_S
+        if self.num_with_signal() or self.is_hopeless:
+            return
+        if (self.is_patient or self._has_stepped) and self.num_groups >= SOME_GROUPS:
+            self._say_waiting(now_s)
+        if self.is_patient or self._has_stepped:
+            return
+        if self.num_groups >= (SOME_GROUPS if has_waited else MANY_GROUPS):
+            self.is_hopeless = True
+            self.ends.set()
+
+    def _say_waiting(self, now_s: float) -> None:
+        """Once a minute, where a training that has begun finds nothing to learn from any more."""
+        if now_s - self._said_s >= PATIENCE_S:
+            self._said_s = now_s
+            self._rewards, self._tokens = [], 0
+            self.say(
+                f"step {self.step}  waits: {self.num_groups} groups since then, in none did rewards differ, highest "
+                f"mean reward {self.best_reward:.3g}; swarm why {self.config.dir} says what that may be"
+            )
+
+    def _say_step(self, event: StepMade) -> None:
+        now_s = time.monotonic()
+        if now_s - self._said_s < SAY_EVERY_S and event.step != self.config.learner.num_steps:
+            return
+        rewards, tokens, seconds = self._rewards, self._tokens, now_s - self._said_s
+        self._rewards, self._tokens, self._said_s = [], 0, now_s
+        total = self.config.learner.num_steps
+        of = f"/{total}" if total else ""
+        mean = f"reward {sum(rewards) / len(rewards):.3f}" if rewards else "reward -"
+        self.say(f"step {event.step}{of}  {mean} of {len(rewards)} groups  {tokens / max(seconds, 1e-9):,.0f} tokens/s")
+
+
+def one_line(text: str) -> str:
+    """At most 200 printable characters of a text."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return flat if len(flat) <= 200 else f"{flat[:197]}..."

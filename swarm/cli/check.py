@@ -1,0 +1,164 @@
+"""`swarm check`: whether a node or a run could start from a configuration, and what it would ask and reward.
+
+Invariant: importing this file is cheap; nothing is written, and no peer is dialled. Where it says "valid", every
+environment was built and a few of its tasks were asked and scored as a node does it.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from swarm.errors import ConfigError
+from swarm.types import Correction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from node.sampled_tasks import SampledEnvironment
+    from swarm.config import CoordinatorConfig, Model, NodeConfig
+    from swarm.config.resolved_toml import Key
+    from swarm.environments.determinism import Examined
+    from swarm.interfaces import Tokenizer
+    from swarm.objectives.fallbacks import RecipeSet
+    from swarm.wire.run_manifest import RunManifest
+
+console = Console()
+
+
+def check(
+    config: Annotated[Path, typer.Option("--config", "-c", help="node.toml or coordinator.toml")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key.")] = None,
+    prints: Annotated[
+        bool, typer.Option("--print", help="Only print every key as TOML, with where its value comes from.")
+    ] = False,
+    measures: Annotated[
+        bool, typer.Option("--measure", help="Make two steps with the real model, alone, and tell the seconds.")
+    ] = False,
+) -> None:
+    """Try a node's or a run's configuration without starting it: recipes, environments, some tasks of each.
+
+    Every environment is built, three of its tasks are shown as the model reads them, and their right answers scored.
+    Memory, and bytes of groups and versions, are estimated; seconds are told with --measure alone.
+    """
+    from node.expectations import expectation_lines, measure, measured_lines
+    from swarm.config import CoordinatorConfig, NodeConfig, has_section, load_config
+    from swarm.objectives.methods import recipes_of
+    from swarm.objectives.requirements import Requirement
+    from swarm.wire.run_manifest import manifest_of
+
+    is_run = has_section(config, "node")  # what the nodes of a run start from
+    if prints:
+        typer.echo(_resolved(CoordinatorConfig if is_run else NodeConfig, config, set_ or []), nl=False)
+        return
+    settings = load_config(CoordinatorConfig, config, set_).node if is_run else load_config(NodeConfig, config, set_)
+    recipes = recipes_of(settings)
+    _say_packages(settings)
+    if is_run:
+        manifest_of(settings, settings.run_id, "", 0.0)
+    tokenizer = _tokenizer(settings, is_run)
+    lines, sampled = asyncio.run(_environments(settings, tokenizer))
+    if tokenizer is not None:
+        has_reference = Requirement.REFERENCE_LOGPROBS in recipes.needs
+        lines += [f"  {line}" for line in expectation_lines(settings, sampled, has_reference)]
+    console.print(f"{config}: valid; recipe {recipes.main.name} ({recipes.main.acronym or recipes.main.verification})")
+    _say_recipes(recipes)
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if measures:
+        for line in measured_lines(asyncio.run(measure(settings))):
+            console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _resolved(kind: "type[CoordinatorConfig] | type[NodeConfig]", path: Path, overrides: list[str]) -> str:
+    """The configuration that a start would have, the run's newest manifest included, as TOML with sources."""
+    from swarm.config import NodeConfig, inline_value, load_config, sources_of, to_toml
+    from swarm.wire.held_manifest import HELD, load_held, with_held
+
+    settings, sources = load_config(kind, path, overrides), sources_of(kind, path, overrides)
+    held = load_held(settings.dir, settings.run_id) if isinstance(settings, NodeConfig) else None
+    if held is None or not isinstance(settings, NodeConfig):
+        return to_toml(settings, sources)
+    followed = with_held(settings, held)
+    for section in ("entry", "coordinator"):
+        before, after = getattr(settings, section), getattr(followed, section)
+        sources |= {(section, name): HELD for name in _differing(before, after)}
+    notes: dict[Key, str] = {}
+    for key, own, asked in _recommended(followed, held.manifest):
+        notes |= {(*key, name): f"{HELD} has {inline_value(getattr(asked, name))}" for name in _differing(own, asked)}
+    return to_toml(followed, sources, notes)
+
+
+def _recommended(node: "NodeConfig", run: "RunManifest") -> "Iterator[tuple[Key, Model, Model]]":
+    """Sections that node.toml took over from a manifest, as both have them."""
+    for section in ("model", "generator", "replay", "learner", "evaluation"):
+        yield (section,), getattr(node, section), getattr(run, section)
+    asked = {each.name: each for each in run.environments}
+    for number, own in enumerate(node.environments):
+        if own.name in asked:
+            yield ("environments", number), own, asked[own.name]
+
+
+def _differing(one: "Model", other: "Model") -> list[str]:
+    return [name for name in type(one).model_fields if getattr(one, name) != getattr(other, name)]
+
+
+def _say_packages(settings: "NodeConfig") -> None:
+    """Digests of installed environments, which a run's manifest needs."""
+    from swarm.environments.load import ENTRY_POINTS
+    from swarm.plugins import package_digest
+
+    for each in settings.environments:
+        if each.kind == "plugin" and ":" not in each.dataset:
+            package, digest = package_digest(ENTRY_POINTS, each.dataset)
+            console.print(f'environment {each.name}: {package}, digest = "{digest}"', markup=False, soft_wrap=True)
+
+
+def _say_recipes(recipes: "RecipeSet") -> None:
+    for kind in Correction:
+        found = recipes.of(kind)
+        console.print(f"  {kind.name} groups: {'refused' if found is None else found[1].name}")
+
+
+def _tokenizer(settings: "NodeConfig", is_run: bool) -> "Tokenizer | None":
+    """Of the model; None for a run whose coordinator does not have it, as none needs it there."""
+    from swarm.model.tokenizer import load_tokenizer
+
+    try:
+        return load_tokenizer(settings.model)
+    except ConfigError as error:
+        if not is_run:
+            raise
+        console.print(f"prompts are not shown as tokens: {error}", markup=False, soft_wrap=True)
+        return None
+
+
+async def _environments(
+    settings: "NodeConfig", tokenizer: "Tokenizer | None"
+) -> "tuple[list[str], list[SampledEnvironment]]":
+    """What there is to know of each environment, in lines. Raises ConfigError for one that no node could use."""
+    from node.sampled_tasks import doubts, sample_environments, task_lines
+    from swarm.environments.determinism import examine, require_repeatable
+    from swarm.environments.soundness import narrow_tokenizer
+
+    look = examine if settings.is_alone else require_repeatable
+    examined = await look(settings.environments, settings.sandbox, narrow_tokenizer(settings.model))
+    lines: list[str] = []
+    sampled = await sample_environments(settings, tokenizer)
+    for each in sampled:
+        name, section = each.section.name, each.section
+        dataset = f" {section.dataset}" if section.dataset else ""
+        what = f"{section.exchange}{_local(examined, name)}, {section.kind}{dataset}, {each.num_tasks:,} problems"
+        lines.append(f"  environment {name}: {what}")
+        if (local := examined.get(name)) and local.difference and settings.is_alone:
+            lines.append(f"  environment {name}: {local.difference}; use it alone only")
+        lines += [f"  {line}" for line in task_lines(each)]
+        lines += [f"  note: {doubt}" for doubt in doubts(settings, each)]
+    return lines, sampled
+
+
+def _local(examined: "dict[str, Examined]", name: str) -> str:
+    local = examined.get(name)
+    return f", at most {local.max_turns} turn{'s' * (local.max_turns > 1)} (max_turns)" if local else ""
