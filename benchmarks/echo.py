@@ -25,10 +25,10 @@ from rich.table import Table
 
 from swarm.config import GeneratorConfig
 from swarm.events import GroupPut, GroupsDrawn, StepMade, events_of
+from swarm.report.figures import mean_change
 from swarm.simulate.command import swarm_result
 from swarm.simulate.local.run import SwarmRun, run_swarm
 from swarm.simulate.presets import NAMES, Mode, SimulationOptions
-from swarm.simulate.report.figures import mean_change
 
 MODES: Final[tuple[Mode, ...]] = ("synchronous", "pull", "push")
 NUM_NODES: Final = 4

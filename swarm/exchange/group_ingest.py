@@ -28,6 +28,7 @@ _NOT_COUNTED = {RefusalReason.DUPLICATE, RefusalReason.NO_CREDIT}  # another one
 # of groups whose signature is false, or was perhaps not looked at: their producer is what the sender claims
 _UNSIGNED = UNPROVEN | {RefusalReason.DUPLICATE, RefusalReason.LOW_REPUTATION, RefusalReason.OVER_QUOTA}
 
+MAX_DETAIL: Final = 200  # characters of a refusal's detail, which may quote its producer
 STRAY_PAUSE_S: Final = 10.0  # a follower that brought a group of another lineage gets no more than others for so long
 
 
@@ -103,6 +104,7 @@ class GroupIngest:
     def __post_init__(self) -> None:
         self.fetching = FetchQueue()
         self.refusals: dict[RefusalReason, int] = {}
+        self.newest_refusals: dict[RefusalReason, tuple[NodeId, str]] = {}  # producer, and what was seen and expected
         self.num_admitted = 0  # this and the next: since the process started
         self.bytes_received = 0  # sealed groups from peers, useful or not
         self._strayed_s = BoundedTable[NodeId, float](MAX_PEERS)  # when a follower last sent one without credit
@@ -175,7 +177,10 @@ class GroupIngest:
         reason = refused.reason
         producer = via if reason in _UNSIGNED else refused.producer or via
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
-        self._context.emit(GroupRefused(reason=str(reason), producer=producer, via=via))
+        detail = "".join(c if c.isprintable() else "?" for c in refused.detail[:MAX_DETAIL])  # shown on terminals
+        self.newest_refusals[reason] = producer, detail
+        digest = refused.digest.hex() if refused.digest else ""
+        self._context.emit(GroupRefused(reason=str(reason), producer=producer, via=via, digest=digest))
         level = logging.INFO if self.refusals[reason] == 1 else logging.DEBUG  # the first of each reason tells why
         fields = {"reason": str(reason), "detail": refused.detail, "producer": short(producer), "via": short(via)}
         logger.log(level, "group refused", extra=fields)

@@ -158,6 +158,7 @@ class GroupStreams:
                         yield StreamItem(cursor=cursor, digest=b"", size_bytes=0, sealed=None, commitments=ahead)
                 for position, sealed in entries:
                     if self._is_settling(sealed):
+                        self._order.has_all(stream)
                         await grew.wait()
                         break
                     cursor = position
@@ -185,6 +186,7 @@ class GroupStreams:
                 if not entries:
                     cursor = newest  # what lies between is not for this peer
                     if self.log_head == newest:
+                        self._order.has_all(stream)
                         await grew.wait(lambda: self._is_news(peer, wanted))
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:

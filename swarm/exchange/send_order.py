@@ -3,7 +3,8 @@
 Invariant: where all that there is goes out at once nobody waits; elsewhere those who give nothing have, together, one
 item of SHARE. Nobody is refused.
 
-That sending is the limit shows at those who give: most of them are in the middle of an item. One that takes no item for
+That sending is the limit shows at those who give: most of them have not got all there is. Whether an item is under way
+says little, since the windows of a connection take many at once and then none for seconds. One that takes no item for
 STUCK_S does not count, nor do few origins among many, however many keys and streams they have: who reads slowly is no
 reason to hold up others.
 """
@@ -20,7 +21,8 @@ from swarm.peers.parties import SHARE
 from swarm.peers.reputation import Reputation
 from swarm.types import NodeId
 
-STUCK_S: Final = 1.0  # that an item to one who gives counts as being sent
+STUCK_S: Final = 10.0  # without an item taken by one who gives, until it does not count; others wait no longer either
+_LOOK_S: Final = 1.0
 GIVER_SCORE: Final = 0.05  # one admitted group, for five minutes
 
 
@@ -46,13 +48,14 @@ class SendOrder:
                 await order.turn()
             with order.item(stream, is_first=is_first):
                 yield item
+            order.has_all(stream)
     """
 
     def __init__(self, reputation: Reputation, clock: Clock, origin_of: Callable[[NodeId], str] = lambda _: "") -> None:
         self._reputation = reputation
         self._origin_of = origin_of
         self._clock = clock
-        self._streams: dict[Stream, float | None] = {}  # to those who give: since when an item is being sent
+        self._streams: dict[Stream, float | None] = {}  # to those who give: last item taken; None: it has all
         self._num_since = 0  # items to those who give, since the last one to others
         self._sent = Signal()
         self._others = asyncio.Lock()  # held by the one of them whose turn is next
@@ -79,20 +82,28 @@ class SendOrder:
             self._streams.pop(stream, None)
             yield
             return
-        self._streams[stream] = self._clock.monotonic_s()
+        if self._streams.get(stream) is None:
+            self._streams[stream] = self._clock.monotonic_s()
         try:
             yield
         finally:
-            self._streams[stream] = None
+            self._streams[stream] = self._clock.monotonic_s()
             self._num_since += 1
+            self._sent.fire()
+
+    def has_all(self, stream: Stream) -> None:
+        """A stream has nothing more to send for now."""
+        if self._streams.get(stream) is not None:
+            self._streams[stream] = None
             self._sent.fire()
 
     async def turn(self) -> None:
         """Waits until it is the turn of an item to somebody who gives nothing, one after the other."""
         async with self._others:
-            while self._is_busy() and self._num_since < SHARE - 1:
+            latest_s = self._clock.monotonic_s() + STUCK_S
+            while self._is_busy() and self._num_since < SHARE - 1 and self._clock.monotonic_s() < latest_s:
                 try:
-                    async with asyncio.timeout(STUCK_S):
+                    async with asyncio.timeout(_LOOK_S):
                         await self._sent.wait()
                 except TimeoutError:
                     continue  # what is stuck does not count any more
@@ -100,6 +111,6 @@ class SendOrder:
 
     def _is_busy(self) -> bool:
         since_s = self._clock.monotonic_s() - STUCK_S
-        sending = {of.origin for of, began_s in self._streams.items() if began_s is not None and began_s > since_s}
+        sending = {of.origin for of, taken_s in self._streams.items() if taken_s is not None and taken_s > since_s}
         givers = {stream.origin for stream in self._streams}
         return 2 * len(sending) > len(givers)

@@ -53,8 +53,21 @@ async def evaluate_version(worker: Worker, learner: Learner) -> None:
         if 2 * len(scored) >= len(tasks):
             telling.append(evaluation)
     learner.evaluated(telling)
+    await _keep_best(worker, learner, [each.accuracy for each in telling if each.split == "held_out"])
     await worker.exchange.report_evaluations(evaluations)
     await worker.offload(worker.show, shown)
+
+
+async def _keep_best(worker: Worker, learner: Learner, held_out: Sequence[float]) -> None:
+    """Offers the version, where every environment says what it is worth: means over others cannot be compared."""
+    num_wanted = sum(split == "held_out" for _, split in worker.evaluation_tasks)
+    if worker.keep_best is None or not held_out or len(held_out) < num_wanted:
+        return
+    try:
+        await worker.offload(worker.keep_best, *learner.snapshot(), fmean(held_out))
+    except OSError as error:
+        extra = {"step": learner.version.step, "error": str(error)}
+        logger.error("the best version was not kept: make room on the disk", extra=extra)
 
 
 def _num_right(verdict: Verdict) -> int:

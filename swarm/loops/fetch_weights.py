@@ -190,11 +190,10 @@ class SourceWatcher:
 
     @property
     def _window(self) -> int:
-        """Groups that we want credit for at a time: with `push` the next batch's are there when this one is made."""
-        config = self._agent.config
-        if self._address.node_id != self._follower.policy_id:
-            return 0
-        return config.generator.groups_per_batch * (2 if config.follow.mode == "push" else 1)
+        """Groups that we want credit for at a time: a batch. What is held for the next one would be missing where
+        others could begin at once."""
+        is_trainer = self._address.node_id == self._follower.policy_id
+        return self._agent.config.generator.groups_per_batch if is_trainer else 0
 
 
 async def watch_ledger_loop(follower: WeightFollower, coordinator: CoordinatorClient) -> None:

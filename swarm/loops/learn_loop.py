@@ -159,13 +159,22 @@ async def _to_its_end(work: Coroutine[object, object, None]) -> None:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled() and task.exception() is not None:
-            logger.error("the last step failed", exc_info=task.exception())
+            logger.error("the last step or checkpoint failed", exc_info=task.exception())
         raise
 
 
 async def _save(worker: Worker, learner: Learner) -> None:
-    """Writes a checkpoint. One that the disk refuses is written later: until then a restart begins at the one before,
-    whose draws the agent keeps."""
+    """Writes a checkpoint. Who stops the learner meanwhile waits for it: a second save of the same step beside it, by
+    another thread, would take the draft of its folder away."""
+    if worker.saves_when_stopped:
+        await _to_its_end(_write_checkpoint(worker, learner))
+    else:
+        await _write_checkpoint(worker, learner)
+
+
+async def _write_checkpoint(worker: Worker, learner: Learner) -> None:
+    """One that the disk refuses is written later: until then a restart begins at the one before, whose draws the agent
+    keeps."""
     error = ""
     try:
         await worker.offload(learner.save)

@@ -6,6 +6,7 @@ Invariant: every part is behind a protocol or a plain function; blocking ones sa
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from swarm.clock import Clock
 from swarm.config import NodeConfig
@@ -21,6 +22,7 @@ Produce = Callable[[int, int], list[RolloutGroup]]  # blocking; number of the fi
 Ask = Callable[[int, int], Awaitable[list[RolloutGroup]]]  # the same, choosing the questions
 Evaluate = Callable[[Sequence[Task]], list[list[Actions]]]  # blocking; tries of the newest version at each task
 Greedy = Callable[[Draw], list[Actions]]  # blocking; greedy actions of the newest version for each group's task
+KeepBest = Callable[[PolicyVersion, Any, float], object]  # blocking; version, its tensors, success on held-out ones
 Show = Callable[[Sequence[ShownEpisode]], None]  # blocking; keeps episodes of an evaluation for people
 
 
@@ -43,6 +45,7 @@ class Worker:
     encode: Encode | None = None  # where versions are published for others to follow
     applier: Applier | None = None  # where another node's versions are followed
     show: Show = lambda episodes: None
+    keep_best: KeepBest | None = None  # where the best version is kept for taking it out
     close: Callable[[], None] = lambda: None  # ends what the engine started
     saves_when_stopped: bool = False  # a cancelled learner ends its step and saves; False: all ends as by a kill
     saved_step: int = 0  # of the newest checkpoint

@@ -20,8 +20,8 @@ from swarm.config import CoordinatorLink
 from swarm.errors import Unavailable
 from swarm.identity import Identity
 from swarm.peers.coordinator_client import GrpcCoordinatorClient
+from swarm.report.invariants import COORDINATED
 from swarm.simulate.coordinator_history import CoordinatorHistory, UnrulyOwner
-from swarm.simulate.invariants import COORDINATED
 from swarm.simulate.virtual.coordinator import CoreClient, SlowStore, VirtualCoordinator
 from swarm.simulate.virtual.faults import Crash, FaultPlan
 from swarm.simulate.virtual.loop import LoopClock, run_virtual

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from node.status import _following_problems
+from swarm.causes import Snapshot, status_findings
 from swarm.config import FollowConfig, ReplayConfig, WeightsConfig
 from swarm.events import GroupsDrawn
 from swarm.interfaces import PeerClient
 from swarm.simulate.virtual.faults import FaultPlan
-from swarm.types import NodeId
+from swarm.types import JsonDict, NodeId
 from swarm.weight_sync.follower import FollowerState
 
 from .following_world import (
@@ -26,6 +26,10 @@ from .following_world import (
     trainer_and_follower,
     until,
 )
+
+
+def following_claims(following: JsonDict) -> list[str]:
+    return [found.claim for found in status_findings(Snapshot(now_s=0.0, status={"following": following}))]
 
 
 def test_between_two_trainers_a_generator_waits_and_says_which_key_names_one(
@@ -47,7 +51,7 @@ def test_between_two_trainers_a_generator_waits_and_says_which_key_names_one(
         assert set(status["candidates"]) == {first.node_id, second.node_id} and not status["policy"]
         assert torn.engine.steps == [] and torn.agent.capacity() == 0
         assert [record.message for record in caplog.records if "follow.policy" in record.message]
-        problems = _following_problems(status)
+        problems = following_claims(status)
         assert "follow.policy" in problems[0] and first.node_id[:8] in problems[0]
         world.directory.adverts = {key: a for key, a in world.directory.adverts.items() if key[1] != second.node_id}
         await asyncio.sleep(3.0)  # a look-up or some that miss it
@@ -70,10 +74,10 @@ def test_a_trainer_that_publishes_nothing_is_not_chosen_and_the_status_says_what
         for generator in (waiting, named):
             await generator.start()
         await asyncio.sleep(20.0)
-        (problem,) = _following_problems(follower_of(waiting).status())
+        (problem,) = following_claims(follower_of(waiting).status())
         assert "no trainer publishes" in problem and "weights.publish=true" in problem
         assert plain[0].node_id[:8] in problem and plain[1].node_id[:8] in problem
-        (problem,) = _following_problems(follower_of(named).status())
+        (problem,) = following_claims(follower_of(named).status())
         assert f"{plain[0].node_id[:8]} publishes no weights" in problem and "weights.publish=true" in problem
         trainer = Trainer(world)
         await trainer.start()

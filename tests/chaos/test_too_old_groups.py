@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from swarm.config import EntryConfig, ExchangeConfig, ReplayConfig
+from swarm.config import EntryConfig, ExchangeConfig, GeneratorConfig, ReplayConfig
 from swarm.events import GroupsDrawn
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.loops import agent_loops
@@ -127,7 +127,8 @@ async def swarm_of(
     world: World, num_followers: int, own_batch_s: float = 0.0, rearming: int = 0, **sections: Any
 ) -> LearningTrainer:
     """A trainer, and followers that work for it; that of the number `rearming` turns."""
-    shared: dict[str, Any] = {"replay": REPLAY, "exchange": LOOKUPS, **sections}
+    batches = GeneratorConfig(groups_per_batch=BATCH)
+    shared: dict[str, Any] = {"replay": REPLAY, "exchange": LOOKUPS, "generator": batches, **sections}
     trainer = LearningTrainer(world, own_batch_s=own_batch_s, **shared)
     await trainer.start()
     for number in range(1, num_followers + 1):

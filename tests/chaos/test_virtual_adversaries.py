@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from swarm.exchange import admission_checks
-from swarm.simulate.invariants import LEARNED
+from swarm.report.invariants import LEARNED
 from swarm.simulate.virtual.adversaries import ADMISSIBLE, ATTACKS, INADMISSIBLE
 from swarm.simulate.virtual.faults import FaultPlan, Turncoat
 from swarm.simulate.virtual.run import VirtualRun, run_seed

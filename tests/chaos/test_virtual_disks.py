@@ -7,7 +7,7 @@ import pytest
 
 from swarm.clock import Clock
 from swarm.interfaces import BeforeWrite
-from swarm.simulate.invariants import ONCE, ONE_PLACE, REPEAT, SENT_WHOLE
+from swarm.report.invariants import ONCE, ONE_PLACE, REPEAT, SENT_WHOLE
 from swarm.simulate.virtual import group_store
 from swarm.simulate.virtual.faults import Crash, DiskDamage, DiskFault, FaultPlan
 from swarm.simulate.virtual.group_store import MemoryGroupStore

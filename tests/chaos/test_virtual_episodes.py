@@ -21,7 +21,7 @@ from swarm.exchange.replay_tables import ReplayEntry
 from swarm.generation import episode_player
 from swarm.objectives import draw_batch as batches
 from swarm.objectives import turn_columns
-from swarm.simulate.invariants import HONEST, REPEAT, TRAINED, TURNS, WHOLE_EPISODES
+from swarm.report.invariants import HONEST, REPEAT, TRAINED, TURNS, WHOLE_EPISODES
 from swarm.simulate.virtual.episode_plan import EpisodePlan
 from swarm.simulate.virtual.faults import Crash, FaultPlan, SeamRates, Turncoat
 from swarm.simulate.virtual.forged_episodes import CLAIMS, EPISODE_ATTACKS

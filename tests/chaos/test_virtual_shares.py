@@ -3,7 +3,7 @@
 import pytest
 
 from swarm.peers.parties import Parties
-from swarm.simulate.invariants import SHARES
+from swarm.report.invariants import SHARES
 from swarm.simulate.virtual.faults import Crash, FaultPlan, Turncoat
 from swarm.simulate.virtual.run import run_seed
 

@@ -17,7 +17,7 @@ from swarm.config import ReplayConfig
 from swarm.exchange.admission import Admission, Arrival
 from swarm.exchange.episode_checks import Finding
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.simulate.invariants import ADMITTED, AGE, BOUNDS, NO_FAILURE, ONCE, PROGRESS, REPEAT, REUSE
+from swarm.report.invariants import ADMITTED, AGE, BOUNDS, NO_FAILURE, ONCE, PROGRESS, REPEAT, REUSE
 from swarm.simulate.virtual.faults import Crash, FaultPlan, Partition
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.node import Parts

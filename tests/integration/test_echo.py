@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from swarm.events import NodeStarted, events_of
+from swarm.report.figures import follow_rows, mean_change
 from swarm.simulate.command import judge, swarm_result
 from swarm.simulate.local.run import SwarmRun, run_swarm
 from swarm.simulate.presets import Mode, SimulationOptions
-from swarm.simulate.report.figures import follow_rows, mean_change
 
 pytestmark = [
     pytest.mark.timeout(180),

@@ -118,9 +118,11 @@ def test_a_refusal_names_the_producer_where_it_signed_what_another_hands_on() ->
     async def scene(bench: Bench) -> None:
         lie = make_group(PRODUCER.node_id, created_at_s=bench.clock.now_s())
         lie = replace(lie, rollouts=(replace(lie.rollouts[0], claimed_reward=0.3), *lie.rollouts[1:]))
-        await bench.agent.ingest.receive(make_sealed(lie, PRODUCER), via=FIRST.node_id)
-        told = [(refused.reason, refused.producer, refused.via) for refused in events_of(GroupRefused, bench.events)]
-        assert told == [("false_reward", PRODUCER.node_id, FIRST.node_id)]
+        sealed = make_sealed(lie, PRODUCER)
+        await bench.agent.ingest.receive(sealed, via=FIRST.node_id)
+        (refused,) = events_of(GroupRefused, bench.events)
+        assert (refused.reason, refused.producer, refused.via) == ("false_reward", PRODUCER.node_id, FIRST.node_id)
+        assert refused.digest == sealed.digest.hex()
 
     play(scene)
 

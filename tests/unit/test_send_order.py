@@ -151,6 +151,7 @@ def test_givers_of_one_subnet_that_read_slowly_are_one_giver(is_defended: bool) 
             else:
                 with order.item(stream, is_first=True):
                     pass
+                order.has_all(stream)
         assert order._is_busy() is not is_defended
 
 
