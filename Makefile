@@ -125,8 +125,9 @@ wheel: env ## Build dist/swarm_trainer-*.whl
 	$(BIN)/python -m build --wheel --outdir dist .
 
 .PHONY: docs
-docs: env ## Write docs/metrics.md from swarm/telemetry.py
+docs: env ## Write docs/metrics.md and docs/configuration.md from swarm/telemetry and swarm/config
 	$(BIN)/python -m swarm.telemetry > docs/metrics.md
+	$(BIN)/python -m swarm.config > docs/configuration.md
 
 .PHONY: clean
 clean: ## Delete the environments and everything that was built; runs/ stays

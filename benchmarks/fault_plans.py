@@ -1,14 +1,17 @@
 """Many seeded fault plans of the virtual swarm, resumable: which break an invariant, and what was least needed for it.
 
     python -m benchmarks.fault_plans --plans 20000 --file runs/fault_plans.jsonl
+    python -m benchmarks.fault_plans --first 6000 --plans 20000    # where the file of the first 6,000 is gone
 
-Each plan is a line of the file: seed, digest of its event log, and what broke. Started again with the same file it goes
-on after the plans that are there. Every 50th plan runs twice: equal seeds have to give equal logs. A failing plan is
-made smaller until no fault can be taken out of it; the smallest is printed as Python, to be given to `run_seed`. With
-`--episodes` the nodes play episodes of several turns; such plans need a file of their own.
+Each plan is a line of the file: seed, digest of its event log, and what broke. Started again with the same file it
+goes on after the plans that are there; at the end it prints one digest of all. Every 50th plan runs twice: equal seeds
+have to give equal logs. A failing plan is made smaller until no fault can be taken out of it; the smallest is printed
+as Python, to be given to `run_seed`. With `--episodes` the nodes play episodes of several turns; such plans need a
+file of their own.
 """
 
 import argparse
+import hashlib
 import json
 import logging
 import os
@@ -55,7 +58,8 @@ def _judge(seed: int, plan: FaultPlan) -> tuple[str, list[str]]:
 def main() -> None:
     """Runs what is missing; exits with 1 when anything broke."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plans", type=int, default=1000, help="seeds 0 to this minus 1")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--plans", type=int, default=1000, help="seeds up to this minus 1")
     parser.add_argument("--file", type=Path, default=Path("runs/fault_plans.jsonl"), help="one line for each plan")
     parser.add_argument("--episodes", action="store_true", help="episodes in place of single answers")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -63,7 +67,7 @@ def main() -> None:
     arguments.file.parent.mkdir(parents=True, exist_ok=True)
     lines = arguments.file.read_text(encoding="utf-8").splitlines() if arguments.file.exists() else []
     known: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    seeds = sorted(set(range(arguments.plans)) - {line["seed"] for line in known})
+    seeds = sorted(set(range(arguments.first, arguments.plans)) - {line["seed"] for line in known})
     failed = [line for line in known if line["broken"]]
     began_s, play = time.monotonic(), partial(run_plan, has_episodes=arguments.episodes)
     with (
@@ -73,12 +77,15 @@ def main() -> None:
         for number, line in enumerate(pool.map(play, seeds, chunksize=10), start=1):
             file.write(json.dumps(line) + "\n")
             file.flush()
+            known.append(line)
             if line["broken"]:
                 failed.append(line)
                 print(json.dumps(line, indent=1), flush=True)
             if number % 500 == 0 or number == len(seeds):
                 print(f"{number} of {len(seeds)} plans, {time.monotonic() - began_s:.0f} s", flush=True)
-    print(f"{len(known) + len(seeds)} plans, {len(failed)} broke an invariant; digests are in {arguments.file}")
+    known.sort(key=lambda line: line["seed"])
+    all_of_them = hashlib.sha256("".join(f"{line['seed']} {line['digest']}\n" for line in known).encode()).hexdigest()
+    print(f"{len(known)} plans, {len(failed)} broke an invariant; digests are in {arguments.file}, {all_of_them[:16]}")
     raise SystemExit(1 if failed else 0)
 
 

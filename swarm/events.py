@@ -29,6 +29,7 @@ from swarm.types import (
 if TYPE_CHECKING:
     from swarm.config import ReplayConfig
 
+NODE: Final = "node"  # as the loop that failed: the node itself ended
 VersionName = tuple[int, str]  # step, digest as `digest_text`
 
 
@@ -99,9 +100,9 @@ class WorkerDied(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopFailed(Event):
-    """An unexpected exception ended one round of a loop."""
+    """An unexpected exception ended one round of a loop, or the node."""
 
-    loop: str  # a loop with one peer has the peer's id after a space
+    loop: str  # a loop with one peer has the peer's id after a space; NODE where the node ended
     error: str
 
 
@@ -143,11 +144,17 @@ class GroupPut(GroupStored):
 
     num_tokens: int
     reward_parts: dict[str, float] = field(default_factory=dict[str, float])  # name -> mean; {}: outcome only
+    finishes: dict[str, int] = field(default_factory=dict[str, int])  # FinishReason -> responses; {}: an older event
 
     @classmethod
     def of(cls, scored: ScoredGroup) -> Self:
         """The event of a group of our own."""
-        return cls(**_group_fields(scored), num_tokens=scored.group.num_tokens, reward_parts=_part_means(scored))
+        return cls(
+            **_group_fields(scored),
+            num_tokens=scored.group.num_tokens,
+            reward_parts=_part_means(scored),
+            finishes=dict(Counter(str(rollout.finish) for rollout in scored.group.rollouts)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,6 +178,7 @@ class GroupRefused(Event):
     producer: NodeId = ""  # empty: of several
     via: NodeId = ""
     count: int = 1
+    digest: str = ""  # hex; empty: of several, or it is not known which
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,13 +11,15 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from swarm.clock import Clock, SystemClock
-from swarm.events import EarlierRefusals, Event, GroupRefused, from_json, to_json
+from swarm.events import EarlierRefusals, Event, GroupRefused, UnknownEvent, from_json, to_json
+from swarm.types import JsonDict
 
 logger = logging.getLogger(__name__)
 
@@ -161,9 +163,14 @@ class EventTail:
 
     def read(self) -> list[Event]:
         """Events written since the last call, in order."""
+        return list(self.stream())
+
+    def stream(self, is_wanted: Callable[[bytes], bool] = lambda line: True) -> Iterator[Event]:
+        """The same one at a time, to be taken to the end; lines that are not wanted are not parsed."""
         files = self._open_unread()
         try:
-            return [event for file in files for event in self._read_rest(file)]
+            for file in files:
+                yield from self._read_rest(file, is_wanted)
         finally:
             for file in files:
                 os.close(file)
@@ -185,15 +192,27 @@ class EventTail:
                 break
         return list(reversed(files.values()))
 
-    def _read_rest(self, file: int) -> list[Event]:
+    def _read_rest(self, file: int, is_wanted: Callable[[bytes], bool]) -> Iterator[Event]:
         status = os.fstat(file)
-        offset = self._offset if status.st_ino == self._inode and self._offset <= status.st_size else 0
+        is_known = status.st_ino == self._inode and self._offset <= status.st_size
+        self._inode, self._offset = status.st_ino, self._offset if is_known else 0
         with os.fdopen(os.dup(file), "rb") as reader:
-            reader.seek(offset)
-            data = reader.read()
-        complete = data[: data.rfind(b"\n") + 1]
-        self._inode, self._offset = status.st_ino, offset + len(complete)
-        return [from_json(json.loads(line)) for line in complete.splitlines() if line.strip()]
+            reader.seek(self._offset)
+            for line in reader:
+                if not line.endswith(b"\n"):
+                    break  # it is being written
+                self._offset += len(line)
+                if line.strip() and is_wanted(line):
+                    yield _event_of(line)
+
+
+def _event_of(line: bytes) -> Event:
+    """A machine that lost power can leave anything in a file: it becomes an UnknownEvent."""
+    try:
+        data: object = json.loads(line)
+    except ValueError:
+        data = None
+    return from_json(cast("JsonDict", data)) if isinstance(data, dict) else UnknownEvent(kind="", fields={})
 
 
 def read_events(path: Path) -> list[Event]:

@@ -55,6 +55,8 @@ _LIST = (
     _counter("learn/trained_tokens_total", "tokens", "Tokens that gradients came from", "rises"),
     _counter("learn/groups_total", "groups", "Groups consumed, by origin: local (made here), follower (of the own "
              "policy, made by a node that follows it), external (of other policies)", "rises", "origin"),
+    _counter("learn/source_groups_total", "groups", "Groups consumed, by producer: what each node brought to this one",
+             "rises", "source"),
     _counter("learn/zero_variance_groups_total", "groups", "Local groups of equal rewards used up", "under 70 %"),
     _histogram("learn/age_steps", "steps", "Age of each group at consumption, from its oldest token", "0-4", _AGES),
     _histogram("learn/age_in_flight_steps", "steps", "The part of the age that passed while a group was generated: its "
@@ -67,6 +69,7 @@ _LIST = (
     _gauge("learn/overlap_share", "share", "Of the time of the shorter of generation and learning, spent in both",
            "0.5-1; 0 with deterministic"),
     _gauge("learn/loss", "1", "Loss of the newest step; its sign and size mean little in RL", "finite"),
+    _gauge("learn/learning_rate", "1", "Learning rate of the newest step", "as `learner.schedule` says"),
     _gauge("learn/grad_norm", "1", "Gradient norm before clipping", "0.01-10; spikes come before collapse"),
     _gauge("learn/reward_mean", "reward", "Mean reward of what the newest step learned from", "rises"),
     _gauge("learn/entropy_nats", "nats/token", "Mean entropy of the policy on the trained tokens", "falls slowly"),
@@ -82,6 +85,9 @@ _LIST = (
     _gauge("learn/dropped_share", "share", "Drawn rollouts that trained no token (external ones below the mean)",
            "0-0.3"),
     _gauge("learn/padding_share", "share", "Positions of the forward passes that were padding", "under 0.1"),
+    _gauge("learn/response_tokens_mean", "tokens", "Mean tokens of a response (what the model chose) in the newest "
+           "step", "well under generator.max_new_tokens"),
+    _gauge("learn/cut_off_share", "share", "Responses of the newest step that the token limit ended", "under 0.1"),
     _gauge("learn/num_micro_batches", "passes", "Forward passes that the newest step was cut into", "1-16"),
     _gauge("learn/age_mean_steps", "steps", "Mean age of what the newest step learned from", "0-4"),
     _gauge("learn/age_in_flight_mean_steps", "steps", "The part of that mean which passed during generation",
@@ -129,12 +135,19 @@ _LIST = (
              "env"),
     _counter("rollout/tokens_total", "tokens", "Response tokens generated here", "rises"),
     _gauge("rollout/tokens_per_s", "tokens/s", "Generated here, smoothed over about 30 s", "steady"),
+    _counter("rollout/responses_total", "responses", "Responses generated here, by how they ended: stop, length "
+             "(cut off), aborted", "length: under a tenth", "env", "finish"),
+    _gauge("rollout/response_tokens_mean", "tokens", "Mean tokens of a response in the newest group, what an "
+           "environment said in between included", "well under generator.max_new_tokens", "env"),
     _gauge("rollout/reward_mean", "reward", "Mean reward of the newest group, by environment", "rises", "env"),
     _gauge("rollout/reward_part_mean", "reward", "The same of each named reward", "by its meaning", "env", "reward"),
     # exchange: other nodes
     _counter("exchange/admitted_total", "groups", "Groups of other nodes that passed admission", "rises"),
     _counter("exchange/refused_total", "groups", "Groups of others refused, by reason", "few; duplicate is harmless",
              "reason"),
+    _counter("exchange/source_admitted_total", "groups", "Groups admitted, by producer", "rises", "source"),
+    _counter("exchange/source_refused_total", "groups", "Groups refused, by producer (by sender, where no signature "
+             "says whose they are)", "few", "source"),
     _histogram("exchange/arrival_s", "s", "From creation at the producer to admission here (includes clock skew)",
                "under 1", _SECONDS),
     _counter("exchange/received_bytes_total", "bytes", "Sealed groups from peers, useful or not", "rises"),

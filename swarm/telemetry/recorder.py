@@ -128,13 +128,20 @@ class Telemetry:
         match event:
             case GroupAdmitted():
                 self.count("exchange/admitted_total")
+                self.count("exchange/source_admitted_total", source=short(event.producer))
                 self.observe("exchange/arrival_s", max(0.0, event.age_s))
             case GroupRefused():
                 self.count("exchange/refused_total", event.count, reason=event.reason)
+                self.count("exchange/source_refused_total", event.count, source=short(event.producer))
             case GroupPut():
                 self.count("rollout/groups_total", env=event.env)
                 self.count("rollout/tokens_total", event.num_tokens)
                 self.gauge("rollout/reward_mean", event.reward_mean, env=event.env)
+                for finish, count in event.finishes.items():
+                    self.count("rollout/responses_total", count, env=event.env, finish=finish)
+                if event.finishes:
+                    tokens_mean = event.num_tokens / sum(event.finishes.values())
+                    self.gauge("rollout/response_tokens_mean", tokens_mean, env=event.env)
                 for name, value in event.reward_parts.items():
                     self.gauge("rollout/reward_part_mean", value, env=event.env, reward=name)
             case GroupsDrawn():
@@ -205,6 +212,7 @@ class Telemetry:
         self.count("learn/zero_variance_groups_total", draw.num_zero_variance)
         for group in draw.groups:
             self.count("learn/groups_total", origin=group.origin)
+            self.count("learn/source_groups_total", source=short(group.producer))
             self.observe("learn/reuse", group.use)
             self.observe("learn/age_in_flight_steps", group.in_flight_steps)
             self.observe("learn/age_in_queue_steps", group.age_steps - group.in_flight_steps)

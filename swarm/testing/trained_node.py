@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import torch
 
-from swarm.config import NodeConfig
+from swarm.config import NODE_FILE, NodeConfig
 from swarm.events import GroupsDrawn, GroupUse, PolicyEvaluated, StepMade
 from swarm.identity import Identity
 from swarm.learn.learner import PolicyLearner
@@ -35,7 +35,7 @@ def make_trained_node(directory: Path, *, seed: int = 3, **model: Any) -> NodeCo
             "generator": {"max_new_tokens": 8},
         }
     )
-    write_toml(config.model_dump(mode="json"), directory / "node.toml")
+    write_toml(config.model_dump(mode="json"), directory / NODE_FILE)
     identity = Identity.create()
     identity.save(directory / "identity.key")
     network = load_model(config.model).network

@@ -194,6 +194,7 @@ def own_environment(
     reward: str,
     params: Mapping[str, Any] = MappingProxyType({}),
     reward_range: tuple[float, float] = (0.0, 1.0),
+    reward_weights: Mapping[str, float] = MappingProxyType({}),
 ) -> EnvironmentConfig:
     """An environment of a user's own file, judged by the reference, or by a function.
 
@@ -202,6 +203,7 @@ def own_environment(
         reward: `my_file.py:score` or `package.module:score`; empty: the same text, or the same number.
         params: further parameters of the kind, such as the names of fields.
         reward_range: of what the function returns.
+        reward_weights: of its rewards, where it returns several by name.
     """
     return EnvironmentConfig(
         name="own",
@@ -209,6 +211,7 @@ def own_environment(
         dataset=reward or str(data),
         params={**params, "path": str(data)},
         reward_range=reward_range,
+        reward_weights=dict(reward_weights),
         exchange="own",
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from swarm.errors import ConfigError
 from swarm.trained.formats import WRITERS, Format
-from swarm.trained.model import load_trained
+from swarm.trained.model import WhichStep, load_trained
 from swarm.trained.provenance import write_provenance
 from swarm.types import PolicyVersion
 
@@ -23,14 +23,14 @@ class Exported:
     size_bytes: int
 
 
-def export_model(directory: Path, folder: Path, kind: Format, step: int | None, now_s: float) -> Exported:
+def export_model(directory: Path, folder: Path, kind: Format, step: WhichStep, now_s: float) -> Exported:
     """Writes the model of a node's checkpoint to a new folder (blocking, slow).
 
     Args:
         directory: of the node.
         folder: to make; an empty one may be there.
         kind: which files.
-        step: of the checkpoint; None: the newest.
+        step: of the checkpoint.
         now_s: wall clock, for the statement.
 
     Raises:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from swarm.errors import ConfigError
 from swarm.model.char_folder import write_char_tokenizer
-from swarm.model.lora import SCALE, LoraLinear, merge_adapters
+from swarm.model.lora import LoraLinear, merge_adapters
 from swarm.model.source import is_char_model, model_folder
 from swarm.trained.model import TrainedModel
 
@@ -60,13 +60,13 @@ def write_peft(model: TrainedModel, folder: Path) -> None:
         for which, factor in (("A", layer.lora_a), ("B", layer.lora_b))
     }
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    (rank,) = {layer.lora_a.shape[0] for layer in adapted.values()}
+    ((rank, scale),) = {(layer.lora_a.shape[0], layer.scale) for layer in adapted.values()}
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": model.source_name,
         "r": rank,
-        "lora_alpha": SCALE * rank,
+        "lora_alpha": scale * rank,
         "lora_dropout": 0.0,
         "target_modules": sorted({name.rpartition(".")[2] for name in adapted}),
         "bias": "none",

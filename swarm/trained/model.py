@@ -5,22 +5,25 @@ Invariant: a version's weights hash to the digest under which its node published
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch import nn
 
-from swarm.config import ModelConfig, NodeConfig, load_config
+from swarm.config import NODE_FILE, ModelConfig, NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
+from swarm.learn.best_version import BEST
 from swarm.learn.checkpoint import Checkpoint, checkpoint_steps, read_checkpoint
 from swarm.model.network import load_model
-from swarm.model.version_digest import published_state, weights_digest
+from swarm.model.version_digest import load_published, published_state, weights_digest
 from swarm.types import Digest, PolicyVersion, Role
 
 CHECKPOINTS: Final = "checkpoints"  # of a node's directory
-_NODE_FILE: Final = "node.toml"
 _MASTER: Final = "master."  # before the names of trained weights in a checkpoint
+
+WhichStep = int | Literal["best"] | None
+"""A step of which a node has a checkpoint; the one best at held-out problems; None: the newest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,15 +47,15 @@ class TrainedModel:
 
 def is_node(target: str) -> bool:
     """Whether a text names the directory of a node, rather than a model source."""
-    return (Path(target).expanduser() / _NODE_FILE).is_file()
+    return (Path(target).expanduser() / NODE_FILE).is_file()
 
 
-def load_target(target: str, step: int | None = None, dtype: str = "float32") -> TrainedModel:
+def load_target(target: str, step: WhichStep = None, dtype: str = "float32") -> TrainedModel:
     """The model of a node's directory, or of a model source (blocking, slow).
 
     Args:
         target: directory of a node, or what `model.source` may be: a folder, a hub id, or a shipped model.
-        step: of a node, which of its checkpoints; None: the newest.
+        step: of a node, which of its checkpoints.
         dtype: of a model source.
 
     Raises:
@@ -67,7 +70,7 @@ def load_target(target: str, step: int | None = None, dtype: str = "float32") ->
         )
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ConfigError(
-            f"{target}: neither a node's directory ({_NODE_FILE}) nor a model's (config.json); "
+            f"{target}: neither a node's directory ({NODE_FILE}) nor a model's (config.json); "
             "`swarm status --dir` shows a node, and `swarm simulate` keeps its nodes in <run>/swarm/<name>"
         )
     if step is not None:
@@ -76,25 +79,22 @@ def load_target(target: str, step: int | None = None, dtype: str = "float32") ->
     return TrainedModel(network=loaded.network, tokenizer=loaded.tokenizer, source=target, base_digest=loaded.digest)
 
 
-def load_trained(directory: Path, step: int | None = None) -> TrainedModel:
+def load_trained(directory: Path, step: WhichStep = None) -> TrainedModel:
     """The version that a checkpoint of a node holds; the node may be running (blocking, slow).
 
     Args:
         directory: of the node, with node.toml and checkpoints.
-        step: of the checkpoint; None: the newest that can be read.
+        step: of the checkpoint.
 
     Raises:
         ConfigError: no such node or checkpoint, another model, or weights other than those that were published.
     """
-    config = load_config(NodeConfig, directory / _NODE_FILE)
+    config = load_config(NodeConfig, directory / NODE_FILE)
     checkpoint = _checkpoint(directory, config, step)
     loaded = load_model(config.model)
-    trained = {name: param for name, param in loaded.network.named_parameters() if param.requires_grad}
     try:
-        with torch.no_grad():
-            for name, param in trained.items():
-                param.copy_(checkpoint.tensors[_MASTER + name])
-    except (KeyError, RuntimeError) as error:
+        _load(loaded.network, checkpoint)
+    except (ConfigError, KeyError, RuntimeError) as error:
         raise ConfigError(
             f"{directory / CHECKPOINTS}: checkpoint of another model than model.source {config.model.source!r} with "
             f"lora_rank {config.model.lora_rank}: {error}; put both back as they were when the node ran"
@@ -103,7 +103,7 @@ def load_trained(directory: Path, step: int | None = None) -> TrainedModel:
     if digest.hex() != checkpoint.state["digest"]:
         raise ConfigError(
             f"{directory / CHECKPOINTS}: step {checkpoint.step} gives weights {digest.hex()[:8]}, its node had "
-            f"{checkpoint.state['digest'][:8]}: put model.source and model.dtype in {directory / _NODE_FILE} back as "
+            f"{checkpoint.state['digest'][:8]}: put model.source and model.dtype in {directory / NODE_FILE} back as "
             "they were when the node ran"
         )
     return TrainedModel(
@@ -117,9 +117,27 @@ def load_trained(directory: Path, step: int | None = None) -> TrainedModel:
     )
 
 
-def _checkpoint(directory: Path, config: NodeConfig, step: int | None) -> Checkpoint:
-    root = directory / CHECKPOINTS
+def _load(network: nn.Module, checkpoint: Checkpoint) -> None:
+    """Raises ConfigError, KeyError or RuntimeError for tensors of another model."""
+    if not any(name.startswith(_MASTER) for name in checkpoint.tensors):
+        load_published(network, checkpoint.tensors)  # of the best version
+        return
+    with torch.no_grad():
+        for name, param in network.named_parameters():
+            if param.requires_grad:
+                param.copy_(checkpoint.tensors[_MASTER + name])
+
+
+def _checkpoint(directory: Path, config: NodeConfig, step: WhichStep) -> Checkpoint:
+    root, best = directory / CHECKPOINTS, checkpoint_steps(directory / BEST)
     steps = checkpoint_steps(root)
+    if best and (step == "best" or (step in best and step not in steps)):
+        return read_checkpoint(directory / BEST)
+    if step == "best":
+        raise ConfigError(
+            f"--step best: {directory} keeps none; a node with evaluation.keep_best = true does, from its first "
+            "evaluation on (`swarm train` sets it)"
+        )
     if not steps:
         if Role.TRAINER not in config.roles:
             reason = "it only generates, with the weights of a trainer: export from the trainer's directory"
@@ -132,5 +150,6 @@ def _checkpoint(directory: Path, config: NodeConfig, step: int | None) -> Checkp
             reason = "it has not run yet"
         raise ConfigError(f"{directory}: no checkpoint; {reason}")
     if step is not None and step not in steps:
-        raise ConfigError(f"--step {step}: {root} holds steps {', '.join(map(str, steps))}")
+        held = [*map(str, steps), *(f"{each} (best)" for each in best)]
+        raise ConfigError(f"--step {step}: {directory} holds steps {', '.join(held)}")
     return read_checkpoint(root, step)

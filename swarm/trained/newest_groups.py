@@ -4,7 +4,8 @@ Invariant: the file is opened for reading only, so the node that writes it is ne
 """
 
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -29,26 +30,37 @@ def newest_groups(path: Path, limit: int, origin: Origin, envs: Collection[str])
     Raises:
         ConfigError: there is no such file, or it cannot be read.
     """
-    if not path.is_file():
-        raise ConfigError(
-            f"{path.parent}: no {path.name}: the node has made no group yet, or this is no node's directory"
-        )
     query = (
         f"SELECT {SCORED_COLUMNS} FROM groups g JOIN bodies b USING (sequence) WHERE {_CONDITIONS[origin]} "
         "ORDER BY g.sequence DESC"
     )
     found: list[ScoredGroup] = []
+    with reading(path) as connection:
+        for row in connection.execute(query):
+            scored = scored_of(row)
+            if scored is not None and scored.group.env in envs:
+                found.append(scored)
+            if len(found) >= limit:
+                break
+    return found
+
+
+@contextmanager
+def reading(path: Path) -> Generator[sqlite3.Connection]:
+    """The store of a node, which may be running, for reading only.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be read.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            f"{path.parent}: no {path.name}: the node has made no group yet, or this is no node's directory"
+        )
     try:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT_S)
         try:
-            for row in connection.execute(query):
-                scored = scored_of(row)
-                if scored is not None and scored.group.env in envs:
-                    found.append(scored)
-                if len(found) >= limit:
-                    break
+            yield connection
         finally:
             connection.close()
     except sqlite3.Error as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    return found

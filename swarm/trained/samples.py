@@ -7,10 +7,11 @@ verifier.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
-from swarm.config import NodeConfig, load_config
+from swarm.config import NODE_FILE, NodeConfig, load_config
 from swarm.environments.load import build_environments
 from swarm.episode import Message
 from swarm.errors import ConfigError
@@ -19,7 +20,7 @@ from swarm.model.tokenizer import load_tokenizer
 from swarm.trained.newest_groups import Origin, newest_groups
 from swarm.types import NodeId, Rollout, ScoredGroup
 
-NODE_FILE, STORE = "node.toml", "groups.sqlite"
+STORE: Final = "groups.sqlite"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

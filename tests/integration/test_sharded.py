@@ -87,6 +87,7 @@ CASES = {
     "entropy": Case(recipe="magic", settings={"weight_decay": 0.1, "max_grad_norm": 0.1}),
     "reference": Case(recipe="grpo_kl", settings={"updates_per_step": 2}),
     "adapters": Case(recipe="grpo_kl", settings={"token_budget": 64}, lora_rank=3),
+    "checkpointed": Case(recipe="grpo", settings={"token_budget": 64, "gradient_checkpointing": True}, lora_rank=3),
     "idle_rank": Case(recipe="grpo", num_groups=1),
     "infinite_loss": Case(recipe="grpo", broken=False),
     "infinite_gradient": Case(recipe="grpo", broken=True),

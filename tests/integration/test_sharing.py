@@ -5,10 +5,10 @@ from statistics import fmean
 
 import pytest
 
+from swarm.report.figures import mean_change
 from swarm.simulate.command import judge, silo_of, swarm_result
 from swarm.simulate.local.run import SwarmRun, run_swarm
 from swarm.simulate.presets import SimulationOptions
-from swarm.simulate.report.figures import mean_change
 
 OPTIONS = SimulationOptions(preset="tiny", nodes=4, rounds=30, seed=0)
 

@@ -21,7 +21,7 @@ from swarm.events import (
     events_of,
 )
 from swarm.identity import Identity
-from swarm.simulate.invariants import Invariants
+from swarm.report.invariants import Invariants
 from swarm.simulate.local.fork_server import ForkServer
 from swarm.simulate.local.processes import Process, wait_until
 from swarm.simulate.presets import SimulationOptions, node_configs

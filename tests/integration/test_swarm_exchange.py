@@ -104,7 +104,9 @@ async def test_who_joins_to_generate_makes_groups_for_a_trainer_that_joined_to_p
     info = await swarm.coordinator(swarm.configs(1)[0])
     fast = ["--set", "exchange.lookup_every_s=0.5", "--set", "evaluation.num_problems=2"]
     homes = {name: swarm.directory / name for name in ("plain", "trainer", "generator")}
-    asked = {"plain": [], "trainer": ["--set", "weights.publish=true"], "generator": ["--generate"]}
+    # steps of 20 ms: with the bound of 4 a group from elsewhere is in time by luck only
+    publish = ["--set", "weights.publish=true", "--set", "replay.max_age_steps=40"]
+    asked = {"plain": [], "trainer": publish, "generator": ["--generate"]}
     for name, home in homes.items():
         home.mkdir()
         process = swarm.process(name, home)

@@ -14,10 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 from node.status import problems, read_status
-from node.train import FILE, TrainingWatch, TrainOptions, prepare, resolve, train
+from node.train import describe, prepare, train
+from node.train_options import TrainOptions, resolve
+from node.training_watch import TrainingWatch
 from swarm.cli.main import app
+from swarm.config import NODE_FILE
 from swarm.errors import ConfigError
-from swarm.events import GroupUnscored, StepMade, VersionPublished
+from swarm.events import GroupUnscored, PolicyEvaluated, StepMade, VersionPublished
 from swarm.learn.checkpoint import checkpoint_steps
 from swarm.telemetry import read_events
 from swarm.trained.model import load_trained
@@ -65,6 +68,10 @@ async def test_it_trains_ends_and_goes_on_and_its_answers_can_be_read(letters: P
     assert "worth 1" in "\n".join(lines), "the reference is worth the upper end of the range"
     assert lines[-1].startswith("next: swarm chat") and any("held out" in line for line in lines)
     status = read_status(directory)
+    evaluated = [event for event in read_events(directory / "events.jsonl") if isinstance(event, PolicyEvaluated)]
+    of_step = {event.step: event.accuracy for event in evaluated if event.split == "held_out"}
+    best = load_trained(directory, "best").version
+    assert best is not None and best.step == min(step for step in of_step if of_step[step] == max(of_step.values()))
     assert status["is_finished"] and problems(status, status["at_s"] + 1e6, 300.0, runs=False) == []
     for group in read_samples(directory, 3, "own"):
         assert group.messages[-1].content.startswith("sort:") and len(group.samples) == 8
@@ -78,8 +85,13 @@ async def test_it_trains_ends_and_goes_on_and_its_answers_can_be_read(letters: P
     assert load_trained(directory).version == before
     await train(TrainOptions(directory=directory, steps=5), lines.append)
     assert checkpoint_steps(directory / "checkpoints")[-1] == 5
-    text = await asyncio.to_thread((directory / FILE).read_text)
-    await asyncio.to_thread((directory / FILE).write_text, text.replace('name = "own"', 'name = "renamed"'))
+    changed = "note: the questions or the reward of own are others than those"
+    assert not any(changed in line for line in lines)
+    records = await asyncio.to_thread(letters.read_text)
+    await asyncio.to_thread(letters.write_text, records.replace("sort:", "sort: "))
+    assert any(changed in line for line in await describe(resolve(TrainOptions(directory=directory))))
+    text = await asyncio.to_thread((directory / NODE_FILE).read_text)
+    await asyncio.to_thread((directory / NODE_FILE).write_text, text.replace('name = "own"', 'name = "renamed"'))
     assert read_samples(directory, 3, "own") == []  # nobody knows any more what was asked
     refused = read_events(directory / "events.jsonl")
     assert not [event for event in refused if type(event).__name__ in ("LoopFailed", "WorkerDied")]
@@ -104,6 +116,8 @@ async def test_a_ctrl_c_saves_and_the_same_directory_goes_on(letters: Path) -> N
     assert await process.wait() == 0
     (step,) = checkpoint_steps(directory / "checkpoints")[-1:]
     assert step >= 1 and f"stopped at step {step}; the same command goes on from there" in said
+    why = RUN.invoke(app, ["why", str(directory)])
+    assert "it was stopped (Ctrl-C, or a signal)" in why.output, why.output
     lines: list[str] = []
     await train(TrainOptions(directory=directory, steps=step + 1), lines.append)
     assert checkpoint_steps(directory / "checkpoints")[-1] == step + 1
@@ -128,6 +142,9 @@ async def test_a_reward_that_teaches_nothing_ends_the_run_with_the_reason(
     lines: list[str] = []
     with pytest.raises(ConfigError, match=f"(?s){expected}"):
         await train(options_of(letters, reward=reward_file(letters.parent, body)), lines.append)
+    if body == "return 0.0":  # the others end before there is a directory
+        why = RUN.invoke(app, ["why", str(letters.parent / "run")])
+        assert why.exit_code == 1 and "and in none did rewards differ" in why.output, why.output
 
 
 def test_the_directory_of_another_training_is_not_taken(letters: Path) -> None:
@@ -140,7 +157,7 @@ def test_the_directory_of_another_training_is_not_taken(letters: Path) -> None:
         ).exit_code
         == 0
     )
-    assert (options.directory / FILE).is_file()
+    assert (options.directory / NODE_FILE).is_file()
     with pytest.raises(ConfigError, match=r"node\.toml exists and says otherwise for .*generator"):
         resolve(options_of(letters, max_new_tokens=5))
     assert config.is_alone and config.learner.at_end == "stop"
@@ -170,6 +187,17 @@ def test_a_reward_that_fails_on_every_answer_is_hopeless(letters: Path) -> None:
     assert watch.is_hopeless and watch.explain() == "none of 64 groups could be scored: invalid literal"
 
 
+def test_a_training_that_finds_nothing_to_learn_from_any_more_says_so_once_a_minute(letters: Path) -> None:
+    lines: list[str] = []
+    watch = TrainingWatch(resolve(options_of(letters)), lines.append, is_patient=False)
+    watch.see(StepMade(step=1, draw_step=1, digest="d", loss=0.0, grad_norm=0.0, num_tokens=1))
+    watch._said_s -= 61.0  # a minute ago
+    for _ in range(40):
+        watch.see(GroupUnscored(env="own", error="invalid literal"))
+    (said,) = [line for line in lines if "waits" in line]
+    assert said.startswith("step 1  waits: 16 groups since then, in none did rewards differ") and "swarm why" in said
+
+
 def test_what_was_stopped_is_not_called_done(letters: Path) -> None:
     lines: list[str] = []
     watch = TrainingWatch(resolve(options_of(letters)), lines.append, is_patient=False)
@@ -192,6 +220,10 @@ def test_what_was_stopped_is_not_called_done(letters: Path) -> None:
         (
             ["-m", "tiny", "--data", "LETTERS", "--answer", "solution"],
             "has no field 'solution', it has: answer, question",
+        ),
+        (
+            ["-m", "tiny", "--data", "LETTERS", "--reward", "REWARD", "--answer", "solution"],
+            "none of the first 300 records has an answer in the field 'solution'",
         ),
         (["-m", "tiny", "--data", "LETTERS", "--set", "learner.learning_rat=1"], "did you mean learning_rate?"),
         (["-m", "tiny", "--env", "char:sort", "--env", "char:sort"], "names must differ"),

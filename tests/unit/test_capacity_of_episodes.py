@@ -66,7 +66,7 @@ class Run:
             node, self.buffer, cast("DrawJournal", self.journal), self.ledger, self.peers
         )
         self.followers = [Follower(peer) for peer in FOLLOWERS[:num_followers]]
-        self.lines = {each.node_id: self.ledger.open(each.node_id, 16) for each in self.followers}
+        self.lines = {each.node_id: self.ledger.open(each.node_id, BATCH) for each in self.followers}
         self.made, self.lost, self.drawn_of = Counter[int](), Counter[int](), Counter[NodeId]()
         self.turns_of: dict[Digest, int] = {}
 

@@ -9,7 +9,7 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.events import Event, GroupRefused, LoopFailed, NodeFinished, NodeRestored, events_of, kind_of
-from swarm.simulate.report.result import node_result
+from swarm.report.tally import node_result
 from swarm.telemetry import EventLog, EventTail, count_refusals, read_events
 from swarm.telemetry.event_log import KEPT_OLD_FILES, MAX_REFUSED_KINDS, REFUSED_EVERY_S, old_file
 

@@ -31,6 +31,7 @@ VALUES: dict[str, Any] = {
     "zero_variance": ("d",),
     "too_old": ("d",),
     "reward_parts": {"found": 0.5},
+    "finishes": {"stop": 7, "length": 1},
     "diagnostics": {"ess_share": 0.5},
     "seconds": {"learn": 1.5},
     "refused": {"too_old": 3},

@@ -7,7 +7,7 @@ from swarm.config import NodeConfig, ReplayConfig, WeightsConfig
 from swarm.events import Event, GroupAdmitted, GroupsDrawn, Kind, VersionPublished, events_of
 from swarm.exchange.agent import Agent
 from swarm.loops.agent_loops import credit_loop
-from swarm.simulate.invariants import Invariants
+from swarm.report.invariants import Invariants
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.testing.builders import make_group, make_identity, make_sealed

@@ -9,7 +9,7 @@ from typer.main import get_command
 
 from coordinator.cli import app as coordinator_app
 from swarm.cli.main import app as swarm_app
-from swarm.simulate.invariants import Invariants
+from swarm.report.invariants import Invariants
 
 ROOT = Path(__file__).parents[2]
 APPS: dict[str, typer.Typer] = {"swarm": swarm_app, "swarm-coordinator": coordinator_app}

@@ -116,8 +116,9 @@ def test_a_step_event_updates_every_figure_that_follows_from_it():
 
 def test_events_of_the_exchange_are_counted_by_reason_origin_and_environment():
     telemetry = Telemetry()
-    telemetry.record(GroupRefused(reason="too_old", producer="x"))
-    telemetry.record(GroupPut(**STORED, num_tokens=12, reward_parts={"found": 0.5, "outcome": 0.25}))
+    telemetry.record(GroupRefused(reason="too_old", producer="x", count=2))
+    finishes = {"stop": 3, "length": 1}
+    telemetry.record(GroupPut(**STORED, num_tokens=12, reward_parts={"found": 0.5, "outcome": 0.25}, finishes=finishes))
     telemetry.record(GroupAdmitted(**STORED, via="x", age_s=-3.0))  # the producer's clock is ahead
     groups = (
         GroupUse(digest="a", producer="us", policy_id="us", is_own_policy=True, age_steps=0),
@@ -131,7 +132,12 @@ def test_events_of_the_exchange_are_counted_by_reason_origin_and_environment():
         PolicyEvaluated(step=1, env="sums", split="all", accuracy=0.75, num_problems=4, majority_baseline=0.1)
     )
     figures = scrape(telemetry)
-    assert figures['swarm_exchange_refused_total{reason="too_old"}'] == 1
+    assert figures['swarm_exchange_refused_total{reason="too_old"}'] == 2
+    assert figures['swarm_exchange_source_refused_total{source="x"}'] == 2
+    assert figures['swarm_exchange_source_admitted_total{source="x"}'] == 1
+    assert figures['swarm_learn_source_groups_total{source="them"}'] == 2
+    assert figures['swarm_rollout_responses_total{env="sums",finish="length"}'] == 1
+    assert figures['swarm_rollout_response_tokens_mean{env="sums"}'] == 3
     assert figures['swarm_rollout_groups_total{env="sums"}'] == 1
     assert figures['swarm_rollout_reward_part_mean{env="sums",reward="found"}'] == 0.5
     assert figures["swarm_exchange_arrival_s_sum"] == 0.0
