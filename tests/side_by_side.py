@@ -1,10 +1,10 @@
 """Runs tests as pytest processes, two side by side, so that neither of two cores is idle.
 
 `python tests/side_by_side.py test|check [flags for all]` prints what each says, line by line, and ends with the sum of
-all; with the flag `-x` the first failure ends everything. Each half has tests of its own first; who is through with
-them takes the next folder that is left, so that both end at about the same time on any machine. Workers of pytest-xdist
-gained nothing here. A half that says nothing for 10 minutes shows where its threads stand and is killed: a test has a
-time limit of its own, but not what it leaves behind for pytest's end.
+all, after what failed; with the flag `-x` the first failure ends everything. Each half has tests of its own first; who
+is through with them takes the next folder that is left, so that both end at about the same time on any machine. Workers
+of pytest-xdist gained nothing here. A half that says nothing for 10 minutes shows where its threads stand and is killed:
+a test has a time limit of its own, but not what it leaves behind for pytest's end.
 """
 
 import contextlib
@@ -54,6 +54,7 @@ class Side:
         self.others: list[Side] = []
         self.codes: list[int] = []
         self.endings: list[str] = []  # the closing line of each process
+        self.failures: list[str] = []  # pytest's line on each, with the reason
         self._flags = flags
         self._left = left
         self._stop = stop
@@ -79,6 +80,7 @@ class Side:
         self._process = process = subprocess.Popen(
             command,
             cwd=ROOT,
+            env={**os.environ, "BUILD_NUMBER": "0"},  # so that pytest tells a failure's whole reason
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -105,6 +107,8 @@ class Side:
                 break
             self._say(line)
             heard_s, ending = time.monotonic(), line if line.strip() else ending
+            if line.startswith(("FAILED ", "ERROR ")):
+                self.failures.append(line.rstrip())
         with contextlib.suppress(ProcessLookupError):  # nobody is left of its group
             os.killpg(process.pid, signal.SIGKILL)
         self.codes.append(process.wait())
@@ -156,6 +160,8 @@ def main(which: str, *flags: str) -> int:
         for count, outcome in re.findall(r"(\d+) (" + "|".join(OUTCOMES) + r")\b", ending):
             total[outcome] += int(count)
     failed = total["failed"] + total["error"] + total["errors"]
+    for failure in [failure for side in sides for failure in side.failures]:
+        print(failure)  # again: the end is what a log is cut down to
     unfinished = {side.name: code for side in sides for code in side.codes if code not in (0, 1)}
     if unfinished:
         print(f"not all tests ran: {', '.join(f'{name} ended with exit code {c}' for name, c in unfinished.items())}")

@@ -51,3 +51,14 @@ def test_a_process_left_behind_does_not_hold_a_half(
     side.run([str(tmp_path)])
     assert "1 passed" in capsys.readouterr().out
     assert side.codes == [0]
+
+
+def test_what_failed_is_told_again_at_the_end(
+    side_by_side: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_it.py").write_text("def test_fails():\n    assert 1 == 2, 'as it should'\n")
+    monkeypatch.setattr(side_by_side, "halves_of", lambda _: ({"half": [str(tmp_path)]}, []))
+    assert side_by_side.main("test", "-c", "/dev/null") == 1
+    *_, failure, total = capsys.readouterr().out.splitlines()
+    assert failure.startswith("FAILED ") and "test_fails" in failure and "as it should" in failure
+    assert total == "0 passed, 1 failed, 0 skipped"
