@@ -29,8 +29,8 @@ from torch import nn
 
 from benchmarks._replay_cost import ReplayCost, measure_replay_costs
 from swarm.config import ModelConfig
-from swarm.generation.continuous_batching import MAX_PARKED_BYTES, Decoding, Row
-from swarm.generation.sampling import sampler
+from swarm.generation.continuous_batching import MAX_PARKED_BYTES, Decoding
+from swarm.generation.row import Row
 from swarm.interfaces import Observation
 from swarm.model.network import load_model
 from swarm.types import PolicyVersion, Sampling
@@ -52,6 +52,11 @@ class Shape:
     def num_action_tokens(self) -> int:
         """Of one episode."""
         return self.turns * self.action
+
+    def row(self, prompt_ids: Sequence[int], index: int, seed: int) -> Row:
+        """To be made."""
+        sampling = Sampling(max_new_tokens=self.action)
+        return Row(prompt_ids=prompt_ids, sampling=sampling, prompt=index, index=index, seed=seed)
 
 
 @dataclass(slots=True)
@@ -108,8 +113,8 @@ def play(
 ) -> Cost:
     """Whole episodes in one call."""
     prompts = [[2 + (i + k) % 40 for k in range(shape.prompt)] for i in range(episodes)]
-    rows = [Row(prompt=i, index=i, seed=i) for i in range(episodes)]
-    return _timed(network, prompts, rows, shape, Environments(shape, step_s), max_parked_bytes)
+    rows = [shape.row(prompt, i, seed=i) for i, prompt in enumerate(prompts)]
+    return _timed(network, rows, shape, Environments(shape, step_s), max_parked_bytes)
 
 
 def play_prompts(network: nn.Module, shape: Shape, episodes: int) -> Cost:
@@ -118,8 +123,8 @@ def play_prompts(network: nn.Module, shape: Shape, episodes: int) -> Cost:
     total = Cost(0.0, 0.0, 0)
     environments = Environments(shape, 0.0)
     for turn in range(shape.turns):
-        rows = [Row(prompt=i, index=i, seed=turn * episodes + i) for i in range(episodes)]
-        cost = _timed(network, conversations, rows, shape, None, 0)
+        rows = [shape.row(ids, i, seed=turn * episodes + i) for i, ids in enumerate(conversations)]
+        cost = _timed(network, rows, shape, None, 0)
         total = Cost(total.cpu_s + cost.cpu_s, 0.0, total.num_computed + cost.num_computed)
         for i, row in enumerate(rows):
             told = environments.observe(i, row.tokens, False).result()
@@ -129,7 +134,6 @@ def play_prompts(network: nn.Module, shape: Shape, episodes: int) -> Cost:
 
 def _timed(
     network: nn.Module,
-    prompts: Sequence[Sequence[int]],
     rows: Sequence[Row],
     shape: Shape,
     environments: Environments | None,
@@ -143,12 +147,9 @@ def _timed(
     handle = network.register_forward_pre_hook(note, with_kwargs=True)
     decoding = Decoding(
         network,
-        prompts,
         rows,
         max_rows=shape.rows,
-        max_new_tokens=shape.action,
         eos_ids=(),
-        choose=sampler(Sampling(max_new_tokens=shape.action)),
         observe=None if environments is None else environments.observe,
         max_parked_bytes=max_parked_bytes,
     )

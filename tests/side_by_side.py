@@ -3,8 +3,8 @@
 `python tests/side_by_side.py test|check [flags for all]` prints what each says, line by line, and ends with the sum of
 all, after what failed; with the flag `-x` the first failure ends everything. Each half has tests of its own first; who
 is through with them takes the next folder that is left, so that both end at about the same time on any machine. Workers
-of pytest-xdist gained nothing here. A half that says nothing for 10 minutes shows where its threads stand and is killed:
-a test has a time limit of its own, but not what it leaves behind for pytest's end.
+of pytest-xdist gained nothing here. A half that says nothing for 10 minutes shows where its threads stand and is
+killed: a test has a time limit of its own, but not what it leaves behind for pytest's end.
 """
 
 import contextlib

@@ -13,91 +13,21 @@ Source: slots and continuous refill after arXiv:2506.22950 (Infinite Sampling).
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import nn
 
+from swarm.generation.row import Row
+from swarm.generation.sampling import choose
 from swarm.interfaces import Observation, Observe
 from swarm.types import FinishReason, PolicyVersion, VersionSpan
 
-# (logits [R, V] as the model gave them, the rows they are for) -> chosen ids [R] and their log-probs [R].
-Choose = Callable[[torch.Tensor, Sequence["Row"]], tuple[torch.Tensor, torch.Tensor]]
-
 MAX_PARKED_BYTES: Final = 2**30  # of cache that waits for environments; beyond it the oldest is computed again
-
-
-@dataclass(slots=True)
-class Row:
-    """One response in the making: actions of the model, and between them observations that it was given."""
-
-    prompt: int  # its index among the prompts of the call
-    index: int = 0  # its place among the rows of the call
-    seed: int = 0  # of its random numbers
-    tokens: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])  # NaN of observations
-    spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
-    turns: list[int] = field(default_factory=list[int])  # first token of each action
-    action_ends: list[int] = field(default_factory=list[int])  # one behind the last token of each finished action
-    conversations: list[int] = field(default_factory=lambda: [0])  # of each action, the next one included
-    finish: FinishReason = FinishReason.ABORTED  # of its newest action; ABORTED until that ended
-    is_over: bool = False  # its episode takes no other action
-    random: np.random.Generator | None = None  # from its first token on
-
-    @property
-    def is_running(self) -> bool:
-        """False once its newest action ended."""
-        return self.finish is FinishReason.ABORTED
-
-    @property
-    def bounds(self) -> list[tuple[int, int]]:
-        """First token of each action and the one behind its last."""
-        return list(zip(self.turns, [*self.action_ends, len(self.tokens)], strict=False))
-
-    def uniform(self) -> float:
-        """The next of its random numbers in [0, 1): one for each token that it chooses."""
-        if self.random is None:
-            self.random = np.random.default_rng(self.seed)
-        return self.random.random()
-
-    @property
-    def conversation(self) -> int:
-        """That its newest action is in, or the next one where it waits for that."""
-        return self.conversations[-1]
-
-    def context(self, prompt: Sequence[int]) -> list[int]:
-        """Every token of its conversation so far."""
-        if not any(self.conversations):
-            return [*prompt, *self.tokens]
-        ids = [] if self.conversation else list(prompt)
-        starts = [*self.turns, len(self.tokens)]
-        for turn, (start, end) in enumerate(zip(self.turns, self.action_ends, strict=True)):
-            if self.conversations[turn] == self.conversation:
-                ids += self.tokens[start:end]
-            if self.conversations[turn + 1] == self.conversation:
-                ids += self.tokens[end : starts[turn + 1]]
-        return ids
-
-    def take(self, observation: Observation) -> None:
-        """What the environment answered."""
-        self.tokens += observation.token_ids
-        self.logprobs += [float("nan")] * len(observation.token_ids)
-        self.conversations.append(observation.conversation)
-
-    def begin_action(self) -> None:
-        """The next token is the first of an action."""
-        self.turns.append(len(self.tokens))
-        self.finish = FinishReason.ABORTED
-
-    def end_action(self, finish: FinishReason) -> None:
-        """The newest token was the last of an action."""
-        self.finish = finish
-        self.action_ends.append(len(self.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +143,9 @@ class Decoding:
 
     Args:
         network: in eval mode.
-        prompts: token ids, none empty.
-        rows: to be made, in any order.
+        rows: to be made, in any order; more may join.
         max_rows: most sequences in the cache; one more is kept for the prompt whose rows have not all begun.
-        max_new_tokens: longest action.
-        eos_ids: tokens that end one.
-        choose: the next token of each row.
+        eos_ids: tokens that end an action.
         observe: asked after each action; None: each row has one.
         max_parked_bytes: of cache of parked rows.
         waits_for_all: no token is made before every environment has answered, so that which rows run together, and
@@ -228,27 +155,21 @@ class Decoding:
     def __init__(
         self,
         network: nn.Module,
-        prompts: Sequence[Sequence[int]],
-        rows: Sequence[Row],
+        rows: Sequence[Row] = (),
         *,
         max_rows: int,
-        max_new_tokens: int,
         eos_ids: Collection[int],
-        choose: Choose,
         observe: Observe | None = None,
         max_parked_bytes: int = MAX_PARKED_BYTES,
         waits_for_all: bool = False,
     ) -> None:
         self._network = network
-        self._prompts = prompts
         self._max_rows = max_rows
-        self._max_new_tokens = max_new_tokens
         self._eos_ids = eos_ids
-        self._choose = choose
         self._observe = observe
         self._max_parked_bytes = max_parked_bytes
         self._waits_for_all = waits_for_all
-        self._waiting = deque(sorted(rows, key=lambda row: (len(prompts[row.prompt]), row.prompt)))
+        self._waiting = deque(sorted(rows, key=lambda row: (len(row.prompt_ids), row.prompt)))
         self._running: list[Row] = []
         self._entries: Entries | None = None  # of the running rows: everything but their last token
         self._begun: _Begun | None = None  # the prompt of the next waiting row, where rows of it have begun
@@ -260,6 +181,17 @@ class Decoding:
         self._num_changes = 0  # of weights, since the call began
         self._weights: dict[int, int] = {}  # row -> changes before its first entry was made
         self.news = threading.Event()  # set when an environment answers
+
+    def join(self, row: Row) -> None:
+        """One more row, behind those that wait."""
+        self._waiting.append(row)
+
+    def leave(self, gone: Collection[int]) -> None:
+        """Rows of these indices, of one action each, are not made on."""
+        self._waiting = deque(row for row in self._waiting if row.index not in gone)
+        if any(row.index in gone for row in self._running):
+            assert self._entries is not None
+            self._keep(self._entries, self._running, [row.index not in gone for row in self._running])
 
     @property
     def goes_on(self) -> bool:
@@ -298,14 +230,14 @@ class Decoding:
         rows = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
         begun = self._begun if self._begun is not None and self._begun.version == version else None
         known = [] if begun is None else [begun.prompt]
-        fresh = list(dict.fromkeys(row.prompt for row in rows if row.prompt not in known))
+        fresh = {row.prompt: row.prompt_ids for row in rows if row.prompt not in known}
         entries, logits = (None, None) if begun is None else (begun.entries, begun.logits)
         if fresh:
-            made, after = prefill(self._network, [self._prompts[index] for index in fresh])
+            made, after = prefill(self._network, list(fresh.values()))
             entries = made if entries is None else entries.concat(made)
             logits = after if logits is None else torch.cat([logits, after])
         assert entries is not None and logits is not None
-        indices = [(known + fresh).index(row.prompt) for row in rows]  # of their prompts in `entries`
+        indices = [[*known, *fresh].index(row.prompt) for row in rows]  # of their prompts in `entries`
         last = rows[-1].prompt
         has_more = bool(self._waiting) and self._waiting[0].prompt == last
         at = indices[-1]
@@ -318,7 +250,7 @@ class Decoding:
         known: list[tuple[Row, Entries, list[int]]] = []  # with the tokens that are not in its entries
         others: list[tuple[Row, list[int]]] = []  # with every token of its conversation
         for row in chosen:
-            context, kept = row.context(self._prompts[row.prompt]), self._take_kept(row)
+            context, kept = row.context, self._take_kept(row)
             if kept is not None and kept.weights == self._num_changes:
                 known.append((row, kept.entries, context[kept.entries.num_tokens :]))
             else:
@@ -403,7 +335,7 @@ class Decoding:
 
     def _append(self, rows: Sequence[Row], logits: torch.Tensor, version: PolicyVersion) -> list[bool]:
         """Adds a token to each row; True where its action goes on."""
-        chosen, logprobs = self._choose(logits, rows)
+        chosen, logprobs = choose(logits, rows)
         for row, token, logprob in zip(rows, chosen.tolist(), logprobs.tolist(), strict=True):
             if not row.spans or row.spans[-1].version != version:
                 row.spans.append(VersionSpan(start=len(row.tokens), version=version))
@@ -411,7 +343,7 @@ class Decoding:
             row.logprobs.append(logprob)
             if token in self._eos_ids:
                 row.end_action(FinishReason.STOP)
-            elif len(row.tokens) - row.turns[-1] == self._max_new_tokens:
+            elif len(row.tokens) - row.turns[-1] == row.sampling.max_new_tokens:
                 row.end_action(FinishReason.LENGTH)
         return [row.is_running for row in rows]
 

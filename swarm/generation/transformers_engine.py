@@ -20,11 +20,11 @@ from swarm.episode import Actions
 from swarm.errors import ConfigError, WeightsRefused
 from swarm.generation.canaries import check_canaries
 from swarm.generation.canaries import tolerance_nats as tolerance_for
-from swarm.generation.continuous_batching import Decoding, Row
+from swarm.generation.continuous_batching import Decoding
 from swarm.generation.priority_lock import PriorityLock
 from swarm.generation.rollouts import actions_of, by_prompt, check_vocabulary, published_tensors, to_rollout
+from swarm.generation.row import Row
 from swarm.generation.sample_seeds import SampleSeeds
-from swarm.generation.sampling import choose_greedy, sampler
 from swarm.interfaces import Observe, Prompts, Tokenizer
 from swarm.model.network import load_model, pick_device
 from swarm.model.version_digest import PublishedTensors, load_published, snapshot
@@ -141,18 +141,11 @@ class TransformersGenerator:
             with self._weights.held():
                 seeds = self._seeds.of(self._version, prompts, num_samples, numbers)
             of_prompts = [(prompt, seed) for prompt, own in enumerate(seeds) for seed in own]
-            rows = [Row(prompt=prompt, index=i, seed=seed) for i, (prompt, seed) in enumerate(of_prompts)]
-            decoding = Decoding(
-                self._network,
-                prompts,
-                rows,
-                max_rows=self._max_rows,
-                max_new_tokens=sampling.max_new_tokens,
-                eos_ids=self._tokenizer.eos_ids,
-                choose=sampler(sampling),
-                observe=observe,
-                waits_for_all=self._is_deterministic,
-            )
+            rows = [
+                Row(prompt_ids=prompts[prompt], sampling=sampling, prompt=prompt, index=index, seed=seed)
+                for index, (prompt, seed) in enumerate(of_prompts)
+            ]
+            decoding = self._begin(rows, observe)
             while self._goes_on(decoding):
                 with self._weights.held():
                     decoding.step(self._version)
@@ -161,18 +154,12 @@ class TransformersGenerator:
     def greedy(self, prompts: Prompts, max_new_tokens: int, observe: Observe | None = None) -> list[Actions]:
         with self._call, self._weights.held():
             self._cancelled.clear()
-            rows = [Row(prompt=index, index=index) for index in range(len(prompts))]
-            decoding = Decoding(
-                self._network,
-                prompts,
-                rows,
-                max_rows=self._max_rows,
-                max_new_tokens=max_new_tokens,
-                eos_ids=self._tokenizer.eos_ids,
-                choose=choose_greedy,
-                observe=observe,
-                waits_for_all=self._is_deterministic,
-            )
+            sampling = Sampling(temperature=0.0, max_new_tokens=max_new_tokens)
+            rows = [
+                Row(prompt_ids=prompt, sampling=sampling, prompt=index, index=index)
+                for index, prompt in enumerate(prompts)
+            ]
+            decoding = self._begin(rows, observe)
             while self._goes_on(decoding):
                 decoding.step(self._version)
             return [actions_of(self._tokenizer, row.tokens, row.bounds) for row in rows]
@@ -192,6 +179,16 @@ class TransformersGenerator:
         self._cancelled.set()
         if self._decoding is not None:
             self._decoding.news.set()
+
+    def _begin(self, rows: Sequence[Row], observe: Observe | None) -> Decoding:
+        return Decoding(
+            self._network,
+            rows,
+            max_rows=self._max_rows,
+            eos_ids=self._tokenizer.eos_ids,
+            observe=observe,
+            waits_for_all=self._is_deterministic,
+        )
 
     def _goes_on(self, decoding: Decoding) -> bool:
         """Whether there is a token to make; waits for an environment where nothing else is left to do."""
