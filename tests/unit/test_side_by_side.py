@@ -1,4 +1,4 @@
-"""What ends a half of `make test` that would never end by itself."""
+"""What ends a side of `make test` that would never end by itself."""
 
 import importlib.util
 import threading
@@ -31,23 +31,23 @@ def side_by_side() -> ModuleType:
     return module
 
 
-def test_a_half_that_hangs_shows_where_and_fails(
+def test_a_side_that_hangs_shows_where_and_fails(
     side_by_side: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "test_it.py").write_text(HANGS_AT_ITS_END)
-    side = side_by_side.Side("half", ("-c", "/dev/null"), deque(), threading.Event(), silence_s=3.0)
+    side = side_by_side.Side("side", ("-c", "/dev/null"), deque(), threading.Event(), silence_s=3.0)
     side.run([str(tmp_path)])
     said = capsys.readouterr().out
     assert "1 passed" in said and "nothing for 3 s" in said and "threading.py" in said
     assert side.codes == [-6]
 
 
-def test_a_process_left_behind_does_not_hold_a_half(
+def test_a_process_left_behind_does_not_hold_a_side(
     side_by_side: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(side_by_side, "LAST_WORDS_S", 0.1)
     (tmp_path / "test_it.py").write_text(LEAVES_AN_ORPHAN)
-    side = side_by_side.Side("half", ("-c", "/dev/null", "-W", "ignore"), deque(), threading.Event())
+    side = side_by_side.Side("side", ("-c", "/dev/null", "-W", "ignore"), deque(), threading.Event())
     side.run([str(tmp_path)])
     assert "1 passed" in capsys.readouterr().out
     assert side.codes == [0]
@@ -57,7 +57,7 @@ def test_what_failed_is_told_again_at_the_end(
     side_by_side: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "test_it.py").write_text("def test_fails():\n    assert 1 == 2, 'as it should'\n")
-    monkeypatch.setattr(side_by_side, "halves_of", lambda _: ({"half": [str(tmp_path)]}, []))
+    monkeypatch.setattr(side_by_side, "sides_of", lambda _: ({"side": [str(tmp_path)]}, []))
     assert side_by_side.main("test", "-c", "/dev/null") == 1
     *_, failure, total = capsys.readouterr().out.splitlines()
     assert failure.startswith("FAILED ") and "test_fails" in failure and "as it should" in failure
