@@ -25,6 +25,7 @@ from swarm.types import (
     Draw,
     DrawPlace,
     Evaluation,
+    FinishReason,
     FloatArray,
     LoadReport,
     NodeId,
@@ -40,6 +41,7 @@ from swarm.types import (
     StepReport,
     StreamFilter,
     Task,
+    VersionSpan,
 )
 
 Result = TypeVar("Result")
@@ -309,6 +311,62 @@ class Generator(Protocol):
 
     def cancel(self) -> None:
         """Ends a call of generate in progress soon (from any thread); unfinished rollouts come back ABORTED."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompletionRequest:
+    """One continuation of a prompt that somebody asks of an engine."""
+
+    prompt_ids: Sequence[int]  # not empty
+    sampling: Sampling  # temperature 0: the likeliest token each time
+    seed: int
+    num_top: int = 0  # how many of the likeliest tokens to give with each one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """What an engine made of a request, T tokens."""
+
+    token_ids: Sequence[int]  # [T], the end token kept
+    logprobs: Sequence[float] | None  # [T] at the sampling temperature (at 1 of greedy ones); None: not known
+    top: Sequence[Sequence[tuple[int, float]]]  # [T] of the likeliest tokens and their log-probs; empty: not known
+    spans: Sequence[VersionSpan]  # which weights made which tokens
+    finish: FinishReason
+
+
+class Heard(Protocol):
+    """Told of new tokens of a completion while it is made, in the engine's thread; it must not block."""
+
+    def __call__(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], top: Sequence[Sequence[tuple[int, float]]]
+    ) -> None:
+        """Takes them, with their log-probs and what was likeliest where they stand, as in `Completion`."""
+        ...
+
+
+class Completer(Protocol):
+    """An engine that completes prompts for many callers at once, beside the calls of its node."""
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The weights that the next token comes from."""
+        ...
+
+    def complete(self, request: CompletionRequest, heard: Heard | None = None) -> "Future[Completion]":
+        """Begins one (from any thread). Cancelling the future ends it soon.
+
+        Args:
+            request: what to make.
+            heard: told of each token; an engine that has no tokens before the end does not call it.
+
+        Returns:
+            What is made of it; its error is Unavailable where the engine failed or was closed.
+        """
+        ...
+
+    def score(self, sequences: Prompts) -> list[FloatArray]:
+        """As `Generator.score`."""
         ...
 
 

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import Any, Final, Self
 
@@ -20,12 +21,13 @@ from swarm.episode import Actions
 from swarm.errors import ConfigError, WeightsRefused
 from swarm.generation.canaries import check_canaries
 from swarm.generation.canaries import tolerance_nats as tolerance_for
+from swarm.generation.completion_loop import CompletionLoop
 from swarm.generation.continuous_batching import Decoding
 from swarm.generation.priority_lock import PriorityLock
 from swarm.generation.rollouts import actions_of, by_prompt, check_vocabulary, published_tensors, to_rollout
 from swarm.generation.row import Row
 from swarm.generation.sample_seeds import SampleSeeds
-from swarm.interfaces import Observe, Prompts, Tokenizer
+from swarm.interfaces import Completion, CompletionRequest, Heard, Observe, Prompts, Tokenizer
 from swarm.model.network import load_model, pick_device
 from swarm.model.version_digest import PublishedTensors, load_published, snapshot
 from swarm.types import (
@@ -89,6 +91,7 @@ class TransformersGenerator:
         self._weights = PriorityLock()  # taken for each token of generate, and for the whole of everything else
         self._cancelled = threading.Event()
         self._decoding: Decoding | None = None  # of the newest call
+        self._completions = CompletionLoop(self._completing, self._step)
 
     @classmethod
     def from_config(
@@ -116,8 +119,9 @@ class TransformersGenerator:
         )
 
     def close(self) -> None:
-        """Ends the call that is under way, so that a thread of it does not outlive the node by a long episode."""
+        """Ends the calls that are under way, so that a thread of one does not outlive the node by a long episode."""
         self.cancel()
+        self._completions.close()
 
     @property
     def version(self) -> PolicyVersion:
@@ -147,8 +151,7 @@ class TransformersGenerator:
             ]
             decoding = self._begin(rows, observe)
             while self._goes_on(decoding):
-                with self._weights.held():
-                    decoding.step(self._version)
+                self._step(decoding)
             return by_prompt([self._rollout(row, sampling) for row in rows], num_samples)
 
     def greedy(self, prompts: Prompts, max_new_tokens: int, observe: Observe | None = None) -> list[Actions]:
@@ -164,8 +167,13 @@ class TransformersGenerator:
                 decoding.step(self._version)
             return [actions_of(self._tokenizer, row.tokens, row.bounds) for row in rows]
 
+    def complete(self, request: CompletionRequest, heard: Heard | None = None) -> "Future[Completion]":
+        """As `swarm.interfaces.Completer`: a batch of at most `max_rows` beside that of `generate`, token by token."""
+        check_vocabulary([request.prompt_ids], self._tokenizer)
+        return self._completions.complete(request, heard)
+
     def score(self, sequences: Prompts) -> list[FloatArray]:
-        with self._call, self._weights.held():
+        with self._weights.held():
             return self._score(sequences)
 
     def load(
@@ -179,6 +187,14 @@ class TransformersGenerator:
         self._cancelled.set()
         if self._decoding is not None:
             self._decoding.news.set()
+
+    def _step(self, decoding: Decoding) -> None:
+        with self._weights.held():
+            decoding.step(self._version)
+
+    def _completing(self) -> Decoding:
+        """A batch that callers join."""
+        return self._begin((), None)
 
     def _begin(self, rows: Sequence[Row], observe: Observe | None) -> Decoding:
         return Decoding(

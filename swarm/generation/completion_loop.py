@@ -1,0 +1,138 @@
+"""Completions for many callers at once: one batch that requests join and leave between two tokens.
+
+Invariant: a request ends with its completion, with the error of its engine, or cancelled; none waits for ever, and none
+waits for another one to end.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from swarm.errors import Unavailable
+from swarm.generation.continuous_batching import Decoding
+from swarm.generation.row import Row
+from swarm.interfaces import Completion, CompletionRequest, Heard
+from swarm.types import FinishReason
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    row: Row
+    heard: Heard | None
+    future: "Future[Completion]"
+    num_told: int = 0  # tokens
+
+
+@dataclass(eq=False, slots=True)
+class CompletionLoop:
+    """A thread that decodes while there is anything to decode.
+
+    Args:
+        begin: a new, empty decoding.
+        step: makes one token of each of its rows.
+
+    Example:
+        loop = CompletionLoop(begin, step)
+        print(loop.complete(CompletionRequest(prompt_ids=[1, 2], sampling=Sampling(), seed=0)).result().token_ids)
+    """
+
+    begin: Callable[[], Decoding]
+    step: Callable[[Decoding], None]
+    _inbox: "queue.SimpleQueue[_Call | None]" = field(default_factory=queue.SimpleQueue, init=False)
+    _calls: dict[int, _Call] = field(default_factory=dict[int, _Call], init=False)  # by the index of their row
+    _next_index: int = field(default=0, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+    _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _is_closed: bool = field(default=False, init=False)
+
+    def complete(self, request: CompletionRequest, heard: Heard | None = None) -> "Future[Completion]":
+        """As `swarm.interfaces.Completer`."""
+        row = Row(prompt_ids=request.prompt_ids, sampling=request.sampling, seed=request.seed, num_top=request.num_top)
+        call = _Call(row, heard, Future())
+        with self._starting:
+            if self._is_closed:
+                call.future.set_exception(Unavailable("the engine was closed"))
+                return call.future
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
+                self._thread.start()
+            self._inbox.put(call)
+        return call.future
+
+    def close(self) -> None:
+        """Ends the calls that are under way with an error (blocking)."""
+        with self._starting:
+            self._is_closed = True
+            self._inbox.put(None)
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        decoding = self.begin()
+        while self._take(decoding):
+            gone = {index for index, call in self._calls.items() if call.future.cancelled()}
+            for index in gone:
+                del self._calls[index]
+            try:
+                decoding.leave(gone)
+                if decoding.goes_on:
+                    self.step(decoding)
+            except Exception as error:  # task boundary: the callers are told, and the next ones have a new batch
+                logger.exception("completions failed", extra={"num_calls": len(self._calls)})
+                self._fail(Unavailable(f"the engine failed: {type(error).__name__}: {error}"))
+                decoding = self.begin()
+                continue
+            self._tell()
+        self._fail(Unavailable("the engine was closed"))
+
+    def _take(self, decoding: Decoding) -> bool:
+        """Rows that came meanwhile join; waits where nothing else is to do. False: closed."""
+        while not (decoding.goes_on and self._inbox.empty()):
+            call = self._inbox.get()
+            if call is None:  # closed
+                return False
+            call.row.index = call.row.prompt = self._next_index
+            self._next_index += 1
+            self._calls[call.row.index] = call
+            decoding.join(call.row)
+        return True
+
+    def _tell(self) -> None:
+        """Callers hear of their new tokens, and have what has ended."""
+        for index, call in list(self._calls.items()):
+            row = call.row
+            if call.heard is not None and len(row.tokens) > call.num_told:
+                new = slice(call.num_told, len(row.tokens))
+                call.num_told = new.stop
+                call.heard(row.tokens[new], row.logprobs[new], row.top[new])
+            if row.is_over:
+                del self._calls[index]
+                if call.future.set_running_or_notify_cancel():
+                    call.future.set_result(_completion(row))
+
+    def _fail(self, error: Unavailable) -> None:
+        calls = list(self._calls.values())
+        self._calls.clear()
+        while self._is_closed and not self._inbox.empty():
+            late = self._inbox.get()
+            calls += [late] if late is not None else []
+        for call in calls:
+            if call.future.set_running_or_notify_cancel():
+                call.future.set_exception(error)
+
+
+def _completion(row: Row) -> Completion:
+    assert row.finish is not FinishReason.ABORTED
+    return Completion(
+        token_ids=tuple(row.tokens),
+        logprobs=tuple(row.logprobs),
+        top=tuple(tuple(place) for place in row.top),
+        spans=tuple(row.spans),
+        finish=row.finish,
+    )
