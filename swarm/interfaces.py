@@ -322,6 +322,7 @@ class CompletionRequest:
     sampling: Sampling  # temperature 0: the likeliest token each time
     seed: int
     num_top: int = 0  # how many of the likeliest tokens to give with each one
+    end_ids: frozenset[int] = frozenset()  # tokens that end it beside the model's own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -335,13 +336,17 @@ class Completion:
     finish: FinishReason
 
 
-class Heard(Protocol):
+class OnTokens(Protocol):
     """Told of new tokens of a completion while it is made, in the engine's thread; it must not block."""
 
     def __call__(
         self, token_ids: Sequence[int], logprobs: Sequence[float], top: Sequence[Sequence[tuple[int, float]]]
-    ) -> None:
-        """Takes them, with their log-probs and what was likeliest where they stand, as in `Completion`."""
+    ) -> bool:
+        """Takes them, with their log-probs and what was likeliest where they stand, as in `Completion`.
+
+        Returns:
+            Whether the completion goes on; False: it ends with these tokens, as if an end token had come.
+        """
         ...
 
 
@@ -353,12 +358,12 @@ class Completer(Protocol):
         """The weights that the next token comes from."""
         ...
 
-    def complete(self, request: CompletionRequest, heard: Heard | None = None) -> "Future[Completion]":
+    def complete(self, request: CompletionRequest, on_tokens: OnTokens | None = None) -> "Future[Completion]":
         """Begins one (from any thread). Cancelling the future ends it soon.
 
         Args:
             request: what to make.
-            heard: told of each token; an engine that has no tokens before the end does not call it.
+            on_tokens: told of each token; an engine that has no tokens before the end does not call it.
 
         Returns:
             What is made of it; its error is Unavailable where the engine failed or was closed.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from swarm.errors import Unavailable
 from swarm.generation.continuous_batching import Decoding
 from swarm.generation.row import Row
-from swarm.interfaces import Completion, CompletionRequest, Heard
+from swarm.interfaces import Completion, CompletionRequest, OnTokens
 from swarm.types import FinishReason
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 @dataclass(eq=False, slots=True)
 class _Call:
     row: Row
-    heard: Heard | None
+    on_tokens: OnTokens | None
     future: "Future[Completion]"
     num_told: int = 0  # tokens
 
@@ -50,10 +50,16 @@ class CompletionLoop:
     _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
     _is_closed: bool = field(default=False, init=False)
 
-    def complete(self, request: CompletionRequest, heard: Heard | None = None) -> "Future[Completion]":
+    def complete(self, request: CompletionRequest, on_tokens: OnTokens | None = None) -> "Future[Completion]":
         """As `swarm.interfaces.Completer`."""
-        row = Row(prompt_ids=request.prompt_ids, sampling=request.sampling, seed=request.seed, num_top=request.num_top)
-        call = _Call(row, heard, Future())
+        row = Row(
+            prompt_ids=request.prompt_ids,
+            sampling=request.sampling,
+            seed=request.seed,
+            num_top=request.num_top,
+            end_ids=request.end_ids,
+        )
+        call = _Call(row, on_tokens, Future())
         with self._starting:
             if self._is_closed:
                 call.future.set_exception(Unavailable("the engine was closed"))
@@ -88,7 +94,7 @@ class CompletionLoop:
                 self._fail(Unavailable(f"the engine failed: {type(error).__name__}: {error}"))
                 decoding = self.begin()
                 continue
-            self._tell()
+            self._tell(decoding)
         self._fail(Unavailable("the engine was closed"))
 
     def _take(self, decoding: Decoding) -> bool:
@@ -103,15 +109,17 @@ class CompletionLoop:
             decoding.join(call.row)
         return True
 
-    def _tell(self) -> None:
+    def _tell(self, decoding: Decoding) -> None:
         """Callers hear of their new tokens, and have what has ended."""
         for index, call in list(self._calls.items()):
             row = call.row
-            if call.heard is not None and len(row.tokens) > call.num_told:
+            if call.on_tokens is not None and len(row.tokens) > call.num_told:
                 new = slice(call.num_told, len(row.tokens))
                 call.num_told = new.stop
-                call.heard(row.tokens[new], row.logprobs[new], row.top[new])
-            if row.is_over:
+                if not call.on_tokens(row.tokens[new], row.logprobs[new], row.top[new]) and row.is_running:
+                    row.end_action(FinishReason.STOP)
+                    decoding.leave({index})
+            if not row.is_running:
                 del self._calls[index]
                 if call.future.set_running_or_notify_cancel():
                     call.future.set_result(_completion(row))

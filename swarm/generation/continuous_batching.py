@@ -341,7 +341,7 @@ class Decoding:
                 row.spans.append(VersionSpan(start=len(row.tokens), version=version))
             row.tokens.append(token)
             row.logprobs.append(logprob)
-            if token in self._eos_ids:
+            if token in self._eos_ids or token in row.end_ids:
                 row.end_action(FinishReason.STOP)
             elif len(row.tokens) - row.turns[-1] == row.sampling.max_new_tokens:
                 row.end_action(FinishReason.LENGTH)

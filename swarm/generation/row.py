@@ -19,6 +19,7 @@ class Row:
     index: int = 0  # its own among the rows that are decoded together
     seed: int = 0  # of its random numbers
     num_top: int = 0  # how many of the likeliest tokens are kept, at each place
+    end_ids: frozenset[int] = frozenset()  # tokens that end an action beside the model's own
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])  # NaN of observations
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])

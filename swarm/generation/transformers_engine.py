@@ -27,7 +27,7 @@ from swarm.generation.priority_lock import PriorityLock
 from swarm.generation.rollouts import actions_of, by_prompt, check_vocabulary, published_tensors, to_rollout
 from swarm.generation.row import Row
 from swarm.generation.sample_seeds import SampleSeeds
-from swarm.interfaces import Completion, CompletionRequest, Heard, Observe, Prompts, Tokenizer
+from swarm.interfaces import Completion, CompletionRequest, Observe, OnTokens, Prompts, Tokenizer
 from swarm.model.network import load_model, pick_device
 from swarm.model.version_digest import PublishedTensors, load_published, snapshot
 from swarm.types import (
@@ -167,10 +167,10 @@ class TransformersGenerator:
                 decoding.step(self._version)
             return [actions_of(self._tokenizer, row.tokens, row.bounds) for row in rows]
 
-    def complete(self, request: CompletionRequest, heard: Heard | None = None) -> "Future[Completion]":
+    def complete(self, request: CompletionRequest, on_tokens: OnTokens | None = None) -> "Future[Completion]":
         """As `swarm.interfaces.Completer`: a batch of at most `max_rows` beside that of `generate`, token by token."""
         check_vocabulary([request.prompt_ids], self._tokenizer)
-        return self._completions.complete(request, heard)
+        return self._completions.complete(request, on_tokens)
 
     def score(self, sequences: Prompts) -> list[FloatArray]:
         with self._weights.held():

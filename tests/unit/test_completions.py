@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -187,14 +188,35 @@ def test_callers_hear_every_token_once_and_in_order() -> None:
     heard: list[int] = []
     values: list[float] = []
 
-    def hear(tokens: Sequence[int], logprobs: Sequence[float], top: Sequence[object]) -> None:
-        heard.extend(tokens)
+    def hear(token_ids: Sequence[int], logprobs: Sequence[float], top: Sequence[object]) -> bool:
+        heard.extend(token_ids)
         values.extend(logprobs)
+        return True
 
     own = engine()
     completion = own.complete(CompletionRequest(prompt_ids=[5], sampling=KINDS[1], seed=1), hear).result(10)
     own.close()
     assert heard == list(completion.token_ids) and values == list(completion.logprobs or [])
+
+
+def test_a_caller_may_end_it_and_so_may_tokens_of_the_request() -> None:
+    own = engine()
+    never_ending(own)
+    request = CompletionRequest(prompt_ids=[5], sampling=LONG, seed=0)
+    whole = own.complete(request).result(10)
+    heard: list[int] = []
+
+    def until_five(token_ids: Sequence[int], logprobs: Sequence[float], top: Sequence[object]) -> bool:
+        heard.extend(token_ids)
+        return len(heard) < 5
+
+    ended = own.complete(request, until_five).result(10)
+    assert ended.token_ids == whole.token_ids[:5] and ended.finish is FinishReason.STOP
+    end = whole.token_ids[7]
+    by_token = own.complete(replace(request, end_ids=frozenset({end}))).result(10)
+    assert by_token.token_ids == whole.token_ids[: whole.token_ids.index(end) + 1]
+    assert by_token.finish is FinishReason.STOP
+    own.close()
 
 
 def test_new_weights_in_the_middle_are_named_where_they_begin() -> None:

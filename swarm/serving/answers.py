@@ -1,0 +1,107 @@
+"""One answer to one prompt: asked of the engine, followed token by token where somebody reads along or text may end it.
+
+Invariant: an answer that nobody waits for any more is taken out of the engine.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from swarm.interfaces import Completer, Completion, CompletionRequest, Tokenizer
+from swarm.serving.text_stream import TextStream
+from swarm.types import FinishReason
+
+TopTokens = Sequence[Sequence[tuple[int, float]]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerPiece:
+    """What is new of an answer, t tokens; the text of the newest may come with a later piece."""
+
+    text: str
+    token_ids: Sequence[int]  # [t]
+    logprobs: Sequence[float]  # [t]; empty where they are not known
+    top: TopTokens  # [t], or empty
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """An answer that has ended."""
+
+    prompt_ids: Sequence[int]
+    text: str
+    completion: Completion  # up to the token that completed a stop string
+    stop: str  # that string; empty where none ended it
+
+
+async def whole_answer(
+    completer: Completer, tokenizer: Tokenizer, request: CompletionRequest, stop: Sequence[str]
+) -> Answer:
+    """An answer once it has ended; cancelling the task ends it. Raises Unavailable where the engine fails."""
+    reader = _Reader(tokenizer, stop)
+    completion = await asyncio.wrap_future(completer.complete(request, reader.on_tokens if stop else None))
+    return reader.end(request, completion)[1]
+
+
+async def follow_answer(
+    completer: Completer, tokenizer: Tokenizer, request: CompletionRequest, stop: Sequence[str]
+) -> "AsyncGenerator[AnswerPiece | Answer]":
+    """Pieces of an answer as they are made, then the whole of it; closing the generator ends it."""
+    loop = asyncio.get_running_loop()
+    news: asyncio.Queue[AnswerPiece | None] = asyncio.Queue()
+    reader = _Reader(tokenizer, stop, lambda piece: loop.call_soon_threadsafe(news.put_nowait, piece))
+    future = asyncio.wrap_future(completer.complete(request, reader.on_tokens))
+    future.add_done_callback(lambda _: news.put_nowait(None))
+    try:
+        while (piece := await news.get()) is not None:
+            yield piece
+        last, answer = reader.end(request, await future)
+        if last.text or last.token_ids:
+            yield last
+        yield answer
+    finally:
+        future.cancel()
+
+
+class _Reader:
+    """Turns tokens into pieces; its `on_tokens` runs in the engine's thread, `end` after that."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str], take: Callable[[AnswerPiece], object] = lambda piece: None
+    ) -> None:
+        self._stop = stop
+        self._stream = TextStream(tokenizer, stop)
+        self._take = take
+        self._num_read = 0  # tokens
+
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[float], top: TopTokens) -> bool:
+        """Reads what is new. False: a stop string came."""
+        self._take(self._read(token_ids, logprobs, top))
+        return not self._stream.is_stopped
+
+    def end(self, request: CompletionRequest, completion: Completion) -> tuple[AnswerPiece, Answer]:
+        """What was not read yet, and the whole answer."""
+        new = slice(self._num_read, None)
+        rest = self._read(completion.token_ids[new], (completion.logprobs or ())[new], completion.top[new])
+        rest = replace(rest, text=rest.text + self._stream.end())
+        size = self._stream.num_tokens
+        if self._stream.is_stopped:  # an engine that has no tokens before the end went on
+            completion = replace(
+                completion,
+                token_ids=completion.token_ids[:size],
+                logprobs=None if completion.logprobs is None else completion.logprobs[:size],
+                top=completion.top[:size],
+                spans=[span for span in completion.spans if span.start < size],
+                finish=FinishReason.STOP,
+            )
+        answer = Answer(
+            prompt_ids=request.prompt_ids, text=self._stream.text, completion=completion, stop=self._stream.stopped_by
+        )
+        return rest, answer
+
+    def _read(self, token_ids: Sequence[int], logprobs: Sequence[float], top: TopTokens) -> AnswerPiece:
+        before = self._stream.num_tokens
+        text = self._stream.feed(token_ids)
+        size = self._stream.num_tokens - before  # none behind a stop string
+        self._num_read += len(token_ids)
+        return AnswerPiece(text=text, token_ids=token_ids[:size], logprobs=logprobs[:size], top=top[:size])

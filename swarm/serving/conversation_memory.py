@@ -1,0 +1,98 @@
+"""Conversations as token ids: what was sampled is continued, never rendered and tokenised again.
+
+A chat client sends its whole conversation as text each time. Rendered anew, an earlier answer may become other tokens
+than those that were sampled: another cut of the same text, a space that the template strips. Here the ids of answered
+conversations are kept, and a request that goes on from one of them gets these ids and the new messages behind them.
+
+Invariant: the prompt of a continued conversation begins with the exact ids of its prompt and answer before.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from swarm.episode import Message
+from swarm.errors import ConfigError
+from swarm.interfaces import Tokenizer
+from swarm.types import IntArray, Task
+
+MAX_CONVERSATIONS: Final = 4096
+MAX_TOKENS: Final = 8_000_000  # of all of them: about 32 MB
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    token_ids: IntArray  # [T]
+    is_ended: bool  # by an end token
+
+
+class ConversationMemory:
+    """Token ids of the conversations that were answered here, the newest ones.
+
+    Example:
+        prompt = memory.prompt(messages)
+        memory.add(messages, answer_text, [*prompt, *answer_ids], is_ended=True)
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int = MAX_TOKENS) -> None:
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        self._known: dict[bytes, _Known] = {}  # by the key of its messages, oldest first
+        self._num_tokens = 0
+        self.num_continued = 0  # prompts
+        self.num_rendered = 0
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a conversation up to where its next answer begins.
+
+        Raises:
+            ConfigError: the tokenizer or its template cannot read the messages.
+        """
+        keys = _keys(messages)
+        for place in range(len(messages) - 1, 0, -1):
+            known = self._known.get(keys[place - 1]) if messages[place - 1].role == "assistant" else None
+            if known is None:
+                continue
+            try:
+                told = self._tokenizer.encode_observation(messages[place:], known.is_ended)
+            except ConfigError:
+                break  # this template has no turns that could be appended to
+            self.num_continued += 1
+            return [*known.token_ids.tolist(), *told]
+        self.num_rendered += 1
+        return self._tokenizer.encode_prompt(Task(env="chat", task_id=0, messages=tuple(messages)))
+
+    def add(self, messages: Sequence[Message], answer: str, token_ids: Sequence[int], is_ended: bool) -> None:
+        """Keeps a conversation.
+
+        Args:
+            messages: those that were answered.
+            answer: the text that the client was given.
+            token_ids: of everything, prompt and answer.
+            is_ended: the last id is an end token.
+        """
+        key = _keys([*messages, Message(role="assistant", content=answer)])[-1]
+        self._forget(key)
+        self._known[key] = _Known(np.asarray(token_ids, np.int32), is_ended)
+        self._num_tokens += len(token_ids)
+        while len(self._known) > MAX_CONVERSATIONS or self._num_tokens > self._max_tokens:
+            self._forget(next(iter(self._known)))
+
+    def _forget(self, key: bytes) -> None:
+        known = self._known.pop(key, None)
+        self._num_tokens -= 0 if known is None else known.token_ids.size
+
+
+def _keys(messages: Sequence[Message]) -> list[bytes]:
+    """Digest of the conversation up to each message."""
+    keys: list[bytes] = []
+    before = b""
+    for message in messages:
+        parts = [message.role.encode(), message.content.encode("utf-8", "surrogatepass")]
+        head = b"".join(len(part).to_bytes(8, "little") for part in parts)
+        before = hashlib.sha256(before + head + b"".join(parts)).digest()
+        keys.append(before)
+    return keys

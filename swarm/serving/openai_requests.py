@@ -1,0 +1,229 @@
+"""Requests of OpenAI's clients, with the token fields of vLLM: their fields, bounds, and what is refused.
+
+Invariant: a field that would change what is sampled is honoured or refused with its name, never ignored; fields that
+are unknown, and change nothing of that, are.
+
+Sources: OpenAI API reference (chat completions, completions); vLLM `entrypoints/openai/*/protocol.py` (token prompts,
+return_token_ids, prompt_logprobs, stop_token_ids) and `/inference/v1/generate`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from swarm.episode import Message
+from swarm.errors import ConfigError
+from swarm.types import Sampling
+
+MAX_CHOICES: Final = 64  # of one request: prompts times n
+MAX_TOP: Final = 20
+_MAX_STOPS: Final = 16
+_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # field -> values that change nothing
+    "min_p": (0, None),
+    "presence_penalty": (0, None),
+    "frequency_penalty": (0, None),
+    "repetition_penalty": (1, None),
+    "length_penalty": (1, None),
+    "logit_bias": ({}, None),
+    "best_of": (1, None),
+    "use_beam_search": (False, None),
+    "min_tokens": (0, None),
+    "ignore_eos": (False, None),
+    "bad_words": ([], None),
+    "allowed_token_ids": (None,),
+    "logits_processors": ([], None),
+    "structured_outputs": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "response_format": (None, {"type": "text"}),
+    "tools": ([], None),
+    "functions": ([], None),
+    "chat_template": (None,),
+    "chat_template_kwargs": ({}, None),
+    "documents": ([], None),
+    "audio": (None,),
+    "echo": (False, None),
+    "suffix": (None, ""),
+    "truncate_prompt_tokens": (None,),
+}
+
+Body = TypeVar("Body", bound=BaseModel)
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class RequestRefused(Exception):
+    """A request that cannot be answered; the message names field, value and bound."""
+
+    def __init__(self, message: str, field: str = "", status: int = 400) -> None:
+        super().__init__(message)
+        self.field = field
+        self.status = status
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=False)
+
+
+class SamplingFields(_Fields):
+    """How tokens are drawn."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = 0  # -1 and 0: off
+    seed: int | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS)] | None = None
+    stop_token_ids: list[int] | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end an answer."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def sampling(self, max_new_tokens: int) -> Sampling:
+        """The same in our terms."""
+        return Sampling(
+            temperature=self.temperature, top_p=self.top_p, top_k=max(self.top_k, 0), max_new_tokens=max_new_tokens
+        )
+
+
+class StreamOptions(_Fields):
+    """Of a streamed answer."""
+
+    include_usage: bool = False
+
+
+class AnswerFields(SamplingFields):
+    """What chat completions and completions share."""
+
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+
+
+class TextPart(_Fields):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Fields):
+    """A message as clients write it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+
+    @property
+    def message(self) -> Message:
+        """The same in our terms."""
+        if self.content is None or isinstance(self.content, str):
+            text = self.content or ""
+        else:
+            text = "".join(part.text for part in self.content)
+        return Message(role="system" if self.role == "developer" else self.role, content=text)
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+
+
+class ChatRequest(AnswerFields):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
+
+
+class TextRequest(AnswerFields):
+    """POST /v1/completions."""
+
+    prompt: str | TokenIds | Annotated[list[str], Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1)]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None  # each token's own alone
+
+
+class GenerateFields(SamplingFields):
+    """`sampling_params` of /inference/v1/generate."""
+
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+
+
+class TokensRequest(_Fields):
+    """POST /inference/v1/generate: token ids in, token ids out."""
+
+    token_ids: TokenIds
+    sampling_params: GenerateFields = GenerateFields()
+    model: str = ""
+    stream: Literal[False] = False
+
+
+class TokenizeRequest(_Fields):
+    """POST /tokenize: a text, or a conversation up to where its next answer begins."""
+
+    prompt: str | None = None
+    messages: Messages | None = None
+    model: str = ""
+
+
+class DetokenizeRequest(_Fields):
+    """POST /detokenize."""
+
+    tokens: list[Annotated[int, Field(ge=0)]]
+    model: str = ""
+
+
+def read_request(kind: type[Body], data: object) -> Body:
+    """A request from decoded JSON.
+
+    Raises:
+        RequestRefused: names the first field that cannot be honoured.
+    """
+    if not isinstance(data, dict):
+        raise RequestRefused(f"the body must be a JSON object, got {type(data).__name__}")
+    try:
+        request = kind.model_validate(data)
+    except ValidationError as error:
+        first = min(error.errors(), key=lambda each: len(each["loc"]))
+        field = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.islower())
+        raise RequestRefused(f"{field or 'body'}: {first['msg']}, got {_short(first['input'])}", field) from None
+    _refuse_what_would_change_samples(request)
+    return request
+
+
+def messages_of(request: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    """The conversation to answer. Raises RequestRefused where its last message is the assistant's."""
+    if request[-1].role == "assistant":
+        raise RequestRefused("messages: the last one is the assistant's; an answer is not continued", "messages")
+    for place, each in enumerate(request):
+        if (each.model_extra or {}).get("tool_calls"):
+            raise RequestRefused(f"messages.{place}.tool_calls: not supported; write the call as text", "messages")
+    return tuple(each.message for each in request)
+
+
+def refusal_of(error: Exception) -> RequestRefused:
+    """The same as a refusal, for what a tokenizer cannot read."""
+    assert isinstance(error, (ConfigError, ValueError)), error
+    return RequestRefused(str(error))
+
+
+def _refuse_what_would_change_samples(request: BaseModel) -> None:
+    for name, value in (request.model_extra or {}).items():
+        if name in _NEUTRAL and value not in _NEUTRAL[name]:
+            raise RequestRefused(f"{name}: {_short(value)} is not supported; leave it out", name)
+    for name in type(request).model_fields:
+        inner = getattr(request, name)
+        if isinstance(inner, SamplingFields):
+            _refuse_what_would_change_samples(inner)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
