@@ -8,7 +8,7 @@ This module imports torch: it is imported where a worker is built, never by the 
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -39,6 +39,7 @@ from swarm.objectives.draw_batch import own_prompt_ids
 from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.methods import load_recipe, recipes_of
 from swarm.objectives.part import Requirement
+from swarm.serving.served_policy import read_or_make_key, serve
 from swarm.telemetry.shown_episodes import write_episodes
 from swarm.types import Draw, NodeId, PolicyVersion, Role, Task
 from swarm.weights.apply import Applier
@@ -130,6 +131,7 @@ def build_trainer(
         closing.callback(started.close)
         started.load(*learner.snapshot())
         engine = started
+        closing.callback(serve_policy(config, started, loaded))
 
     publish = None
     if config.weights.publish:
@@ -177,7 +179,10 @@ def build_generator(
     check_turns(loaded.tokenizer, environments.values())
     weights = snapshot(loaded.network)
     base = PolicyVersion(policy_id=BASE_MODEL, step=0, digest=weights_digest(weights))
+    closing = ExitStack()
     engine = load_engine(config, loaded.tokenizer, base, loaded.network)
+    closing.callback(engine.close)
+    closing.callback(serve_policy(config, engine, loaded))
     store = open_weight_store(config)
     applier = Applier(
         engine,
@@ -198,7 +203,7 @@ def build_generator(
         tokenizer=loaded.tokenizer,
         evaluation_tasks=dict(evaluations),
         applier=applier,
-        close=engine.close,
+        close=closing.close,
         clock=clock,
         offload=asyncio.to_thread,
     )
@@ -225,6 +230,27 @@ def load_engine(
 
         return OpenAIGenerator.from_config(config, tokenizer, version)
     return TransformersGenerator.from_config(config, tokenizer, version, network)
+
+
+def serve_policy(config: NodeConfig, engine: Engine, loaded: LoadedModel) -> Callable[[], None]:
+    """Serves what the engine holds where the configuration says so; what is returned ends that.
+
+    Raises:
+        ConfigError: nothing can listen there, or what it needs is not installed.
+    """
+    if not config.serve.listen:
+        return lambda: None
+    assert isinstance(engine, TransformersGenerator), "the configuration was checked"
+    server, _ = serve(
+        engine,
+        loaded.tokenizer,
+        name=config.serve.name or config.name or "policy",
+        source=config.model.source,
+        context_tokens=loaded.context_tokens,
+        listen=config.serve.listen,
+        key=read_or_make_key(config.dir),
+    )
+    return server.stop
 
 
 def make_producer(

@@ -22,6 +22,7 @@ from swarm.cli.plan_command import plan_command
 from swarm.cli.printable import printable
 from swarm.cli.recipes import recipes_app
 from swarm.cli.report import report, trace, watch
+from swarm.cli.serve import serve
 from swarm.cli.simulate import simulate
 from swarm.cli.train import train
 from swarm.cli.trained import chat, evaluate, export, samples, verify
@@ -56,6 +57,7 @@ app.command()(check)
 app.command("plan")(plan_command)
 app.command("eval")(evaluate)
 app.command()(chat)
+app.command()(serve)
 app.command()(export)
 app.command()(verify)
 app.command()(samples)

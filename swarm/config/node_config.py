@@ -228,6 +228,15 @@ class EngineConfig(Model):
     loaded a version. 0: as measured for this engine and dtype."""
 
 
+class ServeConfig(Model):
+    """The node's policy behind OpenAI's HTTP interface, for chat windows and agents (docs/serving.md)."""
+
+    listen: str = ""
+    """host:port, such as 127.0.0.1:8300; empty: nothing is served. Clients need the key in <dir>/api.key."""
+    name: str = Field(default="", max_length=80)
+    """What clients call the model; empty: the node's name."""
+
+
 class FollowConfig(Model):
     """Whose weights a node without the trainer role generates with, and when it takes new ones."""
 
@@ -558,6 +567,7 @@ class NodeConfig(Model):
     model: ModelConfig = ModelConfig()
     generator: GeneratorConfig = GeneratorConfig()
     engine: EngineConfig = EngineConfig()
+    serve: ServeConfig = ServeConfig()
     follow: FollowConfig = FollowConfig()
     weights: WeightsConfig = WeightsConfig()
     replay: ReplayConfig = ReplayConfig()
@@ -599,6 +609,11 @@ class NodeConfig(Model):
             raise ValueError("weights.publish: a node without the trainer role has no versions; set it to false")
         if self.learner.num_processes > 1 and self.worker == "inline":
             raise ValueError('learner.num_processes: threads of the agent are one process; set worker = "process"')
+        if self.serve.listen and (Role.GENERATOR not in self.roles or self.engine.kind != "transformers"):
+            raise ValueError(
+                'serve.listen: needs the generator role and engine.kind = "transformers"; `swarm serve` serves what any '
+                "node has saved"
+            )
         if Role.TRAINER not in self.roles and self.learner.deterministic:
             raise ValueError("learner.deterministic: needs the trainer role")
         alone = Role.TRAINER in self.roles and Role.GENERATOR not in self.roles and not self.weights.publish

@@ -31,6 +31,11 @@ class LoadedModel:
     tokenizer: Tokenizer
     digest: Digest  # of the published tensors before adapters were added: the initial weights of a run
 
+    @property
+    def context_tokens(self) -> int:
+        """Most of a prompt and its answer that the model was made for."""
+        return most_tokens(self.network)
+
 
 def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedModel:
     """Network and tokenizer of a configured model.
@@ -58,6 +63,12 @@ def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedMode
     if config.lora_rank:
         add_adapters(network, config.lora_rank, config.lora_scale, config.lora_targets)
     return LoadedModel(network=network, tokenizer=tokenizer, digest=digest)
+
+
+def most_tokens(network: nn.Module) -> int:
+    """Positions of a transformers network."""
+    config: Any = network.config
+    return int(config.get_text_config().max_position_embeddings)
 
 
 def pick_device(name: str) -> torch.device:

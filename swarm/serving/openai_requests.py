@@ -13,7 +13,6 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from swarm.episode import Message
-from swarm.errors import ConfigError
 from swarm.types import Sampling
 
 MAX_CHOICES: Final = 64  # of one request: prompts times n
@@ -48,6 +47,12 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # field -> values that ch
     "echo": (False, None),
     "suffix": (None, ""),
     "truncate_prompt_tokens": (None,),
+}
+
+_KINDS: Final[Mapping[str | int, str]] = {
+    "prompt": "a text, token ids, or a list of several, none of them empty",
+    "content": "a text or a list of text parts; images and audio are not supported",
+    "stop": f"a string, or a list of at most {_MAX_STOPS}, each of 1 to 256 characters",
 }
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -191,9 +196,15 @@ def read_request(kind: type[Body], data: object) -> Body:
     try:
         request = kind.model_validate(data)
     except ValidationError as error:
-        first = min(error.errors(), key=lambda each: len(each["loc"]))
-        field = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.islower())
-        raise RequestRefused(f"{field or 'body'}: {first['msg']}, got {_short(first['input'])}", field) from None
+        first = error.errors()[0]
+        parts = list(first["loc"])
+        said, given = first["msg"], first["input"]
+        for place, part in enumerate(parts):
+            if part in _KINDS:  # what pydantic says of each kind that it may be would be long
+                parts, said = parts[: place + 1], f"Input should be {_KINDS[part]}"
+                given = _at(data, parts)
+        field = ".".join(map(str, parts))
+        raise RequestRefused(f"{field or 'body'}: {said}, got {_short(given)}", field) from None
     _refuse_what_would_change_samples(request)
     return request
 
@@ -208,12 +219,6 @@ def messages_of(request: Sequence[ChatMessage]) -> tuple[Message, ...]:
     return tuple(each.message for each in request)
 
 
-def refusal_of(error: Exception) -> RequestRefused:
-    """The same as a refusal, for what a tokenizer cannot read."""
-    assert isinstance(error, (ConfigError, ValueError)), error
-    return RequestRefused(str(error))
-
-
 def _refuse_what_would_change_samples(request: BaseModel) -> None:
     for name, value in (request.model_extra or {}).items():
         if name in _NEUTRAL and value not in _NEUTRAL[name]:
@@ -222,6 +227,12 @@ def _refuse_what_would_change_samples(request: BaseModel) -> None:
         inner = getattr(request, name)
         if isinstance(inner, SamplingFields):
             _refuse_what_would_change_samples(inner)
+
+
+def _at(data: Any, parts: Sequence[str | int]) -> Any:
+    for part in parts:
+        data = data[part]
+    return data
 
 
 def _short(value: Any) -> str:

@@ -1,0 +1,465 @@
+"""The HTTP interface: OpenAI's chat completions and completions, vLLM's token endpoints.
+
+    GET  /health                   no key needed
+    GET  /v1/models                the one that is served, and its policy version
+    POST /v1/chat/completions      a conversation that was answered here goes on with its exact tokens
+    POST /v1/completions           text or token ids
+    POST /inference/v1/generate    token ids in, token ids out
+    POST /tokenize, /detokenize
+
+Invariant: every request is bounded in bytes, tokens and number; one that its caller gave up leaves the engine.
+
+Source: OpenAI API reference; vLLM `entrypoints/openai` and `entrypoints/serve`.
+"""
+
+import asyncio
+import hmac
+import itertools
+import json
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from swarm.errors import ConfigError, Unavailable
+from swarm.interfaces import Completer, CompletionRequest, Tokenizer
+from swarm.model.tokenizer import text_ids
+from swarm.serving.answers import Answer, AnswerPiece, follow_answer, whole_answer
+from swarm.serving.conversation_memory import ConversationMemory
+from swarm.serving.openai_replies import (
+    chat_choice,
+    chat_logprobs,
+    error_body,
+    fingerprint,
+    prompt_scores,
+    text_choice,
+    text_logprobs,
+    token_choice,
+    usage,
+    version_fields,
+)
+from swarm.serving.openai_requests import (
+    MAX_CHOICES,
+    AnswerFields,
+    ChatRequest,
+    DetokenizeRequest,
+    RequestRefused,
+    SamplingFields,
+    TextRequest,
+    TokenizeRequest,
+    TokensRequest,
+    messages_of,
+    read_request,
+)
+from swarm.types import FinishReason, JsonDict
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES: Final = 16 * 2**20
+MAX_OPEN: Final = 1024  # answers under way
+DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """What is served."""
+
+    name: str  # as clients call it
+    completer: Completer
+    tokenizer: Tokenizer
+    context_tokens: int  # most of a prompt and its answer
+    source: str = ""  # the initial model
+
+
+class OpenAiApp:
+    """Answers requests for one model.
+
+    Example:
+        app = OpenAiApp(ServedModel(name="tiny", completer=engine, tokenizer=tokenizer, context_tokens=512), key="k")
+        uvicorn.run(app.routes)
+    """
+
+    def __init__(self, model: ServedModel, key: str, max_open: int = MAX_OPEN) -> None:
+        """`key`: the bearer token that every request but /health must have."""
+        assert key, "a model is not served without a key"
+        self._model = model
+        self._key = key.encode()
+        self._max_open = max_open
+        self._num_open = 0
+        self._began_s = int(time.time())
+        self.memory = ConversationMemory(model.tokenizer)
+        self.routes = Starlette(
+            routes=[
+                Route("/health", self._health, methods=["GET"]),
+                Route("/v1/models", self._guarded(self._models), methods=["GET"]),
+                Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
+                Route("/v1/completions", self._guarded(self._text), methods=["POST"]),
+                Route("/inference/v1/generate", self._guarded(self._tokens), methods=["POST"]),
+                Route("/tokenize", self._guarded(self._tokenize), methods=["POST"]),
+                Route("/detokenize", self._guarded(self._detokenize), methods=["POST"]),
+            ]
+        )
+
+    # --- endpoints ------------------------------------------------------------------------------------
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "model": self._model.name})
+
+    async def _models(self, request: Request) -> Response:
+        card = {
+            "id": self._model.name,
+            "object": "model",
+            "created": self._began_s,
+            "owned_by": "swarm-trainer",
+            "root": self._model.source or self._model.name,
+            "max_model_len": self._model.context_tokens,
+            "policy_version": version_fields(self._model.completer.version),
+        }
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def _chat(self, request: Request) -> Response:
+        asked = await self._read(ChatRequest, request)
+        messages = messages_of(asked.messages)
+        prompt_ids = await self._encoded(self.memory.prompt, messages)
+        num_top = asked.top_logprobs if asked.logprobs else 0
+        most = asked.max_completion_tokens or asked.max_tokens
+        requests = self._requests(asked, [prompt_ids], most, num_top)
+
+        def remember(answer: Answer) -> None:
+            if not answer.stop:  # else the client has less text than was made
+                ids = [*answer.prompt_ids, *answer.completion.token_ids]
+                is_ended = answer.completion.finish is FinishReason.STOP
+                self.memory.add(messages, answer.text, ids, is_ended)
+
+        def chunk(piece: AnswerPiece, index: int, num_chars: int) -> JsonDict:
+            logprobs = chat_logprobs(self._model.tokenizer, piece) if asked.logprobs else None
+            return {"index": index, "delta": {"content": piece.text}, "logprobs": logprobs, "finish_reason": None}
+
+        if asked.stream:
+            opening = {"role": "assistant", "content": ""}
+            return self._streamed(asked, requests, "chat.completion.chunk", chunk, {"delta": {}}, opening, remember)
+        answers = await self._whole(request, requests, asked.stops)
+        for answer in answers:
+            remember(answer)
+        choices = [
+            chat_choice(
+                self._model.tokenizer,
+                answer,
+                index,
+                has_logprobs=asked.logprobs,
+                has_token_ids=asked.return_token_ids,
+            )
+            for index, answer in enumerate(answers)
+        ]
+        reply = self._reply("chat.completion", answers, choices, 1)
+        return JSONResponse(reply | ({"prompt_token_ids": prompt_ids} if asked.return_token_ids else {}))
+
+    async def _text(self, request: Request) -> Response:
+        asked = await self._read(TextRequest, request)
+        prompts = await self._encoded(self._prompts, asked.prompt)
+        most = asked.max_tokens or DEFAULT_MAX_TOKENS
+        requests = self._requests(asked, prompts, most, asked.logprobs or 0)
+
+        def chunk(piece: AnswerPiece, index: int, num_chars: int) -> JsonDict:
+            num_top = asked.logprobs
+            logprobs = None if num_top is None else text_logprobs(self._model.tokenizer, piece, num_top, num_chars)
+            return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": None}
+
+        if asked.stream:
+            if asked.prompt_logprobs is not None:
+                raise RequestRefused("prompt_logprobs: not with stream; leave one of them out", "prompt_logprobs")
+            return self._streamed(asked, requests, "text_completion", chunk, {"text": "", "logprobs": None}, None, None)
+        answers = await self._whole(request, requests, asked.stops)
+        choices = [
+            text_choice(
+                self._model.tokenizer,
+                answer,
+                index,
+                num_logprobs=asked.logprobs,
+                has_token_ids=asked.return_token_ids,
+            )
+            for index, answer in enumerate(answers)
+        ]
+        if asked.prompt_logprobs is not None:
+            scores = await asyncio.to_thread(self._model.completer.score, prompts)
+            for index, choice in enumerate(choices):
+                place = index // asked.n
+                choice["prompt_logprobs"] = prompt_scores(prompts[place], scores[place].tolist())
+        return JSONResponse(self._reply("text_completion", answers, choices, len(prompts)))
+
+    async def _tokens(self, request: Request) -> Response:
+        asked = await self._read(TokensRequest, request)
+        how = asked.sampling_params
+        requests = self._requests(how, [asked.token_ids], how.max_tokens or DEFAULT_MAX_TOKENS, how.logprobs or 0)
+        answers = await self._whole(request, requests, how.stops)
+        return JSONResponse(
+            {
+                "request_id": f"generate-{secrets.token_hex(12)}",
+                "model": self._model.name,
+                "system_fingerprint": self._fingerprint(answers),
+                "choices": [token_choice(answer, index) for index, answer in enumerate(answers)],
+                "usage": usage(answers, 1),
+            }
+        )
+
+    async def _tokenize(self, request: Request) -> Response:
+        asked = await self._read(TokenizeRequest, request)
+        if asked.messages is not None:
+            ids = await self._encoded(self.memory.prompt, messages_of(asked.messages))
+        elif asked.prompt is not None:
+            (ids,) = await self._encoded(self._prompts, asked.prompt)
+        else:
+            raise RequestRefused("prompt: give it, or messages", "prompt")
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": self._model.context_tokens})
+
+    async def _detokenize(self, request: Request) -> Response:
+        asked = await self._read(DetokenizeRequest, request)
+        self._require_known(asked.tokens, "tokens")
+        return JSONResponse({"prompt": self._model.tokenizer.decode(asked.tokens)})
+
+    # --- answers --------------------------------------------------------------------------------------
+
+    def _requests(
+        self, asked: SamplingFields, prompts: Sequence[Sequence[int]], most: int | None, num_top: int
+    ) -> list[CompletionRequest]:
+        """What the engine is asked for, prompt by prompt. Raises RequestRefused where one does not fit."""
+        if len(prompts) * asked.n > MAX_CHOICES:
+            raise RequestRefused(f"n: {len(prompts)} prompts x {asked.n} answers exceed {MAX_CHOICES}", "n")
+        requests: list[CompletionRequest] = []
+        for prompt_ids in prompts:
+            self._require_known(prompt_ids, "prompt")
+            room = self._model.context_tokens - len(prompt_ids)
+            if (most or 1) > room:
+                raise RequestRefused(
+                    f"max_tokens: a prompt of {len(prompt_ids)} tokens and an answer of {most or 1} exceed the "
+                    f"{self._model.context_tokens} of this model's context",
+                    "max_tokens",
+                )
+            for sample in range(asked.n):
+                seed = secrets.randbits(63) if asked.seed is None else asked.seed % 2**63 * MAX_CHOICES + sample
+                requests.append(
+                    CompletionRequest(
+                        prompt_ids=prompt_ids,
+                        sampling=asked.sampling(most or room),
+                        seed=seed,
+                        num_top=num_top,
+                        end_ids=frozenset(asked.stop_token_ids or ()),
+                    )
+                )
+        return requests
+
+    async def _whole(
+        self, request: Request, requests: Sequence[CompletionRequest], stop: Sequence[str]
+    ) -> list[Answer]:
+        """Every answer. Raises ClientDisconnect where nobody waits for them any more."""
+        with self._open(len(requests)):
+            calls = (whole_answer(self._model.completer, self._model.tokenizer, each, stop) for each in requests)
+            answers = asyncio.gather(*calls)
+            gone = asyncio.ensure_future(_until_gone(request))
+            try:
+                await asyncio.wait((answers, gone), return_when=asyncio.FIRST_COMPLETED)
+                if not answers.done():
+                    raise ClientDisconnect
+                return answers.result()
+            finally:
+                gone.cancel()
+                answers.cancel()
+
+    def _streamed(
+        self,
+        asked: AnswerFields,
+        requests: Sequence[CompletionRequest],
+        kind: str,
+        chunk: Callable[[AnswerPiece, int, int], JsonDict],
+        ending: JsonDict,
+        opening: JsonDict | None,
+        remember: Callable[[Answer], None] | None,
+    ) -> Response:
+        """Server-sent events: the pieces of every choice as they come, then how each ended."""
+        head = self._head(kind)
+
+        async def events() -> AsyncGenerator[bytes]:
+            def event(choices: list[JsonDict], **more: Any) -> bytes:
+                made = head | {"system_fingerprint": fingerprint(self._model.completer.version)}
+                return b"data: " + json.dumps(made | {"choices": choices} | more).encode() + b"\n\n"
+
+            answers: list[Answer] = []
+            num_chars = dict.fromkeys(range(len(requests)), 0)
+            try:
+                with self._open(len(requests)):
+                    if opening is not None:
+                        for index in num_chars:
+                            yield event([{"index": index, "delta": opening, "finish_reason": None}])
+                    async with aclosing(self._steps(requests, asked.stops)) as steps:
+                        async for index, step in steps:
+                            if isinstance(step, Answer):
+                                answers.append(step)
+                                if remember is not None:
+                                    remember(step)
+                                last = token_choice(step, index)
+                                del last["logprobs"], last["token_ids"]
+                                yield event([{**ending, **last}])
+                            else:
+                                made = chunk(step, index, num_chars[index])
+                                num_chars[index] += len(step.text)
+                                if asked.return_token_ids:
+                                    made["token_ids"] = list(step.token_ids)
+                                if step.text or made["logprobs"] or asked.return_token_ids:
+                                    yield event([made])
+            except (Unavailable, RequestRefused) as error:  # the status was sent before
+                yield b"data: " + json.dumps(error_body(str(error), "server_error")).encode() + b"\n\n"
+                return
+            if asked.stream_options is not None and asked.stream_options.include_usage:
+                yield event([], usage=usage(answers, max(1, len(answers) // asked.n)))
+            yield b"data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def _steps(
+        self, requests: Sequence[CompletionRequest], stop: Sequence[str]
+    ) -> AsyncGenerator[tuple[int, AnswerPiece | Answer]]:
+        """Pieces and answers of all requests as they come."""
+        news: asyncio.Queue[tuple[int, AnswerPiece | Answer | BaseException]] = asyncio.Queue()
+
+        async def follow(index: int, request: CompletionRequest) -> None:
+            try:
+                pieces = follow_answer(self._model.completer, self._model.tokenizer, request, stop)
+                async with aclosing(pieces):
+                    async for step in pieces:
+                        news.put_nowait((index, step))
+            except Unavailable as error:
+                news.put_nowait((index, error))
+
+        tasks = [asyncio.create_task(follow(index, request)) for index, request in enumerate(requests)]
+        try:
+            num_ended = 0
+            while num_ended < len(requests):
+                index, step = await news.get()
+                if isinstance(step, BaseException):
+                    raise step
+                num_ended += isinstance(step, Answer)
+                yield index, step
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- shared ---------------------------------------------------------------------------------------
+
+    def _guarded(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """The endpoint for callers with the key, and its refusals as OpenAI's clients read them."""
+
+        async def answer(request: Request) -> Response:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+            if not hmac.compare_digest(given, self._key):
+                body = error_body("no valid key: send `Authorization: Bearer KEY`", "invalid_request_error")
+                return JSONResponse(body, 401, headers={"WWW-Authenticate": "Bearer"})
+            try:
+                return await endpoint(request)
+            except RequestRefused as error:
+                code = "model_not_found" if error.status == 404 else None
+                kind = "rate_limit_error" if error.status == 429 else "invalid_request_error"
+                headers = {"Retry-After": "1"} if error.status == 429 else None
+                return JSONResponse(error_body(str(error), kind, error.field, code), error.status, headers=headers)
+            except Unavailable as error:
+                return JSONResponse(error_body(str(error), "server_error"), 503, headers={"Retry-After": "1"})
+            except ClientDisconnect:
+                return Response(status_code=499)  # nobody reads it
+            except Exception:  # task boundary: one request must not end the others
+                logger.exception("request failed", extra={"path": request.url.path})
+                return JSONResponse(error_body("this request failed; the node's log says why", "server_error"), 500)
+
+        return answer
+
+    async def _read(self, kind: type[Any], request: Request) -> Any:
+        """The request in a body. Raises RequestRefused."""
+        parts: list[bytes] = []
+        num_bytes = 0
+        async for part in request.stream():
+            num_bytes += len(part)
+            if num_bytes > MAX_BODY_BYTES:
+                raise RequestRefused(f"body: more than {MAX_BODY_BYTES} bytes", status=413)
+            parts.append(part)
+        try:
+            data: object = json.loads(b"".join(parts))
+        except (ValueError, RecursionError):
+            raise RequestRefused("body: not JSON") from None
+        asked = read_request(kind, data)
+        if asked.model not in ("", self._model.name):
+            raise RequestRefused(f"model: {asked.model!r} is not served; {self._model.name!r} is", "model", 404)
+        return asked
+
+    async def _encoded(self, encode: Callable[[Any], Any], what: object) -> Any:
+        """Token ids, made beside the event loop: a long text takes long."""
+        try:
+            return await asyncio.to_thread(encode, what)
+        except ConfigError as error:
+            raise RequestRefused(str(error)) from None
+
+    def _prompts(self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]) -> list[list[int]]:
+        """Token ids of each prompt; a text is plain: what spells a control token is none."""
+        several: Sequence[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+        return [text_ids(self._model.tokenizer, each) if isinstance(each, str) else list(each) for each in several]
+
+    def _require_known(self, token_ids: Sequence[int], field: str) -> None:
+        size = self._model.tokenizer.vocab_size
+        if token_ids and max(token_ids) >= size:
+            raise RequestRefused(f"{field}: token id {max(token_ids)} is outside the vocabulary of {size}", field)
+
+    def _open(self, count: int) -> "_Open":
+        return _Open(self, count)
+
+    def take(self, count: int) -> None:
+        """Counts answers that begin. Raises RequestRefused where too many are under way."""
+        if self._num_open + count > self._max_open:
+            raise RequestRefused(f"{self._num_open} answers are under way, of at most {self._max_open}", status=429)
+        self._num_open += count
+
+    def give_back(self, count: int) -> None:
+        """Counts answers that ended."""
+        self._num_open -= count
+
+    def _reply(self, kind: str, answers: Sequence[Answer], choices: list[JsonDict], num_prompts: int) -> JsonDict:
+        made = {"choices": choices, "usage": usage(answers, num_prompts)}
+        return self._head(kind) | {"system_fingerprint": self._fingerprint(answers)} | made
+
+    def _head(self, kind: str) -> JsonDict:
+        prefix = "cmpl" if kind == "text_completion" else "chatcmpl"
+        return {
+            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self._model.name,
+        }
+
+    def _fingerprint(self, answers: Sequence[Answer]) -> str:
+        versions = itertools.chain.from_iterable(answer.completion.spans for answer in answers)
+        newest = max((span.version for span in versions), key=lambda version: version.step, default=None)
+        return fingerprint(newest or self._model.completer.version)
+
+
+class _Open:
+    """Counts answers under way while it is entered."""
+
+    def __init__(self, app: OpenAiApp, count: int) -> None:
+        self._app = app
+        self._count = count
+
+    def __enter__(self) -> None:
+        self._app.take(self._count)
+
+    def __exit__(self, *_: object) -> None:
+        self._app.give_back(self._count)
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
