@@ -611,8 +611,8 @@ class NodeConfig(Model):
             raise ValueError('learner.num_processes: threads of the agent are one process; set worker = "process"')
         if self.serve.listen and (Role.GENERATOR not in self.roles or self.engine.kind != "transformers"):
             raise ValueError(
-                'serve.listen: needs the generator role and engine.kind = "transformers"; `swarm serve` serves what any '
-                "node has saved"
+                'serve.listen: needs the generator role and engine.kind = "transformers"; `swarm serve` serves what '
+                "any node has saved"
             )
         if Role.TRAINER not in self.roles and self.learner.deterministic:
             raise ValueError("learner.deterministic: needs the trainer role")

@@ -25,7 +25,7 @@ _FINISHES: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Completion:
+class RemoteCompletion:
     """One response as the server made it."""
 
     token_ids: list[int]
@@ -38,7 +38,7 @@ class Server(Protocol):
 
     model: str  # served name
 
-    def complete(self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> Completion:
+    def complete(self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> RemoteCompletion:
         """One sample (blocking); temperature 0 is greedy.
 
         Args:
@@ -65,7 +65,7 @@ class VllmServer:
         self._eos_ids = sorted(eos_ids)
         self._scoring = threading.Lock()
 
-    def complete(self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> Completion:
+    def complete(self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> RemoteCompletion:
         """A completion; every parameter is sent, since the server's defaults may come from the model's folder."""
         body = {
             "model": model,
@@ -117,7 +117,7 @@ class VllmServer:
                 raise Unavailable(f"the server lost an adapter: it was restarted ({error})") from error
             raise
 
-    def _completion(self, reply: Any, most: int) -> Completion:
+    def _completion(self, reply: Any, most: int) -> RemoteCompletion:
         choice = reply["choices"][0]
         if choice.get("token_ids") is None:
             raise ConfigError(
@@ -137,7 +137,7 @@ class SglangServer:
         self._client = client
         self._eos_ids = sorted(eos_ids)
 
-    def complete(self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> Completion:
+    def complete(self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> RemoteCompletion:
         """A completion; every parameter is sent, since the server may have defaults (--preferred-sampling-params).
 
         The seed counts where the server was started with --enable-deterministic-inference.
@@ -185,7 +185,7 @@ class SglangServer:
             raise Unavailable(f"the server has weights {has!r} in place of {model!r}: it was restarted or given others")
         return reply
 
-    def _completion(self, reply: Any, most: int) -> Completion:
+    def _completion(self, reply: Any, most: int) -> RemoteCompletion:
         entries = reply["meta_info"]["output_token_logprobs"]
         ids = [int(entry[1]) for entry in entries]
         finish = reply["meta_info"]["finish_reason"]["type"]
@@ -255,7 +255,7 @@ def _read(reply: object, read: Callable[[Any], Value]) -> Value:
 
 def _checked(
     ids: list[int], given: list[float | None] | None, finish: str | None, eos_ids: list[int], most: int
-) -> Completion:
+) -> RemoteCompletion:
     reason = _FINISHES.get(finish or "", FinishReason.ABORTED)
     if reason is FinishReason.STOP and (not ids or ids[-1] not in eos_ids):
         logger.warning("the server ended a response without an end token; it will not be trained on")
@@ -272,4 +272,4 @@ def _checked(
         logprobs = None
     if logprobs is not None:
         logprobs = [min(value, 0.0) for value in logprobs]
-    return Completion(token_ids=ids, logprobs=logprobs, finish=reason)
+    return RemoteCompletion(token_ids=ids, logprobs=logprobs, finish=reason)

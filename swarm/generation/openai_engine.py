@@ -23,7 +23,7 @@ from swarm.errors import ConfigError, Unavailable, WeightsRefused
 from swarm.generation.canaries import check_canaries, tolerance_nats
 from swarm.generation.http_json import Cancelled, JsonClient
 from swarm.generation.openai_dialects import (
-    Completion,
+    RemoteCompletion,
     Server,
     SglangServer,
     VllmServer,
@@ -55,7 +55,7 @@ Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 _OPTIONS: Final = ("api_key_env", "model", "timeout_s", "weights", "weights_dir")
-_NOTHING: Final = Completion(token_ids=[], logprobs=[], finish=FinishReason.ABORTED)
+_NOTHING: Final = RemoteCompletion(token_ids=[], logprobs=[], finish=FinishReason.ABORTED)
 _PROBES: Final = ("1", "what is 7+5?", "a")  # prompts of the samples that show what a server's log-probs are
 _SEED_BITS: Final = 63  # of a server's seeds
 
@@ -241,7 +241,7 @@ class OpenAIGenerator:
         if self._lost:
             raise Unavailable(f"engine {self._client.url}: {self._lost}")
 
-    def _complete(self, prompt: Sequence[int], sampling: Sampling, seed: int) -> Completion:
+    def _complete(self, prompt: Sequence[int], sampling: Sampling, seed: int) -> RemoteCompletion:
         return self._server.complete(self._model, prompt, sampling, seed % 2**_SEED_BITS)
 
     def _score(self, model: str, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
@@ -265,7 +265,7 @@ class OpenAIGenerator:
 
         return list(self._pool.map(one, inputs))  # the first error ends those that have not begun
 
-    def _rollout(self, completion: Completion, sampling: Sampling) -> Rollout:
+    def _rollout(self, completion: RemoteCompletion, sampling: Sampling) -> Rollout:
         is_exact = self._gives_logprobs and sampling.is_exact and (self._scales or sampling.temperature == 1.0)
         # those of another distribution than the one that was sampled are not claimed
         logprobs = completion.logprobs if is_exact else None

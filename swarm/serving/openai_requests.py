@@ -200,11 +200,14 @@ def read_request(kind: type[Body], data: object) -> Body:
         parts = list(first["loc"])
         said, given = first["msg"], first["input"]
         for place, part in enumerate(parts):
-            if part in _KINDS:  # what pydantic says of each kind that it may be would be long
+            if (
+                part in _KINDS and first["type"] != "missing"
+            ):  # what pydantic says of each kind that it may be would be long
                 parts, said = parts[: place + 1], f"Input should be {_KINDS[part]}"
                 given = _at(data, parts)
         field = ".".join(map(str, parts))
-        raise RequestRefused(f"{field or 'body'}: {said}, got {_short(given)}", field) from None
+        got = "" if first["type"] == "missing" else f", got {_short(given)}"
+        raise RequestRefused(f"{field or 'body'}: {said}{got}", field) from None
     _refuse_what_would_change_samples(request)
     return request
 

@@ -1,0 +1,367 @@
+"""A policy behind OpenAI's HTTP interface, over real connections to a real engine."""
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from swarm.generation.continuous_batching import Decoding
+from swarm.generation.transformers_engine import TransformersGenerator
+from swarm.model.network import tiny_network
+from swarm.model.tokenizer import CharTokenizer
+from swarm.model.version_digest import snapshot
+from swarm.serving.http_server import HttpServer
+from swarm.serving.openai_app import OpenAiApp, ServedModel
+from swarm.types import PolicyVersion
+
+KEY = "a-key-of-the-tests"
+TOKENIZER = CharTokenizer()
+VERSION = PolicyVersion(policy_id="ada", step=3, digest=b"\x01" * 32)
+CHAT = {"messages": [{"role": "user", "content": "sort:cab="}], "max_tokens": 6}
+
+
+class Served:
+    """A server, and a client that sends what it is told."""
+
+    def __init__(self, max_open: int = 64) -> None:
+        network = tiny_network(0)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                if parameter.dim() == 2:
+                    parameter.mul_(6.0)
+        self.engine = TransformersGenerator(network, TOKENIZER, VERSION, 0, max_rows=8)
+        model = ServedModel(name="tiny", completer=self.engine, tokenizer=TOKENIZER, context_tokens=128, source="tiny")
+        self.app = OpenAiApp(model, KEY, max_open=max_open)
+        self._server = HttpServer(self.app.routes)
+        self.port = self._server.start("127.0.0.1", 0)
+
+    def close(self) -> None:
+        self._server.stop()
+        self.engine.close()
+
+    def send(self, path: str, body: object = None, key: str = KEY) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=15)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        connection.request("GET" if body is None else "POST", path, content, headers)
+        response = connection.getresponse()
+        read = response.status, response.read()
+        connection.close()
+        return read
+
+    def ask(self, path: str, body: object = None) -> dict[str, Any]:
+        status, content = self.send(path, body)
+        assert status == 200, content
+        return json.loads(content)
+
+    def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        status, content = self.send(path, {**body, "stream": True})
+        assert status == 200, content
+        *lines, last = [line for line in content.decode().split("\n\n") if line]
+        assert last == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+    def refusal(self, path: str, body: object) -> tuple[int, dict[str, Any]]:
+        status, content = self.send(path, body)
+        return status, json.loads(content)["error"]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    one = Served()
+    yield one
+    one.close()
+
+
+def test_a_chat_answer_is_the_engines_and_names_the_version_that_made_it(served: Served) -> None:
+    reply = served.ask("/v1/chat/completions", CHAT | {"temperature": 0, "return_token_ids": True, "logprobs": True})
+    (choice,) = reply["choices"]
+    prompt = [2 + "abcdefghijklmnopqrstuvwxyz".index(letter) for letter in "sort"]
+    assert reply["prompt_token_ids"][:4] == prompt
+    (greedy,) = served.engine.greedy([reply["prompt_token_ids"]], 6)
+    assert choice["message"]["content"] == greedy[0]
+    assert TOKENIZER.decode(choice["token_ids"]) == greedy[0]
+    assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == pytest.approx(
+        served.engine.score([[*reply["prompt_token_ids"], *choice["token_ids"]]])[0][len(reply["prompt_token_ids"]) :],
+        abs=1e-4,
+    )
+    assert choice["policy_versions"] == [{"start": 0, "policy_id": "ada", "step": 3, "digest": "01" * 32}]
+    assert reply["system_fingerprint"] == "ada-3-0101010101010101" and reply["model"] == "tiny"
+    assert reply["usage"]["completion_tokens"] == len(choice["token_ids"])
+    (card,) = served.ask("/v1/models")["data"]
+    assert card["id"] == "tiny" and card["max_model_len"] == 128 and card["policy_version"]["step"] == 3
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_stream_says_what_the_whole_answer_says(served: Served, path: str) -> None:
+    prompt = {"messages": CHAT["messages"]} if "chat" in path else {"prompt": "sort:cab="}
+    body = prompt | {"max_tokens": 9, "n": 3, "seed": 5, "return_token_ids": True}
+    body |= {"logprobs": True, "top_logprobs": 2} if "chat" in path else {"logprobs": 2}
+    whole = served.ask(path, body)
+    events = served.events(path, body | {"stream_options": {"include_usage": True}})
+    assert events[-1]["usage"] == whole["usage"] and events[-1]["choices"] == []
+    for choice in whole["choices"]:
+        parts = [each for event in events for each in event["choices"] if each["index"] == choice["index"]]
+        if "chat" in path:
+            assert "".join(part["delta"].get("content", "") for part in parts) == choice["message"]["content"]
+            logprobs = [entry for part in parts for entry in (part.get("logprobs") or {"content": []})["content"]]
+            assert logprobs == choice["logprobs"]["content"]
+        else:
+            assert "".join(part["text"] for part in parts) == choice["text"]
+            told = [part["logprobs"] for part in parts if part.get("logprobs")]
+            for field in ("tokens", "token_logprobs", "text_offset", "top_logprobs"):
+                assert [value for one in told for value in one[field]] == choice["logprobs"][field]
+        assert [token for part in parts for token in part.get("token_ids", [])] == choice["token_ids"]
+        assert parts[-1]["finish_reason"] == choice["finish_reason"]
+        assert all(part["finish_reason"] is None for part in parts[:-1])
+
+
+def test_a_seed_gives_the_same_answers_again_and_n_different_ones(served: Served) -> None:
+    body = CHAT | {"n": 4, "seed": 11, "max_tokens": 10}
+    first, again = (served.ask("/v1/chat/completions", body)["choices"] for _ in range(2))
+    assert first == again
+    assert len({choice["message"]["content"] for choice in first}) > 1
+
+
+def test_token_prompts_and_scores_of_them(served: Served) -> None:
+    body = {"prompt": [[5, 6, 7], [9]], "max_tokens": 3, "prompt_logprobs": 0, "return_token_ids": True}
+    one, other = served.ask("/v1/completions", body)["choices"]
+    assert one["prompt_token_ids"] == [5, 6, 7] and other["prompt_token_ids"] == [9]
+    scores = served.engine.score([[5, 6, 7]])[0]
+    assert one["prompt_logprobs"][0] is None
+    assert [one["prompt_logprobs"][1]["6"]["logprob"], one["prompt_logprobs"][2]["7"]["logprob"]] == pytest.approx(
+        scores[1:].tolist(), abs=1e-5
+    )
+    assert other["prompt_logprobs"] == [None]
+
+
+def test_token_ids_in_token_ids_out(served: Served) -> None:
+    body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 4, "logprobs": 1, "seed": 3}}
+    (choice,) = served.ask("/inference/v1/generate", body)["choices"]
+    entries = choice["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == [f"token_id:{token}" for token in choice["token_ids"]]
+    by_text = {"prompt": [5, 6], "max_tokens": 4, "seed": 3, "return_token_ids": True}
+    assert served.ask("/v1/completions", by_text)["choices"][0]["token_ids"] == choice["token_ids"]
+
+
+def test_stop_strings_and_stop_tokens_end_an_answer(served: Served) -> None:
+    greedy = {"prompt": [5, 6], "max_tokens": 20, "temperature": 0, "return_token_ids": True}
+    (whole,) = served.ask("/v1/completions", greedy)["choices"]
+    text, ids = whole["text"], whole["token_ids"]
+    stop = text[3:5]
+    at = text.index(stop)
+    for body in (greedy, greedy | {"stop": [stop]}):
+        (ended,) = served.ask("/v1/completions", body | {"stop": stop})["choices"]
+        assert ended["text"] == text[:at] and ended["stop_reason"] == stop and ended["finish_reason"] == "stop"
+        assert ended["token_ids"] == ids[: at + 2]
+    (by_token,) = served.ask("/v1/completions", greedy | {"stop_token_ids": [ids[2]]})["choices"]
+    assert by_token["token_ids"] == ids[: ids.index(ids[2]) + 1] and by_token["finish_reason"] == "stop"
+    streamed = served.events("/v1/completions", greedy | {"stop": stop})
+    assert "".join(each["text"] for event in streamed for each in event["choices"]) == text[:at]
+
+
+def test_a_conversation_goes_on_with_the_tokens_that_were_sampled(served: Served) -> None:
+    messages: list[dict[str, str]] = []
+    before: list[int] = []
+    for turn in range(4):
+        messages.append({"role": "user", "content": f"turn {turn}="})
+        body = {"messages": messages, "max_tokens": 5, "seed": turn, "return_token_ids": True}
+        reply = served.ask("/v1/chat/completions", body)
+        assert reply["prompt_token_ids"][: len(before)] == before
+        (choice,) = reply["choices"]
+        before = [*reply["prompt_token_ids"], *choice["token_ids"]]
+        messages.append(choice["message"])
+    assert len(before) > 30
+
+
+def test_tokenize_says_what_a_chat_would_be_asked(served: Served) -> None:
+    ids = served.ask("/tokenize", {"messages": CHAT["messages"]})["tokens"]
+    reply = served.ask("/v1/chat/completions", CHAT | {"return_token_ids": True})
+    assert ids == reply["prompt_token_ids"]
+    assert served.ask("/tokenize", {"prompt": "abc"}) == {"tokens": [2, 3, 4], "count": 3, "max_model_len": 128}
+    assert served.ask("/detokenize", {"tokens": [2, 3, 4]}) == {"prompt": "abc"}
+
+
+WRONG: dict[str, tuple[str, object, str]] = {
+    "no JSON": ("/v1/completions", b"{", "not JSON"),
+    "a list": ("/v1/completions", [1], "must be a JSON object"),
+    "no prompt": ("/v1/completions", {}, "prompt: Field required"),
+    "an empty prompt": ("/v1/completions", {"prompt": []}, "none of them empty"),
+    "an unknown token": ("/v1/completions", {"prompt": [10**6]}, "1000000 is outside the vocabulary of 47"),
+    "a negative token": ("/v1/completions", {"prompt": [-1]}, "prompt"),
+    "too long": (
+        "/v1/completions",
+        {"prompt": [5] * 120, "max_tokens": 9},
+        "120 tokens and an answer of 9 exceed the 128",
+    ),
+    "no room": ("/v1/completions", {"prompt": [5] * 128}, "exceed the 128"),
+    "too many": ("/v1/completions", {"prompt": [5], "n": 65}, "n: Input should be less than or equal to 64, got 65"),
+    "many prompts": ("/v1/completions", {"prompt": [[5]] * 33, "n": 2}, "33 prompts x 2 answers exceed 64"),
+    "a temperature": ("/v1/completions", {"prompt": [5], "temperature": -0.1}, "temperature"),
+    "not a number": ("/v1/completions", b'{"prompt": [5], "temperature": NaN}', "temperature"),
+    "min_p": ("/v1/completions", {"prompt": [5], "min_p": 0.1}, "min_p: 0.1 is not supported; leave it out"),
+    "penalty": ("/v1/completions", {"prompt": [5], "presence_penalty": 1}, "presence_penalty: 1 is not supported"),
+    "nested": ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"min_p": 0.1}}, "min_p: 0.1 is not"),
+    "tools": ("/v1/chat/completions", CHAT | {"tools": [{"type": "function"}]}, "tools: [{'type': 'function'}] is not"),
+    "JSON mode": ("/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}, "response_format"),
+    "no messages": ("/v1/chat/completions", {"messages": []}, "messages"),
+    "a role": ("/v1/chat/completions", {"messages": [{"role": "bot", "content": "a"}]}, "messages.0.role"),
+    "the assistant's": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "assistant", "content": "a"}]},
+        "the last one is",
+    ),
+    "an image": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages.0.content: Input should be a text or a list of text parts",
+    ),
+    "a letter": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\u00e9"}]}, "\u00e9"),
+    "a stop": (
+        "/v1/completions",
+        {"prompt": [5], "stop": [""]},
+        "stop: Input should be a string, or a list of at most",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_answered_is_refused_with_field_value_and_bound(served: Served, name: str) -> None:
+    path, body, message = WRONG[name]
+    status, error = served.refusal(path, body)
+    assert status == 400 and message in error["message"] and error["type"] == "invalid_request_error"
+
+
+def test_a_model_of_another_name_is_not_found(served: Served) -> None:
+    status, error = served.refusal("/v1/completions", {"prompt": [5], "model": "gpt-4"})
+    assert status == 404 and error["code"] == "model_not_found" and "'tiny' is" in error["message"]
+
+
+@pytest.mark.parametrize("key", ["", "wrong", KEY + "x", KEY[:-1], "\u00fc"])
+def test_without_the_key_nothing_is_told_but_health(served: Served, key: str) -> None:
+    sent = key.encode("latin-1").decode("latin-1")
+    for path, body in (("/v1/models", None), ("/v1/chat/completions", CHAT), ("/tokenize", {"prompt": "a"})):
+        assert served.send(path, body, key=sent)[0] == 401
+    assert served.send("/health", key=sent)[0] == 200
+
+
+def test_unknown_fields_that_change_nothing_are_taken(served: Served) -> None:
+    served.ask(
+        "/v1/chat/completions", CHAT | {"user": "me", "metadata": {"a": "b"}, "presence_penalty": 0, "tools": None}
+    )
+
+
+def test_a_body_beyond_the_bound_is_refused(served: Served) -> None:
+    status, error = served.refusal("/v1/completions", b'{"prompt": "' + b"a" * (16 * 2**20) + b'"}')
+    assert status == 413 and "16777216 bytes" in error["message"]
+
+
+def slow(engine: TransformersGenerator) -> threading.Semaphore:
+    """The engine makes a token for each release."""
+    go = threading.Semaphore(0)
+    step = engine._completions.step
+
+    def held(decoding: Decoding) -> None:
+        go.acquire()
+        step(decoding)
+
+    engine._completions.step = held
+    engine._tokenizer = CharTokenizer()
+    engine._tokenizer.eos_ids = frozenset()  # no answer ends by itself
+    return go
+
+
+def begin(one: Served, body: dict[str, Any]) -> socket.socket:
+    content = json.dumps(body).encode()
+    head = [
+        "POST /v1/completions HTTP/1.1",
+        "Host: x",
+        f"Authorization: Bearer {KEY}",
+        f"Content-Length: {len(content)}",
+    ]
+    connection = socket.create_connection(("127.0.0.1", one.port), timeout=15)
+    connection.sendall("\r\n".join([*head, "", ""]).encode() + content)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_whose_caller_went_away_leaves_the_engine(stream: bool) -> None:
+    one = Served()
+    go = slow(one.engine)
+    try:
+        connection = begin(one, {"prompt": [5], "max_tokens": 100, "stream": stream})
+        go.release(3)
+        while not one.engine._completions._calls:
+            pass
+        connection.close()
+        while one.engine._completions._calls:  # the test's own time limit ends a wait for ever
+            go.release()
+        assert one.app._num_open == 0
+    finally:
+        go.release(10_000)
+        one.close()
+
+
+def test_more_than_the_bound_wait_elsewhere() -> None:
+    one = Served(max_open=3)
+    go = slow(one.engine)
+    try:
+        connection = begin(one, {"prompt": [5], "max_tokens": 50, "n": 3})
+        while one.app._num_open < 3:
+            pass
+        status, error = one.refusal("/v1/completions", {"prompt": [5]})
+        assert status == 429 and error["message"] == "3 answers are under way, of at most 3"
+        go.release(10_000)
+        assert b"200 OK" in connection.recv(4096)
+        connection.close()
+        one.ask("/v1/completions", {"prompt": [5]})
+    finally:
+        go.release(10_000)
+        one.close()
+
+
+def test_an_engine_that_fails_is_told_with_a_status_or_in_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Served()
+    step = Decoding.step
+
+    def broken(decoding: Decoding, version: PolicyVersion) -> None:
+        raise RuntimeError("out of memory")
+
+    try:
+        monkeypatch.setattr(Decoding, "step", broken)
+        status, error = one.refusal("/v1/completions", {"prompt": [5]})
+        assert status == 503 and "out of memory" in error["message"]
+        status, content = one.send("/v1/completions", {"prompt": [5], "stream": True})
+        assert b"out of memory" in content and b"[DONE]" not in content
+        monkeypatch.setattr(Decoding, "step", step)
+        one.ask("/v1/completions", {"prompt": [5]})
+    finally:
+        one.close()
+
+
+def test_new_weights_in_the_middle_are_named_token_by_token() -> None:
+    one = Served()
+    go = slow(one.engine)
+    try:
+        body = {"prompt": [5], "max_tokens": 12, "return_token_ids": True}
+        replies: list[dict[str, Any]] = []
+        asking = threading.Thread(target=lambda: replies.append(one.ask("/v1/completions", body)))
+        asking.start()
+        go.release(4)
+        while not (calls := list(one.engine._completions._calls.values())) or len(calls[0].row.tokens) < 5:
+            pass
+        newer = PolicyVersion(policy_id="ada", step=4, digest=b"\x02" * 32)
+        one.engine.load(newer, snapshot(tiny_network(1)))
+        go.release(10_000)
+        asking.join(15)
+        (choice,) = replies[0]["choices"]
+        assert [(span["start"], span["step"]) for span in choice["policy_versions"]] == [(0, 3), (5, 4)]
+        assert replies[0]["system_fingerprint"].startswith("ada-4-02")
+    finally:
+        go.release(10_000)
+        one.close()
