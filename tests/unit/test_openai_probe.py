@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from swarm.generation.openai_dialects import Completion, _checked, log_probs_are_scaled
+from swarm.generation.openai_dialects import RemoteCompletion, _checked, log_probs_are_scaled
 from swarm.types import FinishReason, Sampling
 
 PROMPTS = [[7], [8, 9], [10, 11, 12]]
@@ -24,12 +24,12 @@ class ScriptedServer:
         self._length = length
         self._differences = differences
 
-    def complete(self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> Completion:
+    def complete(self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> RemoteCompletion:
         assert sampling.temperature == 2.0
         length = min(self._length(len(self.asked)), sampling.max_new_tokens)
         self.asked.append((tuple(prompt), seed))
         logprobs = None if len(self.asked) > self.lacks_on else [-1.0] * length
-        return Completion(token_ids=[3] * length, logprobs=logprobs, finish=FinishReason.LENGTH)
+        return RemoteCompletion(token_ids=[3] * length, logprobs=logprobs, finish=FinishReason.LENGTH)
 
     def score(self, model: str, sequence: Sequence[int]) -> list[float]:
         prompt, _ = self.asked[-1]
