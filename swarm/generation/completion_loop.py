@@ -1,12 +1,14 @@
 """Completions for many callers at once: one batch that requests join and leave between two tokens.
 
-Invariant: a request ends with its completion, with the error of its engine, or cancelled; none waits for ever, and none
-waits for another one to end.
+Invariant: a request ends with its completion, with the error of its engine, or cancelled; none waits for another one to
+end as long as both fit into the cache: (rows at once) x (longest of them with its answer) <= `max_entries`, but for a
+single row. They begin in the order in which they came.
 """
 
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -35,6 +37,7 @@ class CompletionLoop:
     Args:
         begin: a new, empty decoding.
         step: makes one token of each of its rows.
+        max_entries: of the cache, one for a token of a row; rows are padded to the longest.
 
     Example:
         loop = CompletionLoop(begin, step)
@@ -43,7 +46,9 @@ class CompletionLoop:
 
     begin: Callable[[], Decoding]
     step: Callable[[Decoding], None]
+    max_entries: int
     _inbox: "queue.SimpleQueue[_Call | None]" = field(default_factory=queue.SimpleQueue, init=False)
+    _waiting: deque[_Call] = field(default_factory=deque["_Call"], init=False)  # for room
     _calls: dict[int, _Call] = field(default_factory=dict[int, _Call], init=False)  # by the index of their row
     _next_index: int = field(default=0, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
@@ -98,16 +103,35 @@ class CompletionLoop:
         self._fail(Unavailable("the engine was closed"))
 
     def _take(self, decoding: Decoding) -> bool:
-        """Rows that came meanwhile join; waits where nothing else is to do. False: closed."""
+        """Rows that came meanwhile join where there is room; waits where nothing else is to do. False: closed."""
         while not (decoding.goes_on and self._inbox.empty()):
+            if self._inbox.empty() and self._join(decoding):
+                break
             call = self._inbox.get()
             if call is None:  # closed
                 return False
-            call.row.index = call.row.prompt = self._next_index
-            self._next_index += 1
-            self._calls[call.row.index] = call
-            decoding.join(call.row)
+            self._waiting.append(call)
+        self._join(decoding)
         return True
+
+    def _join(self, decoding: Decoding) -> bool:
+        """Begins those that fit; whether there was one."""
+        num_before = len(self._calls)
+        while self._waiting:
+            call = self._waiting[0]
+            if not call.future.cancelled():
+                if not self._has_room(call.row):
+                    break
+                call.row.index = call.row.prompt = self._next_index
+                self._next_index += 1
+                self._calls[call.row.index] = call
+                decoding.join(call.row)
+            self._waiting.popleft()
+        return len(self._calls) > num_before
+
+    def _has_room(self, row: Row) -> bool:
+        longest = max(_most_entries(each) for each in (row, *(call.row for call in self._calls.values())))
+        return not self._calls or (len(self._calls) + 1) * longest <= self.max_entries
 
     def _tell(self, decoding: Decoding) -> None:
         """Callers hear of their new tokens, and have what has ended."""
@@ -127,12 +151,19 @@ class CompletionLoop:
     def _fail(self, error: Unavailable) -> None:
         calls = list(self._calls.values())
         self._calls.clear()
+        if self._is_closed:
+            calls += self._waiting
+            self._waiting.clear()
         while self._is_closed and not self._inbox.empty():
             late = self._inbox.get()
             calls += [late] if late is not None else []
         for call in calls:
             if call.future.set_running_or_notify_cancel():
                 call.future.set_exception(error)
+
+
+def _most_entries(row: Row) -> int:
+    return len(row.prompt_ids) + row.sampling.max_new_tokens
 
 
 def _completion(row: Row) -> Completion:

@@ -28,7 +28,7 @@ from swarm.generation.rollouts import actions_of, by_prompt, check_vocabulary, p
 from swarm.generation.row import Row
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.interfaces import Completion, CompletionRequest, Observe, OnTokens, Prompts, Tokenizer
-from swarm.model.network import load_model, pick_device
+from swarm.model.network import entry_bytes, load_model, pick_device
 from swarm.model.version_digest import PublishedTensors, load_published, snapshot
 from swarm.types import (
     Canary,
@@ -43,6 +43,7 @@ from swarm.types import (
 
 logger = logging.getLogger(__name__)
 
+MAX_COMPLETION_BYTES: Final = 2 * 2**30  # of cache of those who ask from outside; beyond it they wait
 _MOST_SCORED_TOKENS: Final = 512  # of one forward pass of `score`: bounds its logits
 
 
@@ -91,7 +92,8 @@ class TransformersGenerator:
         self._weights = PriorityLock()  # taken for each token of generate, and for the whole of everything else
         self._cancelled = threading.Event()
         self._decoding: Decoding | None = None  # of the newest call
-        self._completions = CompletionLoop(self._completing, self._step)
+        room = max(1, MAX_COMPLETION_BYTES // entry_bytes(network))
+        self._completions = CompletionLoop(self._completing, self._step, room)
 
     @classmethod
     def from_config(

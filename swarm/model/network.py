@@ -71,6 +71,15 @@ def most_tokens(network: nn.Module) -> int:
     return int(config.get_text_config().max_position_embeddings)
 
 
+def entry_bytes(network: nn.Module) -> int:
+    """Bytes of the keys and values of one token in the cache of a transformers network."""
+    config: Any = cast("Any", network.config).get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    size = next(network.parameters()).element_size()
+    return int(2 * config.num_hidden_layers * heads * width * size)
+
+
 def pick_device(name: str) -> torch.device:
     """The device that `device` of a configuration means here.
 

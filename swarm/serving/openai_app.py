@@ -66,6 +66,7 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES: Final = 16 * 2**20
 MAX_OPEN: Final = 1024  # answers under way
 DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI's
+DEFAULT_CHAT_TOKENS: Final = 1024  # an answer keeps so much room in the cache; fewer where the context has no more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,7 +249,7 @@ class OpenAiApp:
                 requests.append(
                     CompletionRequest(
                         prompt_ids=prompt_ids,
-                        sampling=asked.sampling(most or room),
+                        sampling=asked.sampling(most or min(room, DEFAULT_CHAT_TOKENS)),
                         seed=seed,
                         num_top=num_top,
                         end_ids=frozenset(asked.stop_token_ids or ()),

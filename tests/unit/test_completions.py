@@ -184,6 +184,27 @@ def test_a_cancelled_request_makes_room_and_the_others_go_on_as_they_were() -> N
     assert hold.steps < 60  # 40 and the few before: it did not run to its end
 
 
+def test_what_does_not_fit_into_the_cache_waits_in_its_turn_and_a_single_row_always_fits() -> None:
+    own = engine()
+    never_ending(own)
+    own._completions.max_entries = 100  # two of 1 + 40 fit
+    hold = Holding(own)
+    sizes = [40, 40, 4, 200]
+    calls = [
+        own.complete(CompletionRequest(prompt_ids=[5], sampling=Sampling(temperature=0.0, max_new_tokens=size), seed=0))
+        for size in sizes
+    ]
+    gone = own.complete(CompletionRequest(prompt_ids=[5], sampling=LONG, seed=0))
+    hold.let_stand()
+    assert gone.cancel()  # while it waits
+    hold.let_all_go()
+    assert [len(call.result(20).token_ids) for call in calls] == sizes
+    own.close()
+    assert max(hold.rows) == 2
+    first = next(at for at, rows in enumerate(hold.rows) if rows == 1)
+    assert first >= 38  # the short one came behind those before it, though it would have fitted beside one
+
+
 def test_callers_hear_every_token_once_and_in_order() -> None:
     heard: list[int] = []
     values: list[float] = []
