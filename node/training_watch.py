@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from swarm.causes.signal_rules import NOTHING_TO_LEARN
 from swarm.config import NodeConfig
 from swarm.events import Event, GroupPut, GroupUnscored, PolicyEvaluated, StepMade, VersionPublished
 
@@ -112,7 +113,7 @@ class TrainingWatch:
             return f"none of {self.num_groups} groups could be scored: {self.error}"
         reason = (
             f"{self.num_groups} groups of {self.config.generator.group_size} answers, and in none did rewards differ: "
-            f"there is nothing to learn from (highest mean reward {self.best_reward:g})."
+            f"{NOTHING_TO_LEARN} (highest mean reward {self.best_reward:g})."
         )
         if self.num_unscored:
             reason += f" {self.num_unscored} could not be scored: {self.error}"

@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Final
 
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
+from swarm.causes.signal_rules import NO_SIGNAL, gave_up
 from swarm.causes.snapshot import Snapshot, shortened
 from swarm.events import (
     NODE,
@@ -90,7 +91,7 @@ def ended_with_error(snapshot: Snapshot) -> Diagnosed | None:
         if is_config
         else f"mend what the traceback above that line of the node's log names; then {snapshot.start}",
         gravity=Gravity.STOPS,
-        follows_from=frozenset({"out_of_memory", "disk_full"}),
+        follows_from=frozenset({"out_of_memory", "disk_full"}) | (NO_SIGNAL if gave_up(snapshot) else frozenset()),
     )
 
 

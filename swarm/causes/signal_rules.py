@@ -7,8 +7,9 @@ from typing import Final
 
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
 from swarm.causes.snapshot import Snapshot, mean, shortened
-from swarm.events import GroupPut, GroupUnscored
+from swarm.events import NODE, GroupPut, GroupUnscored, LoopFailed, events_of
 
+NOTHING_TO_LEARN: Final = "there is nothing to learn from"  # of the error with which a training gives up
 MANY_IN_VAIN: Final = 100  # own groups without signal; with one right answer in 100 and 8 tries a group: 1 in 3,000
 SOME_IN_VAIN: Final = 16  # the same, once the time without a step is up, or where every answer is cut off
 FEW_UNSCORED: Final = 4
@@ -99,11 +100,18 @@ def _num_equal(snapshot: Snapshot) -> tuple[int, list[float]]:
     return len(means), means[::-1]
 
 
+def gave_up(snapshot: Snapshot) -> bool:
+    """Whether the node ended itself, as its groups had no signal."""
+    ends = [event.error for event in events_of(LoopFailed, snapshot.events) if event.loop == NODE]
+    return not snapshot.runs and bool(ends) and NOTHING_TO_LEARN in ends[-1]
+
+
 def _is_vain(snapshot: Snapshot, num_equal: int) -> bool:
     """Whether so many groups without signal are no chance."""
     has_waited = snapshot.at_s - snapshot.value("last_step_at_s", snapshot.at_s) > snapshot.max_idle_s
     cut = cut_share(snapshot)
-    few = SOME_IN_VAIN if has_waited or (cut is not None and cut > 0.95) else MANY_IN_VAIN
+    is_given_up = gave_up(snapshot)
+    few = SOME_IN_VAIN if has_waited or is_given_up or (cut is not None and cut > 0.95) else MANY_IN_VAIN
     return num_equal >= few and not snapshot.is_finished
 
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,7 +31,7 @@ def why(
     Only what the node left on the disk is read: status.json, events.jsonl, node.toml, groups.sqlite, log.txt. Exit
     code 0: nothing is wrong; 1: something is; 2: no directory of a node.
     """
-    from swarm.causes import diagnose, is_healthy, read_snapshot
+    from swarm.causes import Gravity, diagnose, is_healthy, read_snapshot
 
     snapshot = read_snapshot(directory, time.time(), max_idle_s)
     found = diagnose(snapshot)
@@ -43,8 +44,11 @@ def why(
         rewards = snapshot.course("reward_mean")
         newest = f", mean reward of the newest step {rewards[-1]:.2f}" if rewards else ""
         _print(f"nothing is wrong: {len(snapshot.made)} steps{newest}")
+    numbers: dict[str, int] = {}  # of causes
     for number, each in enumerate(found, 1):
-        _print_finding(number, each)
+        _print_finding(number, each, [numbers[name] for name in numbers if name in each.follows_from])
+        if each.gravity is not Gravity.NOTE:
+            numbers.setdefault(each.name, number)
     raise typer.Exit(0 if is_healthy(found) else 1)
 
 
@@ -53,12 +57,17 @@ def _plain(found: "Diagnosed") -> JsonDict:
     return asdict(found) | words | {"follows_from": sorted(found.follows_from)}
 
 
-def _print_finding(number: int, found: "Diagnosed") -> None:
+def _print_finding(number: int, found: "Diagnosed", causes: Sequence[int]) -> None:
+    """A finding; of one that others explain no more than that: they have the figures and the fix."""
     from swarm.causes import Gravity
 
     is_note = found.gravity is Gravity.NOTE
     how = "note" if is_note else f"{found.gravity.name.lower()}, {found.certainty.name.lower()}"
-    _print(f"{number}. {found.claim}  [{found.name}: {how}]", style="dim" if is_note else "bold" if number == 1 else "")
+    from_what = f"; follows from {' and '.join(map(str, causes))}" if causes else ""
+    text = f"{number}. {found.claim}  [{found.name}: {how}{from_what}]"
+    _print(text, style="dim" if is_note or causes else "bold" if number == 1 else "")
+    if causes:
+        return
     for line in found.evidence:
         _print(f"   - {line}")
     if found.fix:
