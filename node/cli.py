@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from swarm.config import NodeConfig, load_config
-from swarm.errors import SwarmError
+from swarm.errors import SwarmError, missing_extra
 
 app = typer.Typer(help="Run one node of a swarm.", no_args_is_help=True, add_completion=False)
 
@@ -89,7 +89,10 @@ def _explained() -> Generator[None]:
     """Around a command: an error of ours becomes a line and exit code 2."""
     try:
         yield
-    except SwarmError as error:
+    except (SwarmError, ModuleNotFoundError) as raised:
+        error = missing_extra(raised) if isinstance(raised, ModuleNotFoundError) else raised
+        if error is None:
+            raise
         typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(2) from None
 

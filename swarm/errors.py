@@ -97,3 +97,19 @@ def described(error: Exception) -> str:
     text = "more than sandbox.memory_bytes allows" if isinstance(error, MemoryError) else str(error)
     message = ascii(text)[1:-1][:_MESSAGE_CHARS]
     return f"{type(error).__name__}: {message} ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"
+
+
+_EXTRAS: Final = {
+    **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "gguf", "accelerate"), "learn"),
+    **dict.fromkeys(("starlette", "uvicorn"), "serve"),
+    "hivemind": "dht",
+    "matplotlib": "report",
+}
+
+
+def missing_extra(error: ImportError) -> ConfigError | None:
+    """A package that is not installed as an error that names the extra with it; None where no extra has it."""
+    package = (error.name or "").partition(".")[0]
+    if package not in _EXTRAS:
+        return None
+    return ConfigError(f"{package} is not installed: pip install 'swarm-trainer[{_EXTRAS[package]}]'")

@@ -27,7 +27,7 @@ from swarm.cli.simulate import simulate
 from swarm.cli.train import train
 from swarm.cli.trained import chat, evaluate, export, samples, verify
 from swarm.cli.why import why
-from swarm.errors import SwarmError
+from swarm.errors import SwarmError, missing_extra
 from swarm.types import Role
 
 
@@ -38,7 +38,10 @@ class _Commands(TyperGroup):
         """Runs the command; an error of ours becomes a line and exit code 2."""
         try:
             return super().invoke(ctx)
-        except SwarmError as error:
+        except (SwarmError, ModuleNotFoundError) as raised:
+            error = missing_extra(raised) if isinstance(raised, ModuleNotFoundError) else raised
+            if error is None:
+                raise
             text = escape(printable(str(error)))  # it may quote an answer, or a file that somebody sent
             Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] {text}", soft_wrap=True)
             raise typer.Exit(2) from None
