@@ -51,7 +51,7 @@ class Typist:
 
     def _type(self, info: str, text: str) -> None:
         found = _WORDS.match(info)
-        what, words = found.groups() if found else ("", None)
+        what, words = (found.group(1), found.group(2) or "") if found else ("", "")
         commands = text.strip()
         if what == "setup":
             return
