@@ -6,7 +6,7 @@ environment was built and a few of its tasks were asked and scored as a node doe
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
@@ -116,10 +116,21 @@ def _say_packages(settings: "NodeConfig") -> None:
             console.print(f'environment {each.name}: {package}, digest = "{digest}"', markup=False, soft_wrap=True)
 
 
+_KINDS: Final = {
+    Correction.EXACT: "with log-probs, of this tokenizer",
+    Correction.NO_LOGPROBS: "without log-probs",
+    Correction.TEXT_ONLY: "of another tokenizer",
+}
+
+
 def _say_recipes(recipes: "RecipeSet") -> None:
-    for kind in Correction:
-        found = recipes.of(kind)
-        console.print(f"  {kind.name} groups: {'refused' if found is None else found[1].name}")
+    """Which recipe learns from which groups, where it is not one for all."""
+    found = {kind: None if (of_kind := recipes.of(kind)) is None else of_kind[1].name for kind in _KINDS}
+    if len(set(found.values())) == 1:
+        console.print("  from groups of every kind, also without log-probs or of another tokenizer")
+        return
+    for kind, name in found.items():
+        console.print(f"  groups {_KINDS[kind]}: {name or 'refused'}")
 
 
 def _tokenizer(settings: "NodeConfig", is_run: bool) -> "Tokenizer | None":

@@ -31,6 +31,7 @@ from starlette.routing import Route
 
 from swarm.errors import ConfigError, Unavailable
 from swarm.interfaces import Completer, CompletionRequest, Tokenizer
+from swarm.model.plain_text import with_whole_characters
 from swarm.model.tokenizer import text_ids
 from swarm.serving.answers import Answer, AnswerPiece, follow_answer, whole_answer
 from swarm.serving.conversation_memory import ConversationMemory
@@ -408,7 +409,10 @@ class OpenAiApp:
     def _prompts(self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]) -> list[list[int]]:
         """Token ids of each prompt; a text is plain: what spells a control token is none."""
         several: Sequence[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
-        return [text_ids(self._model.tokenizer, each) if isinstance(each, str) else list(each) for each in several]
+        return [
+            text_ids(self._model.tokenizer, with_whole_characters(each)) if isinstance(each, str) else list(each)
+            for each in several
+        ]
 
     def _require_known(self, token_ids: Sequence[int], field: str) -> None:
         size = self._model.tokenizer.vocab_size

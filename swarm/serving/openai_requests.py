@@ -10,13 +10,14 @@ return_token_ids, prompt_logprobs, stop_token_ids) and `/inference/v1/generate`.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from swarm.episode import Message
 from swarm.types import Sampling
 
 MAX_CHOICES: Final = 64  # of one request: prompts times n
 MAX_TOP: Final = 20
+LEAST_TEMPERATURE: Final = 0.01  # below it logits overflow; vLLM's least, too
 _MAX_STOPS: Final = 16
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # field -> values that change nothing
     "min_p": (0, None),
@@ -69,6 +70,12 @@ class RequestRefused(Exception):
         self.status = status
 
 
+def _require_temperature(value: float) -> float:
+    if 0 < value < LEAST_TEMPERATURE:
+        raise ValueError(f"must be 0 (greedy) or at least {LEAST_TEMPERATURE}")
+    return value
+
+
 class _Fields(BaseModel):
     model_config = ConfigDict(extra="allow", strict=False)
 
@@ -76,7 +83,7 @@ class _Fields(BaseModel):
 class SamplingFields(_Fields):
     """How tokens are drawn."""
 
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=100), AfterValidator(_require_temperature)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1)] = 0  # -1 and 0: off
     seed: int | None = None

@@ -44,7 +44,7 @@ def test_it_is_short_and_passes_the_check(tmp_path: Path, monkeypatch: pytest.Mo
     check = ["check", "--config", "node.toml", "--set", "recipe=my_method:RECIPE"]
     found = CliRunner().invoke(app, [*check, "--set", "learner.recipe_params.weight.width=0.5"])
     assert found.exit_code == 0 and "recipe my_method (ours)" in found.stdout
-    assert "TEXT_ONLY groups: sapo_swarm" in found.stdout
+    assert "groups of another tokenizer: sapo_swarm" in found.stdout
     wrong = CliRunner().invoke(app, [*check, "--set", "learner.recipe_params.weight.width=0.0"])
     assert wrong.exit_code == 2 and "width: 0.0 must be above 0" in wrong.stderr
     shown = CliRunner().invoke(app, ["recipes", "show", "my_method.py:RECIPE"]).stdout
@@ -77,4 +77,4 @@ def test_a_recipe_of_a_kind_that_cannot_learn_from_it_is_refused(tmp_path: Path)
     found = CliRunner().invoke(app, [*check, "learner.recipe_text_only=segment_ratio", "--set", "recipe=grpo"])
     assert found.exit_code == 2 and "generator.byte_lengths = true" in " ".join(found.stderr.split())
     found = CliRunner().invoke(app, [*check, "learner.recipe_text_only=", "--set", "recipe=grpo"])
-    assert found.exit_code == 0 and "TEXT_ONLY groups: refused" in found.stdout
+    assert found.exit_code == 0 and "groups of another tokenizer: refused" in found.stdout

@@ -203,6 +203,7 @@ WRONG: dict[str, tuple[str, object, str]] = {
     "too many": ("/v1/completions", {"prompt": [5], "n": 65}, "n: Input should be less than or equal to 64, got 65"),
     "many prompts": ("/v1/completions", {"prompt": [[5]] * 33, "n": 2}, "33 prompts x 2 answers exceed 64"),
     "a temperature": ("/v1/completions", {"prompt": [5], "temperature": -0.1}, "temperature"),
+    "nearly greedy": ("/v1/completions", {"prompt": [5], "temperature": 1e-9}, "must be 0 (greedy) or at least 0.01"),
     "not a number": ("/v1/completions", b'{"prompt": [5], "temperature": NaN}', "temperature"),
     "min_p": ("/v1/completions", {"prompt": [5], "min_p": 0.1}, "min_p: 0.1 is not supported; leave it out"),
     "penalty": ("/v1/completions", {"prompt": [5], "presence_penalty": 1}, "presence_penalty: 1 is not supported"),
