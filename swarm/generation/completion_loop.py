@@ -137,16 +137,27 @@ class CompletionLoop:
         """Callers hear of their new tokens, and have what has ended."""
         for index, call in list(self._calls.items()):
             row = call.row
+            error: Exception | None = None
             if call.on_tokens is not None and len(row.tokens) > call.num_told:
                 new = slice(call.num_told, len(row.tokens))
                 call.num_told = new.stop
-                if not call.on_tokens(row.tokens[new], row.logprobs[new], row.top[new]) and row.is_running:
+                try:
+                    goes_on = call.on_tokens(row.tokens[new], row.logprobs[new], row.top[new])
+                except Exception as raised:  # of one caller: the others go on
+                    logger.exception("a caller could not take its tokens")
+                    goes_on, error = False, raised
+                if not goes_on and row.is_running:
                     row.end_action(FinishReason.STOP)
                     decoding.leave({index})
-            if not row.is_running:
-                del self._calls[index]
-                if call.future.set_running_or_notify_cancel():
-                    call.future.set_result(_completion(row))
+            if row.is_running:
+                continue
+            del self._calls[index]
+            if not call.future.set_running_or_notify_cancel():
+                continue
+            if error is None:
+                call.future.set_result(_completion(row))
+            else:
+                call.future.set_exception(Unavailable(f"{type(error).__name__}: {error}"))
 
     def _fail(self, error: Unavailable) -> None:
         calls = list(self._calls.values())

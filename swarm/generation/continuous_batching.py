@@ -192,6 +192,8 @@ class Decoding:
         if any(row.index in gone for row in self._running):
             assert self._entries is not None
             self._keep(self._entries, self._running, [row.index not in gone for row in self._running])
+        for index in gone:
+            self._weights.pop(index, None)
 
     @property
     def goes_on(self) -> bool:
@@ -294,6 +296,7 @@ class Decoding:
                 continue
             if self._observe is None:
                 row.is_over = True
+                del self._weights[row.index]  # a decoding that others join has no end
                 continue
             action = row.tokens[row.turns[-1] :]
             answer = self._observe(row.index, action, row.finish is FinishReason.STOP)

@@ -39,8 +39,8 @@ def choose(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, tor
 
 def _choose_alike(logits: torch.Tensor, rows: Sequence[Row], sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
     logprobs = torch.log_softmax(logits.float() / (sampling.temperature or 1.0), dim=-1)
-    for row, own in zip(rows, logprobs, strict=True):
-        if row.num_top:
+    if any(row.num_top for row in rows):
+        for row, own in zip(rows, logprobs, strict=True):
             values, ids = own.topk(min(row.num_top, own.numel()))
             row.top.append(list(zip(ids.tolist(), values.tolist(), strict=True)))
     if sampling.temperature == 0:

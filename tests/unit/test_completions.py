@@ -240,6 +240,37 @@ def test_a_caller_may_end_it_and_so_may_tokens_of_the_request() -> None:
     own.close()
 
 
+def test_a_caller_that_fails_ends_its_own_completion_and_no_other() -> None:
+    own = engine()
+    never_ending(own)
+    request = CompletionRequest(prompt_ids=[5], sampling=LONG, seed=0)
+
+    def broken(token_ids: Sequence[int], logprobs: Sequence[float], top: Sequence[object]) -> bool:
+        raise IndexError("no such token")
+
+    failed, other = own.complete(request, broken), own.complete(request)
+    with pytest.raises(Unavailable, match="IndexError: no such token"):
+        failed.result(10)
+    assert len(other.result(10).token_ids) == 40
+    assert own.complete(request).result(10).token_ids == other.result().token_ids
+    own.close()
+
+
+def test_a_batch_that_others_join_for_ever_keeps_nothing_of_those_that_left() -> None:
+    own = engine()
+    decodings: list[Decoding] = []
+    begin = own._completions.begin
+    own._completions.begin = lambda: decodings.append(begin()) or decodings[0]
+    for request in requests():
+        own.complete(request).result(10)
+    gone = own.complete(CompletionRequest(prompt_ids=[5], sampling=LONG, seed=0))
+    gone.cancel()
+    own.complete(requests()[0]).result(10)
+    own.close()
+    (decoding,) = decodings
+    assert not decoding._weights and not decoding._kept and not own._completions._calls
+
+
 def test_new_weights_in_the_middle_are_named_where_they_begin() -> None:
     own = engine()
     never_ending(own)
