@@ -54,13 +54,19 @@ def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> S
 
 
 def _read_config(directory: Path) -> tuple[NodeConfig | None, str]:
-    for name in CONFIGS:
-        if (directory / name).is_file():
-            try:
-                return load_config(NodeConfig, directory / name), ""
-            except ConfigError as error:
-                return None, str(error)
-    return None, ""
+    paths = [directory / name for name in CONFIGS if (directory / name).is_file()]
+    if not paths:
+        return None, ""
+    try:
+        own = load_config(NodeConfig, paths[0])
+    except ConfigError as error:
+        return None, str(error)
+    if paths[-1].stat().st_mtime < paths[0].stat().st_mtime:
+        return own, ""  # it was changed since the node started
+    try:
+        return load_config(NodeConfig, paths[-1]), ""  # with what `--set` changed
+    except ConfigError:  # of another release
+        return own, ""
 
 
 def _read_status(path: Path) -> JsonDict | None:

@@ -61,7 +61,10 @@ def watch(
     """
     from swarm.report.watch import WatchedNode, watch_nodes
 
-    nodes = [WatchedNode(path) for path in dirs or [Path("swarm-node")]]
+    paths = dirs or [Path("swarm-node")]
+    if once and not any(path.is_dir() for path in paths):
+        raise ConfigError(f"{paths[0]}: no such directory; `swarm watch DIR` without --once waits for one")
+    nodes = [WatchedNode(path) for path in paths]
 
     def wait(seconds: float) -> bool:
         if once:

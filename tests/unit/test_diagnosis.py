@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from swarm.causes import RULES, STATUS_RULES, Certainty, Diagnosed, Gravity, Sna
 from swarm.causes.finding import by_cause
 from swarm.causes.following_rules import no_credit
 from swarm.causes.learning_rules import not_a_number
+from swarm.causes.read_snapshot import read_snapshot
+from swarm.causes.signal_rules import NOTHING_TO_LEARN
 from swarm.cli import main as cli
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
-from swarm.events import DiskFull, Event, GroupUnscored, StepMade
+from swarm.events import NODE, DiskFull, Event, GroupPut, GroupUnscored, LoopFailed, StepMade
 from swarm.telemetry import EventLog
 from swarm.wire.run_manifest import write_toml
 
@@ -185,3 +188,44 @@ def test_own_groups_that_pile_up_behind_skipped_steps_are_no_small_buffer() -> N
     found = diagnose(Snapshot(now_s=1100.0, status=status, config=config, events=(skipped,)))
     names = [each.name for each in found]
     assert names[0] == "not_a_number" and "buffer_too_small" not in names
+
+
+def test_it_reads_what_the_node_was_started_with_until_its_file_was_changed_again(tmp_path: Path) -> None:
+    directory = make_directory(tmp_path)
+    started = NodeConfig.model_validate({"dir": tmp_path, "learner": {"learning_rate": 0.25}})
+    write_toml(started.model_dump(mode="json"), directory / "worker.toml")
+
+    def read_rate(worker_is_newer: bool) -> float:
+        os.utime(directory / "node.toml", (1000.0, 1000.0))
+        os.utime(directory / "worker.toml", (1001.0, 1001.0) if worker_is_newer else (999.0, 999.0))
+        config = read_snapshot(directory, 2000.0, 300.0).config
+        assert config is not None
+        return config.learner.learning_rate
+
+    assert read_rate(worker_is_newer=True) == 0.25
+    assert read_rate(worker_is_newer=False) == NodeConfig().learner.learning_rate
+    (directory / "worker.toml").write_text("broken")
+    assert read_rate(worker_is_newer=True) == NodeConfig().learner.learning_rate
+
+
+def test_a_training_that_gave_up_lacked_signal_and_its_error_follows_from_that(tmp_path: Path) -> None:
+    error = f"ConfigError: 64 groups of 8 answers, and in none did rewards differ: {NOTHING_TO_LEARN} (highest ...)"
+    puts = [
+        GroupPut(
+            digest=str(n),
+            producer="a",
+            policy_id="a",
+            oldest_step=0,
+            env="a",
+            reward_mean=0.0,
+            num_tokens=8,
+            size_bytes=1,
+        )
+        for n in range(64)
+    ]
+    own = {"num_put": 64, "num_with_signal": 0, "num_unscored": 0, "error": ""}
+    directory = make_directory(tmp_path, *puts, LoopFailed(loop=NODE, error=error), own_since_step=own, step=0)
+    plain = json.loads(CliRunner().invoke(cli.app, ["why", str(directory), "--json"]).output)
+    assert [each["name"] for each in plain["findings"][:2]] == ["all_wrong", "ended_with_error"]
+    said = CliRunner().invoke(cli.app, ["why", str(directory)]).output
+    assert "ended_with_error: stops, sure; follows from 1" in " ".join(said.split())

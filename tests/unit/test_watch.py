@@ -181,7 +181,7 @@ def test_a_file_is_no_node(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
         WatchedNode(tmp_path / "file")
-    done = CliRunner().invoke(app, ["watch", str(tmp_path / "nowhere"), "--once"])
+    done = CliRunner().invoke(app, ["watch", str(tmp_path / "nowhere"), str(tmp_path), "--once"])
     assert done.exit_code == 0 and done.output.startswith("nowhere not started")
 
 
@@ -193,3 +193,8 @@ def test_ctrl_c_ends_it_without_a_word(held: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=15) == 0
         assert process.stderr.read() == ""
+
+
+def test_a_look_at_a_directory_that_is_not_there_fails(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["watch", str(tmp_path / "nobody"), "--once"])
+    assert result.exit_code == 2 and "no such directory" in " ".join(result.stderr.split())
