@@ -1,11 +1,10 @@
-"""Runs tests as pytest processes side by side, so that no core is idle.
+"""Runs tests as pytest processes, two side by side, so that neither of two cores is idle.
 
 `python tests/side_by_side.py test|check [flags for all]` prints what each says, line by line, and ends with the sum of
 all, after what failed; with the flag `-x` the first failure ends everything. Each side has tests of its own first; who
-is through with them takes the next folder that is left, so that all end at about the same time on any machine. What
-mostly waits for other processes goes first where two want a core: the others have a lower priority. Workers of
-pytest-xdist gained nothing here. A side that says nothing for 10 minutes shows where its threads stand and is killed: a
-test has a time limit of its own, but not what it leaves behind for pytest's end.
+is through with them takes the next folder that is left, so that both end at about the same time on any machine. Workers
+of pytest-xdist gained nothing here, nor did a third side of low priority. A side that says nothing for 10 minutes shows
+where its threads stand and is killed: a test has a time limit of its own, but not what it leaves for pytest's end.
 """
 
 import contextlib
@@ -24,21 +23,15 @@ ROOT = Path(__file__).parents[1]
 OUTCOMES = ("passed", "failed", "error", "errors", "skipped", "xfailed", "xpassed")
 TOLD = ("--color=no", "--durations=10", "--durations-min=10")  # and what is slow, for whoever looks for time
 Sides = dict[str, list[str]]
-WAITS = "waits"
-LOW_PRIORITY = 5  # of the sides beside it
 SILENCE_S = 600.0  # a line of dots is 72 tests: 90 s here
 LAST_WORDS_S = 10.0  # what pytest's own children may still print once it has ended
 
 
 def sides_of(which: str) -> tuple[Sides, list[str]]:
-    """Name of each side -> what it runs first, and the folders that any takes then."""
-    if which == "test":  # two compute, beside one that uses half a core
-        firsts = {
-            WAITS: ["tests/integration"],
-            "computes": ["tests/unit", "tests/packaging"],
-            "virtual": ["tests/chaos"],
-        }
-        return firsts, ["tests/property", "tests/golden"]
+    """Name of each side -> what it runs first, and the folders that either takes then, longest first."""
+    if which == "test":  # one computes, beside one that mostly waits for processes
+        firsts = {"computes": ["tests/unit", "tests/packaging"], "waits": ["tests/integration"]}
+        return firsts, ["tests/chaos", "tests/property", "tests/golden"]
     unit = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/test_*.py"))
     return {"even": [*unit[::2], "tests/property"], "odd": unit[1::2]}, []
 
@@ -91,8 +84,6 @@ class Side:
             errors="replace",
             start_new_session=True,
         )
-        if self.name != WAITS:
-            os.setpriority(os.PRIO_PROCESS, process.pid, LOW_PRIORITY)
         lines: queue.Queue[str | None] = queue.Queue()
         reader = threading.Thread(target=_read, args=(process, lines), daemon=True)  # an orphan may keep the pipe open
         reader.start()

@@ -51,6 +51,7 @@ class CompletionLoop:
     _waiting: deque[_Call] = field(default_factory=deque["_Call"], init=False)  # for room
     _calls: dict[int, _Call] = field(default_factory=dict[int, _Call], init=False)  # by the index of their row
     _next_index: int = field(default=0, init=False)
+    _newest: Row | None = field(default=None, init=False)  # that joined: the next one may have its very prompt
     _thread: threading.Thread | None = field(default=None, init=False)
     _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
     _is_closed: bool = field(default=False, init=False)
@@ -122,8 +123,10 @@ class CompletionLoop:
             if not call.future.cancelled():
                 if not self._has_room(call.row):
                     break
-                call.row.index = call.row.prompt = self._next_index
-                self._next_index += 1
+                row, newest = call.row, self._newest
+                row.index = self._next_index
+                row.prompt = newest.prompt if newest and newest.prompt_ids is row.prompt_ids else row.index
+                self._next_index, self._newest = self._next_index + 1, row
                 self._calls[call.row.index] = call
                 decoding.join(call.row)
             self._waiting.popleft()

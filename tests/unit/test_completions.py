@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from swarm.errors import Unavailable
+from swarm.generation import continuous_batching
 from swarm.generation.continuous_batching import Decoding
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Completion, CompletionRequest
@@ -203,6 +204,28 @@ def test_what_does_not_fit_into_the_cache_waits_in_its_turn_and_a_single_row_alw
     assert max(hold.rows) == 2
     first = next(at for at, rows in enumerate(hold.rows) if rows == 1)
     assert first >= 38  # the short one came behind those before it, though it would have fitted beside one
+
+
+def test_several_answers_to_one_prompt_read_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    prefill = continuous_batching.prefill
+
+    def counted(network: torch.nn.Module, prompts: Sequence[Sequence[int]]) -> Any:
+        read.append(len(prompts))
+        return prefill(network, prompts)
+
+    monkeypatch.setattr(continuous_batching, "prefill", counted)
+    own = engine(max_rows=2)
+    hold = Holding(own)
+    prompt, sampling = [5, 6, 7], Sampling(max_new_tokens=6)
+    alike = [CompletionRequest(prompt_ids=prompt, sampling=sampling, seed=seed) for seed in range(4)]
+    other = CompletionRequest(prompt_ids=list(prompt), sampling=sampling, seed=0)  # of somebody else
+    calls = [own.complete(request) for request in (*alike, other)]
+    hold.let_all_go()
+    made = [list(call.result(10).token_ids) for call in calls]
+    own.close()
+    assert read == [1, 1] and made[4] == made[0]
+    assert made == [list(alone(request).token_ids) for request in (*alike, other)]
 
 
 def test_callers_hear_every_token_once_and_in_order() -> None:

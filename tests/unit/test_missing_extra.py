@@ -7,6 +7,7 @@ import pytest
 
 from swarm.errors import missing_extra
 
+pytestmark = pytest.mark.timeout(120)  # what is there is imported: torch, the first time from the disk
 WITHOUT = "import sys; sys.modules[{package!r}] = None; from {module} import app; app({arguments!r})"
 
 
