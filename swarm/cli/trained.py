@@ -203,11 +203,11 @@ def evaluate(
         _print_scores(target, model, scores, split)
         for each in scores:
             _print_problems(each, show)
-    unscored = sum(each.num_unscored for each in scores)
-    if unscored:
-        Console(stderr=True).print(
-            f"[red]{unscored} problems could not be scored and are left out; the reason is logged above[/red]"
-        )
+    for each in scores:
+        if each.num_unscored:
+            said = f"{each.num_unscored} problems of {each.env} could not be scored and are left out"
+            typer.echo(printable(f"{said}; the first: {each.why_unscored}"), err=True)
+    if any(each.num_unscored for each in scores):
         raise typer.Exit(1)
 
 

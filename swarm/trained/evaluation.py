@@ -6,7 +6,6 @@ and what it fails on is left out and counted.
 
 import asyncio
 import json
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,8 +28,6 @@ from swarm.interfaces import Tokenizer
 from swarm.model.network import pick_device
 from swarm.trained.model import TrainedModel
 from swarm.types import EpisodeLimits, FinishReason, PolicyVersion, Sampling, Task
-
-logger = logging.getLogger(__name__)
 
 Split = Literal["held_out", "all"]
 _NORMAL_95: Final = 1.96  # standard errors on each side
@@ -65,6 +62,7 @@ class EnvironmentScore:
     env: str
     problems: tuple[ProblemScore, ...]
     num_unscored: int  # problems on which the verifier failed
+    why_unscored: str = ""  # of the first of them
 
     @property
     def greedy(self) -> "Mean":
@@ -155,15 +153,25 @@ async def evaluate_model(
             except LookupError as error:  # a record that cannot be used
                 raise ConfigError(str(error)) from None
             problems: list[ProblemScore] = []
+            failures: list[str] = []
             progress(name, 0, len(tasks))
             for first in range(0, len(tasks), plan.batch):
                 part = tasks[first : first + plan.batch]
                 made = await asyncio.to_thread(_try, engine, model.tokenizer, part, plan, step)
                 for task, tries in zip(part, made, strict=True):
-                    scored = await _score(verifier, task, tries)
-                    problems += [scored] if scored is not None else []
+                    try:
+                        problems.append(await _score(verifier, task, tries))
+                    except RolloutFailed as error:
+                        failures.append(str(error))
                 progress(name, min(first + plan.batch, len(tasks)), len(tasks))
-            scores.append(EnvironmentScore(env=name, problems=tuple(problems), num_unscored=len(tasks) - len(problems)))
+            scores.append(
+                EnvironmentScore(
+                    env=name,
+                    problems=tuple(problems),
+                    num_unscored=len(failures),
+                    why_unscored=failures[0] if failures else "",
+                )
+            )
         return scores
     finally:
         await verifier.close()
@@ -245,12 +253,9 @@ def _try(
     return made
 
 
-async def _score(verifier: SandboxVerifier, task: Task, tries: Sequence[_Made]) -> ProblemScore | None:
-    try:
-        verdict = await verifier.verify(task.env, task.task_id, [each.actions for each in tries])
-    except RolloutFailed as error:
-        logger.warning("a problem could not be scored", extra={"env": task.env, "error": str(error)})
-        return None
+async def _score(verifier: SandboxVerifier, task: Task, tries: Sequence[_Made]) -> ProblemScore:
+    """Raises RolloutFailed."""
+    verdict = await verifier.verify(task.env, task.task_id, [each.actions for each in tries])
     greedy, *sampled = [
         Tried(
             actions=each.actions,

@@ -59,7 +59,7 @@ def options_of(letters: Path, **changes: Any) -> TrainOptions:
 
 async def test_it_trains_ends_and_goes_on_and_its_answers_can_be_read(letters: Path) -> None:
     lines: list[str] = []
-    reward = reward_file(letters.parent, "return 2.0 if answer == reference else -1.0")
+    reward = reward_file(letters.parent, "return sum(a == b for a, b in zip(answer, reference)) - 1.0")
     options = options_of(letters, reward=reward, reward_range=(-1.0, 2.0))
     await train(options, lines.append)
     directory = options.directory
@@ -76,7 +76,8 @@ async def test_it_trains_ends_and_goes_on_and_its_answers_can_be_read(letters: P
     for group in read_samples(directory, 3, "own"):
         assert group.messages[-1].content.startswith("sort:") and len(group.samples) == 8
         for sample in group.samples:
-            assert sample.reward == float(sample.actions[-1].strip() == group.reference)
+            num_right = sum(a == b for a, b in zip(sample.actions[-1].strip(), group.reference, strict=False))
+            assert sample.reward == pytest.approx(num_right / 3)
             assert "".join(token.text for token in sample.tokens).removesuffix("<end>") == sample.actions[-1]
             assert all(token.is_action and token.logprob is not None and token.logprob <= 0 for token in sample.tokens)
     before = load_trained(directory).version

@@ -97,6 +97,20 @@ def test_a_chat_answer_is_the_engines_and_names_the_version_that_made_it(served:
     assert card["id"] == "tiny" and card["max_model_len"] == 128 and card["policy_version"]["step"] == 3
 
 
+def assert_nearly(given: Any, expected: Any) -> None:
+    """Equal but for the last bits of figures: those follow from which rows a batch happened to hold."""
+    if isinstance(expected, dict):
+        assert given.keys() == expected.keys()
+        for key in expected:
+            assert_nearly(given[key], expected[key])
+    elif isinstance(expected, list):
+        assert len(given) == len(expected)
+        for one, other in zip(given, expected, strict=True):
+            assert_nearly(one, other)
+    else:
+        assert given == (pytest.approx(expected, abs=1e-4) if isinstance(expected, float) else expected)
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_stream_says_what_the_whole_answer_says(served: Served, path: str) -> None:
     prompt = {"messages": CHAT["messages"]} if "chat" in path else {"prompt": "sort:cab="}
@@ -110,12 +124,12 @@ def test_a_stream_says_what_the_whole_answer_says(served: Served, path: str) -> 
         if "chat" in path:
             assert "".join(part["delta"].get("content", "") for part in parts) == choice["message"]["content"]
             logprobs = [entry for part in parts for entry in (part.get("logprobs") or {"content": []})["content"]]
-            assert logprobs == choice["logprobs"]["content"]
+            assert_nearly(logprobs, choice["logprobs"]["content"])
         else:
             assert "".join(part["text"] for part in parts) == choice["text"]
             told = [part["logprobs"] for part in parts if part.get("logprobs")]
             for field in ("tokens", "token_logprobs", "text_offset", "top_logprobs"):
-                assert [value for one in told for value in one[field]] == choice["logprobs"][field]
+                assert_nearly([value for one in told for value in one[field]], choice["logprobs"][field])
         assert [token for part in parts for token in part.get("token_ids", [])] == choice["token_ids"]
         assert parts[-1]["finish_reason"] == choice["finish_reason"]
         assert all(part["finish_reason"] is None for part in parts[:-1])
@@ -124,7 +138,7 @@ def test_a_stream_says_what_the_whole_answer_says(served: Served, path: str) -> 
 def test_a_seed_gives_the_same_answers_again_and_n_different_ones(served: Served) -> None:
     body = CHAT | {"n": 4, "seed": 11, "max_tokens": 10}
     first, again = (served.ask("/v1/chat/completions", body)["choices"] for _ in range(2))
-    assert first == again
+    assert_nearly(first, again)
     assert len({choice["message"]["content"] for choice in first}) > 1
 
 

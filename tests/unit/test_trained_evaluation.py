@@ -104,7 +104,7 @@ def test_a_reward_that_raises_is_said_and_the_exit_code_tells(tmp_path: Path) ->
     judge.write_text("def score(question, answer, reference):\n    return {}['no such key']\n")
     done = RUN.invoke(app, ["eval", "tiny", "--data", str(data), "--reward", f"{judge}:score", "--tries", "0"])
     assert done.exit_code == 1
-    assert "1 problems could not be scored" in done.stderr
+    assert "1 problems of own could not be scored" in done.stderr and "no such key" in done.stderr
 
 
 @pytest.mark.parametrize(
