@@ -1,5 +1,6 @@
 """For all tests."""
 
+import os
 import signal
 from collections.abc import Generator
 from typing import Any
@@ -24,6 +25,14 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None
     if signal.getitimer(signal.ITIMER_REAL)[0]:
         signal.setitimer(signal.ITIMER_REAL, settings.timeout, REPEAT_S)
     return done
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` stays short: what takes long and is wider than it is deep runs in `.ci/run`."""
+    if "SWARM_SWEEPS" not in os.environ:
+        for item in items:
+            if item.get_closest_marker("sweep"):
+                item.add_marker(pytest.mark.skip(reason="long and wide: .ci/run has it, or SWARM_SWEEPS=1"))
 
 
 def pytest_configure() -> None:

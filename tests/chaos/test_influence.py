@@ -93,7 +93,11 @@ def share_of(nodes: Sequence[Node], drawn: Counter[NodeId]) -> float:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: every key counts in full"])
+@pytest.mark.parametrize(
+    "is_out",
+    [False, pytest.param(True, marks=pytest.mark.sweep)],
+    ids=["defended", "mutation: every key counts in full"],
+)
 def test_six_free_keys_of_eight_have_an_eighth_of_the_draws(
     is_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +123,11 @@ def test_six_free_keys_of_eight_have_an_eighth_of_the_draws(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: every key counts in full"])
+@pytest.mark.parametrize(
+    "is_out",
+    [False, pytest.param(True, marks=pytest.mark.sweep)],
+    ids=["defended", "mutation: every key counts in full"],
+)
 def test_eight_free_keys_that_follow_a_trainer_have_an_eighth_of_its_groups(
     is_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

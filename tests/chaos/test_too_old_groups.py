@@ -207,7 +207,9 @@ def rare_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("mutation", [None, room_at_once, rare_looks])
+@pytest.mark.parametrize(
+    "mutation", [None, *(pytest.param(each, marks=pytest.mark.sweep) for each in (room_at_once, rare_looks))]
+)
 def test_a_member_that_is_late_again_and_again_leaves_more_than_half_of_the_steps(
     mutation: Callable[[pytest.MonkeyPatch], None] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

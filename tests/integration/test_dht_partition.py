@@ -227,6 +227,7 @@ async def apart(pair: Pair, partition_s: float, ttl_s: float) -> None:
         assert seen is None or (seen == old[other.identity.node_id] and partition_s < ttl_s)
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(90)
 async def test_a_short_partition_heals(pair: Pair) -> None:
     await survive(pair, partition_s=10.0, ttl_s=60.0, limit_s=60.0)

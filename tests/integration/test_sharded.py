@@ -31,7 +31,7 @@ from swarm.testing.outcomes import make_outcome, make_turns
 from swarm.types import Draw, DrawnGroup, ScoredGroup, StepReport
 
 OWN, PEER = "a" * 64, "b" * 64
-NUM_STEPS, SAVED_AT = 10, 5
+NUM_STEPS, SAVED_AT = 6, 3
 TOKENIZER = CharTokenizer()
 pytestmark = pytest.mark.timeout(180)  # the first test starts two processes that import torch
 
@@ -245,7 +245,7 @@ def test_two_processes_have_the_loss_curve_of_one(together: Path, tmp_path: Path
 @pytest.mark.parametrize("name", ["infinite_loss", "infinite_gradient"])
 def test_a_step_that_is_not_finite_is_skipped_by_all(together: Path, name: str) -> None:
     reports = json.loads((together / f"{name}.json").read_text())["reports"]
-    assert [report["step"] for report in reports] == [1, 2, 3, 3, 4, 5, 6, 7, 8, 9]
+    assert [report["step"] for report in reports] == [1, 2, 3, 3, 4, 5]
 
 
 @pytest.mark.parametrize("name", ["token", "step_in_updates", "adapters", "bfloat16"])

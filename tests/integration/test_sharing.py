@@ -24,6 +24,7 @@ def _held_out_accuracy(run: SwarmRun) -> float:
 @pytest.mark.timeout(240)
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.usefixtures("shared_forks")
+@pytest.mark.sweep
 async def test_sharing_beats_silo_on_the_full_mix_at_equal_rounds(tmp_path: Path) -> None:
     shared = await run_swarm(OPTIONS, tmp_path / "swarm", lambda name, event: None, lambda: None)
     alone = await run_swarm(silo_of(OPTIONS), tmp_path / "silo", lambda name, event: None, lambda: None)

@@ -112,6 +112,7 @@ def evaluations(events: list[Event]) -> dict[tuple[object, ...], float]:
     return {(e.step, e.env, e.split): e.accuracy for e in events_of(PolicyEvaluated, events)}
 
 
+@pytest.mark.sweep
 async def test_a_killed_run_equals_an_undisturbed_one(tmp_path: Path, forks: ForkServer | None) -> None:
     identity = await asyncio.to_thread(Identity.create)
     kills: dict[str, tuple[Kill, ...]] = {
