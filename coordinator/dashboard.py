@@ -16,8 +16,8 @@ from prometheus_client import generate_latest
 from coordinator.core import CoordinatorCore
 from swarm.config import EnvironmentConfig
 from swarm.errors import ConfigError
+from swarm.pages.page_server import Page, PageServer
 from swarm.telemetry import Telemetry
-from swarm.telemetry.page_server import Page, PageServer
 from swarm.types import EdgeReport, JsonDict, short
 
 MAX_SHOWN_MEMBERS = 500

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from swarm.config import NodeConfig
@@ -118,9 +119,10 @@ def open_policy(
     from swarm.learn.learner import PolicyLearner
     from swarm.learn.ranks import OneProcess
     from swarm.model.network import pick_device
+    from swarm.telemetry.shown_updates import write_update
 
-    kind = PolicyLearner
-    if ranks is not None and ranks.index == 0:
+    kind, is_first = PolicyLearner, ranks is None or ranks.index == 0
+    if ranks is not None and is_first:
         from swarm.learn.leader import LeadingLearner as kind
     return kind(
         network=loaded.network,
@@ -133,6 +135,7 @@ def open_policy(
         ranks=ranks or OneProcess(pick_device(config.device)),
         task_of=lambda env, task_id: environments[env].task(task_id),
         answer_of=lambda env, task_id: environments[env].reference(task_id),
+        show=partial(write_update, config.dir) if is_first else None,
     ).resume()
 
 

@@ -19,7 +19,6 @@ from swarm import __version__
 from swarm.cli.bench import bench
 from swarm.cli.check import check
 from swarm.cli.plan_command import plan_command
-from swarm.cli.printable import printable
 from swarm.cli.recipes import recipes_app
 from swarm.cli.report import report, trace, watch
 from swarm.cli.serve import serve
@@ -28,6 +27,7 @@ from swarm.cli.train import train
 from swarm.cli.trained import chat, evaluate, export, samples, verify
 from swarm.cli.why import why
 from swarm.errors import SwarmError, missing_extra
+from swarm.printable import printable
 from swarm.types import Role
 
 

@@ -1,7 +1,9 @@
 """The commands that show what nodes do and did: report, watch, trace."""
 
 import json
+import secrets
 import signal
+import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -11,8 +13,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from swarm.cli.printable import printable
 from swarm.errors import ConfigError
+from swarm.printable import printable
 
 
 def report(
@@ -32,10 +34,10 @@ def report(
     The page needs no network and no other file.
     """
     from swarm.report.html import render_html
-    from swarm.report.node_directory import read_report
+    from swarm.report.node_directory import NodeReports
 
     paths = dirs or [Path("swarm-node")]
-    result = read_report(paths, samples)
+    result = NodeReports(paths).read(samples)
     out = out or paths[0] / "report.html"
     try:
         out.write_text(render_html(result), encoding="utf-8")
@@ -54,8 +56,15 @@ def report(
 def watch(
     dirs: Annotated[list[Path] | None, typer.Argument(help="Directories of nodes; they may start later.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Show how it stands now, and end.")] = False,
+    web: Annotated[
+        bool, typer.Option("--web", help="In a browser: live curves, samples, causes, tokens of the newest steps.")
+    ] = False,
+    listen: Annotated[str, typer.Option(help="host:port of --web; it is plain HTTP.")] = "127.0.0.1:8400",
 ) -> None:
     """Watch nodes while they run: step, reward, held-out success, ages, speed, who brings what, refusals, problems.
+
+      swarm watch swarm-train
+      swarm watch --web runs/X/swarm/ada runs/X/swarm/bell
 
     Ctrl-C ends it; the nodes go on. Where the output is no terminal, a line is printed each second.
     """
@@ -64,6 +73,9 @@ def watch(
     paths = dirs or [Path("swarm-node")]
     if once and not any(path.is_dir() for path in paths):
         raise ConfigError(f"{paths[0]}: no such directory; `swarm watch DIR` without --once waits for one")
+    if web:
+        _watch_in_browser(paths, listen)
+        return
     nodes = [WatchedNode(path) for path in paths]
 
     def wait(seconds: float) -> bool:
@@ -75,6 +87,25 @@ def watch(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal gets its cursor back
     with suppress(KeyboardInterrupt):
         watch_nodes(nodes, Console(), wait)
+
+
+def _watch_in_browser(paths: list[Path], listen: str) -> None:
+    from swarm.pages.page_server import PageServer
+    from swarm.report.web_pages import WebPages
+
+    key = secrets.token_urlsafe(18)
+    host, _, port = listen.rpartition(":")
+    server = PageServer(WebPages(paths, key).page_of)
+    try:
+        bound = server.start(host, int(port))
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(f"--listen {listen}: cannot listen there: {error}; name another host:port") from None
+    typer.echo(f"http://{host}:{bound}/{key}/")
+    typer.echo("whoever has this address reads what these nodes made; Ctrl-C ends it, the nodes go on", err=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        threading.Event().wait()
+    server.stop()
 
 
 def trace(

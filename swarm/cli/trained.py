@@ -17,10 +17,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from swarm.cli.printable import printable
 from swarm.cli.reward_weights import RewardWeight, parse_weights
 from swarm.config import NODE_FILE, CoordinatorConfig, EnvironmentConfig, NodeConfig, has_section, load_config
 from swarm.errors import ConfigError
+from swarm.printable import printable
 
 if TYPE_CHECKING:
     from swarm.trained.evaluation import EnvironmentScore, Mean

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from swarm.cli.printable import printable
+from swarm.printable import printable
 from swarm.types import JsonDict
 
 if TYPE_CHECKING:

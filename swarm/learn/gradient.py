@@ -35,6 +35,7 @@ class Measured:
     entropy: Tensor  # [N, L] nats
     bounded: Tensor  # bool [N, L], clipped or capped by the recipe
     factor: Tensor  # [N, L], product of the corrections, 1 where there is none
+    weights: Tensor  # [N, L], the coefficients c_t; 0 where there was no update
     masses: Tensor  # [N, 2], of the coefficients before the clip; 0 where there was no update
     probes: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # name -> [N, L]
     seconds: dict[str, float] = field(default_factory=dict[str, float])  # by phase
@@ -53,6 +54,7 @@ class Measured:
             entropy=zeros.clone(),
             bounded=torch.zeros_like(batch.mask),
             factor=torch.ones_like(zeros),
+            weights=zeros.clone(),
             masses=zeros.new_zeros((zeros.shape[0], 2)),
             probes={name: zeros.clone() for name in probes},
         )
@@ -67,10 +69,11 @@ class Measured:
     def write_coefficients(self, rollouts: Tensor | slice, part: Coefficients) -> None:
         """Writes what the recipe made of rollouts (int64)."""
         self.bounded[rollouts], self.factor[rollouts], self.masses[rollouts] = part.bounded, part.factor, part.masses
+        self.weights[rollouts] = part.logprobs
 
     def exchange(self, ranks: Ranks, parts: Sequence[Sequence[int]]) -> None:
         """Gathers the rollouts of each part from the rank that scored it."""
-        for name in ("logprobs", "entropy", "bounded", "factor", "masses"):
+        for name in ("logprobs", "entropy", "bounded", "factor", "weights", "masses"):
             setattr(self, name, ranks.gather_rows(getattr(self, name), parts))
         self.probes = {name: ranks.gather_rows(values, parts) for name, values in self.probes.items()}
 
@@ -85,6 +88,7 @@ class Measured:
             entropy=self.entropy[members],
             bounded=self.bounded[members],
             factor=self.factor[members],
+            weights=self.weights[members],
             masses=self.masses[members],
             probes={name: values[members] for name, values in self.probes.items()},
         )
@@ -98,7 +102,7 @@ class Measured:
             learned: bool [n, L], the only tokens that are written; None: all.
         """
         self.masses[members] = part.masses
-        for name in ("logprobs", "entropy", "bounded", "factor"):
+        for name in ("logprobs", "entropy", "bounded", "factor", "weights"):
             _write(getattr(self, name), members, getattr(part, name), learned)
         for name, values in part.probes.items():
             _write(self.probes.setdefault(name, torch.zeros_like(self.logprobs)), members, values, learned)

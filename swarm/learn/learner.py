@@ -10,7 +10,7 @@ reproduce the learner bit for bit.
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, cast
@@ -23,6 +23,7 @@ from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError, NonFiniteStep
 from swarm.interfaces import AnswerOf, TaskOf, Tokenizer
 from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
+from swarm.learn.closer_look import closer_look
 from swarm.learn.diagnostics import (
     LikelihoodStats,
     OffPolicyStats,
@@ -50,6 +51,7 @@ from swarm.objectives.fallbacks import MAIN, RecipeSet, RecipeSlice, merged
 from swarm.objectives.mass_clip import MassHistory, clip_figures, scope_of
 from swarm.objectives.part import Requirement, Scope
 from swarm.objectives.recipe import Recipe
+from swarm.telemetry.shown_updates import EVERY_S, ShownUpdate
 from swarm.types import Draw, Evaluation, PolicyVersion, StepReport
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,7 @@ class PolicyLearner:
         clock: Clock | None = None,
         task_of: TaskOf | None = None,
         answer_of: AnswerOf | None = None,
+        show: Callable[[ShownUpdate], None] | None = None,
     ) -> None:
         """A learner at step 0; see `resume`.
 
@@ -82,7 +85,9 @@ class PolicyLearner:
             ranks: the processes that share the step, and their device; None: this process alone, on the CPU.
             task_of: rebuilds the task of a group of another tokenizer, for its prompt.
             answer_of: the right answer to a task, for recipes that ask how likely it is.
+            show: keeps what a step made of some tokens, for people; called once in `shown_updates.EVERY_S`.
         """
+        self._show, self._show_at_s = show, -math.inf
         self._network = network.eval()
         self._ranks = ranks or OneProcess()
         check_head(self._network)
@@ -242,6 +247,10 @@ class PolicyLearner:
         self.next_draw = draw.step + 1
         self.off_policy_stats = off_policy_by_source(batch, measured.logprobs)
         self.likelihood_stats = likelihood_by_source(batch, measured.logprobs)
+        is_made = not all(update.was_skipped for update in updates)
+        if self._show is not None and is_made and self._clock.monotonic_s() >= self._show_at_s:
+            self._show_at_s = self._clock.monotonic_s() + EVERY_S
+            self._show(closer_look(self.version.step, recipes.main.name, draw, batch, measured))
         return step_report(self.version, draw, batch, measured, updates)
 
     def dry_run(self, draw: Draw, recipe: Recipe | None = None) -> None:

@@ -10,7 +10,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from swarm.report.charts import bar_chart, matrix
+from swarm.pages.charts import bar_chart, matrix
+from swarm.pages.swarm_map import MapLink, MapNode, swarm_map
 from swarm.report.result import ContributionRow, NodeResult, SwarmResult
 from swarm.types import NodeId, short
 
@@ -96,6 +97,30 @@ def sources_chart(swarm: SwarmResult) -> Markup:
         for row, node in zip(values, swarm.nodes, strict=True):
             row.append(float(sum(node.sources.values()) - sum(row)))
     return matrix([node.name for node in swarm.nodes], columns, values, what="groups")
+
+
+def sources_map(swarm: SwarmResult) -> Markup:
+    """Learners and producers, an arrow for the groups that one learned from another; "" where nobody did."""
+    names = names_of(swarm)
+    links = [
+        MapLink(
+            source=source,
+            learner=node.node_id,
+            weight=float(count),
+            tip=f"{node.name} learned from {count:,} groups of {names.get(source) or short(source)}",
+        )
+        for node in swarm.nodes
+        for source, count in node.sources.items()
+        if source != node.node_id
+    ]
+    if not links:
+        return Markup("")
+    outsiders = dict.fromkeys(link.source for link in links if link.source not in names)
+    nodes = [MapNode(key=key, name=name, is_live=True, tip=name) for key, name in names.items()]
+    nodes += [
+        MapNode(key=key, name=short(key), is_live=False, tip=f"{short(key)}, not shown here") for key in outsiders
+    ]
+    return swarm_map(nodes, links)
 
 
 def refusal_views(swarm: SwarmResult) -> list[RefusalView]:

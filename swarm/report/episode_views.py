@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from swarm.environments.tool_calls import parse_action
 from swarm.episode import Message, TurnStatus
+from swarm.printable import printable
 from swarm.report.figures import Change, change
 from swarm.report.result import NodeResult, RunResult
 from swarm.telemetry.shown_episodes import ShownEpisode
@@ -102,11 +103,6 @@ def example_of(views: Sequence[EnvironmentView]) -> tuple[str, NodeView, Problem
     shown = [(view.env, node, node.problems[0]) for view in views for node in view.nodes if node.problems]
     several = [each for each in shown if any(len(one.turns) > 1 for one in each[2].tries)]
     return next((each for each in several if not each[1].is_own), next(iter(several), None))
-
-
-def printable(text: str) -> str:
-    """The text with a replacement for every character that is neither printed nor a line break."""
-    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _node_view(node: NodeResult, env: str, rival: NodeResult | None) -> NodeView:

@@ -4,18 +4,20 @@ Invariant: the three show the same result; every text in the page is escaped, an
 """
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from swarm.events import finite
-from swarm.report import charts as svg
-from swarm.report.contributions import contribution_views, names_of, refusal_views, sources_chart
-from swarm.report.episode_views import environment_views, printable
+from swarm.pages import charts as svg
+from swarm.pages.browser import templates
+from swarm.report.contributions import contribution_views, names_of, refusal_views, sources_chart, sources_map
+from swarm.report.episode_views import environment_views
 from swarm.report.figures import (
     SPLITS,
     accuracy_curve,
@@ -107,53 +109,66 @@ def as_json(result: RunResult) -> JsonDict:
     return {"derived": derived, "result": asdict(result)}
 
 
-def render_html(result: RunResult) -> str:
-    """The report as one HTML page."""
-    environment = Environment(
-        loader=PackageLoader("swarm.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
-    )
+def report_templates() -> Environment:
+    """Templates of this package, with their filters."""
+    environment = templates("swarm.report")
     environment.filters.update(
-        figure=figure, arrow=arrow, short=short, size=_size, thousands=lambda n: f"{n:,}", cut=_cut
+        figure=figure, arrow=arrow, short=short, size=_size, thousands=lambda n: f"{n:,}", cut=_cut, at=_at
     )
+    return environment
+
+
+def render_html(result: RunResult, root: str = "", pages: Sequence[tuple[str, str]] = ()) -> str:
+    """The report as one HTML page.
+
+    Args:
+        result: what it shows.
+        root: path of style sheet and script where it is served; "" for a file that stands alone.
+        pages: (words, link) of further pages.
+    """
     swarm = result.swarm
-    return environment.get_template("report.html").render(
-        result=result,
-        max_samples=MAX_SAMPLES,
-        swarm=swarm,
-        cards=_cards(result),
-        rows=node_rows(swarm),
-        rival_rows=node_rows(result.rival) if result.rival else [],
-        follow_rows=follow_rows(swarm),
-        by_turns=turns_rows(swarm),
-        rival_words=RIVALS[result.rival_kind],
-        accuracy=[
-            (title, split.replace("_", " "), accuracy_chart(result, split, own))
-            for own, title in ((False, "Tasks not in its curriculum"), (True, "Tasks in its curriculum"))
-            for split in ("all", "held_out")
-            if own or any(environments_of(swarm, node, own) for node in swarm.nodes)
-        ],
-        by_environment=[(env, _environment_chart(result, env)) for env in swarm.environments],
-        reward=_reward_chart(swarm),
-        step_charts=_step_charts(swarm),
-        made_reward=_made_chart(swarm, lambda row: row.reward),
-        made_tokens=_made_chart(swarm, lambda row: row.num_tokens / 60),
-        sources=sources_chart(swarm),
-        contributions=[(node, contribution_views(node, names_of(swarm))) for node in swarm.nodes if node.contributions],
-        refusal_views=refusal_views(swarm),
-        ages=_ages_chart(swarm),
-        age_parts=_age_parts_chart(swarm),
-        refusals=_refusals(swarm),
-        time=_time_chart(swarm),
-        gaps={node.name: largest_gap_s(node) for node in swarm.nodes},
-        problems=_problems(swarm),
-        episodes=environment_views(result),
-        legend=[(index, node) for index, node in enumerate(swarm.nodes)],
-        time_names=[_PHASE_TITLES[name] for name in _time_names(swarm)],
+    return (
+        report_templates()
+        .get_template("report.html")
+        .render(
+            root=root,
+            pages=pages,
+            map=sources_map(swarm),
+            result=result,
+            max_samples=MAX_SAMPLES,
+            swarm=swarm,
+            cards=_cards(result),
+            rows=node_rows(swarm),
+            rival_rows=node_rows(result.rival) if result.rival else [],
+            follow_rows=follow_rows(swarm),
+            by_turns=turns_rows(swarm),
+            rival_words=RIVALS[result.rival_kind],
+            accuracy=[
+                (title, split.replace("_", " "), accuracy_chart(result, split, own))
+                for own, title in ((False, "Tasks not in its curriculum"), (True, "Tasks in its curriculum"))
+                for split in ("all", "held_out")
+                if own or any(environments_of(swarm, node, own) for node in swarm.nodes)
+            ],
+            by_environment=[(env, _environment_chart(result, env)) for env in swarm.environments],
+            reward=_reward_chart(swarm),
+            step_charts=_step_charts(swarm),
+            made_reward=_made_chart(swarm, lambda row: row.reward),
+            made_tokens=_made_chart(swarm, lambda row: row.num_tokens / 60),
+            sources=sources_chart(swarm),
+            contributions=[
+                (node, contribution_views(node, names_of(swarm))) for node in swarm.nodes if node.contributions
+            ],
+            refusal_views=refusal_views(swarm),
+            ages=_ages_chart(swarm),
+            age_parts=_age_parts_chart(swarm),
+            refusals=_refusals(swarm),
+            time=_time_chart(swarm),
+            gaps={node.name: largest_gap_s(node) for node in swarm.nodes},
+            problems=_problems(swarm),
+            episodes=environment_views(result),
+            legend=[(index, node) for index, node in enumerate(swarm.nodes)],
+            time_names=[_PHASE_TITLES[name] for name in _time_names(swarm)],
+        )
     )
 
 
@@ -284,9 +299,9 @@ def _time_chart(swarm: SwarmResult) -> Markup:
 # --- words and numbers -----------------------------------------------------------------------------
 
 
-def _shown(value: Any) -> Any:
-    """What the page shows of a value; markup is of our own charts."""
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+def _at(at_s: float) -> str:
+    """A time of day, UTC."""
+    return time.strftime("%H:%M:%S", time.gmtime(at_s)) + f".{int(at_s % 1 * 10)}" if at_s else "-"
 
 
 def _cut(text: str) -> str:

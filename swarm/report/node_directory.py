@@ -15,9 +15,9 @@ from swarm.config import NODE_FILE, NodeConfig, load_config
 from swarm.errors import ConfigError, SwarmError
 from swarm.events import EarlierRefusals
 from swarm.identity import Identity
+from swarm.printable import printable
 from swarm.process import is_running
-from swarm.report.episode_views import printable
-from swarm.report.invariants import PROGRESS, Invariants, InvariantVerdict
+from swarm.report.invariants import PROGRESS, Invariants
 from swarm.report.result import NodeResult, RunResult, SwarmResult
 from swarm.report.tally import NodeTally
 from swarm.telemetry import EventTail
@@ -93,68 +93,77 @@ def open_directories(paths: Sequence[Path]) -> list[NodeDirectory]:
     return [replace(each, name=f"{each.name} ({each.path})") if names.count(each.name) > 1 else each for each in found]
 
 
-def read_report(paths: Sequence[Path], num_samples: int) -> RunResult:
-    """The report of one node, or of several side by side (blocking; 6 s for 100,000 events).
+class NodeReports:
+    """The report of one node, or of several side by side, again and again: each time only new events are read.
 
-    Args:
-        paths: directories of nodes.
-        num_samples: newest groups of each node to show; 0: none.
-
-    Raises:
-        ConfigError: one is no node's directory.
+    Example:
+        result = NodeReports([Path("swarm-train")]).read(num_samples=6)
     """
-    directories = open_directories(paths)
-    nodes, verdicts = _tally(directories)
-    steps_at_s = [row.at_s for node in nodes for row in node.steps[:1]]
-    configs = [each.config for each in directories if each.config is not None]
-    return RunResult(
-        title=_title(directories),
-        swarm=SwarmResult(
-            nodes=tuple(
-                _with_directory(node, each, num_samples) for node, each in zip(nodes, directories, strict=True)
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Raises ConfigError: one is no node's directory."""
+        self._paths = paths
+        self.directories = open_directories(paths)
+        self._tails = [EventTail(path / EVENTS) for path in paths]
+        self._tallies = [NodeTally() for _ in paths]
+        # of a node that runs, another one may have learned from a group that was made after its log was read
+        known = [each for each in self.directories if each.is_whole and (len(paths) == 1 or not each.is_running)]
+        self._invariants = Invariants(known=frozenset(each.node_id for each in known))
+        if len(paths) > 1:  # before all others the groups made here, so that it is known whose groups exist
+            for each in self.directories:
+                for event in each.events.stream(lambda line: line.startswith(b'{"kind":"put"')):
+                    self._invariants.check(each.node_id, event)
+
+    def read(self, num_samples: int = 0) -> RunResult:
+        """The report as the directories have it now (blocking; at first 6 s for 100,000 events).
+
+        Args:
+            num_samples: newest groups of each node to show; 0: none.
+
+        Raises:
+            ConfigError: a directory is gone.
+        """
+        self.directories = open_directories(self._paths)
+        nodes = [
+            self._node(each, tail, tally)
+            for each, tail, tally in zip(self.directories, self._tails, self._tallies, strict=True)
+        ]
+        self._invariants.finish({})
+        steps_at_s = [row.at_s for node in nodes for row in node.steps[:1]]
+        configs = [each.config for each in self.directories if each.config is not None]
+        return RunResult(
+            title=_title(self.directories),
+            swarm=SwarmResult(
+                nodes=tuple(
+                    _with_directory(node, each, num_samples) for node, each in zip(nodes, self.directories, strict=True)
+                ),
+                began_at_s=min((node.began_at_s for node in nodes if node.began_at_s), default=0.0),
+                first_step_at_s=min(steps_at_s, default=0.0),
+                ended_at_s=max((node.ended_at_s for node in nodes), default=0.0),
             ),
-            began_at_s=min((node.began_at_s for node in nodes if node.began_at_s), default=0.0),
-            first_step_at_s=min(steps_at_s, default=0.0),
-            ended_at_s=max((node.ended_at_s for node in nodes), default=0.0),
-        ),
-        invariants=verdicts,
-        options=_options(directories),
-        num_tries=configs[0].evaluation.num_tries if configs else 0,
-    )
-
-
-def _tally(directories: Sequence[NodeDirectory]) -> tuple[list[NodeResult], tuple[InvariantVerdict, ...]]:
-    """Every event once, and those of groups made here once before, so that it is known whose groups exist."""
-    # of a node that runs, another one may have learned from a group that was made after its log was read
-    known = frozenset(each.node_id for each in directories if each.is_whole and not each.is_running)
-    alone = frozenset(each.node_id for each in directories if each.is_whole) if len(directories) == 1 else known
-    invariants = Invariants(known=alone)
-    if len(directories) > 1:
-        for each in directories:
-            for event in each.events.stream(lambda line: line.startswith(b'{"kind":"put"')):
-                invariants.check(each.node_id, event)
-    nodes: list[NodeResult] = []
-    for each in directories:
-        tally = NodeTally()
-        for event in each.events.stream():
-            tally.add(event)
-            invariants.check(each.node_id or tally.node_id, event)
-        config = each.config
-        nodes.append(
-            tally.result(
-                each.name,
-                each.node_id,
-                tuple(config.generator.env_weights) if config else (),
-                each.status,
-                trains=config is None or Role.TRAINER in config.roles,
-                episodes=read_episodes(each.path),
-            )
+            # a node may have just begun: no progress is not yet a fault
+            invariants=tuple(each for each in self._invariants.verdicts() if each.name != PROGRESS),
+            options=_options(self.directories),
+            num_tries=configs[0].evaluation.num_tries if configs else 0,
         )
+
+    def _node(self, directory: NodeDirectory, tail: EventTail, tally: NodeTally) -> NodeResult:
+        for event in tail.stream():
+            tally.add(event)
+            self._invariants.check(directory.node_id or tally.node_id, event)
+        config = directory.config
         if config is not None:
             for what, limit in (("groups", config.replay.max_groups), ("bytes", config.replay.max_bytes)):
-                invariants.bound(each.node_id, f"replay {what}", each.status.get(f"replay_{what}", 0), limit)
-    invariants.finish({})
-    return nodes, tuple(each for each in invariants.verdicts() if each.name != PROGRESS)  # a node may have just begun
+                fill = directory.status.get(f"replay_{what}", 0)
+                self._invariants.bound(directory.node_id, f"replay {what}", fill, limit)
+        return tally.result(
+            directory.name,
+            directory.node_id,
+            tuple(config.generator.env_weights) if config else (),
+            directory.status,
+            trains=config is None or Role.TRAINER in config.roles,
+            episodes=read_episodes(directory.path),
+        )
 
 
 def _with_directory(node: NodeResult, directory: NodeDirectory, num_samples: int) -> NodeResult:

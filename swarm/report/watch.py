@@ -18,8 +18,8 @@ from rich.text import Text
 
 from node.status import problems, read_status
 from swarm.errors import ConfigError, SwarmError
+from swarm.printable import printable
 from swarm.process import is_running
-from swarm.report.episode_views import printable
 from swarm.report.live import NodeProgress, figure
 from swarm.report.node_directory import EVENTS, MAX_IDLE_S
 from swarm.telemetry import EventTail

@@ -11,7 +11,7 @@ from typing import Literal
 
 from swarm.errors import ConfigError
 from swarm.exchange.stored_rows import SCORED_COLUMNS, scored_of
-from swarm.types import ScoredGroup
+from swarm.types import Digest, ScoredGroup
 
 Origin = Literal["own", "others", "all"]
 _CONDITIONS = {"own": "g.is_made_here = 1", "others": "g.is_made_here = 0", "all": "1"}
@@ -43,6 +43,14 @@ def newest_groups(path: Path, limit: int, origin: Origin, envs: Collection[str])
             if len(found) >= limit:
                 break
     return found
+
+
+def group_of(path: Path, digest: Digest) -> ScoredGroup | None:
+    """The group of a digest; None where there is none. Raises ConfigError as `newest_groups`."""
+    query = f"SELECT {SCORED_COLUMNS} FROM groups g JOIN bodies b USING (sequence) WHERE g.digest = ?"
+    with reading(path) as connection:
+        row = connection.execute(query, (digest,)).fetchone()
+        return None if row is None else scored_of(row)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from swarm.episode import Message
 from swarm.errors import ConfigError
 from swarm.interfaces import Environment, Tokenizer
 from swarm.model.tokenizer import load_tokenizer
-from swarm.trained.newest_groups import Origin, newest_groups
+from swarm.trained.newest_groups import Origin, group_of, newest_groups
 from swarm.types import NodeId, Rollout, ScoredGroup
 
 STORE: Final = "groups.sqlite"
@@ -60,27 +60,51 @@ class SampledGroup:
     samples: tuple[Sample, ...]
 
 
-def read_samples(directory: Path, limit: int, origin: Origin = "all", env: str = "") -> list[SampledGroup]:
-    """The newest groups of a node, newest first (blocking); of the environments that node.toml has, as only these
-    can say what was asked.
+class SampleReader:
+    """Reads groups of a node's store, of the environments that its node.toml has: only these can say what was asked.
 
-    Raises:
-        ConfigError: no node's directory, no group yet, an environment that is not there, or problems that are gone.
+    Example:
+        for group in SampleReader(directory).newest(4): ...
     """
-    path = directory / NODE_FILE
-    if not path.is_file():
-        raise ConfigError(f"{directory}: no {NODE_FILE}, so no node's directory; name the folder that has it")
-    config = load_config(NodeConfig, path)
-    known = [each.name for each in config.environments]
-    if env and env not in known:
-        raise ConfigError(f"--env {env}: unknown environment; known: {', '.join(known)}")
-    groups = newest_groups(directory / STORE, limit, origin, [env] if env else known)
-    environments = build_environments([each for each in config.environments if env in ("", each.name)])
-    tokenizer = load_tokenizer(config.model)
-    try:
-        return [_read(group, environments[group.group.env], tokenizer) for group in groups]
-    except LookupError as error:
-        raise ConfigError(f"{error}; put the problems back from which the groups in {directory} were made") from None
+
+    def __init__(self, directory: Path) -> None:
+        """Loads tokenizer and environments (blocking). Raises ConfigError where it is no node's directory."""
+        path = directory / NODE_FILE
+        if not path.is_file():
+            raise ConfigError(f"{directory}: no {NODE_FILE}, so no node's directory; name the folder that has it")
+        config = load_config(NodeConfig, path)
+        self._directory = directory
+        self._environments = build_environments(config.environments)
+        self.tokenizer = load_tokenizer(config.model)
+
+    def newest(self, limit: int, origin: Origin = "all", env: str = "") -> list[SampledGroup]:
+        """The newest groups, newest first (blocking).
+
+        Raises:
+            ConfigError: no group yet, an environment that is not there, or problems that are gone.
+        """
+        if env and env not in self._environments:
+            raise ConfigError(f"--env {env}: unknown environment; known: {', '.join(self._environments)}")
+        envs = [env] if env else list(self._environments)
+        return [self._read(each) for each in newest_groups(self._directory / STORE, limit, origin, envs)]
+
+    def group(self, digest: str) -> SampledGroup | None:
+        """One group by its digest, in hexadecimal; None where the store has it no more. Raises ConfigError."""
+        scored = group_of(self._directory / STORE, bytes.fromhex(digest))
+        return None if scored is None or scored.group.env not in self._environments else self._read(scored)
+
+    def _read(self, scored: ScoredGroup) -> SampledGroup:
+        try:
+            return _read(scored, self._environments[scored.group.env], self.tokenizer)
+        except LookupError as error:
+            raise ConfigError(
+                f"{error}; put the problems back from which the groups in {self._directory} were made"
+            ) from None
+
+
+def read_samples(directory: Path, limit: int, origin: Origin = "all", env: str = "") -> list[SampledGroup]:
+    """`SampleReader.newest`, once (blocking). Raises ConfigError."""
+    return SampleReader(directory).newest(limit, origin, env)
 
 
 def _read(scored: ScoredGroup, environment: Environment, tokenizer: Tokenizer) -> SampledGroup:

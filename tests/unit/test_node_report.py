@@ -31,7 +31,7 @@ from swarm.events import (
     StepMade,
     to_json,
 )
-from swarm.report.charts import MAX_POINTS, Series, line_chart
+from swarm.pages.charts import MAX_POINTS, Series, line_chart
 from swarm.report.contributions import (
     MAX_OUTSIDERS,
     MAX_ROWS,
@@ -42,7 +42,7 @@ from swarm.report.contributions import (
 )
 from swarm.report.html import render_html
 from swarm.report.invariants import ADMITTED, EXISTED, NO_FAILURE
-from swarm.report.node_directory import EVENTS, read_report
+from swarm.report.node_directory import EVENTS, NodeReports
 from swarm.report.result import NodeResult, RunResult, SwarmResult
 from swarm.report.tally import NodeTally, node_result
 from swarm.telemetry import EventLog, EventTail
@@ -207,7 +207,7 @@ def test_a_line_of_many_steps_keeps_its_mean_and_its_extremes() -> None:
 def test_the_page_of_a_node_has_every_curve_and_no_foreign_markup(tmp_path: Path) -> None:
     name = '<script>alert(1)</script>\x1b[2J\u202e"onload="x'
     ada = node_directory(tmp_path / "ada", COURSE, name)
-    result = read_report([ada], 0)
+    result = NodeReports([ada]).read(0)
     assert result.holds, [verdict for verdict in result.invariants if not verdict.holds]
     hostile = Sample(
         actions=("<script>alert(2)</script>\x1b[31m\u202egnp.exe\u200f\x00",),
@@ -244,30 +244,30 @@ def test_the_page_of_a_node_has_every_curve_and_no_foreign_markup(tmp_path: Path
 def test_several_nodes_are_side_by_side_and_their_names_differ(tmp_path: Path) -> None:
     ada = node_directory(tmp_path / "one", COURSE, "ada")
     bell = node_directory(tmp_path / "two", [GroupPut(**stored("ba", BELL), num_tokens=4)], "ada", BELL)
-    result = read_report([ada, bell], 0)
+    result = NodeReports([ada, bell]).read(0)
     assert [node.name for node in result.swarm.nodes] == [f"ada ({ada})", f"ada ({bell})"]
     assert result.holds and result.title.startswith("letters: ada")
     with pytest.raises(ConfigError, match="named twice"):
-        read_report([ada, ada], 0)
+        NodeReports([ada, ada]).read(0)
 
 
 def test_what_the_other_node_never_made_is_found_where_its_directory_is_there(tmp_path: Path) -> None:
     ada = node_directory(tmp_path / "one", COURSE)
     bell = node_directory(tmp_path / "two", [GroupPut(**stored("zz", BELL), num_tokens=4)], "bell", BELL)
-    assert read_report([ada], 0).holds, "alone it cannot know"
-    (violated,) = [verdict for verdict in read_report([ada, bell], 0).invariants if not verdict.holds]
+    assert NodeReports([ada]).read(0).holds, "alone it cannot know"
+    (violated,) = [verdict for verdict in NodeReports([ada, bell]).read(0).invariants if not verdict.holds]
     assert violated.name == ADMITTED and "its producer never made it" in violated.detail
 
 
 def test_a_log_whose_beginning_is_gone_proves_nothing_that_stood_there(tmp_path: Path) -> None:
     rest: list[Event] = [EarlierRefusals(refused={}), drawn(9, use("aa"), use("ba", BELL)), step_made(9)]
     lost = node_directory(tmp_path / "lost", rest)
-    verdicts = {verdict.name: verdict.holds for verdict in read_report([lost], 0).invariants}
+    verdicts = {verdict.name: verdict.holds for verdict in NodeReports([lost]).read(0).invariants}
     assert verdicts[ADMITTED] and verdicts[EXISTED]
     whole = node_directory(tmp_path / "whole", [*rest[1:], LoopFailed(loop="learn", error="KeyError: 1")])
-    verdicts = {verdict.name: verdict.holds for verdict in read_report([whole], 0).invariants}
+    verdicts = {verdict.name: verdict.holds for verdict in NodeReports([whole]).read(0).invariants}
     assert not verdicts[ADMITTED] and not verdicts[NO_FAILURE]
-    assert "beginning of its event log is gone" in render_html(read_report([lost], 0))
+    assert "beginning of its event log is gone" in render_html(NodeReports([lost]).read(0))
 
 
 def test_a_damaged_log_and_a_directory_with_nothing_else_are_read(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_damaged_log_and_a_directory_with_nothing_else_are_read(tmp_path: Path
     lines = [json.dumps(to_json(event)).encode() for event in COURSE]
     damaged = b'\n{"kind":"pu\n\xff\xfe\n[1]\n{"kind":"step","step":"<b>"}\n'
     (bare / EVENTS).write_bytes(b"\n".join(lines) + damaged + b'{"kind":"half')
-    result = read_report([bare], 3)
+    result = NodeReports([bare]).read(3)
     assert len(result.swarm.nodes[0].steps) == 1 and result.swarm.nodes[0].num_generated == 3
     assert "bare" in render_html(result)
 

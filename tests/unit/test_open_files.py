@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from swarm.open_files import allow_descriptors, places_for_pages
-from swarm.telemetry.page_server import MAX_CONNECTIONS
+from swarm.pages.page_server import MAX_CONNECTIONS
 from swarm.wire.server import ServerLimits
 
 ENDLESS = resource.RLIM_INFINITY

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from swarm.telemetry.page_server import Page, PageServer
+from swarm.pages.page_server import Page, PageServer
 
 
 def get(port: int, path: str) -> bytes:

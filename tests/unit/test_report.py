@@ -28,7 +28,7 @@ from swarm.events import (
     StepMade,
     VersionApplied,
 )
-from swarm.report.charts import Series, line_chart, matrix, ticks
+from swarm.pages.charts import Series, line_chart, matrix, ticks
 from swarm.report.episode_views import environment_views
 from swarm.report.figures import (
     accuracy_curve,
@@ -498,7 +498,7 @@ def test_calls_and_roles_and_new_conversations_are_told_apart():
 
 
 def test_a_model_cannot_put_markup_into_the_page_or_move_the_cursor_of_a_terminal():
-    given = episodes_result(said="<script>alert(1)</script>\x1b[2J\x07[red]")
+    given = episodes_result(said="[red]<script>alert(1)</script>\x1b[2J\x07")
     page = render_html(given)
     assert "<script>alert" not in page and "\x1b" not in page
     console = Console(width=80, color_system=None)

@@ -23,7 +23,6 @@ from transformers import (
 from typer.testing import CliRunner
 
 from swarm.cli.main import app
-from swarm.cli.printable import printable
 from swarm.config import ModelConfig, NodeConfig
 from swarm.environments.load import build_environments
 from swarm.errors import ConfigError
@@ -35,6 +34,7 @@ from swarm.model.lora import add_adapters
 from swarm.model.network import load_model, tiny_network
 from swarm.model.source import model_folder
 from swarm.model.tokenizer import CharTokenizer
+from swarm.printable import printable
 from swarm.telemetry import EventLog
 from swarm.testing.trained_node import OTHER, TASKS, make_trained_node
 from swarm.trained.chat import Conversation

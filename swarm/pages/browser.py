@@ -1,0 +1,58 @@
+"""Pages for browsers: one frame, style sheet and script, for a file that stands alone and for pages that are served.
+
+Invariant: every text is escaped; a served page runs no script and loads nothing but its own server's two files.
+"""
+
+from importlib.resources import files
+from typing import Any, Final
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from swarm.pages.page_server import Page
+from swarm.printable import printable
+
+EVERY_MS: Final = 2000  # a served page asks for what changed
+SECURITY: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_KINDS: Final = {"style.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8"}
+
+
+def templates(package: str) -> Environment:
+    """Templates of a package, which extend `page.html`. They are given `root`: the path under which style sheet and
+    script are served, with its slash; "" for a page that is a file and has both inside."""
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader("swarm.pages")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    ours: dict[str, Any] = environment.globals  # jinja2 names only its own in the type
+    ours |= {"style": Markup(_read("style.css")), "script": Markup(_read("page.js")), "every_ms": EVERY_MS}
+    return environment
+
+
+def html_page(html: str, status: int = 200) -> Page:
+    """A page to be served."""
+    return Page(body=html.encode(), kind="text/html; charset=utf-8", status=status, headers=SECURITY)
+
+
+def asset(name: str) -> Page | None:
+    """The style sheet or the script; None for another name."""
+    kind = _KINDS.get(name)
+    return None if kind is None else Page(body=_read(name).encode(), kind=kind, headers=SECURITY)
+
+
+def _shown(value: Any) -> Any:
+    """What a page shows of a value; markup is of our own charts."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _read(name: str) -> str:
+    return (files("swarm.pages") / "static" / name).read_text(encoding="utf-8")

@@ -1,0 +1,160 @@
+"""Pages about nodes in a browser, while they run and afterwards: the report live, samples, causes, single tokens.
+
+    /KEY/                        the report of all of them
+    /KEY/node/0/                 one node: why it does not learn better, its newest groups, its newest steps
+    /KEY/node/0/group/DIGEST/    one group: through every node that saw it, and token by token
+
+Invariant: only reads, and only from the directories that were named; without the key there is nothing to see.
+"""
+
+import hmac
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from swarm.causes import diagnose, is_healthy, read_snapshot
+from swarm.errors import SwarmError
+from swarm.pages.browser import asset, html_page
+from swarm.pages.page_server import Page
+from swarm.report.group_trace import trace_group
+from swarm.report.html import render_html, report_templates
+from swarm.report.node_directory import MAX_IDLE_S, NodeReports
+from swarm.report.token_view import groups_of, tokens_as_sampled, tokens_in_update
+from swarm.telemetry.shown_updates import ShownUpdate, kept_updates, read_update
+from swarm.trained.samples import SampledGroup, SampleReader
+
+NUM_GROUPS: Final = 12  # of a node's page
+NUM_ANSWERS: Final = 4  # of a group on it
+NUM_STEPS: Final = 12
+LEAST_S: Final = 1.0  # between two readings of the same thing, and ten times as long as the reading took
+_NODE = re.compile(r"node/(\d{1,4})/(?:group/([0-9a-f]{64})/)?")
+_Made = TypeVar("_Made")
+
+
+class WebPages:
+    """What is shown of some nodes.
+
+    Example:
+        pages = WebPages([Path("swarm-train")], key)
+        server = PageServer(pages.page_of)
+    """
+
+    def __init__(self, paths: Sequence[Path], key: str, clock_s: Callable[[], float] = time.monotonic) -> None:
+        """`key`: the first part of every path."""
+        assert key, "nobody reads what a model wrote without a key"
+        self._paths = paths
+        self._root = f"/{key}/"
+        self._clock_s = clock_s
+        self._templates = report_templates()
+        self._reports: NodeReports | None = None
+        self._made: dict[object, tuple[float, Any]] = {}  # what -> until when it is shown again, and itself
+        self._updates: dict[tuple[int, int], ShownUpdate | None] = {}  # (node, step)
+
+    def page_of(self, path: str) -> Page | None:
+        """The page of a path (blocking); None where there is none."""
+        if not hmac.compare_digest(path[: len(self._root)].encode(), self._root.encode()):
+            return Page(body=b"this address lacks the key: open the one that `swarm watch --web` printed\n", status=404)
+        rest = path[len(self._root) :]
+        if (found := asset(rest)) is not None:
+            return found
+        try:
+            if not rest:
+                return html_page(self._overview())
+            named = _NODE.fullmatch(rest)
+            if named is None or int(named[1]) >= len(self._paths):
+                return None
+            return html_page(self._group(int(named[1]), named[2]) if named[2] else self._node(int(named[1])))
+        except SwarmError as error:  # no node yet, a group that is gone, problems that are gone
+            return html_page(self._render("said.html", title="not there", said=str(error)))
+
+    def _overview(self) -> str:
+        reports = self._read_reports()
+        result = self._again("report", reports.read)
+        pages = [
+            (f"{each.name}: samples, steps, causes", f"{self._root}node/{number}/")
+            for number, each in enumerate(reports.directories)
+        ]
+        return render_html(result, self._root, pages)
+
+    def _node(self, number: int) -> str:
+        path, name = self._paths[number], self._read_reports().directories[number].name
+        found = self._again(
+            ("causes", number), lambda: diagnose(read_snapshot(path, time.time(), MAX_IDLE_S)), least_s=10.0
+        )
+        groups, remark = list[SampledGroup](), ""
+        try:
+            groups = self._again(("samples", number), lambda: self._samples(number).newest(NUM_GROUPS))
+        except SwarmError as error:
+            remark = str(error)
+        updates = [update for step in kept_updates(path)[:NUM_STEPS] if (update := self._update(number, step))]
+        return self._render(
+            "node.html",
+            title=name,
+            here=f"{self._root}node/{number}/",
+            findings=found,
+            is_healthy=is_healthy(found),
+            groups=groups,
+            remark=remark,
+            num_answers=NUM_ANSWERS,
+            updates=[(update, groups_of(update)) for update in updates],
+        )
+
+    def _group(self, number: int, digest: str) -> str:
+        path, directories = self._paths[number], self._read_reports().directories
+        trace = self._again(("trace", number, digest), lambda: trace_group(directories, digest), least_s=5.0)
+        reader, sampled, remark = self._samples(number), None, ""
+        try:
+            sampled = reader.group(digest)
+        except SwarmError as error:
+            remark = str(error)
+        updates = [
+            (update, tokens_in_update(update, digest, reader.tokenizer))
+            for step in kept_updates(path)
+            if (update := self._update(number, step)) and any(each.digest == digest for each in update.rollouts)
+        ]
+        return self._render(
+            "group.html",
+            title=digest[:16],
+            node=(directories[number].name, f"{self._root}node/{number}/"),
+            trace=trace,
+            sampled=sampled,
+            remark=remark,
+            views=tokens_as_sampled(sampled) if sampled is not None else (),
+            updates=updates,
+        )
+
+    # --- what is read ---------------------------------------------------------------------------------
+
+    def _read_reports(self) -> NodeReports:
+        if self._reports is None:
+            self._reports = NodeReports(self._paths)
+        return self._reports
+
+    def _samples(self, number: int) -> SampleReader:
+        return self._again(("reader", number), lambda: SampleReader(self._paths[number]), least_s=60.0)
+
+    def _update(self, number: int, step: int) -> ShownUpdate | None:
+        """A step that is made again after a restart is the same one."""
+        if (number, step) not in self._updates:
+            while len(self._updates) >= 1000:
+                del self._updates[next(iter(self._updates))]
+            self._updates[number, step] = read_update(self._paths[number], step)
+        return self._updates[number, step]
+
+    def _again(self, what: object, make: Callable[[], _Made], least_s: float = LEAST_S) -> _Made:
+        """What was made a moment ago, or what is made now."""
+        began_s = self._clock_s()
+        until_s, made = self._made.get(what, (0.0, None))
+        if began_s < until_s:
+            return made
+        while len(self._made) >= 256:
+            del self._made[next(iter(self._made))]
+        made = make()
+        ended_s = self._clock_s()
+        self._made[what] = (ended_s + max(least_s, 10 * (ended_s - began_s)), made)
+        return made
+
+    def _render(self, template: str, **values: object) -> str:
+        return self._templates.get_template(template).render(root=self._root, **values)

@@ -1,0 +1,108 @@
+"""What an optimizer step made of single tokens, for people to read: some rollouts of the newest steps, on the disk.
+
+Invariant: figures are those of the step itself, and a step shows the groups that weighed most in it; at most
+`MAX_TOKENS` tokens of a step, one step in `EVERY_S`, the newest `MAX_KEPT` steps.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+logger = logging.getLogger(__name__)
+
+MAX_TOKENS: Final = 2048
+MAX_KEPT: Final = 64
+EVERY_S: Final = 10.0
+_FOLDER: Final = "updates"
+_NAME = re.compile(r"\d{1,12}\.json")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShownRollout:
+    """One rollout as a step saw it; one entry for each of its tokens, observations included."""
+
+    digest: str  # of its group, hexadecimal
+    place: int  # in the group
+    reward: float
+    age_steps: int
+    token_ids: Sequence[int]
+    trained: Sequence[bool]
+    generator: Sequence[float | None]  # log-prob when it was chosen, nats; None: not known, or nobody chose it
+    learner: Sequence[float]  # log-prob under the policy at its update, nats
+    advantages: Sequence[float]
+    weights: Sequence[float]  # -c_t: how hard the step pushed log pi_t up, in units of the loss
+    bounded: Sequence[bool]  # clipped or capped by the recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShownUpdate:
+    """Some rollouts of one step."""
+
+    step: int  # of the version that it made
+    recipe: str
+    rollouts: Sequence[ShownRollout]
+
+
+def write_update(directory: Path, update: ShownUpdate) -> None:
+    """Keeps it, and deletes the oldest beyond `MAX_KEPT`. A disk that refuses is only logged: nothing depends on it."""
+    folder = directory / _FOLDER
+    try:
+        folder.mkdir(exist_ok=True)
+        draft = folder / "draft"
+        draft.write_text(json.dumps(_rounded(asdict(update)), separators=(",", ":")), encoding="utf-8")
+        draft.replace(folder / f"{update.step}.json")
+        for step in kept_updates(directory)[MAX_KEPT:]:
+            (folder / f"{step}.json").unlink()
+    except OSError as error:
+        logger.warning(
+            "what a step made of its tokens was not written", extra={"dir": str(folder), "error": str(error)}
+        )
+
+
+def kept_updates(directory: Path) -> list[int]:
+    """Steps that are kept, the newest first."""
+    try:
+        names = [path.name for path in (directory / _FOLDER).iterdir() if _NAME.fullmatch(path.name)]
+    except OSError:
+        return []
+    return sorted((int(name.removesuffix(".json")) for name in names), reverse=True)
+
+
+def read_update(directory: Path, step: int) -> ShownUpdate | None:
+    """What is kept of a step; None where there is nothing that can be read."""
+    try:
+        data = json.loads((directory / _FOLDER / f"{step}.json").read_text("utf-8"))
+        rollouts = tuple(ShownRollout(**each) for each in data["rollouts"])
+        update = ShownUpdate(step=int(data["step"]), recipe=str(data["recipe"]), rollouts=rollouts)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return update if all(_is_even(each) for each in rollouts) else None
+
+
+def _is_even(rollout: ShownRollout) -> bool:
+    columns = (
+        rollout.trained,
+        rollout.generator,
+        rollout.learner,
+        rollout.advantages,
+        rollout.weights,
+        rollout.bounded,
+    )
+    return all(len(column) == len(rollout.token_ids) for column in columns)
+
+
+def _rounded(value: Any) -> Any:
+    """Four digits that matter, which is more than anybody reads."""
+    match value:
+        case float():
+            return float(f"{value:.4g}")
+        case dict():
+            return {key: _rounded(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_rounded(each) for each in value]
+        case _:
+            return value
