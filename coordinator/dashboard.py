@@ -8,21 +8,23 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 
-import jinja2
+from markupsafe import Markup
 from prometheus_client import generate_latest
 
 from coordinator.core import CoordinatorCore
+from coordinator.history import History, Moment
 from swarm.config import EnvironmentConfig
 from swarm.errors import ConfigError
+from swarm.pages.browser import SECURITY, asset, html_page, templates
+from swarm.pages.charts import Series, line_chart
 from swarm.pages.page_server import Page, PageServer
+from swarm.pages.swarm_map import MapLink, MapNode, swarm_map
 from swarm.telemetry import Telemetry
 from swarm.types import EdgeReport, JsonDict, short
 
-MAX_SHOWN_MEMBERS = 500
+MAX_SHOWN_MEMBERS = 1000
 BUSY_S = 3.0  # a page that takes longer is given up
-_SECURITY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
 class Dashboard:
@@ -49,9 +51,9 @@ class Dashboard:
         self._environments = {each.name: each.exchange for each in environments}
         self._server = PageServer(self._page_of)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-            (Path(__file__).parent / "templates" / "status.html").read_text(encoding="utf-8")
-        )
+        self._template = templates("coordinator").get_template("status.html")
+        self._history = History()
+        self._noting: asyncio.Task[None] | None = None
 
     async def start(self, listen: str) -> str:
         """Listens; returns host:port. Raises ConfigError when the address cannot be listened on."""
@@ -59,12 +61,15 @@ class Dashboard:
         try:
             self._loop = asyncio.get_running_loop()
             bound = await asyncio.to_thread(self._server.start, host, int(port))
+            self._noting = asyncio.create_task(self._note(), name="history of the status page")
         except (OSError, ValueError, OverflowError) as error:
             raise ConfigError(f"http_listen {listen!r}: cannot listen there: {error}") from None
         return f"{host}:{bound}"
 
     async def stop(self) -> None:
         """Closes the listening socket and every connection."""
+        if self._noting is not None:
+            self._noting.cancel()
         await asyncio.to_thread(self._server.stop)
 
     def status(self) -> JsonDict:
@@ -155,9 +160,54 @@ class Dashboard:
             self._telemetry.gauge("coordinator/edge_ess_share", figures.ess_share, source=short(figures.source))
         return generate_latest(self._telemetry.registry)
 
+    async def _note(self) -> None:
+        while True:
+            self._history.note(self._core)
+            await asyncio.sleep(self._history.every_s)
+
+    def _charts(self) -> list[tuple[str, str, Markup]]:
+        """(title, remark, chart) of the run's course."""
+        moments = self._history.moments
+        return [
+            (title, remark, _course(moments, name, y_range))
+            for name, title, remark, y_range in (
+                ("held_out", "Success on held-out problems", "median of the live nodes", (0.0, 1.0)),
+                ("reward", "Reward", "median of the live nodes", None),
+                ("num_live", "Live nodes", "", None),
+                ("age_steps", "Age of what is learned from", "steps, median of the sources", None),
+                ("ess_share", "Effective sample size", "median of the sources", (0.0, 1.05)),
+            )
+        ]
+
+    def _map(self, now_s: float) -> Markup:
+        members = self._core.shown_members(MAX_SHOWN_MEMBERS)
+        names = {member.node_id: member.report.name or short(member.node_id) for member in members}
+        nodes = [
+            MapNode(
+                key=member.node_id,
+                name=names[member.node_id],
+                is_live=member.is_live(now_s),
+                tip=f"{names[member.node_id]}: step {member.report.head.step}, reward {member.report.reward_mean:.2f}",
+            )
+            for member in members
+        ]
+        links = [
+            MapLink(
+                source=edge.source,
+                learner=reporter,
+                weight=float(edge.num_groups),
+                tip=f"{names.get(reporter, short(reporter))} learned from {edge.num_groups:,} groups of "
+                f"{names.get(edge.source, short(edge.source))}, {edge.age_mean_steps:.1f} steps old",
+            )
+            for reporter, _, edge in self._core.advisor.edges(now_s)
+        ]
+        return swarm_map(nodes, links)
+
     def _page_of(self, path: str) -> Page | None:
         if path == "/healthz":
             return Page(body=b"ok\n")
+        if (found := asset(path[1:])) is not None:
+            return found
         if path not in ("/", "/status.json", "/metrics"):
             return Page(body=b"there is /, /status.json, /healthz and /metrics\n", status=404)
         assert self._loop is not None
@@ -170,8 +220,16 @@ class Dashboard:
 
     async def _make(self, path: str) -> Page:
         if path == "/metrics":
-            return Page(body=self._measure(), kind="text/plain; version=0.0.4", headers=_SECURITY)
+            return Page(body=self._measure(), kind="text/plain; version=0.0.4", headers=SECURITY)
         if path == "/status.json":
-            return Page(body=json.dumps(self.status()).encode(), kind="application/json", headers=_SECURITY)
-        html = self._template.render(self.status()).encode()
-        return Page(body=html, kind="text/html; charset=utf-8", headers=_SECURITY)
+            return Page(body=json.dumps(self.status()).encode(), kind="application/json", headers=SECURITY)
+        shown = self.status() | {"map": self._map(self._core.clock.now_s()), "charts": self._charts()}
+        return html_page(self._template.render(root="/", **shown))
+
+
+def _course(moments: Sequence[Moment], name: str, y_range: tuple[float, float] | None) -> Markup:
+    """A figure of a run over the minutes since the first moment."""
+    points = [
+        ((each.at_s - moments[0].at_s) / 60, value) for each in moments if (value := getattr(each, name)) is not None
+    ]
+    return line_chart([Series(name=name, points=points, color=0)], x_label="minutes", y_range=y_range)

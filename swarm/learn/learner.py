@@ -229,7 +229,7 @@ class PolicyLearner:
             ConfigError: the draw is empty, or the recipe may not learn from one of its groups.
         """
         recipes = self._recipes if recipe is None else self._recipes.with_main(recipe)
-        batch = replace(self._batch(draw), ratio_band=ratio_band)
+        batch = drawn = replace(self._batch(draw), ratio_band=ratio_band)
         measured = Measured.empty(batch, self._network)
         measured.seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
         if is_frozen:
@@ -250,7 +250,7 @@ class PolicyLearner:
         is_made = not all(update.was_skipped for update in updates)
         if self._show is not None and is_made and self._clock.monotonic_s() >= self._show_at_s:
             self._show_at_s = self._clock.monotonic_s() + EVERY_S
-            self._show(closer_look(self.version.step, recipes.main.name, draw, batch, measured))
+            self._show(closer_look(self.version.step, recipes.main.name, draw, drawn, batch, measured))
         return step_report(self.version, draw, batch, measured, updates)
 
     def dry_run(self, draw: Draw, recipe: Recipe | None = None) -> None:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from swarm.interfaces import Tokenizer
-from swarm.telemetry.shown_updates import ShownRollout, ShownUpdate
+from swarm.telemetry.shown_updates import SAID, TRAINED, ShownRollout, ShownUpdate
 from swarm.trained.samples import Sample, SampledGroup
 
 NUM_SHADES: Final = 5
+_NOT_TRAINED: Final = {True: "the environment said it", False: "not learned from: the recipe or the guard left it out"}
 _SURPRISING_NATS: Final = 5.0  # of a token with the deepest shade
 
 
@@ -49,8 +50,8 @@ def _learned(rollout: ShownRollout, most: float, tokenizer: Tokenizer) -> Rollou
     tokens: list[TokenView] = []
     for index, token in enumerate(rollout.token_ids):
         text = _text(token, tokenizer)
-        if not rollout.trained[index]:
-            tokens.append(TokenView(text=text, css="said", tip="not trained: the model did not choose it"))
+        if rollout.kinds[index] != TRAINED:
+            tokens.append(TokenView(text=text, css="said", tip=_NOT_TRAINED[rollout.kinds[index] == SAID]))
             continue
         weight, learner, generator = rollout.weights[index], rollout.learner[index], rollout.generator[index]
         shade = math.ceil(NUM_SHADES * abs(weight) / most) if most and math.isfinite(weight) else 0

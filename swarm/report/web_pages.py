@@ -21,6 +21,7 @@ from swarm.pages.page_server import Page
 from swarm.report.group_trace import trace_group
 from swarm.report.html import render_html, report_templates
 from swarm.report.node_directory import MAX_IDLE_S, NodeReports
+from swarm.report.result import RunResult
 from swarm.report.token_view import groups_of, tokens_as_sampled, tokens_in_update
 from swarm.telemetry.shown_updates import ShownUpdate, kept_updates, read_update
 from swarm.trained.samples import SampledGroup, SampleReader
@@ -70,16 +71,15 @@ class WebPages:
             return html_page(self._render("said.html", title="not there", said=str(error)))
 
     def _overview(self) -> str:
-        reports = self._read_reports()
-        result = self._again("report", reports.read)
+        result = self._report()
         pages = [
-            (f"{each.name}: samples, steps, causes", f"{self._root}node/{number}/")
-            for number, each in enumerate(reports.directories)
+            (f"{node.name}: what holds it up, samples, tokens", f"{self._root}node/{number}/")
+            for number, node in enumerate(result.swarm.nodes)
         ]
         return render_html(result, self._root, pages)
 
     def _node(self, number: int) -> str:
-        path, name = self._paths[number], self._read_reports().directories[number].name
+        path, node = self._paths[number], self._report().swarm.nodes[number]
         found = self._again(
             ("causes", number), lambda: diagnose(read_snapshot(path, time.time(), MAX_IDLE_S)), least_s=10.0
         )
@@ -91,7 +91,8 @@ class WebPages:
         updates = [update for step in kept_updates(path)[:NUM_STEPS] if (update := self._update(number, step))]
         return self._render(
             "node.html",
-            title=name,
+            title=node.name,
+            state=node.state,
             here=f"{self._root}node/{number}/",
             findings=found,
             is_healthy=is_healthy(found),
@@ -102,7 +103,9 @@ class WebPages:
         )
 
     def _group(self, number: int, digest: str) -> str:
-        path, directories = self._paths[number], self._read_reports().directories
+        self._report()
+        assert self._reports is not None
+        path, directories = self._paths[number], self._reports.directories
         trace = self._again(("trace", number, digest), lambda: trace_group(directories, digest), least_s=5.0)
         reader, sampled, remark = self._samples(number), None, ""
         try:
@@ -127,10 +130,10 @@ class WebPages:
 
     # --- what is read ---------------------------------------------------------------------------------
 
-    def _read_reports(self) -> NodeReports:
+    def _report(self) -> RunResult:
         if self._reports is None:
             self._reports = NodeReports(self._paths)
-        return self._reports
+        return self._again("report", self._reports.read)
 
     def _samples(self, number: int) -> SampleReader:
         return self._again(("reader", number), lambda: SampleReader(self._paths[number]), least_s=60.0)

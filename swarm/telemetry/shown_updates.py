@@ -14,6 +14,7 @@ from typing import Any, Final
 
 logger = logging.getLogger(__name__)
 
+SAID, LEFT_OUT, TRAINED = 0, 1, 2  # by the environment; chosen by a model, and not learned from here; learned from
 MAX_TOKENS: Final = 2048
 MAX_KEPT: Final = 64
 EVERY_S: Final = 10.0
@@ -30,7 +31,7 @@ class ShownRollout:
     reward: float
     age_steps: int
     token_ids: Sequence[int]
-    trained: Sequence[bool]
+    kinds: Sequence[int]  # `SAID`, `LEFT_OUT` or `TRAINED`
     generator: Sequence[float | None]  # log-prob when it was chosen, nats; None: not known, or nobody chose it
     learner: Sequence[float]  # log-prob under the policy at its update, nats
     advantages: Sequence[float]
@@ -85,7 +86,7 @@ def read_update(directory: Path, step: int) -> ShownUpdate | None:
 
 def _is_even(rollout: ShownRollout) -> bool:
     columns = (
-        rollout.trained,
+        rollout.kinds,
         rollout.generator,
         rollout.learner,
         rollout.advantages,

@@ -1,0 +1,67 @@
+"""Course of a run as its members report it, for the charts of the status page.
+
+Invariant: at most `MAX_MOMENTS` moments whatever the run's length: when they are full every second one goes, and later
+ones are twice as far apart. Medians over live members: a few that lie move nothing.
+"""
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from coordinator.core import CoordinatorCore
+
+MAX_MOMENTS: Final = 480
+FIRST_EVERY_S: Final = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """How the run stood."""
+
+    at_s: float  # wall clock
+    num_live: int
+    reward: float | None  # median of the members' mean rewards
+    held_out: float | None  # median of their mean success on held-out problems
+    age_steps: float | None  # median of the mean ages, by source
+    ess_share: float | None  # the same of the effective sample size
+
+
+class History:
+    """Keeps moments.
+
+    Example:
+        history = History()
+        history.note(core)
+    """
+
+    def __init__(self) -> None:
+        self.moments: list[Moment] = []
+        self.every_s = FIRST_EVERY_S
+        """Seconds between two moments."""
+
+    def note(self, core: CoordinatorCore) -> None:
+        """Adds the moment that is now."""
+        now_s = core.clock.now_s()
+        reports = [member.report for member in core.live_members()]
+        held_out = [
+            sum(of_splits) / len(of_splits)
+            for report in reports
+            if (of_splits := [value for name, value in report.evaluations.items() if name.endswith("/held_out")])
+        ]
+        figures = core.advisor.figures(now_s)
+        self.moments.append(
+            Moment(
+                at_s=now_s,
+                num_live=len(reports),
+                reward=_median([report.reward_mean for report in reports]),
+                held_out=_median(held_out),
+                age_steps=_median([each.age_mean_steps for each in figures]),
+                ess_share=_median([each.ess_share for each in figures]),
+            )
+        )
+        if len(self.moments) >= MAX_MOMENTS:
+            self.moments, self.every_s = self.moments[::2], 2 * self.every_s
+
+
+def _median(values: list[float]) -> float | None:
+    return median(values) if values else None
