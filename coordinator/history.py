@@ -59,7 +59,7 @@ class History:
                 ess_share=_median([each.ess_share for each in figures]),
             )
         )
-        if len(self.moments) >= MAX_MOMENTS:
+        if len(self.moments) > MAX_MOMENTS:  # an odd number, so that the newest stays
             self.moments, self.every_s = self.moments[::2], 2 * self.every_s
 
 

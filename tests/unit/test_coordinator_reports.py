@@ -1,6 +1,7 @@
 """Reports on their way to the coordinator's disk: what waits for it, what it is told, and what is not kept at all."""
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +12,7 @@ import pytest
 
 from coordinator.core import CoordinatorCore
 from coordinator.dashboard import Dashboard
+from coordinator.history import MAX_MOMENTS, History
 from coordinator.service import STRANGERS_STORING, CoordinatorServicer
 from coordinator.sqlite_store import SqliteCoordinatorStore
 from coordinator.store import MemoryCoordinatorStore
@@ -230,3 +232,31 @@ async def test_the_page_has_no_field_that_its_figures_lack() -> None:
     page = (await dashboard._make("/")).body.decode()
     assert "sums (replayable)" in page
     assert f"<td>{ADA[:8]}</td><td>1</td><td>0.20</td>" in page
+
+
+async def test_the_page_shows_a_thousand_members_and_what_they_are_called_is_no_markup() -> None:
+    core = CoordinatorCore(ManualClock())
+    keys = [f"{number:064x}" for number in range(1000)]
+    for number, key in enumerate(keys):
+        edges = (replace(EDGE, source=keys[number - 1]), replace(EDGE, source=keys[number // 2]))
+        name = f"<script>alert({number})</script>"
+        await core.heartbeat(key, replace(REPORT, node_id=key, name=name, edges=edges if number else ()))
+    dashboard = Dashboard(core, "run", str, Telemetry("coordinator"))
+    page = (await dashboard._make("/")).body.decode()
+    assert page.count("<circle") >= 1000 and page.count('<td class="left good">live</td>') == 1000
+    assert "<script>alert" not in page and not re.search(r"<[^>]* (on\w+|style)=", re.sub(r'"[^"]*"', "", page))
+    assert dashboard._page_of("/page.js") is not None and dashboard._page_of("/style.css") is not None
+
+
+async def test_the_course_of_a_run_stays_small_and_reaches_back_to_its_beginning() -> None:
+    clock = ManualClock()
+    core, history = CoordinatorCore(clock), History()
+    await core.heartbeat(ADA, replace(REPORT, evaluations={"sums/held_out": 0.5, "sums/all": 0.9}))
+    for _ in range(10 * MAX_MOMENTS):
+        history.note(core)
+        clock.advance(history.every_s)
+    assert len(history.moments) <= MAX_MOMENTS and history.every_s > 10.0
+    first = history.moments[0]
+    assert (first.num_live, first.reward, first.held_out) == (1, 0.5, 0.5)
+    gaps = {later.at_s - each.at_s for each, later in zip(history.moments, history.moments[1:], strict=False)}
+    assert gaps == {history.every_s}, "evenly apart"
