@@ -98,10 +98,9 @@ def test_what_the_step_left_out_is_shown_as_that(tmp_path: Path) -> None:
     assert {each.digest for each in left_out} == foreign
     assert all(each.reward == 0.0 and not any(each.weights) for each in left_out)
     views = tokens_in_update(shown[0], next(iter(foreign)), TOKENIZER)
-    assert {view.head.split(",")[0]: {token.css for token in view.tokens} for view in views} == {
-        "answer 1: reward 1": {"up4", "up5"},
-        **{f"answer {number}: reward 0": {"said"} for number in (2, 3, 4)},
-    }
+    for number, view in enumerate(views, 1):
+        assert view.head.startswith(f"answer {number}: reward {int(number == 1)}")
+        assert {token.css == "said" for token in view.tokens} == {number != 1}
 
 
 def test_one_step_in_a_while_and_so_many_tokens_of_it(tmp_path: Path) -> None:
@@ -117,7 +116,7 @@ def test_one_step_in_a_while_and_so_many_tokens_of_it(tmp_path: Path) -> None:
     assert MAX_TOKENS - 121 <= num_tokens <= MAX_TOKENS
     first, second, *_ = (digest for digest, _, _ in groups_of(shown[-1]))
     own = {each.scored.digest.hex() for each in draw(3, num_groups=6).groups if each.scored.is_made_here}
-    assert len(own & {first, second}) <= 1 or num_tokens, "own and others' in turn"
+    assert len(own & {first, second}) == 1, "own and others' in turn"
 
 
 def test_the_newest_are_kept_and_a_damaged_one_is_nobodys_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
