@@ -5,6 +5,7 @@ Invariant: importing this file is cheap (no torch, no gRPC); each command import
 
 import asyncio
 import json
+import subprocess
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -77,7 +78,7 @@ console = Console()
 @app.callback(invoke_without_command=True)
 def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
-        console.print(__version__)
+        console.print(f"{__version__}{_commit()}", highlight=False)
         raise typer.Exit
 
 
@@ -172,6 +173,19 @@ def keys_show(path: Annotated[Path, typer.Argument(help="Key file, such as <dir>
     from swarm.identity import Identity
 
     console.print(Identity.load(path).node_id)
+
+
+def _commit() -> str:
+    """Of the checkout that the package runs from, in brackets; "" where it was installed from a wheel."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):  # no git, or not its checkout
+        return ""
+    return f" ({found})"
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ class RolloutView:
 def tokens_in_update(update: ShownUpdate, digest: str, tokenizer: Tokenizer) -> tuple[RolloutView, ...]:
     """The rollouts of a group as a step saw them."""
     rollouts = [each for each in update.rollouts if each.digest == digest]
-    most = max((abs(weight) for each in rollouts for weight in each.weights), default=0.0)
+    most = max((abs(weight) for each in rollouts for weight in each.weights if math.isfinite(weight)), default=0.0)
     return tuple(_learned(each, most, tokenizer) for each in rollouts)
 
 
