@@ -286,6 +286,7 @@ class OpenAiApp:
         remember: Callable[[Answer], None] | None,
     ) -> Response:
         """Server-sent events: the pieces of every choice as they come, then how each ended."""
+        self._require_room(len(requests))  # now, while there is a status to say it with
         head = self._head(kind)
 
         async def events() -> AsyncGenerator[bytes]:
@@ -424,9 +425,12 @@ class OpenAiApp:
 
     def take(self, count: int) -> None:
         """Counts answers that begin. Raises RequestRefused where too many are under way."""
+        self._require_room(count)
+        self._num_open += count
+
+    def _require_room(self, count: int) -> None:
         if self._num_open + count > self._max_open:
             raise RequestRefused(f"{self._num_open} answers are under way, of at most {self._max_open}", status=429)
-        self._num_open += count
 
     def give_back(self, count: int) -> None:
         """Counts answers that ended."""

@@ -329,8 +329,9 @@ def test_more_than_the_bound_wait_elsewhere() -> None:
         connection = begin(one, {"prompt": [5], "max_tokens": 50, "n": 3})
         while one.app._num_open < 3:
             pass
-        status, error = one.refusal("/v1/completions", {"prompt": [5]})
-        assert status == 429 and error["message"] == "3 answers are under way, of at most 3"
+        for body in ({"prompt": [5]}, {"prompt": [5], "stream": True}):
+            status, error = one.refusal("/v1/completions", body)
+            assert status == 429 and error["message"] == "3 answers are under way, of at most 3"
         go.release(10_000)
         assert b"200 OK" in connection.recv(4096)
         connection.close()
