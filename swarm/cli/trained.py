@@ -284,7 +284,7 @@ def samples(
     if not groups:
         console.print("no such group is in the store yet")
     for group in groups:
-        who = "own" if group.is_made_here else f"of node {group.producer[:8]}"
+        who = "made here" if group.is_made_here else f"of node {group.producer[:8]}"
         console.rule(f"{group.env}, task {group.task_id}, {who}, {group.digest[:8]}", align="left")
         for message in group.messages:
             _plain(f"{message.role}: {message.content}")
