@@ -245,6 +245,31 @@ def test_the_dashboard_asks_only_for_metrics_and_labels_that_exist():
         assert named <= labels, (panel["title"], named - labels)
 
 
+def test_alerts_ask_only_for_metrics_and_labels_that_exist_and_say_what_to_do():
+    from swarm.cli.main import app
+
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    (rules,) = config["rule_files"]
+    jobs = {job["job_name"] for job in config["scrape_configs"]}
+    alerts = [
+        alert
+        for group in yaml.safe_load((DEPLOY / "prometheus" / rules).read_text())["groups"]
+        for alert in group["rules"]
+    ]
+    assert len({alert["alert"] for alert in alerts}) == len(alerts) > 10
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    labels_of = {metric.prometheus_name: set(metric.labels) for metric in METRICS.values()}
+    for alert in alerts:
+        used = set(re.findall(r"swarm_\w+", alert["expr"]))
+        assert used <= scraped_names() and (used or "up{" in alert["expr"]), (alert["alert"], used - scraped_names())
+        assert set(re.findall(r'job="([^"]+)"', alert["expr"])) <= jobs
+        labels = {"instance", "job"}.union(*(labels_of.get(name, set()) for name in used))
+        assert set(re.findall(r"\$labels\.(\w+)", alert["annotations"]["summary"])) <= labels, alert["alert"]
+        assert alert["labels"]["severity"] in ("warning", "critical") and alert["annotations"]["action"]
+        for command in re.findall(r"swarm (\w+)", alert["annotations"]["action"]):
+            assert command in commands, command
+
+
 def test_prometheus_scrapes_the_ports_that_the_services_listen_on():
     scrape = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
     targets = {target for job in scrape for static in job["static_configs"] for target in static["targets"]}
