@@ -3,6 +3,7 @@
 import configparser
 import json
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 import yaml
 from typer.main import get_command
 
+from swarm import __version__
 from swarm.config import CoordinatorConfig, NodeConfig, load_config
 from swarm.telemetry import METRICS, Telemetry
 from swarm.types import Role
@@ -220,6 +222,26 @@ def test_arguments_of_the_kubernetes_manifests_are_accepted():
     arguments = [argument.replace("$(POD_NAME)", "swarm-node-0") for argument in container["args"]]
     load_config(NodeConfig, DEPLOY / "configs" / "node.toml", overrides_of(arguments))
     assert_options_exist(app, container["livenessProbe"]["exec"]["command"][1:])
+
+
+def test_images_have_the_tag_of_this_version_everywhere():
+    workloads = [documents(name)[1] for name in ("coordinator.yaml", "node.yaml")]
+    containers = [each["spec"]["template"]["spec"]["containers"][0] for each in workloads]
+    # without a tag Kubernetes pulls always, and an image that was only loaded is nowhere to be pulled from
+    assert {each["image"] for each in containers} == {f"swarm-trainer:{__version__}"}
+    assert {each["imagePullPolicy"] for each in containers} == {"IfNotPresent"}
+    images = {each["image"] for each in COMPOSE["services"].values() if "build" in each}
+    assert images == {f"swarm-trainer:{__version__}"}
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+@pytest.mark.parametrize("name", ["swarm-node", "swarm-coordinator"])
+def test_this_systemd_knows_every_line_of_the_units(name: str, tmp_path: Path):
+    text = (DEPLOY / "systemd" / f"{name}.service").read_text()
+    (tmp_path / f"{name}.service").write_text(re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", text))
+    command = ["systemd-analyze", "verify", str(tmp_path / f"{name}.service")]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60).stderr
+    assert [line for line in said.splitlines() if f"{name}.service" in line] == []
 
 
 def scraped_names() -> set[str]:
