@@ -174,7 +174,7 @@ def test_names_and_reasons_cannot_move_the_cursor(held: Path) -> None:
         watch_nodes([WatchedNode(held)], console, scenes(), lambda: NOW_S)
         text = out.getvalue()
         assert "\x1b[2J" not in text and "\x1b]0" not in text and "\x07" not in text and "\u202e" not in text
-        assert "\ufffd" in text
+        assert "\\x1b]0;x" in text, "spelled out"
 
 
 def test_a_file_is_no_node(tmp_path: Path) -> None:
