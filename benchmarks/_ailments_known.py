@@ -35,11 +35,11 @@ class Ailment:
 
 
 def in_vain(number: int) -> Callable[[list[Daemon], list[list[Event]]], bool]:
-    """Until so many own groups since the newest step have no signal."""
+    """Until so many own groups since the newest step have no signal; a lucky one of a collapsed policy may have."""
 
     def reached(daemons: list[Daemon], _: list[list[Event]]) -> bool:
         own = daemons[0].agent.own_groups.since_step
-        return own.num_put + own.num_unscored >= number and not own.num_with_signal
+        return own.num_put + own.num_unscored - own.num_with_signal >= number
 
     return reached
 

@@ -1,6 +1,7 @@
 """Status page of the coordinator: /, /status.json, /healthz and /metrics over plain HTTP.
 
-Invariant: read-only; names that peers chose are escaped; pages are made on the event loop, where the state is.
+Invariant: read-only; names that peers chose are escaped; the state is read on the event loop, where it lives,
+and text is made of it in the server's thread.
 """
 
 import asyncio
@@ -165,44 +166,6 @@ class Dashboard:
             self._history.note(self._core)
             await asyncio.sleep(self._history.every_s)
 
-    def _charts(self) -> list[tuple[str, str, Markup]]:
-        """(title, remark, chart) of the run's course."""
-        moments = self._history.moments
-        return [
-            (title, remark, _course(moments, name, y_range))
-            for name, title, remark, y_range in (
-                ("held_out", "Success on held-out problems", "median of the live nodes", (0.0, 1.0)),
-                ("reward", "Reward", "median of the live nodes", None),
-                ("num_live", "Live nodes", "", None),
-                ("age_steps", "Age of what is learned from", "steps, median of the sources", None),
-                ("ess_share", "Effective sample size", "median of the sources", (0.0, 1.05)),
-            )
-        ]
-
-    def _map(self, now_s: float) -> Markup:
-        members = self._core.shown_members(MAX_SHOWN_MEMBERS)
-        names = {member.node_id: member.report.name or short(member.node_id) for member in members}
-        nodes = [
-            MapNode(
-                key=member.node_id,
-                name=names[member.node_id],
-                is_live=member.is_live(now_s),
-                tip=f"{names[member.node_id]}: step {member.report.head.step}, reward {member.report.reward_mean:.2f}",
-            )
-            for member in members
-        ]
-        links = [
-            MapLink(
-                source=edge.source,
-                learner=reporter,
-                weight=float(edge.num_groups),
-                tip=f"{names.get(reporter, short(reporter))} learned from {edge.num_groups:,} groups of "
-                f"{names.get(edge.source, short(edge.source))}, {edge.age_mean_steps:.1f} steps old",
-            )
-            for reporter, _, edge in self._core.advisor.edges(now_s)
-        ]
-        return swarm_map(nodes, links)
-
     def _page_of(self, path: str) -> Page | None:
         if path == "/healthz":
             return Page(body=b"ok\n")
@@ -211,20 +174,66 @@ class Dashboard:
         if path not in ("/", "/status.json", "/metrics"):
             return Page(body=b"there is /, /status.json, /healthz and /metrics\n", status=404)
         assert self._loop is not None
-        made = asyncio.run_coroutine_threadsafe(self._make(path), self._loop)
+        taken = asyncio.run_coroutine_threadsafe(self._take(path), self._loop)
         try:
-            return made.result(BUSY_S)
+            state = taken.result(BUSY_S)
         except TimeoutError:
-            made.cancel()
+            taken.cancel()
             return Page(body=b"the coordinator is busy\n", status=503)
-
-    async def _make(self, path: str) -> Page:
-        if path == "/metrics":
-            return Page(body=self._measure(), kind="text/plain; version=0.0.4", headers=SECURITY)
+        if isinstance(state, bytes):
+            return Page(body=state, kind="text/plain; version=0.0.4", headers=SECURITY)
+        status, moments = state
+        # text is made here, in the server's thread: 1,000 members take 0.1 s, which no heartbeat should wait for
         if path == "/status.json":
-            return Page(body=json.dumps(self.status()).encode(), kind="application/json", headers=SECURITY)
-        shown = self.status() | {"map": self._map(self._core.clock.now_s()), "charts": self._charts()}
-        return html_page(self._template.render(root="/", **shown))
+            return Page(body=json.dumps(status).encode(), kind="application/json", headers=SECURITY)
+        return html_page(self._render(status, moments))
+
+    async def _take(self, path: str) -> bytes | tuple[JsonDict, Sequence[Moment]]:
+        """What a page is made of, read where the state is."""
+        return self._measure() if path == "/metrics" else (self.status(), tuple(self._history.moments))
+
+    def _render(self, status: JsonDict, moments: Sequence[Moment]) -> str:
+        charts = [
+            (title, remark, _course(moments, name, y_range))
+            for name, title, remark, y_range in (
+                (
+                    "held_out",
+                    "Success on held-out problems",
+                    "median of the live nodes that are established",
+                    (0.0, 1.0),
+                ),
+                ("reward", "Reward", "median of the live nodes that are established", None),
+                ("num_live", "Live nodes", "", None),
+                ("age_steps", "Age of what is learned from", "steps, median of the sources", None),
+                ("ess_share", "Effective sample size", "median of the sources", (0.0, 1.05)),
+            )
+        ]
+        return self._template.render(root="/", map=_map(status), charts=charts, **status)
+
+
+def _map(status: JsonDict) -> Markup:
+    """Members as dots, and an arrow from each source to each learner."""
+    nodes = [
+        MapNode(
+            key=member["node_id"],
+            name=member["name"] or short(member["node_id"]),
+            is_live=member["is_live"],
+            tip=f"{member['name']}: step {member['step']}, reward {member['reward_mean']:.2f}",
+        )
+        for member in status["members"]
+    ]
+    links = [
+        MapLink(
+            source=source["source"],
+            learner=learner["node_id"],
+            weight=float(source["num_groups"]),
+            tip=f"{learner['name']} learned from {source['num_groups']:,} groups of {source['name']}, effective sample "
+            f"size {source['ess_share']:.2f}",
+        )
+        for learner in status["learners"]
+        for source in learner["sources"]
+    ]
+    return swarm_map(nodes, links)
 
 
 def _course(moments: Sequence[Moment], name: str, y_range: tuple[float, float] | None) -> Markup:

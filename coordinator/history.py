@@ -1,7 +1,7 @@
 """Course of a run as its members report it, for the charts of the status page.
 
 Invariant: at most `MAX_MOMENTS` moments whatever the run's length: when they are full every second one goes, and later
-ones are twice as far apart. Medians over live members: a few that lie move nothing.
+ones are twice as far apart. Medians over live members that are established, where any is: free keys move nothing.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,9 @@ class History:
     def note(self, core: CoordinatorCore) -> None:
         """Adds the moment that is now."""
         now_s = core.clock.now_s()
-        reports = [member.report for member in core.live_members()]
+        live = core.live_members()
+        established = [member for member in live if core.parties.is_established(member.node_id)]
+        reports = [member.report for member in established or live]
         held_out = [
             sum(of_splits) / len(of_splits)
             for report in reports
@@ -52,7 +54,7 @@ class History:
         self.moments.append(
             Moment(
                 at_s=now_s,
-                num_live=len(reports),
+                num_live=len(live),
                 reward=_median([report.reward_mean for report in reports]),
                 held_out=_median(held_out),
                 age_steps=_median([each.age_mean_steps for each in figures]),

@@ -107,7 +107,7 @@ class TrainingWatch:
 
     def explain(self) -> str:
         """Why nothing could be learned, with an example (blocking)."""
-        from swarm.trained.samples import read_samples
+        from swarm.trained.samples import SampleReader
 
         if self.num_unscored == self.num_groups:
             return f"none of {self.num_groups} groups could be scored: {self.error}"
@@ -118,7 +118,7 @@ class TrainingWatch:
         if self.num_unscored:
             reason += f" {self.num_unscored} could not be scored: {self.error}"
         shown: list[str] = []
-        for group in read_samples(self.config.dir, 1, "own"):
+        for group in SampleReader(self.config.dir).newest(1, "own"):
             sample = group.samples[0]
             cut = ", cut off" if sample.finish == "length" else ""
             shown += [f"{each.role}: {one_line(each.content)}" for each in group.messages]

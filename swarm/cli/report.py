@@ -73,6 +73,8 @@ def watch(
     paths = dirs or [Path("swarm-node")]
     if once and not any(path.is_dir() for path in paths):
         raise ConfigError(f"{paths[0]}: no such directory; `swarm watch DIR` without --once waits for one")
+    if web and once:
+        raise ConfigError("--web with --once: a page goes on; `swarm report --dir DIR` writes how it stands now")
     if web:
         _watch_in_browser(paths, listen)
         return

@@ -273,11 +273,11 @@ def samples(
 
     Own ones are what this node generated, others' what it admitted. Rewards are those of this node's verifier.
     """
-    from swarm.trained.samples import read_samples
+    from swarm.trained.samples import SampleReader
 
     if origin not in ("own", "others", "all"):
         raise ConfigError(f"--from {origin}: expected own, others or all")
-    groups = read_samples(directory, count, origin, env)
+    groups = SampleReader(directory).newest(count, origin, env)
     if as_json:
         typer.echo(json.dumps([asdict(group) for group in groups], indent=1))
         return

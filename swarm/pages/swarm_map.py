@@ -21,7 +21,7 @@ Place = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MapNode:
-    """One node."""
+    """A dot of the map, green while the node lives."""
 
     key: str
     name: str

@@ -26,9 +26,8 @@ from swarm.events import (
     StepMade,
     groups_learned_from,
 )
-from swarm.exchange.stored_rows import SCORED_COLUMNS, scored_of
 from swarm.report.node_directory import NodeDirectory
-from swarm.trained.newest_groups import reading
+from swarm.trained.newest_groups import group_of, reading
 from swarm.trained.samples import STORE
 from swarm.types import FinishReason, NodeId, ScoredGroup, short
 
@@ -184,13 +183,11 @@ def _read_store(directory: NodeDirectory, digest: str, sighting: _Sighting) -> _
     if not (directory.path / STORE).is_file():
         return _Stored(scored=None, deleted_s=None, weights={})
     is_one = len(digest) == 64 and _DIGEST.fullmatch(digest)  # a log that the disk changed may have anything
-    key = (bytes.fromhex(digest) if is_one else b"",)
+    key = bytes.fromhex(digest) if is_one else b""
     with reading(directory.path / STORE) as connection:
-        query = f"SELECT {SCORED_COLUMNS} FROM groups g JOIN bodies b USING (sequence) WHERE g.digest = ?"
-        row = connection.execute(query, key).fetchone()
-        deleted = connection.execute("SELECT deleted_s FROM tombstones WHERE digest = ?", key).fetchone()
+        deleted = connection.execute("SELECT deleted_s FROM tombstones WHERE digest = ?", (key,)).fetchone()
         return _Stored(
-            scored=None if row is None else scored_of(row),
+            scored=group_of(connection, key),
             deleted_s=None if deleted is None else deleted[0],
             weights=_weights(connection, digest, sighting),
         )

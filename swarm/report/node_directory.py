@@ -22,7 +22,7 @@ from swarm.report.result import NodeResult, RunResult, SwarmResult
 from swarm.report.tally import NodeTally
 from swarm.telemetry import EventTail
 from swarm.telemetry.shown_episodes import read_episodes
-from swarm.trained.samples import STORE, SampledGroup, read_samples
+from swarm.trained.samples import STORE, SampledGroup, SampleReader
 from swarm.types import JsonDict, NodeId, Role, short
 
 EVENTS: Final = "events.jsonl"
@@ -106,6 +106,7 @@ class NodeReports:
         self.directories = open_directories(paths)
         self._tails = [EventTail(path / EVENTS) for path in paths]
         self._tallies = [NodeTally() for _ in paths]
+        self._over: set[tuple[Path, str]] = set()
         # of a node that runs, another one may have learned from a group that was made after its log was read
         known = [each for each in self.directories if each.is_whole and (len(paths) == 1 or not each.is_running)]
         self._invariants = Invariants(known=frozenset(each.node_id for each in known))
@@ -155,7 +156,9 @@ class NodeReports:
         if config is not None:
             for what, limit in (("groups", config.replay.max_groups), ("bytes", config.replay.max_bytes)):
                 fill = directory.status.get(f"replay_{what}", 0)
-                self._invariants.bound(directory.node_id, f"replay {what}", fill, limit)
+                if fill > limit and (directory.path, what) not in self._over:  # said once, however often it is read
+                    self._over.add((directory.path, what))
+                    self._invariants.bound(directory.node_id, f"replay {what}", fill, limit)
         return tally.result(
             directory.name,
             directory.node_id,
@@ -178,8 +181,9 @@ def _samples(directory: NodeDirectory, limit: int) -> tuple[tuple[SampledGroup, 
     if not limit or not (directory.path / STORE).is_file():
         return (), ""
     try:
-        others = read_samples(directory.path, limit // 2, "others") if limit > 1 else []
-        own = read_samples(directory.path, limit - len(others), "own")
+        reader = SampleReader(directory.path)
+        others = reader.newest(limit // 2, "others") if limit > 1 else []
+        own = reader.newest(limit - len(others), "own")
     except SwarmError as error:
         return (), f"no samples: {error}"
     return (*own, *others), ""

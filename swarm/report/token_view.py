@@ -19,7 +19,7 @@ _SURPRISING_NATS: Final = 5.0  # of a token with the deepest shade
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenView:
-    """One token."""
+    """A token as the page shows it: text, shade, and the figures behind the shade."""
 
     text: str
     css: str  # classes of the style sheet
@@ -28,7 +28,7 @@ class TokenView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutView:
-    """One response."""
+    """The tokens of one response, in order."""
 
     head: str  # its reward, and what is the same for all its tokens
     tokens: tuple[TokenView, ...]

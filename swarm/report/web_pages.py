@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from swarm.causes import diagnose, is_healthy, read_snapshot
 from swarm.errors import SwarmError
+from swarm.flow import BoundedTable
 from swarm.pages.browser import asset, html_page
 from swarm.pages.page_server import Page
 from swarm.report.group_trace import trace_group
@@ -29,6 +30,7 @@ from swarm.trained.samples import SampledGroup, SampleReader
 NUM_GROUPS: Final = 12  # of a node's page
 NUM_ANSWERS: Final = 4  # of a group on it
 NUM_STEPS: Final = 12
+MAX_MADE: Final = 1024  # things that are kept for a while: mostly steps, 100 KB each at most
 LEAST_S: Final = 1.0  # between two readings of the same thing, and ten times as long as the reading took
 _NODE = re.compile(r"node/(\d{1,4})/(?:group/([0-9a-f]{64})/)?")
 _Made = TypeVar("_Made")
@@ -50,8 +52,7 @@ class WebPages:
         self._clock_s = clock_s
         self._templates = report_templates()
         self._reports: NodeReports | None = None
-        self._made: dict[object, tuple[float, Any]] = {}  # what -> until when it is shown again, and itself
-        self._updates: dict[tuple[int, int], ShownUpdate | None] = {}  # (node, step)
+        self._made = BoundedTable[object, tuple[float, Any]](MAX_MADE)  # what -> until when it is shown again, itself
 
     def page_of(self, path: str) -> Page | None:
         """The page of a path (blocking); None where there is none."""
@@ -139,12 +140,8 @@ class WebPages:
         return self._again(("reader", number), lambda: SampleReader(self._paths[number]), least_s=60.0)
 
     def _update(self, number: int, step: int) -> ShownUpdate | None:
-        """A step that is made again after a restart is the same one."""
-        if (number, step) not in self._updates:
-            while len(self._updates) >= 1000:
-                del self._updates[next(iter(self._updates))]
-            self._updates[number, step] = read_update(self._paths[number], step)
-        return self._updates[number, step]
+        # a restart may make a step again, and then another one
+        return self._again(("update", number, step), lambda: read_update(self._paths[number], step), least_s=60.0)
 
     def _again(self, what: object, make: Callable[[], _Made], least_s: float = LEAST_S) -> _Made:
         """What was made a moment ago, or what is made now."""
@@ -152,8 +149,6 @@ class WebPages:
         until_s, made = self._made.get(what, (0.0, None))
         if began_s < until_s:
             return made
-        while len(self._made) >= 256:
-            del self._made[next(iter(self._made))]
         made = make()
         ended_s = self._clock_s()
         self._made[what] = (ended_s + max(least_s, 10 * (ended_s - began_s)), made)

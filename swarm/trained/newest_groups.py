@@ -45,12 +45,11 @@ def newest_groups(path: Path, limit: int, origin: Origin, envs: Collection[str])
     return found
 
 
-def group_of(path: Path, digest: Digest) -> ScoredGroup | None:
-    """The group of a digest; None where there is none. Raises ConfigError as `newest_groups`."""
+def group_of(connection: sqlite3.Connection, digest: Digest) -> ScoredGroup | None:
+    """The group of a digest in a store that is open (`reading`); None where there is none."""
     query = f"SELECT {SCORED_COLUMNS} FROM groups g JOIN bodies b USING (sequence) WHERE g.digest = ?"
-    with reading(path) as connection:
-        row = connection.execute(query, (digest,)).fetchone()
-        return None if row is None else scored_of(row)
+    row = connection.execute(query, (digest,)).fetchone()
+    return None if row is None else scored_of(row)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from swarm.episode import Message
 from swarm.errors import ConfigError
 from swarm.interfaces import Environment, Tokenizer
 from swarm.model.tokenizer import load_tokenizer
-from swarm.trained.newest_groups import Origin, group_of, newest_groups
+from swarm.trained.newest_groups import Origin, group_of, newest_groups, reading
 from swarm.types import NodeId, Rollout, ScoredGroup
 
 STORE: Final = "groups.sqlite"
@@ -90,7 +90,8 @@ class SampleReader:
 
     def group(self, digest: str) -> SampledGroup | None:
         """One group by its digest, in hexadecimal; None where the store has it no more. Raises ConfigError."""
-        scored = group_of(self._directory / STORE, bytes.fromhex(digest))
+        with reading(self._directory / STORE) as connection:
+            scored = group_of(connection, bytes.fromhex(digest))
         return None if scored is None or scored.group.env not in self._environments else self._read(scored)
 
     def _read(self, scored: ScoredGroup) -> SampledGroup:
@@ -100,11 +101,6 @@ class SampleReader:
             raise ConfigError(
                 f"{error}; put the problems back from which the groups in {self._directory} were made"
             ) from None
-
-
-def read_samples(directory: Path, limit: int, origin: Origin = "all", env: str = "") -> list[SampledGroup]:
-    """`SampleReader.newest`, once (blocking). Raises ConfigError."""
-    return SampleReader(directory).newest(limit, origin, env)
 
 
 def _read(scored: ScoredGroup, environment: Environment, tokenizer: Tokenizer) -> SampledGroup:

@@ -69,9 +69,8 @@ async def test_a_node_serves_its_policy_while_it_trains_and_each_answer_names_it
         assert status == 200 and first["choices"][0]["policy_versions"][0]["policy_id"] == node_id
         step, later = int(first["system_fingerprint"].split("-")[1]), first  # step of the weights at its end
         assert first["choices"][0]["policy_versions"][0]["step"] <= step
-        while (
-            later["choices"][0]["policy_versions"][0]["step"] <= step
-        ):  # it makes some steps from what was generated before its engine takes new weights
+        # some steps are made from what was generated before the engine takes new weights
+        while later["choices"][0]["policy_versions"][0]["step"] <= step:
             await steps.get()
             _, later = await asyncio.to_thread(ask, port, key)
         assert later["system_fingerprint"] != first["system_fingerprint"]

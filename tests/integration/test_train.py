@@ -24,7 +24,7 @@ from swarm.events import GroupUnscored, PolicyEvaluated, StepMade, VersionPublis
 from swarm.learn.checkpoint import checkpoint_steps
 from swarm.telemetry import read_events
 from swarm.trained.model import load_trained
-from swarm.trained.samples import read_samples
+from swarm.trained.samples import SampleReader
 
 RUN = CliRunner()
 pytestmark = pytest.mark.timeout(120)
@@ -73,7 +73,7 @@ async def test_it_trains_ends_and_goes_on_and_its_answers_can_be_read(letters: P
     best = load_trained(directory, "best").version
     assert best is not None and best.step == min(step for step in of_step if of_step[step] == max(of_step.values()))
     assert status["is_finished"] and problems(status, status["at_s"] + 1e6, 300.0, runs=False) == []
-    for group in read_samples(directory, 3, "own"):
+    for group in SampleReader(directory).newest(3, "own"):
         assert group.messages[-1].content.startswith("sort:") and len(group.samples) == 8
         for sample in group.samples:
             num_right = sum(a == b for a, b in zip(sample.actions[-1].strip(), group.reference, strict=False))
@@ -93,7 +93,7 @@ async def test_it_trains_ends_and_goes_on_and_its_answers_can_be_read(letters: P
     assert any(changed in line for line in await describe(resolve(TrainOptions(directory=directory))))
     text = await asyncio.to_thread((directory / NODE_FILE).read_text)
     await asyncio.to_thread((directory / NODE_FILE).write_text, text.replace('name = "own"', 'name = "renamed"'))
-    assert read_samples(directory, 3, "own") == []  # nobody knows any more what was asked
+    assert SampleReader(directory).newest(3, "own") == []  # nobody knows any more what was asked
     refused = read_events(directory / "events.jsonl")
     assert not [event for event in refused if type(event).__name__ in ("LoopFailed", "WorkerDied")]
 

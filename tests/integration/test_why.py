@@ -25,6 +25,7 @@ QUICK = (
     "every answer gets reward 0",
     "every answer gets reward 1",
     "answers are cut off at 2 tokens of 3",
+    "learning rate 300 times too high",
     "groups too old by the clock",
     "the clock is an hour ahead",
     "the coordinator denies the node",

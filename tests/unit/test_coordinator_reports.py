@@ -24,7 +24,7 @@ from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
 from swarm.telemetry import Telemetry
 from swarm.types import EdgeReport, NodeReport, PolicyVersion
-from swarm.wire.reports import report_to_heartbeat
+from swarm.wire.reports import heartbeat_to_report, report_to_heartbeat
 
 ADA, EVE = "a" * 64, "e" * 64
 EDGE = EdgeReport(source=ADA, num_groups=4, age_mean_steps=2.0, ess_share=0.2, mismatch_kl=0.01, reward_mean=0.5)
@@ -229,7 +229,7 @@ async def test_the_page_has_no_field_that_its_figures_lack() -> None:
     await core.heartbeat(EVE, replace(REPORT, node_id=EVE, edges=(EDGE,)))
     environments = [EnvironmentConfig(name="sums", kind="calculator")]
     dashboard = Dashboard(core, "run", str, Telemetry("coordinator"), environments)
-    page = (await dashboard._make("/")).body.decode()
+    page = dashboard._render(dashboard.status(), ())
     assert "sums (replayable)" in page
     assert f"<td>{ADA[:8]}</td><td>1</td><td>0.20</td>" in page
 
@@ -242,7 +242,7 @@ async def test_the_page_shows_a_thousand_members_and_what_they_are_called_is_no_
         name = f"<script>alert({number})</script>"
         await core.heartbeat(key, replace(REPORT, node_id=key, name=name, edges=edges if number else ()))
     dashboard = Dashboard(core, "run", str, Telemetry("coordinator"))
-    page = (await dashboard._make("/")).body.decode()
+    page = dashboard._render(dashboard.status(), ())
     assert page.count("<circle") >= 1000 and page.count('<td class="left good">live</td>') == 1000
     assert "<script>alert" not in page and not re.search(r"<[^>]* (on\w+|style)=", re.sub(r'"[^"]*"', "", page))
     assert dashboard._page_of("/page.js") is not None and dashboard._page_of("/style.css") is not None
@@ -260,3 +260,24 @@ async def test_the_course_of_a_run_stays_small_and_reaches_back_to_its_beginning
     assert (first.num_live, first.reward, first.held_out) == (1, 0.5, 0.5)
     gaps = {later.at_s - each.at_s for each, later in zip(history.moments, history.moments[1:], strict=False)}
     assert gaps == {history.every_s}, "evenly apart"
+
+
+async def test_figures_as_large_as_the_wire_lets_in_do_not_end_the_page() -> None:
+    core, history = CoordinatorCore(ManualClock()), History()
+    for reward in (3.4e38, -3.4e38, 0.0):
+        report = replace(REPORT, reward_mean=reward, tokens_per_s=3.4e38, evaluations={"sums/held_out": -reward})
+        read = heartbeat_to_report(report_to_heartbeat(report), ADA)
+        assert read is not None
+        await core.heartbeat(ADA, read)
+        history.note(core)
+    dashboard = Dashboard(core, "run", str, Telemetry("coordinator"))
+    page = dashboard._render(dashboard.status(), history.moments)
+    assert page.count("<svg") >= 4 and "nan" not in re.sub(r"<script.*", "", page).lower()
+
+
+async def test_free_keys_do_not_move_the_course_of_a_run_that_lists_members() -> None:
+    core, history = CoordinatorCore(ManualClock(), parties=listing_ada()), History()
+    for key, reward in ((ADA, 0.5), *((f"{number:064x}", 9.0) for number in range(5))):
+        await core.heartbeat(key, replace(REPORT, node_id=key, reward_mean=reward))
+    history.note(core)
+    assert (history.moments[0].num_live, history.moments[0].reward) == (6, 0.5)

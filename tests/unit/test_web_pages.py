@@ -7,11 +7,13 @@ import pytest
 
 from swarm.config import NODE_FILE
 from swarm.events import PolicyEvaluated, StepMade
+from swarm.model.tokenizer import CharTokenizer
 from swarm.pages.swarm_map import MAX_LINKS, MapLink, MapNode, swarm_map
 from swarm.report.node_directory import NodeReports
+from swarm.report.token_view import tokens_in_update
 from swarm.report.web_pages import WebPages
 from swarm.telemetry import EventLog
-from swarm.telemetry.shown_updates import TRAINED, ShownRollout, ShownUpdate, write_update
+from swarm.telemetry.shown_updates import TRAINED, ShownRollout, ShownUpdate, read_update, write_update
 from swarm.testing.trained_node import make_trained_node
 
 KEY = "a-key-that-nobody-guesses"
@@ -23,8 +25,6 @@ def node(tmp_path: Path) -> Path:
     """A node whose name, whose log and whose newest step somebody hostile wrote."""
     path = tmp_path / "node"
     make_trained_node(path)
-    with (path / NODE_FILE).open("a") as file:
-        file.write("")
     text = (path / NODE_FILE).read_text()
     (path / NODE_FILE).write_text(re.sub(r'(?m)^name = ".*"$', 'name = "<img src=x onerror=alert(1)>"', text, count=1))
     rollout = ShownRollout(
@@ -75,6 +75,7 @@ def test_there_is_nothing_without_the_key(node: Path) -> None:
 
 def test_every_link_leads_somewhere_and_nothing_of_others_is_markup(node: Path) -> None:
     pages, seen, waiting = Pages(node), set[str](), [f"/{KEY}/"]
+    assert "<h1>letters: &lt;img src=x onerror=alert(1)&gt;</h1>" in pages.read(f"/{KEY}/"), "the name of the node"
     while waiting:
         path = waiting.pop()
         seen.add(path)
@@ -92,10 +93,6 @@ def test_every_link_leads_somewhere_and_nothing_of_others_is_markup(node: Path) 
 def test_a_step_is_shown_token_by_token(node: Path) -> None:
     html = Pages(node).read(f"/{KEY}/node/0/")
     assert "&lt;img src=x onerror=alert(1)&gt;" in html, "the name of the recipe"
-    from swarm.model.tokenizer import CharTokenizer
-    from swarm.report.token_view import tokens_in_update
-    from swarm.telemetry.shown_updates import read_update
-
     update = read_update(node, 1)
     assert update is not None
     (view,) = tokens_in_update(update, "ab" * 32, CharTokenizer())
