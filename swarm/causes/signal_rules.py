@@ -14,6 +14,7 @@ MANY_IN_VAIN: Final = 100  # own groups without signal; with one right answer in
 SOME_IN_VAIN: Final = 16  # the same, once the time without a step is up, or where every answer is cut off
 FEW_UNSCORED: Final = 4
 UNSCORED_SHARE: Final = 0.1  # from which on it is more than a slip
+COMPARED: Final = 16  # answers of each kind from which their rewards can be compared
 CUT_SHARE: Final = 0.5  # of answers that end at the longest length
 NO_SIGNAL: Final = frozenset({"cannot_be_scored", "cut_off", "all_wrong", "all_right", "all_equal"})
 _EDGE: Final = 1e-6
@@ -142,7 +143,9 @@ def cut_off(snapshot: Snapshot) -> Diagnosed | None:
         return None  # cut answers are worth as much: the reward does not need the end
     num_equal, means = _num_equal(snapshot)
     is_vain = _is_vain(snapshot, num_equal) and mean(means) < 1 - _EDGE
-    if not is_vain and (len(cut) < 32 or (whole and mean(whole) <= mean(cut) + 0.05)):
+    # one lucky answer that ended in time says nothing of what ending in time is worth
+    is_no_loss = len(whole) >= COMPARED and mean(whole) <= mean(cut) + 0.05
+    if not is_vain and (len(cut) < 32 or is_no_loss):
         return None
     longest = snapshot.config.generator.max_new_tokens
     evidence = [

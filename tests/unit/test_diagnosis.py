@@ -15,7 +15,8 @@ from swarm.causes.finding import by_cause
 from swarm.causes.following_rules import no_credit
 from swarm.causes.learning_rules import not_a_number
 from swarm.causes.read_snapshot import read_snapshot
-from swarm.causes.signal_rules import NOTHING_TO_LEARN
+from swarm.causes.signal_rules import NOTHING_TO_LEARN, cut_off
+from swarm.causes.snapshot import AnsweredGroup
 from swarm.cli import main as cli
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
@@ -48,6 +49,19 @@ def test_a_note_explains_nothing_and_leaves_a_node_healthy() -> None:
     loss = finding("loss", Gravity.WASTES)
     assert [each.name for each in by_cause([note, loss, effect])] == ["effect", "loss", "note"]
     assert is_healthy([note]) and is_healthy([]) and not is_healthy([note, loss])
+
+
+@pytest.mark.parametrize(
+    ("ended", "is_named"), [((), True), ((0.0,), True), ((0.0,) * 15, True), ((0.0,) * 40, False), ((0.9,) * 40, True)]
+)
+def test_a_few_answers_that_end_in_time_do_not_acquit_the_limit(ended: tuple[float, ...], is_named: bool) -> None:
+    """256 answers at the limit, worth .3; how many ended by themselves, and what those were worth."""
+    rewards = (0.3,) * 256 + ended
+    group = AnsweredGroup(
+        env="own", rewards=rewards, is_cut=(True,) * 256 + (False,) * len(ended), num_tokens=(2,) * len(rewards)
+    )
+    found = cut_off(Snapshot(now_s=0.0, config=NodeConfig(), answers=(group,)))
+    assert (found is not None) is is_named
 
 
 def test_no_rule_needs_more_than_a_clock() -> None:
