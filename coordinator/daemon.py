@@ -9,8 +9,10 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import grpc
 
 from coordinator.core import CoordinatorCore
 from coordinator.dashboard import Dashboard
@@ -35,6 +37,7 @@ from swarm.process import (
     run_until_signal,
     write_json,
 )
+from swarm.relay.relay_servicer import RelayLimits, RelayServicer
 from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
 from swarm.wire.join_link import JoinLink
@@ -133,7 +136,14 @@ class CoordinatorDaemon(Service):
             self.core, sessions, signed, lambda: self._bootstrap(), turns=turns
         )
         self._exit.push_async_callback(servicer.finish)
-        server, port = await _listen_again(config.listen, before.get("listen"), sessions, servicer)
+        relay = RelayServicer(
+            sessions,
+            self.clock,
+            RelayLimits(places=config.relay_places, bytes_per_s=config.relay_bytes_per_s),
+            standing=lambda node_id: int(not parties.is_private and parties.is_established(node_id)),
+        )
+        register = [servicer.register, relay.register]
+        server, port = await _listen_again(config.listen, before.get("listen"), sessions, register)
         self._exit.push_async_callback(server.stop, STOP_GRACE_S)
         self._exit.callback(self.core.watches.end)  # before the server stops: it would wait for them
         listen = f"{config.listen.rpartition(':')[0]}:{port}"
@@ -216,14 +226,14 @@ def _take_info(directory: Path) -> JsonDict:
 
 
 async def _listen_again(
-    listen: str, before: object, sessions: Sessions, servicer: CoordinatorServicer
+    listen: str, before: object, sessions: Sessions, register: Sequence[Callable[[grpc.aio.Server], None]]
 ) -> tuple[SessionServer, int]:
     """Starts the server; port 0 takes the last run's port where it is free: nodes and links still point there."""
     host, _, port = listen.rpartition(":")
     if port == "0" and isinstance(before, str) and before.rpartition(":")[0] == host and before != listen:
         with contextlib.suppress(ConfigError):
-            return await start_server(before, sessions, [servicer.register])
-    return await start_server(listen, sessions, [servicer.register])
+            return await start_server(before, sessions, register)
+    return await start_server(listen, sessions, register)
 
 
 def _require_recipe(node: NodeConfig) -> None:

@@ -34,6 +34,7 @@ from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, Tokenizer
 from swarm.loops import hand_in_versions, run_agent, run_worker
+from swarm.loops.reach import Reach
 from swarm.loops.supervise import supervise
 from swarm.node_context import NodeContext
 from swarm.peers.address_book import KNOWN_PEERS, save_known_peers
@@ -50,6 +51,7 @@ from swarm.process import (
     run_until_signal,
     write_json,
 )
+from swarm.relay.relay_servicer import RelayLimits
 from swarm.telemetry import EventLog, Telemetry, make_sinks
 from swarm.types import Correction, JsonDict, Role, short
 from swarm.weights.store import WeightStore
@@ -106,6 +108,7 @@ class Daemon(Service):
                     "progress": self._progress_loop,
                     "credential": self._credential.keep,
                     "remember": self._remember_loop,
+                    "reach": self.reach.keep,
                 }
                 if self._refresh is not None:
                     beside["manifest"] = self._refresh.keep
@@ -166,9 +169,13 @@ class Daemon(Service):
             standing=self.agent.standing,
             note_call=self.agent.peers.record_call,
             note_clock=self.peer_clocks.note,
+            relay_limits=RelayLimits(places=exchange.relay_places, bytes_per_s=exchange.relay_bytes_per_s),
         )
         self._exit.push_async_callback(self.transport.stop)
         self.agent.endpoints = await self.transport.serve(self.agent.streams)
+        self.agent.relay_places = lambda: self.transport.relay.free_places
+        self.reach = Reach(self.agent, self.transport, random.Random(secrets.token_bytes(32)))
+        await self.reach.measure()
         self.directory = await self._start_directory(identity)
         self.coordinator = self._connect_coordinator(identity)
         if self._refresh is not None:
@@ -234,7 +241,13 @@ class Daemon(Service):
         from swarm.peers.discovery_dht import HivemindDirectory
 
         directory = await HivemindDirectory.start(
-            identity, self.config.run_id, self.config.directory, self.clock, self.config.dir / "peers.json", self.entry
+            identity,
+            self.config.run_id,
+            self.config.directory,
+            self.clock,
+            self.config.dir / "peers.json",
+            self.entry,
+            is_client=not self.transport.is_dialable,
         )
         self._exit.push_async_callback(directory.stop)
         return directory
@@ -352,6 +365,8 @@ class Daemon(Service):
             "is_finished": self._is_finished,
             "endpoints": list(agent.endpoints),
             "dht": self._maddrs(),
+            "reach": self.reach.status(),
+            "relayed": self.transport.relay.status(),
             "peers": sorted(agent.peers.connected),
             "known_peers": len(agent.address_book.known),
             "dials": {"answered": agent.address_book.num_answered, "failed": agent.address_book.num_failed},

@@ -41,6 +41,25 @@ def dialable_anchor(text: str) -> str:
     return text
 
 
+def relayed_endpoint(relay: str, relay_id: str) -> str:
+    """Where a node is that holds a place at a relay: the relay's host:port, and who it is.
+
+    Example:
+        relayed_endpoint("relay.example.org:7700", 64 * "a")  # "relay.example.org:7700/aaaa..."
+    """
+    return f"{relay}/{relay_id}"
+
+
+def split_relayed(endpoint: str) -> tuple[str, str]:
+    """host:port that is dialled, and the node id of the relay there; empty where it is the node itself.
+
+    Example:
+        split_relayed("1.2.3.4:7700")  # ("1.2.3.4:7700", "")
+    """
+    host_port, _, relay_id = endpoint.partition("/")
+    return host_port, relay_id
+
+
 def dialable_multiaddress(text: str) -> str:
     """The TCP multiaddress itself, without a peer id, for instance /dns4/example.org/tcp/7701.
 

@@ -4,6 +4,7 @@ Invariant: modules of one layer know each other only through these protocols. Wh
 a disk, a network or another process has a second form in memory, in `swarm.simulate.virtual` or `swarm.testing`.
 """
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from swarm.addresses import split_relayed
 from swarm.episode import Action, Actions, EpisodeOutcome, Message, Transition
 from swarm.types import (
     Advert,
@@ -383,7 +385,27 @@ class PeerAddress:
     """How to reach a node and who it must prove to be."""
 
     node_id: NodeId
-    endpoint: str  # host:port
+    endpoint: str  # host:port; of a node behind a relay the relay's, and "/" and its node id
+
+    @property
+    def relay(self) -> "PeerAddress | None":
+        """The relay through which the node is reached; None where it is dialled itself."""
+        endpoint, relay_id = split_relayed(self.endpoint)
+        return PeerAddress(node_id=relay_id, endpoint=endpoint) if relay_id else None
+
+    @property
+    def place(self) -> str:
+        """What only one node can have: its endpoint, and behind a relay its name there."""
+        return f"{self.endpoint}/{self.node_id}" if "/" in self.endpoint else self.endpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DialBack:
+    """What came of a peer's attempt to dial us."""
+
+    host: str  # that our call came from, as the peer saw it; IPv6 in brackets
+    is_reached: bool
+    detail: str  # why not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -486,6 +508,43 @@ class Transport(Protocol):
 
     async def stop(self) -> None:
         """Stops answering and closes every connection."""
+        ...
+
+
+class HeldPlace(Protocol):
+    """A place at a relay, through which others reach us."""
+
+    @property
+    def endpoint(self) -> str:
+        """What to advertise while it is held."""
+        ...
+
+    @property
+    def held(self) -> asyncio.Event:
+        """Set while the relay holds it."""
+        ...
+
+    async def hold(self) -> None:
+        """Holds it and takes connections until it is lost. Raises Unavailable."""
+        ...
+
+
+class Reachability(Protocol):
+    """What a transport can find out and do about whether others reach this node."""
+
+    is_dialable: bool
+    """Whether others can dial it, as far as is known; who cannot be dialled relays nothing."""
+
+    async def dial_back(self, peer: PeerAddress, timeout_s: float) -> DialBack:
+        """Asks a peer to dial the address that our call comes from. Raises Unavailable."""
+        ...
+
+    def place_at(self, relay: PeerAddress) -> HeldPlace:
+        """A place at a relay, not held yet."""
+        ...
+
+    async def renew_connections(self) -> None:
+        """Ends every connection that we opened: they broke with the network they were of."""
         ...
 
 

@@ -401,7 +401,7 @@ class Advert:
 
     node_id: NodeId
     run_id: str
-    endpoints: tuple[str, ...]  # host:port of its exchange service
+    endpoints: tuple[str, ...]  # host:port of its exchange service, or `addresses.relayed_endpoint`; the best first
     roles: tuple[Role, ...]
     tokenizer_digest: Digest
     head: PolicyVersion  # newest of its own or followed lineage; with a digest only where it serves these weights
@@ -415,6 +415,7 @@ class Advert:
     expires_at_s: float  # wall clock
     credential: bytes = b""  # what it shows to take part, serialised
     equivocator: str = ""  # 16 hex digits of an owner that it can prove to have signed two versions of a step
+    relay_places: int = 0  # free places for nodes that cannot be dialled; 0: it does not relay
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

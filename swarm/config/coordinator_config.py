@@ -8,7 +8,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from swarm.config.node_config import DirectoryConfig, Endpoint, Model, NodeConfig, PositiveFloat, TelemetryConfig
+from swarm.config.node_config import (
+    DirectoryConfig,
+    Endpoint,
+    Model,
+    NodeConfig,
+    Positive,
+    PositiveFloat,
+    TelemetryConfig,
+)
 from swarm.types import RUN_ID_PATTERN
 
 
@@ -27,6 +35,11 @@ class CoordinatorConfig(Model):
     """host:port in the join link; empty uses the listening address."""
     lease_s: PositiveFloat = 30.0
     """A node without a heartbeat for this long is gone."""
+    relay_places: Annotated[int, Field(ge=0, le=4096)] = 128
+    """Nodes that cannot be dialled for which the coordinator passes on connections, whose content it cannot read, while
+    no node does; 0: none."""
+    relay_bytes_per_s: Positive = 8 * 2**20
+    """Most bytes a second that it passes on for them, both directions together."""
     manifest_days: Annotated[float, Field(ge=0, le=3650)] = 0.0
     """Days after which a signed manifest is refused; it is signed anew when half of them are over. 0: never."""
     next_key: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""

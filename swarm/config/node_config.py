@@ -428,6 +428,13 @@ class ExchangeConfig(Model):
     """host:port of the exchange service; port 0 picks a free one."""
     advertise: Endpoint = ""
     """host:port that others should dial (a mapped port, a public name); empty uses the listening address."""
+    reach: Literal["auto", "dialable", "outward"] = "auto"
+    """How others reach this node. `auto`: the coordinator and some peers try to dial it, and where they cannot it is
+    reached through relays. `outward`: through relays, without a try. `dialable`: where it listens or advertises."""
+    relay_places: Annotated[int, Field(ge=0, le=4096)] = 128
+    """Nodes that cannot be dialled for which this one passes on connections, whose content it cannot read; 0: none."""
+    relay_bytes_per_s: Positive = 8 * 2**20
+    """Most bytes a second that it passes on for them, both directions together."""
     max_neighbours: Annotated[int, Field(ge=0, le=64)] = 8
     """Peers whose groups are streamed."""
     max_group_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20)] = 4 * 2**20

@@ -108,6 +108,7 @@ class Agent:
         self.store, self._tokenizer, self._verifier = store, tokenizer, verifier
         self.endpoints: tuple[str, ...] = ()
         self.credential: Callable[[], bytes] = bytes  # what our advert shows
+        self.relay_places: Callable[[], int] = int  # free ones, for nodes that cannot be dialled
         self.num_failures = 0
         self._last_step_at_s = self.clock.now_s()
         self.idle_figures: Mapping[str, float] = {}  # of the newest step, where the guard set all sources aside
@@ -358,13 +359,15 @@ class Agent:
         return self.newest_version if is_had else replace(self.newest_version, digest=b"")
 
     async def wait_offer_changed(self, advert: Advert) -> None:
-        """Waits until the advert must change: another lineage is offered, weights for the first time, or a proof."""
+        """Waits until the advert must change: other endpoints, another lineage, weights for the first time, a proof."""
 
-        def offer(head: PolicyVersion, equivocator: str) -> tuple[str, bool, str]:
-            return head.policy_id, bool(head.digest), equivocator
+        def offer(endpoints: tuple[str, ...], head: PolicyVersion, equivocator: str) -> tuple[object, ...]:
+            return endpoints, head.policy_id, bool(head.digest), equivocator
 
-        of = offer(advert.head, advert.equivocator)
-        await self.context.changed.until(lambda: offer(self.advertised_version, self._equivocator) != of)
+        of = offer(advert.endpoints, advert.head, advert.equivocator)
+        await self.context.changed.until(
+            lambda: offer(self.endpoints, self.advertised_version, self._equivocator) != of
+        )
 
     @property
     def _equivocator(self) -> str:
@@ -404,6 +407,7 @@ class Agent:
             expires_at_s=self.clock.now_s() + 3 * self.config.exchange.advert_every_s,
             equivocator=self._equivocator,
             credential=self.credential(),
+            relay_places=self.relay_places(),
         )
 
     def node_report(self, tokens_per_s: float) -> NodeReport:

@@ -17,7 +17,9 @@ from swarm.errors import ConfigError, Forged, NotHeld, SwarmError, TooLarge, Una
 from swarm.exchange.exchange_servicer import FETCH_BYTES, ExchangeServicer
 from swarm.exchange.group_stream import SUBSCRIBE_BATCH
 from swarm.identity import Identity, is_hex_digest
-from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamItem
+from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, StreamItem
+from swarm.relay.relay_client import RelayedSocket, RelayPlace, RelaySessions, dial_back
+from swarm.relay.relay_servicer import RelayLimits, RelayServicer
 from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
 from swarm.wire.adverts import cursor_from_message, cursor_to_message
 from swarm.wire.envelopes import (
@@ -41,6 +43,8 @@ from swarm.wire.weights import (
 STALL_TIMEOUT_S: Final = 120.0
 DRAIN_S: Final = 0.2
 _HASH_IN_THREAD_BYTES: Final = 2**20
+# Who is behind a relay, or holds a place at one, notices a dead one within twice that; routers forget no sooner.
+RELAY_PING_S: Final = 3.0
 _WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "[::]", ""})
 
 
@@ -67,6 +71,7 @@ class GrpcTransport:
         standing: Callable[[NodeId], int] = lambda node_id: 0,
         note_call: Callable[[NodeId, str], None] = lambda node_id, subnet: None,
         note_clock: NoteClock = lambda node_id, now_s, at_s: None,
+        relay_limits: RelayLimits | None = None,
     ) -> None:
         """What a node knows of its peers.
 
@@ -77,6 +82,7 @@ class GrpcTransport:
             standing: a peer's, whose streams make room last where it is high.
             note_call: called with a peer that opens a stream, and the subnet that it calls from.
             note_clock: called with the clock of a peer that we dialled.
+            relay_limits: of what it does for nodes that cannot be dialled.
         """
         self._identity = identity
         self._run_id = run_id
@@ -88,6 +94,13 @@ class GrpcTransport:
         self._stall_timeout_s = stall_timeout_s
         self._server: SessionServer | None = None
         self._clients: set[GrpcPeer] = set()
+        self.is_dialable = True  # by others, as far as is known; who is not relays nothing
+        self.relay = RelayServicer(
+            self._sessions, clock, relay_limits or RelayLimits(), lambda: self.is_dialable, standing
+        )
+        self._relays = RelaySessions(self._open_relay, config.dial_timeout_s)
+        self._own_server = ""  # host:port that our own server listens on
+        self.endpoint = ""  # where others dial it, as served
 
     async def serve(self, handler: ExchangeHandler) -> tuple[str, ...]:
         """Starts answering peers; returns the endpoints to advertise.
@@ -103,9 +116,11 @@ class GrpcTransport:
         if host in _WILDCARD_HOSTS:
             raise ConfigError(f"exchange.advertise: {endpoint!r} names no host that peers could dial; set host:port")
         self._server, bound = await start_server(
-            self._config.listen, self._sessions, [lambda server: add(servicer, server)]
+            self._config.listen, self._sessions, [lambda server: add(servicer, server), self.relay.register]
         )
-        return (f"{host}:{bound}" if port == "0" else endpoint,)
+        self._own_server = f"{self._config.listen.rpartition(':')[0]}:{bound}"
+        self.endpoint = f"{host}:{bound}" if port == "0" else endpoint
+        return (self.endpoint,)
 
     async def connect(self, address: PeerAddress, timeout_s: float) -> PeerClient:
         """A mutually authenticated connection, which ends for good when it breaks.
@@ -114,7 +129,29 @@ class GrpcTransport:
             Unavailable: nobody answered in time.
             Unauthenticated: another node answered, or refused our proof.
         """
-        channel = await open_channel(
+        if address.relay is not None:
+            return await self._connect_through(address.relay, address, timeout_s)
+        return self._peer(await self._open(address, timeout_s))
+
+    async def _connect_through(self, relay: PeerAddress, address: PeerAddress, timeout_s: float) -> PeerClient:
+        way = RelayedSocket(self._relays, relay, address.node_id)
+        try:
+            path = await way.__aenter__()
+            channel = await self._open(address, timeout_s, socket_path=path, ping_s=RELAY_PING_S)
+        except BaseException as error:
+            await way.close()
+            if isinstance(error, Unavailable) and way.failure is not None:
+                raise type(error)(f"{error}: {way.failure}") from None
+            raise
+        return self._peer(channel, way)
+
+    def _peer(self, channel: AuthenticatedChannel, way: RelayedSocket | None = None) -> "GrpcPeer":
+        peer = GrpcPeer(channel, self._config.dial_timeout_s, self._clients, way)
+        self._clients.add(peer)
+        return peer
+
+    async def _open(self, address: PeerAddress, timeout_s: float, **options: Any) -> AuthenticatedChannel:
+        return await open_channel(
             address.endpoint,
             address.node_id,
             self._identity,
@@ -123,14 +160,34 @@ class GrpcTransport:
             self._clock,
             self._credential,
             self._note_clock,
+            **options,
         )
-        peer = GrpcPeer(channel, self._config.dial_timeout_s, self._clients)
-        self._clients.add(peer)
-        return peer
+
+    async def _open_relay(self, relay: PeerAddress, timeout_s: float) -> AuthenticatedChannel:
+        if relay.node_id == self._identity.node_id:  # who is behind us is reached through our own server
+            host, _, port = self._own_server.rpartition(":")
+            local = f"127.0.0.1:{port}" if host in _WILDCARD_HOSTS or host == "::" else self._own_server
+            relay = PeerAddress(node_id=relay.node_id, endpoint=local)
+        return await self._open(relay, timeout_s, ping_s=RELAY_PING_S)
+
+    async def dial_back(self, peer: PeerAddress, timeout_s: float) -> DialBack:
+        """Asks a peer to dial the address that our call comes from, at the port that we advertise."""
+        advertised = (self._config.advertise or self._own_server).rpartition(":")[2]
+        port = int(advertised if advertised != "0" else self._own_server.rpartition(":")[2])
+        return await dial_back(self._relays, peer, port, timeout_s)
+
+    def place_at(self, relay: PeerAddress) -> RelayPlace:
+        """A place at a relay, not held yet; its connections go to our own server, which has to be started."""
+        return RelayPlace(self._relays, relay, self._own_server)
+
+    async def renew_connections(self) -> None:
+        """Ends every connection that we opened: they broke with the network they were of."""
+        await asyncio.gather(*(client.close() for client in list(self._clients)))
+        await self._relays.close()
 
     async def stop(self) -> None:
         """Ends every connection and stream, ours and theirs, within DRAIN_S."""
-        await asyncio.gather(*(client.close() for client in list(self._clients)))
+        await self.renew_connections()
         if self._server is not None:
             await self._server.stop(DRAIN_S)
             self._server = None
@@ -142,8 +199,15 @@ class GrpcPeer:
     Nothing that it returns was opened: signature and content are for admission to check.
     """
 
-    def __init__(self, channel: AuthenticatedChannel, call_timeout_s: float, registry: "set[GrpcPeer]") -> None:
+    def __init__(
+        self,
+        channel: AuthenticatedChannel,
+        call_timeout_s: float,
+        registry: "set[GrpcPeer]",
+        way: RelayedSocket | None = None,
+    ) -> None:
         self._channel = channel
+        self._way = way  # through a relay
         self._call_timeout_s = call_timeout_s
         self._registry = registry
         self._stub: Any = pb_grpc.ExchangeServiceStub(channel.channel)
@@ -241,6 +305,8 @@ class GrpcPeer:
     async def close(self) -> None:
         self._registry.discard(self)
         await self._channel.close()
+        if self._way is not None:
+            await self._way.close()
 
 
 def _sha256(data: bytes) -> Digest:

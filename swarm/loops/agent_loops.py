@@ -59,14 +59,11 @@ async def run_agent(
 
 
 async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:
-    """Keeps our advert in the directory; at once where it offers weights of a lineage for the first time."""
+    """Keeps our advert in the directory; at once where it says something new."""
     while True:
         advert = agent.advert()
         await directory.announce(advert)
         pause_s = agent.config.exchange.advert_every_s * rng.uniform(0.8, 1.0)
-        if agent.weight_follower is None and agent.version_publisher is None:
-            await asyncio.sleep(pause_s)
-            continue
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await agent.wait_offer_changed(advert)

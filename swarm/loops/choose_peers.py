@@ -87,7 +87,7 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], relay: bool, rng: rand
         address
         for advert in allowed
         if advert.endpoints and advert.node_id not in followers and advert.node_id not in no_forwarders
-        if not book.is_known(address := _address_of(advert)) and book.may_dial(address)
+        if not book.is_known(address := book.best_address(advert.node_id, advert.endpoints)) and book.may_dial(address)
     ]
     rng.shuffle(unproven)
     moved = [address for address in unproven if address.node_id in book.known]
@@ -108,7 +108,9 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], relay: bool, rng: rand
     trials = list(dict.fromkeys(mixed))[: min(MAX_TRIALS, num_free + NUM_SPARE_TRIALS)]
     streams = {(address, relay) for address in places}
     return PeerChoice(
-        streams=streams | {(_address_of(advert), False) for advert in choose_followers(agent, allowed)}, trials=trials
+        streams=streams
+        | {(book.best_address(a.node_id, a.endpoints), False) for a in choose_followers(agent, allowed)},
+        trials=trials,
     )
 
 
@@ -183,6 +185,3 @@ def unlisted_followers(
         if address.node_id in agent.credit_ledger.followers - found and agent.reputation.is_allowed(address.node_id)
     }
 
-
-def _address_of(advert: Advert) -> PeerAddress:
-    return PeerAddress(node_id=advert.node_id, endpoint=advert.endpoints[0])

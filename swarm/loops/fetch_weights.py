@@ -15,7 +15,7 @@ from typing import Final
 from swarm.errors import NotHeld, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
 from swarm.flow import Backoff
-from swarm.interfaces import CoordinatorClient, Discovery, PeerAddress, Transport
+from swarm.interfaces import CoordinatorClient, Discovery, PeerAddress, PeerClient, Transport
 from swarm.loops.dial import dial
 from swarm.loops.supervise import supervise
 from swarm.types import Advert, Credit, SealedManifest, short
@@ -89,7 +89,7 @@ def choose_sources(agent: Agent, follower: WeightFollower, adverts: Sequence[Adv
     others.sort(key=lambda a: (not served(a.node_id), hashlib.sha256((agent.node_id + a.node_id).encode()).digest()))
     chosen = [*(advert for advert in adverts if advert.node_id == policy_id), *others[:NUM_OTHERS]]
     chosen += choose_witnesses(agent, follower, adverts)
-    return {PeerAddress(node_id=a.node_id, endpoint=a.endpoints[0]) for a in chosen if a.endpoints}
+    return {agent.address_book.best_address(a.node_id, a.endpoints) for a in chosen if a.endpoints}
 
 
 def choose_witnesses(agent: Agent, follower: WeightFollower, adverts: Sequence[Advert]) -> list[Advert]:
@@ -159,7 +159,7 @@ class SourceWatcher:
         self._came = False
         self._agent.reputation.require_allowed(peer)
         if peer == policy_id:  # never given up, and its advert is its own: no budget
-            client = await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
+            client = await self._connect_trainer()
         else:
             client = await dial(self._agent, self._transport, self._address)
         self._follower.on_connected(peer, client)
@@ -172,9 +172,24 @@ class SourceWatcher:
                     raise Unavailable(f"{short(peer)} sent {num_idle} manifests without news")
                 self._came = True
                 self._backoff.reset()
+        except Unavailable:
+            self._note_relay_failure()
+            raise
         finally:
             self._follower.on_disconnected(peer, client)
             await client.close()
+
+    async def _connect_trainer(self) -> PeerClient:
+        try:
+            return await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
+        except Unavailable:
+            self._note_relay_failure()
+            raise
+
+    def _note_relay_failure(self) -> None:
+        """Another relay may lead there at once."""
+        if self._address.relay is not None:
+            self._agent.address_book.record_failure(self._address)
 
     async def _take(self, item: SealedManifest | Credit) -> bool:
         """True where it was new."""

@@ -163,8 +163,9 @@ class NeighbourStream:
                 self._backoff.reset()
                 self._agent.address_book.record_working(self._address)
         except Unavailable:
-            if not num_items and self._agent.clock.monotonic_s() - began_s < LASTING_S:
-                self._agent.address_book.record_failure(self._address)  # it answers, and serves us nothing
+            is_useless = not num_items and self._agent.clock.monotonic_s() - began_s < LASTING_S
+            if is_useless or self._address.relay is not None:  # another relay may lead there at once
+                self._agent.address_book.record_failure(self._address)
             raise
         finally:
             self._client = None

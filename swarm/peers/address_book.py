@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, cast
 
-from swarm.addresses import dialable_anchor, public_subnet_of
+from swarm.addresses import dialable_anchor, public_subnet_of, split_relayed
 from swarm.clock import Clock
 from swarm.flow import BoundedTable, RateLimiter, TokenBucket
 from swarm.interfaces import PeerAddress
@@ -79,8 +79,8 @@ class AddressBook:
         self.anchors = tuple(anchors)
         self._anchor_ids = frozenset(anchor.node_id for anchor in anchors)
         self.known: dict[NodeId, KnownPeer] = {}
-        self._owners: dict[str, NodeId] = {}  # endpoint -> known peer
-        self._failures = BoundedTable[str, _Failures](MAX_ENDPOINTS)  # by endpoint, whoever claims it
+        self._owners: dict[str, NodeId] = {}  # `PeerAddress.place` -> known peer
+        self._failures = BoundedTable[str, _Failures](MAX_ENDPOINTS)  # by place, whoever claims it
         self._false_claims = BoundedTable[str, int](MAX_ENDPOINTS)  # of a key, and of the subnet that it called from
         now_s = clock.monotonic_s()
         self._known_dials = TokenBucket(KNOWN_PER_S, KNOWN_BURST, now_s)
@@ -93,9 +93,16 @@ class AddressBook:
 
     # --- whether to dial -------------------------------------------------------------------------
 
+    def best_address(self, node_id: NodeId, endpoints: Sequence[str]) -> PeerAddress:
+        """Where a node is dialled that advertises these endpoints, the best first: where it answered before, as long as
+        it says so; else the first that did not just fail."""
+        offered = [PeerAddress(node_id=node_id, endpoint=endpoint) for endpoint in endpoints]
+        offered.sort(key=lambda address: not self.is_known(address))
+        return next(filter(self.may_dial, offered), offered[0])
+
     def is_known(self, address: PeerAddress) -> bool:
         """Whether that peer proved to be there."""
-        return self._owners.get(address.endpoint) == address.node_id
+        return self._owners.get(address.place) == address.node_id
 
     def endpoint_of(self, node_id: NodeId) -> str | None:
         """Where that peer proved to be."""
@@ -108,9 +115,9 @@ class AddressBook:
 
     def may_dial(self, address: PeerAddress) -> bool:
         """False where another peer proved to be, and during the pause after failures."""
-        if self._owners.get(address.endpoint, address.node_id) != address.node_id:
+        if self._owners.get(address.place, address.node_id) != address.node_id:
             return False
-        failures = self._failures.get(address.endpoint)
+        failures = self._failures.get(address.place)
         return failures is None or failures.next_try_s <= self._clock.monotonic_s()
 
     def begin_dial(self, address: PeerAddress, *, is_alive: bool = False) -> bool:
@@ -146,13 +153,13 @@ class AddressBook:
         else:
             self._stranger_dials.put_back(now_s)
             self._per_subnet[is_alive].put_back(budget_key_of(address.endpoint), now_s)
-            self._failures.pop(address.endpoint, None)
+            self._failures.pop(address.place, None)
         self._false_claims.pop(address.node_id, None)
         self._add(address, self._clock.now_s())
 
     def record_working(self, address: PeerAddress) -> None:
         """A stream from there brought something, or lasted: earlier failures are forgotten."""
-        self._failures.pop(address.endpoint, None)
+        self._failures.pop(address.place, None)
 
     def num_false_claims(self, node_id: NodeId, caller: str = "") -> int:
         """How often an address failed that this key claimed, or another one that called from its subnet."""
@@ -170,13 +177,13 @@ class AddressBook:
             caller: subnet from which its author called us; empty where it did not.
         """
         self.num_failed += 1
-        if not self._is_trusted(address):
+        if not self._is_trusted(address) and address.relay is None:  # else the relay may have failed
             self._count_false_claim(address.node_id, caller)
-        failures = self._failures.get(address.endpoint) or _Failures()
+        failures = self._failures.get(address.place) or _Failures()
         failures.num_in_row += 1
-        self._failures[address.endpoint] = failures
+        self._failures[address.place] = failures
         is_trusted = self._is_trusted(address)
-        num_pauses = failures.num_in_row - (QUICK_TRIES if is_trusted else 1)
+        num_pauses = failures.num_in_row - (QUICK_TRIES if is_trusted and address.relay is None else 1)
         if num_pauses >= 0:
             longest_s = LONGEST_PAUSE_KNOWN_S if is_trusted else LONGEST_PAUSE_S
             pause_s = min(FIRST_PAUSE_S * 2.0 ** min(num_pauses, 20), longest_s)
@@ -194,13 +201,16 @@ class AddressBook:
             other: who answered.
             caller: as in `record_failure`.
         """
+        if address.relay is not None:  # which led us elsewhere: nothing that its author did
+            self.record_failure(address)
+            return
         known = self.known.get(other)
         if known is not None and known.address.endpoint != address.endpoint and not self._is_failing(known):
             self.record_failure(address, caller)
             return
         self._count_false_claim(address.node_id, caller)
         self.num_failed += 1
-        self._failures.pop(address.endpoint, None)
+        self._failures.pop(address.place, None)
         self._add(PeerAddress(node_id=other, endpoint=address.endpoint), self._clock.now_s())
 
     def _add(self, address: PeerAddress, since_s: float) -> None:
@@ -208,21 +218,21 @@ class AddressBook:
         if before is not None:
             since_s, credential = before.since_s, before.credential
             if before.address != address:
-                del self._owners[before.address.endpoint]
-        owner = self._owners.get(address.endpoint, address.node_id)
+                del self._owners[before.address.place]
+        owner = self._owners.get(address.place, address.node_id)
         if owner != address.node_id:
             self._forget(owner)
         self.known[address.node_id] = KnownPeer(address=address, since_s=since_s, credential=credential)
-        self._owners[address.endpoint] = address.node_id
+        self._owners[address.place] = address.node_id
         if len(self.known) > MAX_KNOWN:
             others = (peer for peer in self.known.values() if peer.address != address)
             self._forget(max(others, key=lambda peer: (self._is_failing(peer), peer.since_s)).address.node_id)
 
     def _forget(self, node_id: NodeId) -> None:
-        del self._owners[self.known.pop(node_id).address.endpoint]
+        del self._owners[self.known.pop(node_id).address.place]
 
     def _is_failing(self, peer: KnownPeer) -> bool:
-        failures = self._failures.get(peer.address.endpoint)
+        failures = self._failures.get(peer.address.place)
         return failures is not None and failures.num_in_row >= QUICK_TRIES
 
     # --- on the disk -----------------------------------------------------------------------------
@@ -236,14 +246,15 @@ class AddressBook:
         """
         for peer in _read(path):
             node_id = peer.address.node_id
-            if node_id in self.known or peer.address.endpoint in self._owners or not admits(node_id, peer.credential):
+            if node_id in self.known or peer.address.place in self._owners or not admits(node_id, peer.credential):
                 continue
             self._add(peer.address, min(peer.since_s, self._clock.now_s()))
             self.known[node_id].credential = peer.credential
 
     def to_remember(self) -> list[dict[str, object]]:
-        """The peers worth dialling after a restart: those that work, known longest first."""
-        working = sorted((p for p in self.known.values() if not self._is_failing(p)), key=lambda p: p.since_s)
+        """The peers worth dialling after a restart: those that work and are behind no relay, known longest first."""
+        direct = (peer for peer in self.known.values() if peer.address.relay is None and not self._is_failing(peer))
+        working = sorted(direct, key=lambda peer: peer.since_s)
         return [
             {
                 "node_id": peer.address.node_id,
@@ -271,10 +282,11 @@ def anchor_of(text: str) -> PeerAddress:
 
 @lru_cache(maxsize=2**14)
 def budget_key_of(endpoint: str) -> str:
-    """What one party may fill with claims: the subnet of a public address, the domain of a name.
+    """What one party may fill with claims: the subnet of a public address, the domain of a name; behind a relay, its.
 
     Loopback and private addresses stand for themselves, with their port: many nodes of one lab share a machine.
     """
+    endpoint = split_relayed(endpoint)[0]
     host = endpoint.rpartition(":")[0].strip("[]")
     try:
         ipaddress.ip_address(host)

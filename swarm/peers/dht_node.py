@@ -124,9 +124,19 @@ class DhtPeer:
 
     @classmethod
     async def start(
-        cls, identity: Identity, run_id: str, config: DirectoryConfig, checker: RecordChecker, clock: Clock
+        cls,
+        identity: Identity,
+        run_id: str,
+        config: DirectoryConfig,
+        checker: RecordChecker,
+        clock: Clock,
+        *,
+        is_client: bool = False,
     ) -> "DhtPeer":
         """Starts p2pd and a DHT node that knows nobody yet; its peer id follows from the identity.
+
+        Args:
+            is_client: it asks and stores, and others neither ask it nor name it to each other.
 
         Raises:
             Unavailable: p2pd does not start, for instance because the port is taken.
@@ -153,6 +163,7 @@ class DhtPeer:
                     announce_maddrs=list(config.announce) or None,
                     identity_path=str(key_path),
                     check_if_identity_free=False,
+                    client_mode=is_client,
                     nat_port_map=not is_loopback,
                     auto_nat=not is_loopback,
                     use_relay=not is_loopback,

@@ -62,8 +62,10 @@ class HivemindDirectory:
         clock: Clock,
         cache_path: Path | None,
         entry: EntryRule | None = None,
+        is_client: bool = False,
     ) -> None:
         """Use `start`."""
+        self._is_client = is_client
         self._identity, self._run_id, self._config = identity, run_id, config
         self._clock, self._cache_path = clock, cache_path
         self._checker = RecordChecker(run_id, config.shards, clock, entry)
@@ -84,6 +86,7 @@ class HivemindDirectory:
         clock: Clock,
         cache_path: Path | None,
         entry: EntryRule | None = None,
+        is_client: bool = False,
     ) -> "HivemindDirectory":
         """Starts a DHT peer and joins through bootstrap and cached addresses.
 
@@ -92,6 +95,7 @@ class HivemindDirectory:
         Args:
             cache_path: JSON file of peer addresses from earlier runs; None keeps none.
             entry: whose adverts are stored and shown; None: everybody's.
+            is_client: others cannot dial this node: it stores and asks, and holds nothing for them.
 
         Raises:
             ConfigError: the listening address is not TCP, or hivemind is not installed.
@@ -103,7 +107,7 @@ class HivemindDirectory:
         for address in config.bootstrap:
             if not _is_dialable(address):
                 raise ConfigError(f"directory.bootstrap: {address!r} does not end in /p2p/<peer id>")
-        self = cls(identity, run_id, config, clock, cache_path, entry)
+        self = cls(identity, run_id, config, clock, cache_path, entry, is_client)
         for address in await asyncio.to_thread(_read_cache, cache_path):
             self._known[address] = None
         async with self._repairing:
@@ -195,7 +199,7 @@ class HivemindDirectory:
         if peer is not None:
             await peer.stop()
         self._peer = await node_module.DhtPeer.start(
-            self._identity, self._run_id, self._config, self._checker, self._clock
+            self._identity, self._run_id, self._config, self._checker, self._clock, is_client=self._is_client
         )
 
     async def _rejoin(self) -> None:

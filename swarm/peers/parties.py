@@ -12,7 +12,8 @@ What is one party. An invited key is one party with the member that answers for 
 Invited keys that proved themselves at public addresses of one subnet share a bound as well. Each has its own bounds
 besides, so nobody can use up the share of another one by moving in beside it. Members share nothing by address: the
 operator named each of them, and machines of one lab are in one subnet. Only an address where this node reached the key
-counts; what an advert claims could name the subnet of a victim. Names are not resolved, and nobody shares one.
+counts; what an advert claims could name the subnet of a victim. Names are not resolved, and nobody shares one. Who is
+behind a relay shares no bound with others there, but newcomers share the work that they cause.
 
 Keys that behave alike are not merged: with a small model honest nodes give equal answers to equal tasks, so equal
 answers do not show one owner. Copies are refused by their digests instead.
@@ -21,7 +22,7 @@ answers do not show one owner. Copies are refused by their digests instead.
 from collections.abc import Callable
 from typing import Final
 
-from swarm.addresses import public_subnet_of
+from swarm.addresses import public_subnet_of, split_relayed
 from swarm.peers.entry import EntryRule
 from swarm.types import NodeId, short
 
@@ -79,6 +80,8 @@ class Parties:
         if entry is None or entry.is_member(node_id):
             return (node_id,)
         party, subnet = self.party_of(node_id), self._subnet_of(node_id)
+        if self._is_relayed(node_id):
+            return (party,)  # the relay's subnet says nothing of who is behind it
         return (party,) if subnet is None or subnet == party else (party, subnet)
 
     def origin_of(self, node_id: NodeId) -> str:
@@ -90,7 +93,11 @@ class Parties:
             return ""
         return self._subnet_of(node_id) or node_id
 
-    def _subnet_of(self, node_id: NodeId) -> str | None:
-        """The subnet of a public address; None for any other, and for a name."""
+    def _is_relayed(self, node_id: NodeId) -> bool:
         endpoint = self._endpoint_of(node_id)
-        return None if endpoint is None else public_subnet_of(endpoint.rpartition(":")[0])
+        return endpoint is not None and bool(split_relayed(endpoint)[1])
+
+    def _subnet_of(self, node_id: NodeId) -> str | None:
+        """The subnet of a public address, of its relay's where it is behind one; None for any other, and for a name."""
+        endpoint = self._endpoint_of(node_id)
+        return None if endpoint is None else public_subnet_of(split_relayed(endpoint)[0].rpartition(":")[0])

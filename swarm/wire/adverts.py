@@ -9,8 +9,9 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from swarm.addresses import split_relayed
 from swarm.errors import TooLarge
-from swarm.identity import DOMAIN_ADVERT, Identity, Verify, node_id_of, verify
+from swarm.identity import DOMAIN_ADVERT, Identity, Verify, is_hex_digest, node_id_of, verify
 from swarm.types import RUN_ID_PATTERN, Advert, Correction, Cursor, RefusalReason, Role
 from swarm.wire.rollout_groups import (
     MAX_STEP,
@@ -22,9 +23,10 @@ from swarm.wire.rollout_groups import (
 )
 from swarm.wire.v1 import advert_pb2
 
-MAX_ADVERT_BYTES: Final = 640  # 330 to 400 without a credential, 117 with both kinds of one
+MAX_ADVERT_BYTES: Final = 768  # 330 to 400 without a credential, 117 with both kinds of one, 88 for each relay
 MAX_ADVERT_TTL_S: Final = 300.0
 MAX_ENDPOINTS: Final = 4
+MAX_PLACES: Final = 2**20
 MAX_EPOCH_CHARS: Final = 64
 _MAX_REWARD: Final = 1e6
 
@@ -74,6 +76,7 @@ def advert_to_message(advert: Advert) -> advert_pb2.Advert:
         expires_at_s=advert.expires_at_s,
         credential=advert.credential,
         equivocator=bytes.fromhex(advert.equivocator),
+        relay_places=advert.relay_places,
     )
 
 
@@ -83,7 +86,8 @@ def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | No
     is_whole = (
         re.fullmatch(RUN_ID_PATTERN, message.run_id) is not None
         and len(message.endpoints) <= MAX_ENDPOINTS
-        and all(is_endpoint(endpoint) for endpoint in message.endpoints)
+        and all(is_place(endpoint) for endpoint in message.endpoints)
+        and message.relay_places < MAX_PLACES
         and len(message.roles) == len(set(message.roles) & set(ROLES_BY_NUMBER))
         and len(message.tokenizer_digest) in (0, 32)
         and len(message.equivocator) in (0, 8)
@@ -116,12 +120,19 @@ def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | No
         expires_at_s=message.expires_at_s,
         credential=message.credential,
         equivocator=message.equivocator.hex(),
+        relay_places=message.relay_places,
     )
 
 
 def is_endpoint(text: str) -> bool:
     """True for host:port with a usable port and nothing but the characters of a name or address."""
     return _ENDPOINT.fullmatch(text) is not None and 0 < int(text.rpartition(":")[2]) < 65536
+
+
+def is_place(text: str) -> bool:
+    """True for an endpoint, also of a relay with its node id: where a node is reached."""
+    endpoint, relay_id = split_relayed(text)
+    return is_endpoint(endpoint) and (endpoint == text or is_hex_digest(relay_id))
 
 
 def seal_advert(advert: Advert, identity: Identity) -> bytes:

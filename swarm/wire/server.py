@@ -117,7 +117,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
         self.certificate: Certificate = create_certificate()
         self.limits = limits or ServerLimits()
         self.identity = identity
-        self._run_id = run_id
+        self.run_id = run_id
         self._clock = clock
         self._nonces: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # peer -> nonce, expiry
         self.connections = ConnectionLimiter(self.limits.bounds)
@@ -230,10 +230,10 @@ class Sessions(pb_grpc.SessionServiceServicer):
         if not nonce or expires_s <= self._clock.monotonic_s():
             raise Unauthenticated("no fresh challenge on this connection")
         check_protocol_version("the client", request.protocol_version)
-        if request.run_id != self._run_id:
-            raise Unauthenticated(f"this is run {self._run_id}, the client's is {request.run_id[:40]!a}")
+        if request.run_id != self.run_id:
+            raise Unauthenticated(f"this is run {self.run_id}, the client's is {request.run_id[:40]!a}")
         client = node_id_of(request.public_key)
-        signed = hello_message(nonce, self.certificate.digest, client, self.identity.node_id, self._run_id)
+        signed = hello_message(nonce, self.certificate.digest, client, self.identity.node_id, self.run_id)
         if not verify(request.public_key, DOMAIN_HELLO, signed, request.signature):
             raise Unauthenticated("the signature does not fit key, challenge and certificate")
         self._require_allowed(client)
@@ -346,6 +346,6 @@ def _server_options(limits: ServerLimits, num_connections: int) -> list[tuple[st
         ("grpc.max_connection_idle_ms", int(1000 * limits.idle_timeout_s)),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 2_000),  # behind relays both ends look after each other
         ("grpc.http2.max_ping_strikes", 4),
     ]

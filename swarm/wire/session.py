@@ -35,6 +35,7 @@ NONCE_BYTES: Final = 32
 # Raised with every change of meaning or name on the wire; both ends of a connection must have the same.
 PROTOCOL_VERSION: Final = 2
 MAX_MESSAGE_BYTES: Final = 4 * 2**20 + 64 * 1024  # a client refuses larger answers before parsing
+PING_S: Final = 20.0  # shorter than routers forget an idle connection, but for the strictest
 _RENEW_SHARE: Final = 0.8  # of a session's life after which it is renewed
 
 CERTIFICATE_NAME: Final = "swarm-node"
@@ -168,6 +169,9 @@ async def open_channel(
     clock: Clock | None = None,
     credential: Callable[[], bytes] | None = bytes,
     note_clock: NoteClock = lambda node_id, now_s, at_s: None,
+    *,
+    socket_path: str = "",
+    ping_s: float = PING_S,
 ) -> AuthenticatedChannel:
     """Connects to a node or coordinator and has both sides prove who they are.
 
@@ -180,18 +184,20 @@ async def open_channel(
         credential: what we show to be let in. None shows nothing, not even who we are: only the server proves itself,
             for calls that need no session.
         note_clock: called with what the server says of its clock, at each handshake.
+        socket_path: Unix socket that leads there; the endpoint is a name for messages then.
+        ping_s: seconds without a byte after which the other end is asked for a sign of life, and that it has for one.
 
     Raises:
         Unavailable: nobody answered in time; names the endpoint.
         Unauthenticated: somebody else answered, or our proof was refused; names the endpoint.
     """
-    if not is_endpoint(endpoint):
+    if not socket_path and not is_endpoint(endpoint):
         raise Unavailable(f"{endpoint!a} is not host:port")
-    host, _, port = endpoint.rpartition(":")
     try:
         async with asyncio.timeout(timeout_s):
-            der = await fetch_certificate(host.strip("[]"), int(port))
-            channel = grpc.aio.secure_channel(endpoint, _credentials_pinning(der), options=_channel_options())
+            der = await fetch_certificate(endpoint, socket_path)
+            target = f"unix:{socket_path}" if socket_path else endpoint
+            channel = grpc.aio.secure_channel(target, _credentials_pinning(der), options=_channel_options(ping_s))
             digest, known = hashlib.sha256(der).digest(), clock or SystemClock()
             opened = AuthenticatedChannel(
                 channel, expected_node_id, digest, identity, run_id, known, credential or bytes, note_clock
@@ -217,7 +223,7 @@ def _credentials_pinning(der: bytes) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(root_certificates=ssl.DER_cert_to_PEM_cert(der).encode())
 
 
-def _channel_options() -> list[tuple[str, Any]]:
+def _channel_options(ping_s: float) -> list[tuple[str, Any]]:
     return [
         ("grpc.ssl_target_name_override", CERTIFICATE_NAME),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -227,8 +233,8 @@ def _channel_options() -> list[tuple[str, Any]]:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
         ("grpc.enable_retries", 0),
-        ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_time_ms", int(1000 * ping_s)),
+        ("grpc.keepalive_timeout_ms", int(1000 * min(ping_s, 10.0))),
         ("grpc.http2.max_pings_without_data", 0),
     ]
 
@@ -268,7 +274,7 @@ def create_certificate() -> Certificate:
     )
 
 
-async def fetch_certificate(host: str, port: int) -> bytes:
+async def fetch_certificate(endpoint: str, socket_path: str = "") -> bytes:
     """The certificate (DER) that a server shows to anyone. The caller sets the deadline.
 
     Raises:
@@ -280,7 +286,12 @@ async def fetch_certificate(host: str, port: int) -> bytes:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
     try:
-        _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=CERTIFICATE_NAME)
+        tls: dict[str, Any] = {"ssl": context, "server_hostname": CERTIFICATE_NAME}
+        if socket_path:
+            _, writer = await asyncio.open_unix_connection(socket_path, **tls)
+        else:
+            host, _, port = endpoint.rpartition(":")
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port), **tls)
     except (OSError, ValueError) as error:
         raise Unavailable(f"no TLS connection: {type(error).__name__}") from None
     try:

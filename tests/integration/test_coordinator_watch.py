@@ -220,7 +220,7 @@ async def test_slow_reader_is_cut_and_costs_one_version_meanwhile() -> None:
     core, sessions = CoordinatorCore(clock), Sessions(Identity.create(), RUN, clock)
     servicer = CoordinatorServicer(core, sessions, cast(Any, None), tuple, stall_timeout_s=0.5)
     server, listen = await server_of(servicer, sessions)
-    der = await fetch_certificate("127.0.0.1", int(listen.rpartition(":")[2]))
+    der = await fetch_certificate(listen)
     narrow = [
         ("grpc.ssl_target_name_override", CERTIFICATE_NAME),
         ("grpc.use_local_subchannel_pool", 1),
@@ -291,7 +291,7 @@ async def test_request_without_a_lineage_is_refused_and_nobody_watches_without_a
     client = client_at(listen, sessions.identity.node_id, Identity.create())
     with pytest.raises(Unavailable, match="policy id of"):
         await anext(client.watch_versions(policy_id))
-    pem = ssl.DER_cert_to_PEM_cert(await fetch_certificate("127.0.0.1", int(listen.rpartition(":")[2])))
+    pem = ssl.DER_cert_to_PEM_cert(await fetch_certificate(listen))
     options = [("grpc.ssl_target_name_override", CERTIFICATE_NAME)]
     async with grpc.aio.secure_channel(listen, grpc.ssl_channel_credentials(pem.encode()), options=options) as channel:
         stub: Any = CoordinatorServiceStub(channel)

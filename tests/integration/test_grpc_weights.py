@@ -309,7 +309,7 @@ class Node:
 async def open_narrow(node: Node) -> AuthenticatedChannel:
     """A client that takes 16 KiB of an answer and no more until it is read."""
     host, _, port = node.endpoint.rpartition(":")
-    der = await fetch_certificate(host, int(port))
+    der = await fetch_certificate(f"{host}:{port}")
     options = [
         ("grpc.ssl_target_name_override", CERTIFICATE_NAME),
         ("grpc.use_local_subchannel_pool", 1),

@@ -1,0 +1,256 @@
+"""Reach: whether others can dial this node, and places at relays where they cannot.
+
+Invariant: what a node advertises is where it was reached, or a relay that holds its place now. Only the address that
+our own calls come from is ever tried, and only relays that proved their keys to us before are asked for a place.
+"""
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from swarm.addresses import own_address
+from swarm.errors import Unavailable
+from swarm.exchange.agent import Agent
+from swarm.interfaces import DialBack, HeldPlace, PeerAddress, Reachability
+from swarm.peers.address_book import budget_key_of, is_public
+from swarm.types import JsonDict, short
+
+logger = logging.getLogger(__name__)
+
+NUM_PLACES: Final = 2  # held at a time, at relays of different subnets where there are
+NUM_WITNESSES: Final = 3
+DIAL_BACK_TIMEOUT_S: Final = 6.0
+MEASURE_EVERY_S: Final = 600.0
+UNKNOWN_EVERY_S: Final = 10.0  # while nobody was there to ask
+LOOK_EVERY_S: Final = 2.0  # at our own address and the clock
+SLEPT_S: Final = 10.0  # the wall clock went on so much longer than this process
+FIRST_PAUSE_S: Final = 1.0  # after a place was lost, or refused; doubles
+LONGEST_PAUSE_S: Final = 60.0
+LASTING_S: Final = 30.0
+
+
+class Kind(StrEnum):
+    """How others reach a node."""
+
+    UNKNOWN = "unknown"  # nobody was there to ask; its endpoint is advertised as configured
+    DIALABLE = "dialable"
+    OUTWARD = "outward"  # it dials, and is reached through relays
+
+
+@dataclass(eq=False, slots=True)
+class _Relay:
+    address: PeerAddress
+    task: asyncio.Task[None]
+    place: HeldPlace
+    delay_s: float = math.inf  # from asking to holding; infinite until then
+
+
+@dataclass(slots=True)
+class _Pause:
+    until_s: float = -math.inf
+    num_in_row: int = 0
+
+
+@dataclass(slots=True)
+class ReachState:
+    """What is known, for status and advert."""
+
+    kind: Kind = Kind.UNKNOWN
+    host: str = ""  # that our calls come from, as others see it
+    detail: str = ""  # why nobody could dial us, as one of them said
+    relays: list[tuple[PeerAddress, float]] = field(default_factory=list[tuple[PeerAddress, float]])  # and delay_s
+
+
+class Reach:
+    """Finds out how others reach this node, and sees to it that they do.
+
+    Args:
+        agent: of the node; its `endpoints` are replaced as they change.
+        transport: asks and holds.
+        rng: jitter; seeded differently at each node.
+
+    Example:
+        reach = Reach(agent, transport, rng)
+        await reach.measure()
+        await reach.keep()  # until cancelled
+    """
+
+    def __init__(self, agent: Agent, transport: Reachability, rng: random.Random) -> None:
+        self._agent, self._transport, self._rng = agent, transport, rng
+        self._config = agent.config.exchange
+        self._direct = agent.endpoints  # as the transport serves
+        self._relays: dict[PeerAddress, _Relay] = {}
+        self._pauses: dict[PeerAddress, _Pause] = {}
+        self._measured_s = -math.inf
+        self.state = ReachState()
+
+    @property
+    def _is_fixed(self) -> bool:
+        """Whether there is nothing to measure: it is configured, or only this machine is listened to."""
+        host = self._config.listen.rpartition(":")[0]
+        return self._config.reach != "auto" or host.startswith("127.") or host in ("localhost", "[::1]")
+
+    # --- whether we can be dialled -----------------------------------------------------------------
+
+    async def measure(self) -> None:
+        """Asks a few nodes to dial us; most of them decide. Without an answer all stays as it is."""
+        self._measured_s = self._agent.clock.monotonic_s()
+        if self._is_fixed:
+            self._become(Kind.OUTWARD if self._config.reach == "outward" else Kind.DIALABLE)
+            return
+        witnesses = self._witnesses()
+        asked = await asyncio.gather(*map(self._ask, witnesses))
+        answers = [(each, answer) for each, answer in zip(witnesses, asked, strict=True) if answer is not None]
+        # who is in our own network may dial what nobody else can
+        public = [answer for each, answer in answers if is_public(each.endpoint)]
+        judged = public or [answer for _, answer in answers]
+        if not judged:
+            return
+        reached = [answer for answer in judged if answer.is_reached]
+        self.state.host = judged[0].host
+        self.state.detail = next((answer.detail for answer in judged if not answer.is_reached), "")
+        if 2 * len(reached) > len(judged):
+            self._become(Kind.DIALABLE, reached[0].host)
+        else:
+            self._become(Kind.OUTWARD)
+
+    def _witnesses(self) -> list[PeerAddress]:
+        """The coordinator, then anchors and peers that answered before, those of the public network first."""
+        book = self._agent.address_book
+        known = [peer.address for peer in book.known.values() if peer.address.relay is None]
+        self._rng.shuffle(known)
+        known.sort(key=lambda address: not is_public(address.endpoint))
+        found = dict.fromkeys([*coordinator_addresses(self._agent), *book.anchors, *known])
+        return [address for address in found if address.node_id != self._agent.node_id][:NUM_WITNESSES]
+
+    async def _ask(self, witness: PeerAddress) -> DialBack | None:
+        try:
+            return await self._transport.dial_back(witness, DIAL_BACK_TIMEOUT_S)
+        except Unavailable as error:
+            logger.debug("no dial-back", extra={"peer": short(witness.node_id), "error": str(error)})
+            return None
+
+    def _become(self, kind: Kind, host: str = "") -> None:
+        before, self.state.kind = self.state.kind, kind
+        self._transport.is_dialable = kind is not Kind.OUTWARD
+        if kind is Kind.DIALABLE and host and not self._config.advertise:
+            port = self._direct[0].rpartition(":")[2]
+            self._direct = (f"{host}:{port}",)
+        if kind is not before and not (self._is_fixed and kind is Kind.DIALABLE):
+            logger.info("how others reach this node", extra={"reach": str(kind), "detail": self.state.detail})
+        if kind is not Kind.OUTWARD:
+            for relay in self._relays.values():
+                relay.task.cancel()
+        self._advertise()
+
+    def _advertise(self) -> None:
+        """Replaces the endpoints of the advert where they changed."""
+        held = [relay for relay in self._relays.values() if relay.place.held.is_set()]
+        held.sort(key=lambda relay: relay.delay_s)
+        self.state.relays = [(relay.address, relay.delay_s) for relay in held]
+        through = tuple(relay.place.endpoint for relay in held)
+        endpoints = through if self.state.kind is Kind.OUTWARD else self._direct
+        if endpoints != self._agent.endpoints:
+            self._agent.endpoints = endpoints
+            self._agent.context.changed.fire()
+
+    # --- places at relays --------------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """Measures now and then, at once where this machine has another address or slept, and holds places."""
+        async with asyncio.TaskGroup() as tasks:
+            address, ahead_s = await self._network()
+            while True:
+                if self.state.kind is Kind.OUTWARD:
+                    self._fill(tasks)
+                await asyncio.sleep(LOOK_EVERY_S * self._rng.uniform(0.5, 1.0))
+                address_now, ahead_now_s = await self._network()
+                has_moved = address_now != address or ahead_now_s - ahead_s > SLEPT_S
+                address, ahead_s = address_now, ahead_now_s
+                if has_moved:
+                    logger.info("another address, or awake again: connections begin anew", extra={"own": address})
+                    self._pauses.clear()
+                    await self._transport.renew_connections()
+                every_s = UNKNOWN_EVERY_S if self.state.kind is Kind.UNKNOWN else MEASURE_EVERY_S
+                if has_moved or self._agent.clock.monotonic_s() - self._measured_s > every_s:
+                    await self.measure()
+
+    async def _network(self) -> tuple[str, float]:
+        """This machine's address, and how far its wall clock is ahead of its monotonic one."""
+        clock = self._agent.clock
+        return await asyncio.to_thread(own_address), clock.now_s() - clock.monotonic_s()
+
+    def _fill(self, tasks: asyncio.TaskGroup) -> None:
+        now_s = self._agent.clock.monotonic_s()
+        for address in self._candidates():
+            if len(self._relays) >= NUM_PLACES:
+                return
+            pause = self._pauses.get(address)
+            if address in self._relays or (pause is not None and pause.until_s > now_s):
+                continue
+            place = self._transport.place_at(address)
+            task = tasks.create_task(self._hold(address, place), name=f"place at {short(address.node_id)}")
+            self._relays[address] = _Relay(address, task, place)
+
+    def _candidates(self) -> list[PeerAddress]:
+        """Relays that may be asked, the best first: peers that relay and answered us, then anchors, then the
+        coordinator, which relays for those who have nobody else. Of each subnet one, before others of it."""
+        book, relays = self._agent.address_book, self._agent.peers.relays
+        peers = [
+            peer.address
+            for node_id, peer in book.known.items()
+            if node_id in relays and peer.address.relay is None and self._agent.reputation.is_allowed(node_id)
+        ]
+        self._rng.shuffle(peers)
+        found = dict.fromkeys([*peers, *book.anchors, *coordinator_addresses(self._agent)])
+        others = [address for address in found if address.node_id != self._agent.node_id]
+        taken = {budget_key_of(relay.endpoint) for relay in self._relays}
+        return sorted(others, key=lambda address: budget_key_of(address.endpoint) in taken)
+
+    async def _hold(self, address: PeerAddress, place: HeldPlace) -> None:
+        clock, pause = self._agent.clock, self._pauses.setdefault(address, _Pause())
+        began_s = clock.monotonic_s()
+        noting = asyncio.ensure_future(self._note_held(address, place, began_s))
+        try:
+            await place.hold()
+        except Unavailable as error:
+            logger.info("no place at a relay", extra={"peer": short(address.node_id), "error": str(error)})
+        finally:
+            noting.cancel()
+            lasted_s = clock.monotonic_s() - began_s
+            pause.num_in_row = 1 if lasted_s > LASTING_S else pause.num_in_row + 1
+            pause_s = min(FIRST_PAUSE_S * 2.0 ** (pause.num_in_row - 1), LONGEST_PAUSE_S)
+            pause.until_s = clock.monotonic_s() + pause_s * self._rng.uniform(0.5, 1.0)
+            self._relays.pop(address, None)
+            self._advertise()
+
+    async def _note_held(self, address: PeerAddress, place: HeldPlace, began_s: float) -> None:
+        await place.held.wait()
+        self._relays[address].delay_s = self._agent.clock.monotonic_s() - began_s
+        logger.info("reached through a relay", extra={"peer": short(address.node_id), "endpoint": address.endpoint})
+        self._advertise()
+
+    def status(self) -> JsonDict:
+        """How others reach this node."""
+        return {
+            "kind": str(self.state.kind),
+            "host": self.state.host,
+            "detail": self.state.detail,
+            "relays": [
+                {"node_id": address.node_id, "endpoint": address.endpoint, "delay_ms": round(1000 * delay_s)}
+                for address, delay_s in self.state.relays
+            ],
+        }
+
+
+def coordinator_addresses(agent: Agent) -> Sequence[PeerAddress]:
+    """Where the coordinator is, which relays and dials back as a node does; none without one."""
+    link = agent.config.coordinator
+    addresses = [address.strip() for address in link.address.split(",") if address.strip()]
+    return [PeerAddress(node_id=link.fingerprint, endpoint=address) for address in addresses if link.fingerprint]
+

@@ -1,0 +1,264 @@
+"""A node's own dealings with relays: a place at one, connections through one, and whether it can be dialled at all.
+
+Invariant: whatever comes through a relay is a connection like any other: it goes to the node's own server, or to a
+channel of its own, on which both ends prove their keys. Sockets, calls and tickets are bounded.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from swarm.addresses import is_wildcard, relayed_endpoint
+from swarm.errors import NotHeld, Unavailable
+from swarm.interfaces import DialBack, PeerAddress
+from swarm.relay.relay_servicer import TICKET_BYTES
+from swarm.relay.tunnel import pump
+from swarm.types import NodeId, short
+from swarm.wire.adverts import is_endpoint
+from swarm.wire.grpc_errors import calling
+from swarm.wire.session import AuthenticatedChannel
+from swarm.wire.v1 import relay_service_pb2 as pb
+from swarm.wire.v1 import relay_service_pb2_grpc as pb_grpc
+
+logger = logging.getLogger(__name__)
+
+CALLS_PER_SESSION: Final = 12  # of the 16 that a server takes on a connection; more would wait without a word
+MAX_TAKEN: Final = 512  # connections through all places of a node
+LOCAL_DIAL_S: Final = 5.0
+
+OpenSession = Callable[[PeerAddress, float], Awaitable[AuthenticatedChannel]]
+
+
+@dataclass(eq=False, slots=True)
+class _Session:
+    channel: AuthenticatedChannel
+    num_calls: int = 0
+
+
+class RelaySessions:
+    """Sessions with relays, shared by the calls to each of them.
+
+    Args:
+        open_session: connects to a relay and proves who we are; raises Unavailable.
+        timeout_s: of a call that is answered at once.
+
+    Example:
+        async with sessions.call(relay) as (stub, metadata):
+            await stub.DialBack(request, metadata=metadata)
+    """
+
+    def __init__(self, open_session: OpenSession, timeout_s: float) -> None:
+        self._open_session, self.timeout_s = open_session, timeout_s
+        self._open: dict[PeerAddress, list[_Session]] = {}
+        self._opening: dict[PeerAddress, asyncio.Lock] = {}
+
+    def call(self, relay: PeerAddress) -> "_Call":
+        """A context for one call to a relay: its stub and metadata. Raises Unavailable."""
+        return _Call(self, relay)
+
+    async def begin(self, relay: PeerAddress) -> _Session:
+        """A session with room for one more call."""
+        async with self._opening.setdefault(relay, asyncio.Lock()):
+            for session in self._open.get(relay, ()):
+                if session.num_calls < CALLS_PER_SESSION:
+                    break
+            else:
+                session = _Session(await self._open_session(relay, self.timeout_s))
+                self._open.setdefault(relay, []).append(session)
+            session.num_calls += 1
+            return session
+
+    async def end(self, relay: PeerAddress, session: _Session, *, is_broken: bool) -> None:
+        """A call has ended; a session that broke, or that nobody uses, is closed."""
+        session.num_calls -= 1
+        own = self._open.get(relay, [])
+        if session in own and (is_broken or not session.num_calls):
+            own.remove(session)
+            if not own:
+                del self._open[relay]
+                self._opening.pop(relay, None)
+            await session.channel.close()
+
+    async def close(self) -> None:
+        """Ends every session."""
+        sessions = [session for own in self._open.values() for session in own]
+        self._open.clear()
+        await asyncio.gather(*(session.channel.close() for session in sessions))
+
+
+class _Call:
+    def __init__(self, sessions: RelaySessions, relay: PeerAddress) -> None:
+        self._sessions, self._relay = sessions, relay
+        self._session: _Session | None = None
+
+    async def __aenter__(self) -> tuple[Any, Any]:
+        session = self._session = await self._sessions.begin(self._relay)
+        try:
+            metadata = await session.channel.metadata(self._sessions.timeout_s)
+        except BaseException:
+            await self._sessions.end(self._relay, session, is_broken=True)
+            raise
+        return pb_grpc.RelayServiceStub(session.channel.channel), metadata
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        assert self._session is not None
+        is_broken = isinstance(error, Unavailable)
+        await self._sessions.end(self._relay, self._session, is_broken=is_broken)
+
+
+async def dial_back(sessions: RelaySessions, peer: PeerAddress, port: int, timeout_s: float) -> DialBack:
+    """Asks a peer to dial us at the address that our call comes from. Raises Unavailable."""
+    what = f"dial-back from {short(peer.node_id)}"
+    async with sessions.call(peer) as (stub, metadata):
+        with calling(what):
+            answer = await stub.DialBack(pb.DialBackRequest(port=port), metadata=metadata, timeout=timeout_s)
+    host = str(answer.host)
+    if not is_endpoint(f"{host}:{port}"):
+        raise Unavailable(f"{what}: {host[:60]!a} is no address")
+    return DialBack(host=host, is_reached=answer.is_reached, detail=str(answer.detail)[:200])
+
+
+class RelayedSocket:
+    """A local socket behind which stands a node that cannot be dialled: each connection to it is one through a relay.
+
+    Example:
+        async with RelayedSocket(sessions, relay, node_id) as path:
+            channel = await open_channel(endpoint, node_id, identity, run_id, 5.0, socket_path=path)
+    """
+
+    def __init__(self, sessions: RelaySessions, relay: PeerAddress, node_id: NodeId) -> None:
+        self._sessions, self._relay, self._node_id = sessions, relay, node_id
+        self._folder = ""
+        self._server: asyncio.Server | None = None
+        self._pumps: set[asyncio.Task[None]] = set()
+        self.failure: Unavailable | None = None  # why the relay gave no connection
+
+    async def __aenter__(self) -> str:
+        self._folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="swarm-relay-")  # of this user alone
+        path = str(Path(self._folder) / "s")
+        self._server = await asyncio.start_unix_server(self._connected, path)
+        return path
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._pass_on(reader, writer))
+        self._pumps.add(task)
+        task.add_done_callback(self._pumps.discard)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        what = f"connection to {short(self._node_id)} through {short(self._relay.node_id)}"
+        try:
+            async with self._sessions.call(self._relay) as (stub, metadata):
+                call = stub.Connect(metadata=metadata)
+                try:
+                    with calling(what, NotHeld):
+                        await call.write(pb.ConnectRequest(node_id=self._node_id))
+                    await pump(call, lambda data: pb.ConnectRequest(data=data), reader, writer, what)
+                finally:
+                    call.cancel()
+        except (Unavailable, NotHeld) as error:
+            self.failure = error if isinstance(error, Unavailable) else Unavailable(str(error))
+            logger.debug("relayed connection ended", extra={"error": str(error)})
+        finally:
+            writer.close()
+
+    async def close(self) -> None:
+        """Ends the socket and every connection through it."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._pumps):
+            task.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+
+class RelayPlace:
+    """Our place at a relay: connections that others ask for there are taken, and led to our own server.
+
+    Args:
+        sessions: with relays.
+        relay: where the place is.
+        own_server: host:port of our own server.
+
+    Example:
+        place = RelayPlace(sessions, relay, "0.0.0.0:7700")
+        await place.hold()  # until it is lost
+    """
+
+    def __init__(self, sessions: RelaySessions, relay: PeerAddress, own_server: str) -> None:
+        self._sessions, self.relay = sessions, relay
+        self.endpoint = relayed_endpoint(relay.endpoint, relay.node_id)
+        host, _, port = own_server.rpartition(":")
+        is_local = is_wildcard(own_server) or host.startswith("127.")
+        self._server = ("127.0.0.1" if is_local else host.strip("[]"), int(port))
+        # Each relay has a loopback address of its own, so that the server's bounds by address are fair among relays.
+        self._source = (_loopback_of(relay.node_id), 0) if is_local and os.uname().sysname == "Linux" else None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.held = asyncio.Event()  # set once the relay said so
+
+    async def hold(self) -> None:
+        """Holds the place and takes connections until the relay ends it.
+
+        Raises:
+            Unavailable: it ended, or the relay has none for us.
+        """
+        what = f"place at {short(self.relay.node_id)}"
+        try:
+            async with self._sessions.call(self.relay) as (stub, metadata):
+                call = stub.Reserve(pb.ReserveRequest(), metadata=metadata)
+                try:
+                    with calling(what):
+                        async for response in call:
+                            self._take(response.ticket)
+                finally:
+                    call.cancel()
+                raise Unavailable(f"{what}: the relay ended it")
+        finally:
+            self.held.clear()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _take(self, ticket: bytes) -> None:
+        self.held.set()
+        if len(ticket) != TICKET_BYTES or len(self._tasks) >= MAX_TAKEN:
+            return
+        task = asyncio.ensure_future(self._lead_in(ticket))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _lead_in(self, ticket: bytes) -> None:
+        what = f"connection taken at {short(self.relay.node_id)}"
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with self._sessions.call(self.relay) as (stub, metadata):
+                async with asyncio.timeout(LOCAL_DIAL_S):
+                    reader, writer = await asyncio.open_connection(*self._server, local_addr=self._source)
+                call = stub.Accept(metadata=metadata)
+                try:
+                    with calling(what, NotHeld):
+                        await call.write(pb.AcceptRequest(ticket=ticket))
+                    await pump(call, lambda data: pb.AcceptRequest(data=data), reader, writer, what)
+                finally:
+                    call.cancel()
+        except (Unavailable, NotHeld, OSError, TimeoutError) as error:
+            logger.debug("relayed connection ended", extra={"error": str(error)})
+        finally:
+            if writer is not None:
+                writer.close()
+
+
+def _loopback_of(node_id: NodeId) -> str:
+    """An address of 127/8 that stands for a node; never 127.0.0.x, where others listen."""
+    first, second, third = hashlib.sha256(node_id.encode()).digest()[:3]
+    return f"127.{1 + first % 254}.{second}.{1 + third % 254}"
+

@@ -1,0 +1,325 @@
+"""What a relay does for nodes that cannot be dialled: it holds their places, and passes on bytes.
+
+Invariant: both ends proved their keys to this node, and what passes is a connection that they prove to each other; the
+relay looks at none of it and needs no trust. Places, connections and bytes are bounded by node, subnet and in all, at
+most one frame of each direction waits here, and who has most of the places makes room for who has fewer.
+"""
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import grpc
+
+from swarm.clock import Clock
+from swarm.errors import NotHeld, TooLarge, Unavailable
+from swarm.fairness import FairTable
+from swarm.flow import RateLimiter
+from swarm.identity import is_hex_digest
+from swarm.relay.tunnel import FRAME_BYTES, until_first_ends
+from swarm.types import JsonDict, NodeId, short
+from swarm.wire.connection_limits import peer_key, peer_subnet
+from swarm.wire.grpc_errors import Context, rpc
+from swarm.wire.server import Sessions
+from swarm.wire.session import open_channel
+from swarm.wire.v1 import relay_service_pb2 as pb
+from swarm.wire.v1 import relay_service_pb2_grpc as pb_grpc
+
+FIRST_MESSAGE_S: Final = 5.0
+ACCEPT_S: Final = 5.0  # for a node to take a connection that somebody asked for
+DIAL_BACK_S: Final = 3.0
+DIAL_BACKS_PER_S: Final = 1 / 20  # of one subnet
+DIAL_BACKS_BURST: Final = 8.0
+MAX_SUBNETS: Final = 4096
+TICKET_BYTES: Final = 16
+_EOF: Final = cast(Any, grpc.aio).EOF  # what a read gives at the end of a stream
+WAITING_PER_PLACE: Final = 32  # connections that a node was told of and has not taken
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelayLimits:
+    """What relaying may cost this node."""
+
+    places: int = 128  # nodes that hold one
+    places_per_subnet: int = 32
+    connections: int = 512
+    connections_per_node: int = 64  # of a node that holds a place
+    connections_per_caller: int = 32
+    connections_per_subnet: int = 128  # of callers
+    bytes_per_s: int = 8 * 2**20  # of all connections together, both directions
+    burst_bytes: int = 4 * 2**20
+    idle_s: float = 90.0  # a connection without a byte ends; both ends send something every few seconds
+
+
+class ByteBudget:
+    """Bytes that pass in a second: who comes first goes first.
+
+    Example:
+        budget = ByteBudget(clock, bytes_per_s=2**20, burst_bytes=2**18)
+        await budget.take(len(data))
+    """
+
+    def __init__(self, clock: Clock, bytes_per_s: float, burst_bytes: float) -> None:
+        self._clock, self._bytes_per_s, self._burst_s = clock, bytes_per_s, burst_bytes / bytes_per_s
+        self._due_s = clock.monotonic_s() - self._burst_s  # when all that was taken has passed at this rate
+        self.num_bytes = 0
+
+    async def take(self, num_bytes: int) -> None:
+        """Waits until there is room for so many bytes."""
+        now_s = self._clock.monotonic_s()
+        self._due_s = max(self._due_s, now_s - self._burst_s) + num_bytes / self._bytes_per_s
+        self.num_bytes += num_bytes
+        if self._due_s > now_s:
+            await asyncio.sleep(self._due_s - now_s)
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    node_id: NodeId
+    ending: asyncio.Timeout
+    tickets: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(WAITING_PER_PLACE))
+
+
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """A connection that was asked for and not taken yet."""
+
+    node_id: NodeId
+    taken: asyncio.Future["_FarEnd"]
+
+
+@dataclass(eq=False, slots=True)
+class _FarEnd:
+    """The call with which a node took a connection."""
+
+    context: Context
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)  # the connection, so that the call ends
+    is_gone: asyncio.Event = field(default_factory=asyncio.Event)  # the call ended
+
+
+class RelayServicer(pb_grpc.RelayServiceServicer):
+    """Answers RelayService.
+
+    Args:
+        sessions: authenticates callers.
+        clock: for rates.
+        limits: of what it may cost.
+        is_open: whether this node relays now: one that cannot be dialled itself does not.
+        standing: of a node; places of those of lower standing make room first.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        clock: Clock,
+        limits: RelayLimits,
+        is_open: Callable[[], bool] = lambda: True,
+        standing: Callable[[NodeId], int] = lambda node_id: 0,
+    ) -> None:
+        self._sessions, self._clock, self.limits = sessions, clock, limits
+        self._is_open, self._standing = is_open, standing
+        self._places: dict[NodeId, _Place] = {}
+        self._by_subnet = FairTable[str, _Place]()
+        self._subnet_of: dict[_Place, str] = {}
+        self._asked: dict[bytes, _Asked] = {}
+        self._held = Counter[tuple[str, str]]()  # connections by kind of party and party
+        self._budget = ByteBudget(clock, limits.bytes_per_s, limits.burst_bytes)
+        self._dial_backs = RateLimiter[str](DIAL_BACKS_PER_S, DIAL_BACKS_BURST, MAX_SUBNETS)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds this service to a server."""
+        add: Any = pb_grpc.add_RelayServiceServicer_to_server
+        add(self, server)
+
+    @property
+    def free_places(self) -> int:
+        """Places that nobody holds; 0 where this node does not relay."""
+        return max(0, self.limits.places - len(self._places)) if self._is_open() else 0
+
+    def status(self) -> JsonDict:
+        """What relaying costs now, and has cost."""
+        return {
+            "places": len(self._places),
+            "connections": self._held["all", ""],
+            "bytes": self._budget.num_bytes,
+        }
+
+    # --- whether the caller can be dialled ---------------------------------------------------------
+
+    @rpc
+    async def DialBack(self, request: pb.DialBackRequest, context: Context) -> pb.DialBackResponse:
+        """Connects to the caller's own address; it must prove the key of this call there."""
+        node_id, host = self._sessions.require(context), peer_key(context.peer())[0]
+        self._require_open()
+        if not 0 < request.port < 65536:
+            raise TooLarge(f"port {request.port}, expected 1 to 65535")
+        if not self._dial_backs.spend(peer_subnet(context.peer()), self._clock.monotonic_s()):
+            error = Unavailable(f"more than {60 * DIAL_BACKS_PER_S:.0f} dial-backs in a minute; ask another node")
+            raise self._sessions.refused(context.peer(), error)
+        host = f"[{host}]" if ":" in host else host
+        detail = ""
+        try:
+            channel = await open_channel(
+                f"{host}:{request.port}", node_id, self._sessions.identity, self._sessions.run_id, DIAL_BACK_S,
+                self._clock, credential=None,
+            )  # fmt: skip
+            await channel.close()
+        except Unavailable as error:
+            detail = str(error)[:200]
+        return pb.DialBackResponse(host=host, is_reached=not detail, detail=detail)
+
+    def _require_open(self) -> None:
+        if not self._is_open():
+            raise Unavailable("this node does not relay")
+
+    # --- places ------------------------------------------------------------------------------------
+
+    @rpc
+    async def Reserve(self, request: pb.ReserveRequest, context: Context) -> None:
+        """Holds the caller's place and tells it of connections; a newer place of the same node ends the older one."""
+        node_id = self._sessions.require(context)
+        self._require_open()
+        subnet = peer_subnet(context.peer())
+        if node_id in self._places:
+            self._end(self._places[node_id])
+        elif len(self._by_subnet.of(subnet)) >= self.limits.places_per_subnet:
+            raise Unavailable(f"{self.limits.places_per_subnet} nodes of your network hold places here")
+        elif len(self._places) >= self.limits.places:
+            self._make_room(node_id, subnet)
+        try:
+            async with asyncio.timeout(None) as ending:
+                place = self._places[node_id] = _Place(node_id, ending)
+                self._by_subnet.add(subnet, place)
+                self._subnet_of[place] = subnet
+                try:
+                    await context.write(pb.ReserveResponse())
+                    while True:
+                        await context.write(pb.ReserveResponse(ticket=await place.tickets.get()))
+                finally:
+                    self._forget(place)
+        except TimeoutError:
+            raise Unavailable("the place is another's now") from None
+
+    def _make_room(self, node_id: NodeId, subnet: str) -> None:
+        """Ends the newest place of lower standing; else one of the subnet with most of them."""
+        standing = self._standing(node_id)
+        lower = [place for place in self._places.values() if self._standing(place.node_id) < standing]
+        if lower:
+            self._end(lower[-1])
+            return
+        most = self._by_subnet.longest(beside=subnet)
+        if most is None:
+            raise Unavailable(f"all {self.limits.places} places are taken; try another relay")
+        self._end(self._by_subnet.newest(most))
+
+    def _end(self, place: _Place) -> None:
+        place.ending.reschedule(asyncio.get_running_loop().time())
+        self._forget(place)
+
+    def _forget(self, place: _Place) -> None:
+        subnet = self._subnet_of.pop(place, None)
+        if subnet is not None:
+            self._by_subnet.remove(subnet, place)
+            if self._places.get(place.node_id) is place:
+                del self._places[place.node_id]
+
+    # --- connections -------------------------------------------------------------------------------
+
+    @rpc
+    async def Connect(self, request_iterator: Any, context: Context) -> None:
+        """One end of a connection: tells the node that is asked for, and passes on bytes once it took it."""
+        caller = self._sessions.require(context)
+        self._require_open()
+        first = await self._first(context)
+        if not is_hex_digest(first.node_id) or first.data:
+            raise TooLarge("the first message names a node, and nothing else")
+        place = self._places.get(first.node_id)
+        if place is None:
+            raise NotHeld(f"{short(first.node_id)} holds no place here")
+        parties = (
+            ("all", "", self.limits.connections),
+            ("node", first.node_id, self.limits.connections_per_node),
+            ("caller", caller, self.limits.connections_per_caller),
+            ("subnet", peer_subnet(context.peer()), self.limits.connections_per_subnet),
+        )
+        async with self._connection(parties):
+            ticket = secrets.token_bytes(TICKET_BYTES)
+            asked = self._asked[ticket] = _Asked(first.node_id, asyncio.get_running_loop().create_future())
+            try:
+                place.tickets.put_nowait(ticket)
+                async with asyncio.timeout(ACCEPT_S):
+                    far = await asked.taken
+            except (TimeoutError, asyncio.QueueFull):
+                raise Unavailable(f"{short(first.node_id)} did not take the connection") from None
+            finally:
+                del self._asked[ticket]
+            try:
+                await until_first_ends(
+                    self._pass_on(context, far.context, pb.AcceptResponse),
+                    self._pass_on(far.context, context, pb.ConnectResponse),
+                    _until_set(far.is_gone),
+                )
+            finally:
+                far.is_over.set()
+
+    @rpc
+    async def Accept(self, request_iterator: Any, context: Context) -> None:
+        """The other end; the call lasts as long as the connection, whose bytes `Connect` passes on."""
+        node_id = self._sessions.require(context)
+        first = await self._first(context)
+        asked = self._asked.get(first.ticket)
+        if asked is None or asked.node_id != node_id or asked.taken.done():
+            raise NotHeld("nobody waits for this ticket")
+        far = _FarEnd(context)
+        asked.taken.set_result(far)
+        try:
+            await far.is_over.wait()
+        finally:
+            far.is_gone.set()
+
+    @asynccontextmanager
+    async def _connection(self, parties: tuple[tuple[str, str, int], ...]) -> AsyncGenerator[None]:
+        """Counts a connection while it lasts. Raises Unavailable at a bound."""
+        for kind, party, most in parties:
+            if self._held[kind, party] >= most:
+                raise Unavailable(f"{most} relayed connections ({kind}) are open; try another relay")
+        keys = [(kind, party) for kind, party, _ in parties]
+        self._held.update(keys)
+        try:
+            yield
+        finally:
+            self._held.subtract(keys)
+            for key in keys:
+                if not self._held[key]:
+                    del self._held[key]
+
+    async def _first(self, context: Context) -> Any:
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE_S):
+                first: Any = await context.read()
+        except TimeoutError:
+            first = _EOF
+        if first is _EOF:
+            raise Unavailable(f"no first message within {FIRST_MESSAGE_S:.0f} s")
+        return first
+
+    async def _pass_on(self, source: Context, target: Context, response_of: Callable[..., Any]) -> None:
+        """One direction, until an end closes it, sends no bytes, or takes none for long."""
+        with suppress(TimeoutError, grpc.aio.AioRpcError, grpc.aio.InternalError, grpc.aio.AbortError):
+            while True:
+                async with asyncio.timeout(self.limits.idle_s):
+                    message: Any = await source.read()
+                if message is _EOF or not 0 < len(message.data) <= FRAME_BYTES:
+                    return
+                await self._budget.take(len(message.data))
+                async with asyncio.timeout(self.limits.idle_s):
+                    await target.write(response_of(data=message.data))
+
+
+async def _until_set(event: asyncio.Event) -> None:
+    await event.wait()
+

@@ -1,0 +1,59 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DialBackRequest(_message.Message):
+    __slots__ = ("port",)
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    def __init__(self, port: _Optional[int] = ...) -> None: ...
+
+class DialBackResponse(_message.Message):
+    __slots__ = ("host", "is_reached", "detail")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    IS_REACHED_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    is_reached: bool
+    detail: str
+    def __init__(self, host: _Optional[str] = ..., is_reached: bool = ..., detail: _Optional[str] = ...) -> None: ...
+
+class ReserveRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReserveResponse(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    def __init__(self, ticket: _Optional[bytes] = ...) -> None: ...
+
+class ConnectRequest(_message.Message):
+    __slots__ = ("node_id", "data")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    data: bytes
+    def __init__(self, node_id: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ConnectResponse(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class AcceptRequest(_message.Message):
+    __slots__ = ("ticket", "data")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    data: bytes
+    def __init__(self, ticket: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class AcceptResponse(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
