@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -25,7 +26,6 @@ from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.errors import ConfigError, SwarmError
 from swarm.identity import Identity
-from swarm.interfaces import Discovery
 from swarm.objectives.methods import built_in_name, list_recipes, recipes_of
 from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
@@ -43,6 +43,9 @@ from swarm.types import JsonDict, short
 from swarm.wire.join_link import JoinLink
 from swarm.wire.run_manifest import manifest_of
 from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
+
+if TYPE_CHECKING:
+    from swarm.peers.discovery_dht import HivemindDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +68,7 @@ class CoordinatorDaemon(Service):
         self.clock = SystemClock()
         self.link = ""
         self.info: JsonDict = {}
-        self._directory: Discovery | None = None
+        self._directory: HivemindDirectory | None = None
         self._bootstrap: Callable[[], tuple[str, ...]] = tuple  # asked at every call: a rebuilt peer moves
 
     async def run(self) -> None:
@@ -141,6 +144,7 @@ class CoordinatorDaemon(Service):
             self.clock,
             RelayLimits(places=config.relay_places, bytes_per_s=config.relay_bytes_per_s),
             standing=lambda node_id: int(not parties.is_private and parties.is_established(node_id)),
+            directory=lambda: self._directory,
         )
         register = [servicer.register, relay.register]
         server, port = await _listen_again(config.listen, before.get("listen"), sessions, register)

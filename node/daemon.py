@@ -35,6 +35,7 @@ from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, Tokenizer
 from swarm.loops import hand_in_versions, run_agent, run_worker
 from swarm.loops.reach import Reach
+from swarm.loops.relayed_directory import RelayedDirectory
 from swarm.loops.supervise import supervise
 from swarm.node_context import NodeContext
 from swarm.peers.address_book import KNOWN_PEERS, save_known_peers
@@ -101,7 +102,7 @@ class Daemon(Service):
         rng = random.Random(secrets.token_bytes(32))  # strangers are tried in an order that they cannot foresee
         try:
             async with asyncio.TaskGroup() as tasks:
-                agent = run_agent(self.agent, self.transport, self.directory, self.coordinator, rng)
+                agent = run_agent(self.agent, self.transport, self._discovery(), self.coordinator, rng)
                 running = [tasks.create_task(agent)]
                 beside = {
                     "status": self._status_loop,
@@ -149,6 +150,7 @@ class Daemon(Service):
         self.entry = EntryRule(config.entry, config.run_id, self.clock, config.coordinator.fingerprint)
         self._credential = OwnCredential(config, identity.node_id, self.entry, self.clock)
         await self._credential.prepare()
+        is_advertise_set = config.exchange.advertise.rpartition(":")[2] not in ("", "0")  # join sets port 0
         advertise = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen)
         exchange = config.exchange.model_copy(update={"advertise": advertise})
         self.config = config = config.model_copy(update={"exchange": exchange})
@@ -174,15 +176,23 @@ class Daemon(Service):
         self._exit.push_async_callback(self.transport.stop)
         self.agent.endpoints = await self.transport.serve(self.agent.streams)
         self.agent.relay_places = lambda: self.transport.relay.free_places
-        self.reach = Reach(self.agent, self.transport, random.Random(secrets.token_bytes(32)))
+        rng = random.Random(secrets.token_bytes(32))
+        self.reach = Reach(self.agent, self.transport, rng, is_advertise_set=is_advertise_set)
         await self.reach.measure()
-        self.directory = await self._start_directory(identity)
+        self.directory = self.transport.directory = await self._start_directory(identity)
         self.coordinator = self._connect_coordinator(identity)
         if self._refresh is not None:
             self._refresh.on_change = self._on_manifest
         self._emit(NodeStarted(node_id=identity.node_id, endpoints=tuple(self.agent.endpoints), pid=os.getpid()))
         fields = {"node": short(identity.node_id), "endpoints": self.agent.endpoints, "bootstrap": self._maddrs()}
         logger.info("node started", extra=fields)
+
+    def _discovery(self) -> RelayedDirectory | None:
+        if self.directory is None:
+            return None
+        return RelayedDirectory(
+            self.directory, self.transport, lambda: self.reach.helpers, self.agent.context.identity, self.clock
+        )
 
     def _maddrs(self) -> list[str]:
         """Where others find this node in the DHT: what they write into `directory.bootstrap`."""

@@ -543,6 +543,14 @@ class Reachability(Protocol):
         """A place at a relay, not held yet."""
         ...
 
+    async def announce_at(self, relay: PeerAddress, advert: bytes) -> None:
+        """Hands a relay our signed advert, to be put into the directory. Raises Unavailable."""
+        ...
+
+    async def records_at(self, relay: PeerAddress) -> list[bytes]:
+        """Signed adverts that a relay knows, which nobody checked. Raises Unavailable."""
+        ...
+
     async def renew_connections(self) -> None:
         """Ends every connection that we opened: they broke with the network they were of."""
         ...
@@ -565,6 +573,18 @@ class Discovery(Protocol):
 
     async def stop(self) -> None:
         """Stops taking part in the directory."""
+        ...
+
+
+class RecordKeeper(Protocol):
+    """A directory that takes and gives adverts as their authors signed them, for nodes that cannot reach it."""
+
+    async def pass_on(self, data: bytes) -> bool:
+        """Checks a signed advert and stores it as its author would; False where it is none of this run."""
+        ...
+
+    def records(self) -> list[bytes]:
+        """The signed adverts that are known here and have not expired."""
         ...
 
 

@@ -17,8 +17,8 @@ from swarm.errors import ConfigError, Forged, NotHeld, SwarmError, TooLarge, Una
 from swarm.exchange.exchange_servicer import FETCH_BYTES, ExchangeServicer
 from swarm.exchange.group_stream import SUBSCRIBE_BATCH
 from swarm.identity import Identity, is_hex_digest
-from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, StreamItem
-from swarm.relay.relay_client import RelayedSocket, RelayPlace, RelaySessions, dial_back
+from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, RecordKeeper, StreamItem
+from swarm.relay.relay_client import RelayedSocket, RelayPlace, RelaySessions, announce_at, dial_back, records_at
 from swarm.relay.relay_servicer import RelayLimits, RelayServicer
 from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
 from swarm.wire.adverts import cursor_from_message, cursor_to_message
@@ -96,8 +96,14 @@ class GrpcTransport:
         self._clients: set[GrpcPeer] = set()
         self.is_dialable = True  # by others, as far as is known; who is not relays nothing
         self.relay = RelayServicer(
-            self._sessions, clock, relay_limits or RelayLimits(), lambda: self.is_dialable, standing
+            self._sessions,
+            clock,
+            relay_limits or RelayLimits(),
+            lambda: self.is_dialable,
+            standing,
+            lambda: self.directory,
         )
+        self.directory: RecordKeeper | None = None  # for nodes that reach none of its peers
         self._relays = RelaySessions(self._open_relay, config.dial_timeout_s)
         self._own_server = ""  # host:port that our own server listens on
         self.endpoint = ""  # where others dial it, as served
@@ -179,6 +185,14 @@ class GrpcTransport:
     def place_at(self, relay: PeerAddress) -> RelayPlace:
         """A place at a relay, not held yet; its connections go to our own server, which has to be started."""
         return RelayPlace(self._relays, relay, self._own_server)
+
+    async def announce_at(self, relay: PeerAddress, advert: bytes) -> None:
+        """Hands a relay our signed advert, to be put into the directory. Raises Unavailable."""
+        await announce_at(self._relays, relay, advert)
+
+    async def records_at(self, relay: PeerAddress) -> list[bytes]:
+        """Signed adverts that a relay knows, which nobody checked. Raises Unavailable."""
+        return await records_at(self._relays, relay)
 
     async def renew_connections(self) -> None:
         """Ends every connection that we opened: they broke with the network they were of."""

@@ -184,4 +184,3 @@ def unlisted_followers(
         for address, relay in followed
         if address.node_id in agent.credit_ledger.followers - found and agent.reputation.is_allowed(address.node_id)
     }
-

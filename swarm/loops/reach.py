@@ -73,6 +73,7 @@ class Reach:
         agent: of the node; its `endpoints` are replaced as they change.
         transport: asks and holds.
         rng: jitter; seeded differently at each node.
+        is_advertise_set: whether the owner said where others dial this node; else it is where they reached it.
 
     Example:
         reach = Reach(agent, transport, rng)
@@ -80,10 +81,11 @@ class Reach:
         await reach.keep()  # until cancelled
     """
 
-    def __init__(self, agent: Agent, transport: Reachability, rng: random.Random) -> None:
+    def __init__(self, agent: Agent, transport: Reachability, rng: random.Random, *, is_advertise_set: bool) -> None:
         self._agent, self._transport, self._rng = agent, transport, rng
         self._config = agent.config.exchange
         self._direct = agent.endpoints  # as the transport serves
+        self._is_advertise_set = is_advertise_set
         self._relays: dict[PeerAddress, _Relay] = {}
         self._pauses: dict[PeerAddress, _Pause] = {}
         self._measured_s = -math.inf
@@ -138,7 +140,7 @@ class Reach:
     def _become(self, kind: Kind, host: str = "") -> None:
         before, self.state.kind = self.state.kind, kind
         self._transport.is_dialable = kind is not Kind.OUTWARD
-        if kind is Kind.DIALABLE and host and not self._config.advertise:
+        if kind is Kind.DIALABLE and host and not self._is_advertise_set:
             port = self._direct[0].rpartition(":")[2]
             self._direct = (f"{host}:{port}",)
         if kind is not before and not (self._is_fixed and kind is Kind.DIALABLE):
@@ -153,6 +155,7 @@ class Reach:
         held = [relay for relay in self._relays.values() if relay.place.held.is_set()]
         held.sort(key=lambda relay: relay.delay_s)
         self.state.relays = [(relay.address, relay.delay_s) for relay in held]
+        self._agent.address_book.relays = tuple(relay.address for relay in held)
         through = tuple(relay.place.endpoint for relay in held)
         endpoints = through if self.state.kind is Kind.OUTWARD else self._direct
         if endpoints != self._agent.endpoints:
@@ -235,6 +238,13 @@ class Reach:
         logger.info("reached through a relay", extra={"peer": short(address.node_id), "endpoint": address.endpoint})
         self._advertise()
 
+    @property
+    def helpers(self) -> list[PeerAddress]:
+        """Relays that can do what our network does not let us do, the nearest first; none where we can be dialled."""
+        if self.state.kind is not Kind.OUTWARD:
+            return []
+        return [address for address, _ in self.state.relays] or list(coordinator_addresses(self._agent))
+
     def status(self) -> JsonDict:
         """How others reach this node."""
         return {
@@ -253,4 +263,3 @@ def coordinator_addresses(agent: Agent) -> Sequence[PeerAddress]:
     link = agent.config.coordinator
     addresses = [address.strip() for address in link.address.split(",") if address.strip()]
     return [PeerAddress(node_id=link.fingerprint, endpoint=address) for address in addresses if link.fingerprint]
-

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, cast
 
-from swarm.addresses import dialable_anchor, public_subnet_of, split_relayed
+from swarm.addresses import dialable_anchor, public_subnet_of, relayed_endpoint, split_relayed
 from swarm.clock import Clock
 from swarm.flow import BoundedTable, RateLimiter, TokenBucket
 from swarm.interfaces import PeerAddress
@@ -89,14 +89,16 @@ class AddressBook:
             True: RateLimiter[str](SUBNET_PER_S, ALIVE_BURST, MAX_ENDPOINTS),
             False: RateLimiter[str](SUBNET_PER_S, SUBNET_BURST, MAX_ENDPOINTS),
         }
+        self.relays: tuple[PeerAddress, ...] = ()  # at which we hold places: others may not be in reach otherwise
         self.num_answered = self.num_failed = 0  # dials since the process started
 
     # --- whether to dial -------------------------------------------------------------------------
 
     def best_address(self, node_id: NodeId, endpoints: Sequence[str]) -> PeerAddress:
         """Where a node is dialled that advertises these endpoints, the best first: where it answered before, as long as
-        it says so; else the first that did not just fail."""
-        offered = [PeerAddress(node_id=node_id, endpoint=endpoint) for endpoint in endpoints]
+        it says so; else the first that did not just fail, or through a relay that may reach what we cannot."""
+        around = [relayed_endpoint(relay.endpoint, relay.node_id) for relay in self.relays]
+        offered = [PeerAddress(node_id=node_id, endpoint=endpoint) for endpoint in (*endpoints, *around)]
         offered.sort(key=lambda address: not self.is_known(address))
         return next(filter(self.may_dial, offered), offered[0])
 

@@ -25,7 +25,7 @@ from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, RecordChecker, ShardR
 from swarm.peers.entry import EntryRule
 from swarm.process import read_json
 from swarm.types import Advert
-from swarm.wire.adverts import seal_advert
+from swarm.wire.adverts import author_of, seal_advert
 
 if TYPE_CHECKING:
     from hivemind.p2p import PeerID
@@ -157,6 +157,37 @@ class HivemindDirectory:
                 if advert is not None:
                     adverts.append(advert)
         return adverts
+
+    async def pass_on(self, data: bytes) -> bool:
+        """Stores an advert as its author signed it; see `swarm.interfaces.RecordKeeper`. Raises Unavailable."""
+        record = self._take(data)
+        if record is None:
+            return False
+        shard, public_key, expires_at_s = record
+        peer = self._running()
+        async with _deadline(_CALL_TIMEOUT_S, "announce"):
+            await peer.store(await self._replicas(peer, shard), shard, public_key, data, expires_at_s)
+        return True
+
+    def records(self) -> list[bytes]:
+        """The signed adverts that were seen and have not expired."""
+        now_s = self._clock.now_s()
+        return [record.data for records in self._seen for _, record in records.items(now_s)]
+
+    def take(self, data: bytes) -> bool:
+        """Takes an advert that did not come through the DHT into the look-ups; False where it is none of this run."""
+        return self._take(data) is not None
+
+    def _take(self, data: bytes) -> tuple[int, bytes, float] | None:
+        found = author_of(data)
+        if found is None:
+            return None
+        public_key, expires_at_s = found
+        shard = shard_of(public_key, self._config.shards)
+        if self._checker.open(shard, public_key, data, expires_at_s) is None:
+            return None
+        is_kept = self._seen[shard].put(public_key, data, expires_at_s, self._clock.now_s())
+        return (shard, public_key, expires_at_s) if is_kept else None
 
     async def maintain(self) -> None:
         """One round of repair: probe p2pd, rebuild it when dead, rejoin, persist addresses, announce again.

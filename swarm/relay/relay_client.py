@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import grpc
+
 from swarm.addresses import is_wildcard, relayed_endpoint
-from swarm.errors import NotHeld, Unavailable
+from swarm.errors import NotHeld, Unauthenticated, Unavailable
 from swarm.interfaces import DialBack, PeerAddress
-from swarm.relay.relay_servicer import TICKET_BYTES
+from swarm.relay.relay_servicer import MAX_RECORDS, TICKET_BYTES
 from swarm.relay.tunnel import pump
 from swarm.types import NodeId, short
 from swarm.wire.adverts import is_endpoint
@@ -30,6 +32,7 @@ from swarm.wire.v1 import relay_service_pb2_grpc as pb_grpc
 logger = logging.getLogger(__name__)
 
 CALLS_PER_SESSION: Final = 12  # of the 16 that a server takes on a connection; more would wait without a word
+MAX_LOOKED_UP: Final = 4096  # adverts of one look-up
 MAX_TAKEN: Final = 512  # connections through all places of a node
 LOCAL_DIAL_S: Final = 5.0
 
@@ -76,7 +79,7 @@ class RelaySessions:
             return session
 
     async def end(self, relay: PeerAddress, session: _Session, *, is_broken: bool) -> None:
-        """A call has ended; a session that broke, or that nobody uses, is closed."""
+        """A call has ended. A session that broke takes no more calls, and one without any is closed."""
         session.num_calls -= 1
         own = self._open.get(relay, [])
         if session in own and (is_broken or not session.num_calls):
@@ -84,6 +87,7 @@ class RelaySessions:
             if not own:
                 del self._open[relay]
                 self._opening.pop(relay, None)
+        if not session.num_calls:
             await session.channel.close()
 
     async def close(self) -> None:
@@ -109,7 +113,10 @@ class _Call:
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         assert self._session is not None
-        is_broken = isinstance(error, Unavailable)
+        # One connection of several may fail without a fault of the session: its far end went away.
+        state = self._session.channel.channel.get_state()
+        is_lost = isinstance(error, Unavailable) and state is not grpc.ChannelConnectivity.READY
+        is_broken = is_lost or isinstance(error, Unauthenticated)
         await self._sessions.end(self._relay, self._session, is_broken=is_broken)
 
 
@@ -117,12 +124,33 @@ async def dial_back(sessions: RelaySessions, peer: PeerAddress, port: int, timeo
     """Asks a peer to dial us at the address that our call comes from. Raises Unavailable."""
     what = f"dial-back from {short(peer.node_id)}"
     async with sessions.call(peer) as (stub, metadata):
-        with calling(what):
+        with calling(what, Unauthenticated):
             answer = await stub.DialBack(pb.DialBackRequest(port=port), metadata=metadata, timeout=timeout_s)
     host = str(answer.host)
     if not is_endpoint(f"{host}:{port}"):
         raise Unavailable(f"{what}: {host[:60]!a} is no address")
     return DialBack(host=host, is_reached=answer.is_reached, detail=str(answer.detail)[:200])
+
+
+async def announce_at(sessions: RelaySessions, relay: PeerAddress, advert: bytes) -> None:
+    """Hands a relay our signed advert, to be put into the directory. Raises Unavailable."""
+    async with sessions.call(relay) as (stub, metadata):
+        with calling(f"announcement at {short(relay.node_id)}", Unauthenticated):
+            await stub.Announce(pb.AnnounceRequest(advert=advert), metadata=metadata, timeout=2 * sessions.timeout_s)
+
+
+async def records_at(sessions: RelaySessions, relay: PeerAddress) -> list[bytes]:
+    """Signed adverts that a relay knows, which nobody checked. Raises Unavailable."""
+    found: list[bytes] = []
+    async with sessions.call(relay) as (stub, metadata):
+        with calling(f"look-up at {short(relay.node_id)}", Unauthenticated):
+            call = stub.Lookup(pb.LookupRequest(), metadata=metadata, timeout=2 * sessions.timeout_s)
+            async for response in call:
+                found += response.adverts[:MAX_RECORDS]
+                if len(found) >= MAX_LOOKED_UP:
+                    call.cancel()
+                    break
+    return found
 
 
 class RelayedSocket:
@@ -160,7 +188,7 @@ class RelayedSocket:
             async with self._sessions.call(self._relay) as (stub, metadata):
                 call = stub.Connect(metadata=metadata)
                 try:
-                    with calling(what, NotHeld):
+                    with calling(what, NotHeld, Unauthenticated):
                         await call.write(pb.ConnectRequest(node_id=self._node_id))
                     await pump(call, lambda data: pb.ConnectRequest(data=data), reader, writer, what)
                 finally:
@@ -216,7 +244,7 @@ class RelayPlace:
             async with self._sessions.call(self.relay) as (stub, metadata):
                 call = stub.Reserve(pb.ReserveRequest(), metadata=metadata)
                 try:
-                    with calling(what):
+                    with calling(what, Unauthenticated):
                         async for response in call:
                             self._take(response.ticket)
                 finally:
@@ -245,7 +273,7 @@ class RelayPlace:
                     reader, writer = await asyncio.open_connection(*self._server, local_addr=self._source)
                 call = stub.Accept(metadata=metadata)
                 try:
-                    with calling(what, NotHeld):
+                    with calling(what, NotHeld, Unauthenticated):
                         await call.write(pb.AcceptRequest(ticket=ticket))
                     await pump(call, lambda data: pb.AcceptRequest(data=data), reader, writer, what)
                 finally:
@@ -261,4 +289,3 @@ def _loopback_of(node_id: NodeId) -> str:
     """An address of 127/8 that stands for a node; never 127.0.0.x, where others listen."""
     first, second, third = hashlib.sha256(node_id.encode()).digest()[:3]
     return f"127.{1 + first % 254}.{second}.{1 + third % 254}"
-

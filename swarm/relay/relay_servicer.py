@@ -18,10 +18,12 @@ import grpc
 from swarm.clock import Clock
 from swarm.errors import NotHeld, TooLarge, Unavailable
 from swarm.fairness import FairTable
-from swarm.flow import RateLimiter
-from swarm.identity import is_hex_digest
+from swarm.flow import BoundedTable, RateLimiter
+from swarm.identity import is_hex_digest, node_id_of
+from swarm.interfaces import RecordKeeper
 from swarm.relay.tunnel import FRAME_BYTES, until_first_ends
 from swarm.types import JsonDict, NodeId, short
+from swarm.wire.adverts import author_of
 from swarm.wire.connection_limits import peer_key, peer_subnet
 from swarm.wire.grpc_errors import Context, rpc
 from swarm.wire.server import Sessions
@@ -36,6 +38,11 @@ DIAL_BACKS_PER_S: Final = 1 / 20  # of one subnet
 DIAL_BACKS_BURST: Final = 8.0
 MAX_SUBNETS: Final = 4096
 TICKET_BYTES: Final = 16
+MAX_DIALLED: Final = 4096
+MAX_RECORDS: Final = 256  # in one message
+RECORD_CALLS_PER_S: Final = 0.5  # look-ups and announcements of one node
+RECORD_CALLS_BURST: Final = 8.0
+_ENDINGS: Final = (OSError, TimeoutError, grpc.aio.AioRpcError, grpc.aio.InternalError, grpc.aio.AbortError)
 _EOF: Final = cast(Any, grpc.aio).EOF  # what a read gives at the end of a stream
 WAITING_PER_PLACE: Final = 32  # connections that a node was told of and has not taken
 
@@ -110,6 +117,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         limits: of what it may cost.
         is_open: whether this node relays now: one that cannot be dialled itself does not.
         standing: of a node; places of those of lower standing make room first.
+        directory: where adverts of others are put and looked up; None: nowhere.
     """
 
     def __init__(
@@ -119,7 +127,11 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         limits: RelayLimits,
         is_open: Callable[[], bool] = lambda: True,
         standing: Callable[[NodeId], int] = lambda node_id: 0,
+        directory: Callable[[], RecordKeeper | None] = lambda: None,
     ) -> None:
+        self._directory = directory
+        self._dialled = BoundedTable[NodeId, str](MAX_DIALLED)  # host:port where a node proved its key to us
+        self._records = RateLimiter[NodeId](RECORD_CALLS_PER_S, RECORD_CALLS_BURST, MAX_DIALLED)
         self._sessions, self._clock, self.limits = sessions, clock, limits
         self._is_open, self._standing = is_open, standing
         self._places: dict[NodeId, _Place] = {}
@@ -168,7 +180,9 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
                 self._clock, credential=None,
             )  # fmt: skip
             await channel.close()
+            self._dialled[node_id] = f"{host}:{request.port}"
         except Unavailable as error:
+            self._dialled.pop(node_id, None)
             detail = str(error)[:200]
         return pb.DialBackResponse(host=host, is_reached=not detail, detail=detail)
 
@@ -237,8 +251,8 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         first = await self._first(context)
         if not is_hex_digest(first.node_id) or first.data:
             raise TooLarge("the first message names a node, and nothing else")
-        place = self._places.get(first.node_id)
-        if place is None:
+        place, dialled = self._places.get(first.node_id), self._dialled.get(first.node_id)
+        if place is None and dialled is None:
             raise NotHeld(f"{short(first.node_id)} holds no place here")
         parties = (
             ("all", "", self.limits.connections),
@@ -247,24 +261,56 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             ("subnet", peer_subnet(context.peer()), self.limits.connections_per_subnet),
         )
         async with self._connection(parties):
-            ticket = secrets.token_bytes(TICKET_BYTES)
-            asked = self._asked[ticket] = _Asked(first.node_id, asyncio.get_running_loop().create_future())
-            try:
-                place.tickets.put_nowait(ticket)
-                async with asyncio.timeout(ACCEPT_S):
-                    far = await asked.taken
-            except (TimeoutError, asyncio.QueueFull):
-                raise Unavailable(f"{short(first.node_id)} did not take the connection") from None
-            finally:
-                del self._asked[ticket]
-            try:
-                await until_first_ends(
-                    self._pass_on(context, far.context, pb.AcceptResponse),
-                    self._pass_on(far.context, context, pb.ConnectResponse),
-                    _until_set(far.is_gone),
-                )
-            finally:
-                far.is_over.set()
+            if place is not None:
+                await self._join(context, first.node_id, place)
+            elif dialled is not None:
+                await self._dial(context, dialled)
+
+    async def _dial(self, context: Context, endpoint: str) -> None:
+        """A connection to a node that proved its key there, for a caller whose network does not let it dial that."""
+        host, _, port = endpoint.rpartition(":")
+        try:
+            async with asyncio.timeout(DIAL_BACK_S):
+                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except (OSError, TimeoutError) as error:
+            raise Unavailable(f"{endpoint} does not answer: {type(error).__name__}") from None
+
+        async def send() -> None:
+            while (message := await self._read(context)) is not None:
+                writer.write(message.data)
+                await writer.drain()
+
+        async def receive() -> None:
+            while data := await reader.read(FRAME_BYTES):
+                await self._budget.take(len(data))
+                await context.write(pb.ConnectResponse(data=data))
+
+        try:
+            with suppress(*_ENDINGS):
+                await until_first_ends(send(), receive())
+        finally:
+            writer.close()
+
+    async def _join(self, context: Context, node_id: NodeId, place: _Place) -> None:
+        """A connection to a node that holds a place, once it took it."""
+        ticket = secrets.token_bytes(TICKET_BYTES)
+        asked = self._asked[ticket] = _Asked(node_id, asyncio.get_running_loop().create_future())
+        try:
+            place.tickets.put_nowait(ticket)
+            async with asyncio.timeout(ACCEPT_S):
+                far = await asked.taken
+        except (TimeoutError, asyncio.QueueFull):
+            raise Unavailable(f"{short(node_id)} did not take the connection") from None
+        finally:
+            del self._asked[ticket]
+        try:
+            await until_first_ends(
+                self._pass_on(context, far.context, pb.AcceptResponse),
+                self._pass_on(far.context, context, pb.ConnectResponse),
+                _until_set(far.is_gone),
+            )
+        finally:
+            far.is_over.set()
 
     @rpc
     async def Accept(self, request_iterator: Any, context: Context) -> None:
@@ -309,17 +355,54 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     async def _pass_on(self, source: Context, target: Context, response_of: Callable[..., Any]) -> None:
         """One direction, until an end closes it, sends no bytes, or takes none for long."""
-        with suppress(TimeoutError, grpc.aio.AioRpcError, grpc.aio.InternalError, grpc.aio.AbortError):
-            while True:
-                async with asyncio.timeout(self.limits.idle_s):
-                    message: Any = await source.read()
-                if message is _EOF or not 0 < len(message.data) <= FRAME_BYTES:
-                    return
-                await self._budget.take(len(message.data))
+        with suppress(*_ENDINGS):
+            while (message := await self._read(source)) is not None:
                 async with asyncio.timeout(self.limits.idle_s):
                     await target.write(response_of(data=message.data))
+
+    async def _read(self, source: Context) -> Any:
+        """The next message, once there is room for it; None at the end, also of patience."""
+        try:
+            async with asyncio.timeout(self.limits.idle_s):
+                message: Any = await source.read()
+        except TimeoutError:
+            return None
+        if message is _EOF or not 0 < len(message.data) <= FRAME_BYTES:
+            return None
+        await self._budget.take(len(message.data))
+        return message
+
+    # --- the directory, for those who reach none of its peers ----------------------------------------
+
+    @rpc
+    async def Announce(self, request: pb.AnnounceRequest, context: Context) -> pb.AnnounceResponse:
+        """Puts the caller's own advert into the directory."""
+        node_id, directory = self._record_call(context)
+        author = author_of(request.advert)
+        if author is None or node_id_of(author[0]) != node_id:
+            raise TooLarge("an advert of the caller is expected")
+        if not await directory.pass_on(request.advert):
+            raise Unavailable("the advert is none of this run, or there is no room for it")
+        return pb.AnnounceResponse()
+
+    @rpc
+    async def Lookup(self, request: pb.LookupRequest, context: Context) -> None:
+        """The adverts that this node knows."""
+        _, directory = self._record_call(context)
+        records = directory.records()
+        for at in range(0, len(records), MAX_RECORDS):
+            async with asyncio.timeout(self.limits.idle_s):
+                await context.write(pb.LookupResponse(adverts=records[at : at + MAX_RECORDS]))
+
+    def _record_call(self, context: Context) -> tuple[NodeId, RecordKeeper]:
+        node_id, directory = self._sessions.require(context), self._directory()
+        self._require_open()
+        if directory is None:
+            raise Unavailable("this node has no directory")
+        if not self._records.spend(node_id, self._clock.monotonic_s()):
+            raise self._sessions.refused(context.peer(), Unavailable("too many look-ups; slow down"))
+        return node_id, directory
 
 
 async def _until_set(event: asyncio.Event) -> None:
     await event.wait()
-

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import grpc
 
-from swarm.errors import Unavailable
+from swarm.errors import Unauthenticated, Unavailable
 from swarm.wire.grpc_errors import calling
 
 FRAME_BYTES: Final = 15 * 1024  # of one message: a request of a server has at most 16 KiB (`ServerLimits`)
@@ -47,7 +47,7 @@ async def pump(
             await writer.drain()
 
     try:
-        with calling(what):
+        with calling(what, Unauthenticated):
             await until_first_ends(send(), receive())
     except Unavailable:
         raise

@@ -152,6 +152,17 @@ def seal_advert(advert: Advert, identity: Identity) -> bytes:
     return data
 
 
+def author_of(data: bytes) -> tuple[bytes, float] | None:
+    """Public key and expiry that signed bytes claim, not checked; None where they are no advert."""
+    if len(data) > MAX_ADVERT_BYTES:
+        return None
+    try:
+        signed = advert_pb2.SignedAdvert.FromString(data)
+        return signed.public_key, advert_pb2.Advert.FromString(signed.body).expires_at_s
+    except DecodeError:
+        return None
+
+
 def open_advert(data: bytes, now_s: float, verify: Verify = verify) -> Advert | None:
     """The advert in signed bytes from the directory, or None when anything about it is wrong.
 

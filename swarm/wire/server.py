@@ -50,6 +50,7 @@ _ANSWERED_PER_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 60.0
 _PAUSED_SHARE: Final = 1 / 8  # of the calls that the server takes may be refusals that wait
 STREAMS_PER_CONNECTION: Final = 16
+READ_AHEAD_BYTES: Final = 256 * 1024
 _WITHOUT_SESSION: Final = 4  # what such a call counts: an honest node says Hello first
 
 Refusal = TypeVar("Refusal", bound=SwarmError)
@@ -339,6 +340,9 @@ def _server_options(limits: ServerLimits, num_connections: int) -> list[tuple[st
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", limits.request_bytes),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        # Of a request stream so much is read ahead, and no more where the line is fast: what relaying holds is bounded.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", READ_AHEAD_BYTES),
         ("grpc.max_metadata_size", 16 * 1024),
         ("grpc.max_concurrent_streams", limits.streams_per_connection),
         ("grpc.max_allowed_incoming_connections", num_connections),

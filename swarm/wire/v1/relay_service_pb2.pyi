@@ -1,5 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable
 from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -57,3 +59,23 @@ class AcceptResponse(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class AnnounceRequest(_message.Message):
+    __slots__ = ("advert",)
+    ADVERT_FIELD_NUMBER: _ClassVar[int]
+    advert: bytes
+    def __init__(self, advert: _Optional[bytes] = ...) -> None: ...
+
+class AnnounceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LookupRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LookupResponse(_message.Message):
+    __slots__ = ("adverts",)
+    ADVERTS_FIELD_NUMBER: _ClassVar[int]
+    adverts: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, adverts: _Optional[_Iterable[bytes]] = ...) -> None: ...

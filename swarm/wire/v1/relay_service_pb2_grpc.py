@@ -56,6 +56,16 @@ class RelayServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_relay__service__pb2.AcceptRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_relay__service__pb2.AcceptResponse.FromString,
                 _registered_method=True)
+        self.Announce = channel.unary_unary(
+                '/swarm.wire.v1.RelayService/Announce',
+                request_serializer=swarm_dot_wire_dot_v1_dot_relay__service__pb2.AnnounceRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_relay__service__pb2.AnnounceResponse.FromString,
+                _registered_method=True)
+        self.Lookup = channel.unary_stream(
+                '/swarm.wire.v1.RelayService/Lookup',
+                request_serializer=swarm_dot_wire_dot_v1_dot_relay__service__pb2.LookupRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_relay__service__pb2.LookupResponse.FromString,
+                _registered_method=True)
 
 
 class RelayServiceServicer(object):
@@ -78,7 +88,8 @@ class RelayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Connect(self, request_iterator, context):
-        """The caller's end of a connection to a node that holds a place here; the first message names it.
+        """The caller's end of a connection to a node that holds a place here, or that this server dialled back; the first
+        message names it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,6 +97,20 @@ class RelayServiceServicer(object):
 
     def Accept(self, request_iterator, context):
         """The other end, which the node takes; the first message has the ticket that Reserve gave.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Announce(self, request, context):
+        """Puts an advert into the directory for a node whose network lets it dial none of the directory's peers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Lookup(self, request, context):
+        """The adverts that this server knows, for such a node.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,6 +138,16 @@ def add_RelayServiceServicer_to_server(servicer, server):
                     servicer.Accept,
                     request_deserializer=swarm_dot_wire_dot_v1_dot_relay__service__pb2.AcceptRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_relay__service__pb2.AcceptResponse.SerializeToString,
+            ),
+            'Announce': grpc.unary_unary_rpc_method_handler(
+                    servicer.Announce,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_relay__service__pb2.AnnounceRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_relay__service__pb2.AnnounceResponse.SerializeToString,
+            ),
+            'Lookup': grpc.unary_stream_rpc_method_handler(
+                    servicer.Lookup,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_relay__service__pb2.LookupRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_relay__service__pb2.LookupResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -225,6 +260,60 @@ class RelayService(object):
             '/swarm.wire.v1.RelayService/Accept',
             swarm_dot_wire_dot_v1_dot_relay__service__pb2.AcceptRequest.SerializeToString,
             swarm_dot_wire_dot_v1_dot_relay__service__pb2.AcceptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Announce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.v1.RelayService/Announce',
+            swarm_dot_wire_dot_v1_dot_relay__service__pb2.AnnounceRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_relay__service__pb2.AnnounceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lookup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/swarm.wire.v1.RelayService/Lookup',
+            swarm_dot_wire_dot_v1_dot_relay__service__pb2.LookupRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_relay__service__pb2.LookupResponse.FromString,
             options,
             channel_credentials,
             insecure,

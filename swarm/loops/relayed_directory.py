@@ -1,0 +1,86 @@
+"""The directory of a node whose network lets it dial none of the directory's peers: a relay asks and stores for it.
+
+Invariant: adverts are signed, so a relay can withhold some and change none; the directory's own peers are used wherever
+they answer.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from swarm.clock import Clock
+from swarm.errors import Unavailable
+from swarm.identity import Identity
+from swarm.interfaces import PeerAddress, Reachability
+from swarm.types import Advert, short
+from swarm.wire.adverts import seal_advert
+
+if TYPE_CHECKING:
+    from swarm.peers.discovery_dht import HivemindDirectory
+
+logger = logging.getLogger(__name__)
+
+LOOKUP_EVERY_S: Final = 4.0
+
+
+class RelayedDirectory:
+    """`swarm.interfaces.Discovery` over a DHT peer, and over relays while that knows nobody.
+
+    Args:
+        directory: the DHT peer.
+        transport: asks relays.
+        relays: that help, the best first; none where others can dial us.
+        identity: ours.
+        clock: for the pace.
+    """
+
+    def __init__(
+        self,
+        directory: "HivemindDirectory",
+        transport: Reachability,
+        relays: Callable[[], list[PeerAddress]],
+        identity: Identity,
+        clock: Clock,
+    ) -> None:
+        self._directory, self._transport, self._relays = directory, transport, relays
+        self._identity, self._clock = identity, clock
+        self._looked_s = -math.inf
+
+    def _helpers(self) -> list[PeerAddress]:
+        return [] if self._directory.num_peers else self._relays()
+
+    async def announce(self, advert: Advert) -> None:
+        """Publishes our advert. Raises Unavailable."""
+        await self._directory.announce(advert)
+        failure: Unavailable | None = None
+        for relay in self._helpers():
+            try:
+                await self._transport.announce_at(relay, seal_advert(advert, self._identity))
+                return
+            except Unavailable as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    async def lookup(self) -> list[Advert]:
+        """Verified adverts of the run. Raises Unavailable."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._looked_s >= LOOKUP_EVERY_S:
+            for relay in self._helpers():
+                self._looked_s = now_s
+                try:
+                    for data in await self._transport.records_at(relay):
+                        self._directory.take(data)
+                    break
+                except Unavailable as error:
+                    logger.info("a relay gave no adverts", extra={"peer": short(relay.node_id), "error": str(error)})
+        return await self._directory.lookup()
+
+    async def maintain(self) -> None:
+        """As of the DHT peer."""
+        await self._directory.maintain()
+
+    async def stop(self) -> None:
+        """As of the DHT peer."""
+        await self._directory.stop()
