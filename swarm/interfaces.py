@@ -583,8 +583,8 @@ class RecordKeeper(Protocol):
         """Checks a signed advert and stores it as its author would; False where it is none of this run."""
         ...
 
-    def records(self) -> list[bytes]:
-        """The signed adverts that are known here and have not expired."""
+    async def records(self) -> list[bytes]:
+        """The signed adverts of the run that have not expired."""
         ...
 
 

@@ -8,10 +8,11 @@ import asyncio
 import importlib
 import json
 import logging
+import math
 import random
 import secrets
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,6 +40,7 @@ MAX_CACHED_ADDRESSES = 256
 
 _CALL_TIMEOUT_S = 10.0
 _REPAIR_TIMEOUT_S = 20.0
+_RECORDS_EVERY_S = 3.0
 _SHARDS_PER_LOOKUP = 4  # the others are remembered from earlier lookups until they expire
 _DIALS_PER_ROUND = 8
 _MAX_CACHE_BYTES = 256 * 1024
@@ -66,6 +68,7 @@ class HivemindDirectory:
     ) -> None:
         """Use `start`."""
         self._is_client = is_client
+        self._read_s = -math.inf  # when the adverts were looked up for others
         self._identity, self._run_id, self._config = identity, run_id, config
         self._clock, self._cache_path = clock, cache_path
         self._checker = RecordChecker(run_id, config.shards, clock, entry)
@@ -169,8 +172,13 @@ class HivemindDirectory:
             await peer.store(await self._replicas(peer, shard), shard, public_key, data, expires_at_s)
         return True
 
-    def records(self) -> list[bytes]:
-        """The signed adverts that were seen and have not expired."""
+    async def records(self) -> list[bytes]:
+        """The signed adverts of the run that have not expired, looked up every few seconds."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._read_s > _RECORDS_EVERY_S:
+            self._read_s = now_s
+            with suppress(Unavailable):
+                await self.lookup()
         now_s = self._clock.now_s()
         return [record.data for records in self._seen for _, record in records.items(now_s)]
 

@@ -389,7 +389,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> None:
         """The adverts that this node knows."""
         _, directory = self._record_call(context)
-        records = directory.records()
+        records = await directory.records()
         for at in range(0, len(records), MAX_RECORDS):
             async with asyncio.timeout(self.limits.idle_s):
                 await context.write(pb.LookupResponse(adverts=records[at : at + MAX_RECORDS]))

@@ -1,4 +1,4 @@
-"""A laboratory of networks: namespaces of the kernel, joined by virtual cables, with routers of every kind between them.
+"""A laboratory of networks: namespaces of the kernel, joined by virtual cables, with routers between them.
 
 Needs root, `ip` and `nft`. All addresses are of the laboratory's own namespaces (10.77.0.0/16 is its "internet",
 192.168.x.0/24 are homes behind routers); nothing leaves it. `close` removes all of it.
@@ -163,11 +163,13 @@ MASQUERADE: Final = (
     "nft add table ip nat",
     "nft add chain ip nat post '{ type nat hook postrouting priority 100 ; }'",
     "nft add rule ip nat post oifname OUTWARD masquerade",
-    *(_drop_inward := (
-        "nft add table ip filter",
-        "nft add chain ip filter forward '{ type filter hook forward priority 0 ; }'",
-        "nft add rule ip filter forward iifname OUTWARD ct state new drop",
-    )),
+    *(
+        _drop_inward := (
+            "nft add table ip filter",
+            "nft add chain ip filter forward '{ type filter hook forward priority 0 ; }'",
+            "nft add rule ip filter forward iifname OUTWARD ct state new drop",
+        )
+    ),
 )
 # Other ports for each connection, and a connection that is idle for a few seconds is forgotten.
 SHORT_IDLE_S: Final = 8
