@@ -34,7 +34,7 @@ LONGEST_PAUSE_S: Final = 60.0
 LASTING_S: Final = 30.0
 
 
-class Kind(StrEnum):
+class ReachKind(StrEnum):
     """How others reach a node."""
 
     UNKNOWN = "unknown"  # nobody was there to ask; its endpoint is advertised as configured
@@ -60,7 +60,7 @@ class _Pause:
 class ReachState:
     """What is known, for status and advert."""
 
-    kind: Kind = Kind.UNKNOWN
+    kind: ReachKind = ReachKind.UNKNOWN
     host: str = ""  # that our calls come from, as others see it
     detail: str = ""  # why nobody could dial us, as one of them said
     relays: list[tuple[PeerAddress, float]] = field(default_factory=list[tuple[PeerAddress, float]])  # and delay_s
@@ -103,7 +103,7 @@ class Reach:
         """Asks a few nodes to dial us; most of them decide. Without an answer all stays as it is."""
         self._measured_s = self._agent.clock.monotonic_s()
         if self._is_fixed:
-            self._become(Kind.OUTWARD if self._config.reach == "outward" else Kind.DIALABLE)
+            self._become(ReachKind.OUTWARD if self._config.reach == "outward" else ReachKind.DIALABLE)
             return
         witnesses = self._witnesses()
         asked = await asyncio.gather(*map(self._ask, witnesses))
@@ -117,9 +117,9 @@ class Reach:
         self.state.host = judged[0].host
         self.state.detail = next((answer.detail for answer in judged if not answer.is_reached), "")
         if 2 * len(reached) > len(judged):
-            self._become(Kind.DIALABLE, reached[0].host)
+            self._become(ReachKind.DIALABLE, reached[0].host)
         else:
-            self._become(Kind.OUTWARD)
+            self._become(ReachKind.OUTWARD)
 
     def _witnesses(self) -> list[PeerAddress]:
         """The coordinator, then anchors and peers that answered before, those of the public network first."""
@@ -137,15 +137,15 @@ class Reach:
             logger.debug("no dial-back", extra={"peer": short(witness.node_id), "error": str(error)})
             return None
 
-    def _become(self, kind: Kind, host: str = "") -> None:
+    def _become(self, kind: ReachKind, host: str = "") -> None:
         before, self.state.kind = self.state.kind, kind
-        self._transport.is_dialable = kind is not Kind.OUTWARD
-        if kind is Kind.DIALABLE and host and not self._is_advertise_set:
+        self._transport.is_dialable = kind is not ReachKind.OUTWARD
+        if kind is ReachKind.DIALABLE and host and not self._is_advertise_set:
             port = self._direct[0].rpartition(":")[2]
             self._direct = (f"{host}:{port}",)
-        if kind is not before and not (self._is_fixed and kind is Kind.DIALABLE):
+        if kind is not before and not (self._is_fixed and kind is ReachKind.DIALABLE):
             logger.info("how others reach this node", extra={"reach": str(kind), "detail": self.state.detail})
-        if kind is not Kind.OUTWARD:
+        if kind is not ReachKind.OUTWARD:
             for relay in self._relays.values():
                 relay.task.cancel()
         self._advertise()
@@ -157,7 +157,7 @@ class Reach:
         self.state.relays = [(relay.address, relay.delay_s) for relay in held]
         self._agent.address_book.relays = tuple(relay.address for relay in held)
         through = tuple(relay.place.endpoint for relay in held)
-        endpoints = through if self.state.kind is Kind.OUTWARD else self._direct
+        endpoints = through if self.state.kind is ReachKind.OUTWARD else self._direct
         if endpoints != self._agent.endpoints:
             self._agent.endpoints = endpoints
             self._agent.context.changed.fire()
@@ -169,7 +169,7 @@ class Reach:
         async with asyncio.TaskGroup() as tasks:
             address, ahead_s = await self._network()
             while True:
-                if self.state.kind is Kind.OUTWARD:
+                if self.state.kind is ReachKind.OUTWARD:
                     self._fill(tasks)
                 await asyncio.sleep(LOOK_EVERY_S * self._rng.uniform(0.5, 1.0))
                 address_now, ahead_now_s = await self._network()
@@ -179,7 +179,7 @@ class Reach:
                     logger.info("another address, or awake again: connections begin anew", extra={"own": address})
                     self._pauses.clear()
                     await self._transport.renew_connections()
-                every_s = UNKNOWN_EVERY_S if self.state.kind is Kind.UNKNOWN else MEASURE_EVERY_S
+                every_s = UNKNOWN_EVERY_S if self.state.kind is ReachKind.UNKNOWN else MEASURE_EVERY_S
                 if has_moved or self._agent.clock.monotonic_s() - self._measured_s > every_s:
                     await self.measure()
 
@@ -241,7 +241,7 @@ class Reach:
     @property
     def helpers(self) -> list[PeerAddress]:
         """Relays that can do what our network does not let us do, the nearest first; none where we can be dialled."""
-        if self.state.kind is not Kind.OUTWARD:
+        if self.state.kind is not ReachKind.OUTWARD:
             return []
         return [address for address, _ in self.state.relays] or list(coordinator_addresses(self._agent))
 
