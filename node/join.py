@@ -201,6 +201,6 @@ def listen_towards(data: JsonDict, own: str) -> str:
     data["exchange"] |= {"listen": f"{host}:0", "advertise": f"{own}:0"}
     data["directory"] |= {"listen": f"/{kind}/{own.strip('[]')}/tcp/0"}
     return (
-        f"other nodes dial {own}; where that is behind NAT, fix the ports in exchange.listen and directory.listen, "
-        "forward them, and set exchange.advertise and directory.announce"
+        f"whether others can dial {own} is tried at the start; where they cannot, relays lead to this node "
+        "(docs/networks.md)"
     )

@@ -53,6 +53,8 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
         shown.append(("follows", _describe_following(following)))
     if status.get("published_step") is not None:
         shown.append(("published", f"step {status['published_step']}, to {', '.join(status['followers']) or 'nobody'}"))
+    if status.get("reach"):
+        shown.append(("reached", _describe_reach(status["reach"], status.get("relayed") or {})))
     alone = "none: this node is alone" if following is None else "none"
     standing = status.get("standing", {})
     peers = [f"{peer} ({standing[peer]})" if standing.get(peer) else peer for peer in status.get("peers", [])]
@@ -74,6 +76,14 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
         shown.append(("episodes", ", ".join(f"{name} {kind}" for name, kind in status["environments"].items())))
     counts = ("num_local_used", "num_external_used", "num_set_aside", "num_entry_refused", "refusals", "evaluations")
     return shown + [(key, str(status.get(key, ""))) for key in counts]
+
+
+def _describe_reach(reach: JsonDict, relayed: JsonDict) -> str:
+    if reach["kind"] == "outward":
+        relays = [f"{each['node_id'][:8]} at {each['endpoint']} ({each['delay_ms']} ms)" for each in reach["relays"]]
+        return f"through {', '.join(relays) or 'nobody yet'}: others cannot dial this node ({reach['detail']})"
+    passes = f"; passes on for {relayed['places']} nodes that are not" if relayed.get("places") else ""
+    return f"{'dialled by others' if reach['kind'] == 'dialable' else 'not tried: nobody was there to ask'}{passes}"
 
 
 def _describe_following(following: JsonDict) -> str:

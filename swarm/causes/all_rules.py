@@ -63,6 +63,7 @@ RULES: Final[tuple[Rule, ...]] = (
     exchange_rules.no_entry,
     exchange_rules.cannot_dial,
     exchange_rules.nobody_can_dial,
+    exchange_rules.no_relay,
     exchange_rules.alone,
     exchange_rules.no_external,
     exchange_rules.newcomers,

@@ -1,6 +1,6 @@
 """Rules about other nodes: whether any are found, whether their groups can be used, and why not."""
 
-from typing import Final
+from typing import Any, Final
 
 from swarm.addresses import is_private_host
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
@@ -422,6 +422,23 @@ def nobody_can_dial(snapshot: Snapshot) -> Diagnosed | None:
     )
 
 
+def no_relay(snapshot: Snapshot) -> Diagnosed | None:
+    """Others cannot dial this node, and no relay has a place for it."""
+    reach: dict[str, Any] = snapshot.value("reach", {})
+    if reach.get("kind") != "outward" or reach.get("relays") or snapshot.up_s < PATIENCE_S / 2:
+        return None
+    return Diagnosed(
+        name="no_relay",
+        claim="nobody takes groups or weights from this node: others cannot dial it, and no relay has a place for it",
+        evidence=(f"reached: outward, through nobody; {reach.get('detail', '')} (status.json)",),
+        fix="forward a TCP port to this machine and name it in exchange.listen and exchange.advertise, or have the "
+        "operator set relay_places above 0 in coordinator.toml; swarm doctor LINK tries what this network allows",
+        gravity=Gravity.HARMS,
+        certainty=Certainty.SURE,
+        follows_from=frozenset({"clock_is_wrong", "coordinator_refuses"}),
+    )
+
+
 def alone(snapshot: Snapshot) -> Diagnosed | None:
     """A node that looks for others has found none."""
     config = snapshot.config
@@ -454,7 +471,7 @@ def alone(snapshot: Snapshot) -> Diagnosed | None:
         gravity=Gravity.HARMS if wants and knows else Gravity.NOTE,
         certainty=Certainty.POSSIBLE,
         follows_from=frozenset(
-            {"cannot_dial", "coordinator_refuses", "clock_is_wrong", "coordinator_away", "nobody_can_dial"}
+            {"cannot_dial", "coordinator_refuses", "clock_is_wrong", "coordinator_away", "nobody_can_dial", "no_relay"}
         ),
     )
 

@@ -174,7 +174,9 @@ def nobody_follows(snapshot: Snapshot) -> Diagnosed | None:
         f'{snapshot.directory / "node.toml"} set roles = ["trainer", "generator"]',
         gravity=Gravity.STOPS,
         certainty=Certainty.SURE,
-        follows_from=frozenset({"clock_is_wrong", "coordinator_refuses", "not_published", "nobody_can_dial"}),
+        follows_from=frozenset(
+            {"clock_is_wrong", "coordinator_refuses", "not_published", "nobody_can_dial", "no_relay"}
+        ),
     )
 
 

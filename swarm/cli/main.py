@@ -133,12 +133,29 @@ def status(
 
 @app.command()
 def doctor(
+    link: Annotated[
+        str, typer.Argument(help="Link of a run: what this network allows a node of it. Without, checks this machine.")
+    ] = "",
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="With a link: a node's directory, whose key and invitation are shown."),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="node.toml to check; without, the defaults.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
-    """Check this machine: packages, ports, clock, disk, memory, sandbox, peers. Every finding has its fix."""
+    """Check this machine: packages, ports, clock, disk, memory, sandbox, peers. Every finding has its fix.
+
+    With a LINK, before joining: whether others can dial this machine, what gets out, how long idle connections are
+    kept, and what follows, in three lines.
+    """
+    if link:
+        from node.network_check import check_network
+
+        report = asyncio.run(check_network(link, directory))
+        typer.echo(json.dumps(asdict(report)) if as_json else "\n".join(report.lines()))
+        return
     from node.doctor import examine
 
     findings = asyncio.run(examine(config))

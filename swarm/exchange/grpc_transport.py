@@ -30,7 +30,7 @@ from swarm.wire.envelopes import (
 from swarm.wire.grpc_errors import calling, error_of
 from swarm.wire.rollout_groups import Malformed
 from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
-from swarm.wire.session import AuthenticatedChannel, NoteClock, open_channel
+from swarm.wire.session import PING_S, AuthenticatedChannel, NoteClock, open_channel
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 from swarm.wire.weights import (
@@ -157,6 +157,8 @@ class GrpcTransport:
         return peer
 
     async def _open(self, address: PeerAddress, timeout_s: float, **options: Any) -> AuthenticatedChannel:
+        # behind a router, which forgets idle connections
+        options.setdefault("ping_s", PING_S if self.is_dialable else RELAY_PING_S)
         return await open_channel(
             address.endpoint,
             address.node_id,

@@ -116,8 +116,10 @@ class AddressBook:
         return node_id in self._anchor_ids
 
     def may_dial(self, address: PeerAddress) -> bool:
-        """False where another peer proved to be, and during the pause after failures."""
+        """False where another peer proved to be, and during the pause after failures, of its relay's too."""
         if self._owners.get(address.place, address.node_id) != address.node_id:
+            return False
+        if address.relay is not None and not self.may_dial(address.relay):
             return False
         failures = self._failures.get(address.place)
         return failures is None or failures.next_try_s <= self._clock.monotonic_s()

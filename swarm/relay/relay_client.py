@@ -31,7 +31,8 @@ from swarm.wire.v1 import relay_service_pb2_grpc as pb_grpc
 
 logger = logging.getLogger(__name__)
 
-CALLS_PER_SESSION: Final = 12  # of the 16 that a server takes on a connection; more would wait without a word
+CALLS_PER_SESSION: Final = 6  # of the 8 that a coordinator takes on a connection; more would wait without a word
+SESSIONS_PER_RELAY: Final = 6  # of the 8 connections of one node that stay open; who has more goes to another relay
 MAX_LOOKED_UP: Final = 4096  # adverts of one look-up
 MAX_TAKEN: Final = 512  # connections through all places of a node
 LOCAL_DIAL_S: Final = 5.0
@@ -73,6 +74,9 @@ class RelaySessions:
                 if session.num_calls < CALLS_PER_SESSION:
                     break
             else:
+                if len(self._open.get(relay, ())) >= SESSIONS_PER_RELAY:
+                    most = CALLS_PER_SESSION * SESSIONS_PER_RELAY
+                    raise Unavailable(f"{most} connections through {short(relay.node_id)} are open; take another relay")
                 session = _Session(await self._open_session(relay, self.timeout_s))
                 self._open.setdefault(relay, []).append(session)
             session.num_calls += 1

@@ -1,0 +1,196 @@
+"""`swarm doctor LINK`: what this machine's network allows a node of a run, what follows, and what would make it better.
+
+Invariant: only the run's own coordinator and bootstrap peers are called; a server listens for the time of the check.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from node.credential import read_credential
+from swarm.addresses import endpoint_of, own_address
+from swarm.clock import SystemClock
+from swarm.config import ExchangeConfig, NodeConfig, parse_config
+from swarm.errors import NotHeld, Unavailable
+from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.identity import Identity
+from swarm.interfaces import PeerAddress
+from swarm.types import Digest, NodeId, SealedGroup
+from swarm.wire.join_link import FetchedManifest, JoinLink, fetch_manifest, node_config_from_manifest
+from swarm.wire.session import open_channel
+
+TIMEOUT_S: Final = 6.0
+IDLE_S: Final = (5.0, 10.0, 18.0)  # a server asks for a sign of life every 20 s, which would hide what is longer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkReport:
+    """What was found."""
+
+    is_dialable: bool
+    host: str  # that our calls come from, as the coordinator saw it
+    listened: str  # port that was tried
+    detail: str  # why nobody could dial us
+    relay_ms: float | None  # from here to here through the coordinator; None: no place, or not tried
+    reached: tuple[str, ...]  # host:port of the run that answer
+    unreached: tuple[str, ...]
+    idle_s: float  # so long a connection without a byte was kept
+    is_idle_kept: bool  # whether it was kept as long as we looked
+
+    def lines(self) -> list[str]:
+        """Three lines for people: what the network allows, what follows, what would make it better."""
+        kept = f"{self.idle_s:.0f} s or more" if self.is_idle_kept else f"at most {self.idle_s:.0f} s"
+        out = (
+            f"out: {', '.join(self.reached) or 'nothing'} answer" if self.reached else "out: nobody of the run answers"
+        )
+        if self.unreached:
+            out += f", {', '.join(self.unreached)} not"
+        inward = "others can dial it" if self.is_dialable else f"others cannot dial it ({self.detail})"
+        allows = f"this network: seen as {self.host}, {inward}; {out}; idle connections are kept {kept}"
+        if self.is_dialable:
+            follows = "follows: a node here is dialled like any other, and relays for those that cannot be"
+            better = f"better: nothing to do; a fixed port (exchange.listen, here {self.listened}) keeps its address"
+        elif self.relay_ms is not None:
+            follows = (
+                f"follows: a node here dials out and is reached through relays ({self.relay_ms:.0f} ms there and back "
+                "through the coordinator); it gives and takes groups and weights all the same"
+            )
+            if self.unreached:
+                follows += ", and a relay dials and asks the directory for it"
+            better = (
+                f"better: forward a TCP port of the router to {own_address()}, set exchange.listen to that port and "
+                f'exchange.advertise = "{self.host}:PORT"; then nobody has to pass anything on'
+            )
+        else:
+            follows = (
+                "follows: a node here takes groups and gives none: nobody reaches it, and no relay has a place for it"
+            )
+            better = "better: forward a TCP port, or ask the operator for a coordinator with relay_places above 0"
+        return [allows, follows, better]
+
+
+class _Nothing:
+    """What the check serves: it is only dialled."""
+
+    async def subscribe(self, *_: object) -> None:
+        raise Unavailable("a check of the network; no node")
+
+    watch = subscribe
+
+    async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
+        raise NotHeld("a check of the network; no node")
+
+    async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
+        raise NotHeld("a check of the network; no node")
+
+
+async def check_network(link: str, directory: Path | None = None, listen_port: int = 0) -> NetworkReport:
+    """Tries what a node of the run would do from here; takes about 20 seconds, most of it waiting.
+
+    Args:
+        link: of the run.
+        directory: of a node whose key and invitation are shown; None: a new key, for runs that admit all.
+        listen_port: to be tried; 0 picks a free one.
+
+    Raises:
+        ConfigError: the link cannot be used.
+        Unavailable: the coordinator does not answer, or refuses the key.
+    """
+    parsed = JoinLink.parse(link)
+    key = directory / "identity.key" if directory is not None else None
+    identity = Identity.load(key) if key is not None and key.exists() else Identity.create()
+    fetched = await fetch_manifest(parsed, identity, TIMEOUT_S)
+    coordinator = PeerAddress(node_id=parsed.fingerprint, endpoint=parsed.addresses[0])
+    shown = b"" if directory is None else _credential(directory, parsed, fetched, identity)
+    host = "[::]" if own_address().startswith("[") else "0.0.0.0"
+    config = ExchangeConfig(listen=f"{host}:{listen_port}", advertise=f"{own_address()}:{listen_port}")
+    transport = GrpcTransport(identity, parsed.run_id, config, SystemClock(), credential=lambda: shown)
+    others = [endpoint_of(maddr) for maddr in fetched.bootstrap_peers]
+    try:
+        (endpoint,) = await transport.serve(_Nothing())  # pyright: ignore[reportArgumentType] # nobody may call it
+        back, idle, answers = await asyncio.gather(
+            transport.dial_back(coordinator, 2 * TIMEOUT_S),
+            _idle_kept_s(coordinator, identity, parsed.run_id, shown),
+            asyncio.gather(*map(_answers, others)),
+        )
+        relay_ms = None if back.is_reached else await _through_relay_ms(transport, coordinator, identity.node_id)
+    finally:
+        await transport.stop()
+    reached = [endpoint for endpoint, has_answered in zip(others, answers, strict=True) if has_answered]
+    return NetworkReport(
+        is_dialable=back.is_reached,
+        host=back.host,
+        listened=endpoint.rpartition(":")[2],
+        detail=back.detail,
+        relay_ms=relay_ms,
+        reached=(*parsed.addresses[:1], *reached),
+        unreached=tuple(each for each in others if each not in reached),
+        idle_s=idle[0],
+        is_idle_kept=idle[1],
+    )
+
+
+def _credential(directory: Path, link: JoinLink, fetched: FetchedManifest, identity: Identity) -> bytes:
+    data = node_config_from_manifest(fetched.manifest, link, fetched.bootstrap_peers, directory)
+    return read_credential(parse_config(NodeConfig, data, "manifest"), identity.node_id).to_bytes()
+
+
+async def _answers(endpoint: str) -> bool:
+    host, _, port = endpoint.rpartition(":")
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError, ValueError):
+        return False
+    writer.close()
+    return True
+
+
+async def _idle_kept_s(
+    coordinator: PeerAddress, identity: Identity, run_id: str, credential: bytes
+) -> tuple[float, bool]:
+    """How long a connection without a byte was kept, and whether that is as long as was looked."""
+
+    async def is_kept(seconds: float) -> bool:
+        channel = await open_channel(
+            coordinator.endpoint, coordinator.node_id, identity, run_id, TIMEOUT_S,
+            credential=lambda: credential, ping_s=1000.0,
+        )  # fmt: skip
+        try:
+            await asyncio.sleep(seconds)  # what is measured is time
+            await channel.check_server(TIMEOUT_S / 2)
+        except Unavailable:
+            return False
+        finally:
+            await channel.close()
+        return True
+
+    kept: Sequence[bool] = await asyncio.gather(*map(is_kept, IDLE_S))
+    for seconds, was_kept in zip(IDLE_S, kept, strict=True):
+        if not was_kept:
+            return seconds, False
+    return IDLE_S[-1], True
+
+
+async def _through_relay_ms(transport: GrpcTransport, relay: PeerAddress, own: NodeId) -> float | None:
+    """Milliseconds of a connection from us to us through a place at a relay; None where there is none."""
+    place, clock = transport.place_at(relay), SystemClock()
+    holding = asyncio.ensure_future(place.hold())
+    waiting = asyncio.ensure_future(place.held.wait())
+    try:
+        await asyncio.wait({holding, waiting}, timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not place.held.is_set():
+            return None
+        began_s = clock.monotonic_s()
+        peer = await transport.connect(PeerAddress(node_id=own, endpoint=place.endpoint), TIMEOUT_S)
+        took_s = clock.monotonic_s() - began_s
+        await peer.close()
+        return 1000 * took_s
+    except Unavailable:
+        return None
+    finally:
+        holding.cancel()
+        waiting.cancel()
+        await asyncio.gather(holding, waiting, return_exceptions=True)

@@ -1,0 +1,40 @@
+"""A link pasted in each kind of network: real daemons, real routers of the kernel, a real DHT."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.lab.lab_swarm import KINDS, LabSwarm
+from tests.lab.laboratory import Laboratory, why_not
+
+pytestmark = [
+    pytest.mark.sweep,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(bool(why_not()), reason=f"no laboratory of networks: {why_not()}"),
+]
+
+
+def test_in_all_kinds_of_networks_at_once_each_node_learns_from_every_other(tmp_path: Path) -> None:
+    with Laboratory() as lab, LabSwarm(lab, tmp_path) as swarm:
+        nodes = [swarm.join(kind) for kind in KINDS]
+
+        def ids() -> set[str]:
+            return {node.status().get("node_id", "") for node in nodes}
+
+        swarm.wait(
+            lambda: all(set(node.admitted_from()) >= ids() - {node.status().get("node_id")} for node in nodes),
+            180,
+            "every ordered pair exchanged a group",
+        )
+        reach = {node.kind: node.status()["reach"]["kind"] for node in nodes}
+        assert reach == {kind: "dialable" if kind == "open" else "outward" for kind in KINDS}
+        assert not any(node.status()["refusals"] for node in nodes)
+
+
+def test_a_trainer_and_a_generator_behind_two_routers_work_for_each_other(tmp_path: Path) -> None:
+    with Laboratory() as lab, LabSwarm(lab, tmp_path) as swarm:
+        trainer = swarm.join("nat", "trainer", "--set", "weights.publish=true")
+        generator = swarm.join("double", "generator", "--generate")
+        swarm.wait(lambda: (generator.status().get("following") or {}).get("served_step"), 120, "weights arrive")
+        made_by = generator.status()["node_id"]
+        swarm.wait(lambda: trainer.admitted_from()[made_by] >= 3, 60, "its groups reach the trainer")
