@@ -13,7 +13,7 @@ import grpc
 from swarm.errors import Unauthenticated, Unavailable
 from swarm.wire.grpc_errors import calling
 
-FRAME_BYTES: Final = 15 * 1024  # of one message: a request of a server has at most 16 KiB (`ServerLimits`)
+FRAME_BYTES: Final = 60 * 1024  # of one message: a request of a server has at most 64 KiB (`ServerLimits`)
 
 
 async def pump(

@@ -60,8 +60,9 @@ Refusal = TypeVar("Refusal", bound=SwarmError)
 class ServerLimits:
     """Bounds of what callers may cost, authenticated or not."""
 
-    # Largest request, refused before it is parsed: those between nodes have less than 1 KB; all calls together 0.8 GB.
-    request_bytes: int = 16 * 1024
+    # Largest request, refused before it is parsed: bytes that are relayed; all others between nodes have less than 1 KB.
+    # All calls that may be open together have 3 GB, those of connections without a key 1 GB for at most 10 s.
+    request_bytes: int = 64 * 1024
     # A node has up to six streams and eight chunks on a connection; the calls beyond wait at the client. Beyond
     # `concurrent_calls` gRPC refuses everybody, whoever fills it, so it has to be more than the connections that stay
     # open can make: with 32 and 1,024, 32 connections without a key filled a node.

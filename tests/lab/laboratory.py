@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 NEEDS: Final = ("ip", "nft")
@@ -104,6 +103,10 @@ class Laboratory:
         """The command as it runs there."""
         return ["ip", "netns", "exec", namespace, *command]
 
+    def run(self, command: Sequence[str]) -> None:
+        """Runs a command to its end. Raises CalledProcessError."""
+        subprocess.run(command, check=True, capture_output=True)
+
     # --- parts -------------------------------------------------------------------------------------
 
     def _namespace(self, name: str) -> str:
@@ -187,10 +190,3 @@ ONLY_443: Final = (
     "nft add rule ip filter forward oifname OUTWARD ct state new udp dport != 53 drop",
 )
 STATEFUL: Final = ("sysctl -qw net.ipv4.ip_forward=1", *_drop_inward)
-
-
-def swarm_command(name: str) -> str:
-    """A command of this environment, by its whole path."""
-    import sys
-
-    return str(Path(sys.executable).parent / name)
