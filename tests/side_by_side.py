@@ -31,7 +31,7 @@ def sides_of(which: str) -> tuple[Sides, list[str]]:
     """Name of each side -> what it runs first, and the folders that either takes then, longest first."""
     if which == "test":  # one computes, beside one that mostly waits for processes
         firsts = {"computes": ["tests/unit", "tests/packaging"], "waits": ["tests/integration"]}
-        return firsts, ["tests/chaos", "tests/property", "tests/golden"]
+        return firsts, ["tests/chaos", "tests/property", "tests/lab", "tests/golden"]
     unit = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/test_*.py"))
     return {"even": [*unit[::2], "tests/property"], "odd": unit[1::2]}, []
 

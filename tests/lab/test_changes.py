@@ -37,8 +37,8 @@ def test_when_a_relay_dies_or_an_address_changes_both_sides_go_on_where_they_wer
         print(f"after the death of a relay: {flows(ada, bell):.1f} and {flows(bell, ada):.1f} s")
 
         home = lab.command(ada.namespace, ["ip"])
-        lab.run([*home, "addr", "add", "192.168.2.77/24", "dev", "up0"])
         lab.run([*home, "addr", "del", "192.168.2.2/24", "dev", "up0"])
+        lab.run([*home, "addr", "add", "192.168.2.77/24", "dev", "up0"])
         lab.run([*home, "route", "replace", "default", "via", "192.168.2.1"])
         print(f"after another address: {flows(ada, bell):.1f} and {flows(bell, ada):.1f} s")
         for node in (ada, bell):
