@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -84,6 +85,8 @@ class LabSwarm:
     folder: Path
     nodes: list[LabNode] = field(default_factory=list[LabNode])
     link: str = ""
+    _num_networks: int = 0
+    _building: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> "LabSwarm":
         self.coordinator = self.lab.host("coordinator")
@@ -99,7 +102,8 @@ class LabSwarm:
 
     def __exit__(self, *_: object) -> None:
         for process in (*(node.process for node in self.nodes), self._coordinator):
-            process.send_signal(signal.SIGTERM)
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
         for process in (*(node.process for node in self.nodes), self._coordinator):
             try:
                 process.wait(10)
@@ -110,7 +114,10 @@ class LabSwarm:
     def join(self, kind: str, name: str = "", *options: str) -> LabNode:
         """Pastes the link in a network of this kind, in a folder of its own."""
         name = name or kind
-        namespace = self._network(kind, name)
+        return self.join_from(self.network(kind, name), kind, name, *options)
+
+    def join_from(self, namespace: str, kind: str, name: str, *options: str) -> LabNode:
+        """The same in a network that there is."""
         process = self._start(namespace, name, "swarm", "join", self.link, "--dir", self.folder / name, *options)
         node = LabNode(kind, namespace, self.folder / name, process, time.monotonic())
         self.nodes.append(node)
@@ -129,8 +136,13 @@ class LabSwarm:
         """The ends of what all of them wrote."""
         return "\n".join(f"== {path.name}\n{path.read_text()[-1500:]}" for path in sorted(self.folder.glob("*.log")))
 
-    def _network(self, kind: str, name: str) -> str:
-        number = len(self.nodes) + 1
+    def network(self, kind: str, name: str) -> str:
+        """A new network of this kind, with a host in it."""
+        with self._building:
+            self._num_networks += 1
+            return self._build(kind, name, self._num_networks)
+
+    def _build(self, kind: str, name: str, number: int) -> str:
         if kind == "open":
             return self.lab.host(name)
         if kind == "firewall":

@@ -1,5 +1,8 @@
 """A link pasted in each kind of network: real daemons, real routers of the kernel, a real DHT."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,7 @@ import pytest
 from tests.lab.lab_swarm import KINDS, LabSwarm
 from tests.lab.laboratory import Laboratory, why_not
 
+SWARM = [str(Path(sys.executable).parent / "swarm")]
 pytestmark = [
     pytest.mark.sweep,
     pytest.mark.timeout(240),
@@ -38,3 +42,19 @@ def test_a_trainer_and_a_generator_behind_two_routers_work_for_each_other(tmp_pa
         swarm.wait(lambda: (generator.status().get("following") or {}).get("served_step"), 120, "weights arrive")
         made_by = generator.status()["node_id"]
         swarm.wait(lambda: trainer.admitted_from()[made_by] >= 3, 60, "its groups reach the trainer")
+
+
+def test_the_doctor_is_right_about_each_kind_of_network_before_anybody_joins(tmp_path: Path) -> None:
+    with Laboratory() as lab, LabSwarm(lab, tmp_path) as swarm:
+        asked = {
+            kind: subprocess.Popen(
+                lab.command(swarm.network(kind, kind), [*SWARM, "doctor", swarm.link, "--json"]), stdout=subprocess.PIPE
+            )
+            for kind in KINDS
+        }
+        for kind, process in asked.items():
+            found = json.loads(process.communicate(timeout=120)[0])
+            assert found["is_dialable"] == (kind == "open"), (kind, found)
+            assert found["is_idle_kept"] == (kind != "short"), (kind, found)
+            assert bool(found["unreached"]) == (kind == "only443"), (kind, found)
+            assert (found["relay_ms"] is None) == (kind == "open"), (kind, found)
