@@ -2,7 +2,7 @@
 
     python -m tests.lab.joins --num 20               # all kinds side by side, as root; about 10 minutes
 
-A resident node on the "internet" trains meanwhile. Each join is a new node, in a folder of its own, in the same network.
+A resident node on the "internet" trains meanwhile. Each join is a new node in a folder of its own, in the same network.
 """
 
 import argparse
