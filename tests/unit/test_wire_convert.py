@@ -217,7 +217,7 @@ def test_group_or_advert_of_another_cannot_be_sealed():
 
 def test_advert_over_its_bound_is_an_error_of_ours():
     with pytest.raises(TooLarge, match=f"exceeds {MAX_ADVERT_BYTES}"):
-        seal_advert(replace(ADVERT, endpoints=tuple(f"{'host' * 24}{i}:4001" for i in range(4))), IDENTITY)
+        seal_advert(replace(ADVERT, endpoints=tuple(f"{'host' * 24}{i}:4001" for i in range(8))), IDENTITY)
 
 
 @pytest.mark.parametrize(("now_s", "is_valid"), [(789.0, False), (790.0, True), (1089.9, True), (1090.0, False)])
