@@ -109,7 +109,8 @@ gpu-check: ## What a GPU changes: tests, learning, speed, memory. Offline: make 
 	@PYTHONPATH='$(CURDIR)/$(GPU_SITE)' $(PYTHON) $(GPU_CHECK)
 else
 gpu-check: env
-	@if command -v nvidia-smi > /dev/null && [ ! -e $(VLLM_VENV)/installed ]; then $(MAKE) vllm VLLM=vllm || \
+	@if [ "$${SWARM_SKIP_VLLM:-}" != 1 ] && command -v nvidia-smi > /dev/null && [ ! -e $(VLLM_VENV)/installed ]; then \
+	  $(MAKE) vllm VLLM=vllm || \
 	  echo 'vLLM could not be installed: its stage is left out' >&2; fi
 	@$(BIN)/python $(GPU_CHECK)
 endif
