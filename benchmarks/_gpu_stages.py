@@ -25,10 +25,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from benchmarks._learner_child import GROUP
+from benchmarks._learner_child import GROUP, PROMPT
 from benchmarks._made_network import ONE_BILLION, SMALL, SMOLLM2, NumberTokenizer, made_network
 from benchmarks._scored import scored_groups
-from node.run_estimate import Lengths, ModelShape, estimate_memory
+from node.run_estimate import CONTEXT_BYTES, Lengths, ModelShape, estimate_memory
 from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, NodeConfig, ReplayConfig
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.environment import AnswerEnvironment, Problem
@@ -73,7 +73,10 @@ def device_facts(job: Job) -> Figures:
         memory = device_memory(job.device)
         assert memory is not None
         facts |= {"name": torch.cuda.get_device_name(job.device), "total_mib": memory.total // MIB}
-        facts |= {"free_mib": memory.free // MIB, "has_bfloat16": torch.cuda.is_bf16_supported()}
+        facts |= {
+            "free_mib": memory.free // MIB,
+            "has_bfloat16": torch.cuda.is_bf16_supported(including_emulation=False),
+        }
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         try:
             facts["driver"] = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.split("\n")[0]
@@ -256,11 +259,36 @@ def measure_billion(job: Job) -> Figures:
     """1.1e9 random parameters in bfloat16: generation, a step, new weights and a checkpoint, with their memory."""
     if not job.is_gpu:
         return measure_speed(job, SMALL, torch.bfloat16, num_prompts=2, num_tokens=8)
-    plain = measure_speed(job, ONE_BILLION, torch.bfloat16, num_prompts=8, num_tokens=256)
+    memory = device_memory(job.device)
+    assert memory is not None
+    for num_layers in (ONE_BILLION["num_hidden_layers"], 11, 5):  # fewer where the card is small
+        shape = {**ONE_BILLION, "num_hidden_layers": num_layers}
+        needed = estimated_peak(speed_config(8, False), shape, 256) + CONTEXT_BYTES
+        if needed <= memory.free:
+            break
+    else:
+        return {"left_out": f"5 layers of it need {needed // MIB} MiB, {memory.free // MIB} are free on the card"}
+    plain = measure_speed(job, shape, torch.bfloat16, num_prompts=8, num_tokens=256)
     gc.collect()
     torch.cuda.empty_cache()
-    saving = measure_speed(job, ONE_BILLION, torch.bfloat16, num_prompts=8, num_tokens=256, checkpointing=True)
+    saving = measure_speed(job, shape, torch.bfloat16, num_prompts=8, num_tokens=256, checkpointing=True)
     return {**plain, **{f"checkpointed_{key}": saving[key] for key in ("learn_s", "peak_mib", "estimated_peak_mib")}}
+
+
+def speed_config(num_prompts: int, checkpointing: bool) -> NodeConfig:
+    """Of a node that learns from so many groups in a step."""
+    return NodeConfig(
+        model=ModelConfig(dtype="bfloat16"),
+        learner=LearnerConfig(recipe="grpo", gradient_checkpointing=checkpointing, token_budget=4096),
+        replay=ReplayConfig(local_groups=num_prompts, external_groups=0),
+    )
+
+
+def estimated_peak(config: NodeConfig, shape: dict[str, Any], num_tokens: int) -> int:
+    """Bytes of the device by arithmetic."""
+    counted = ModelShape.of(shape)
+    assert counted is not None
+    return estimate_memory(config, counted, Lengths(prompt=PROMPT, response=num_tokens)).device_peak
 
 
 def measure_speed(
@@ -272,22 +300,18 @@ def measure_speed(
     checkpointing: bool = False,
 ) -> Figures:
     """One node's engine and learner with random weights: what each phase takes, and the memory beside the estimate."""
-    device, prompt_tokens, rng = job.device, 32, np.random.default_rng(0)
+    device, rng = job.device, np.random.default_rng(0)
     forget_peak(device)
     tokenizer = NumberTokenizer(shape["vocab_size"])
     network, twin = made_network(shape, dtype, device), made_network(shape, dtype, device)
-    config = NodeConfig(
-        model=ModelConfig(dtype="bfloat16"),
-        learner=LearnerConfig(recipe="grpo", gradient_checkpointing=checkpointing, token_budget=4096),
-        replay=ReplayConfig(local_groups=num_prompts, external_groups=0),
-    )
+    config = speed_config(num_prompts, checkpointing)
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         ranks, recipe = OneProcess(device), load_recipe("grpo")
         learner = PolicyLearner(
             network, tokenizer, recipe, config.learner, config.replay, OWN, Path(folder), ranks=ranks
         )
         engine = TransformersGenerator(twin, tokenizer, learner.version, seed=0)
-        prompts = rng.integers(1, shape["vocab_size"], (num_prompts, prompt_tokens)).tolist()
+        prompts = rng.integers(1, shape["vocab_size"], (num_prompts, PROMPT)).tolist()
         sampling = Sampling(max_new_tokens=num_tokens)
         engine.generate(prompts[:1], 1, Sampling(max_new_tokens=2))  # kernels are loaded and chosen here
         began_s = time.perf_counter()
@@ -309,9 +333,6 @@ def measure_speed(
             learner.save()
         save_s = time.perf_counter() - began_s
         saved_bytes = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-    counted = ModelShape.of(shape)
-    assert counted is not None
-    estimate = estimate_memory(config, counted, Lengths(prompt=prompt_tokens, response=num_tokens))
     if any(report.was_skipped for report in reports) or not all(np.isfinite(report.loss) for report in reports):
         raise StageFailed(f"losses {[report.loss for report in reports]}: a step was skipped")
     num_made = sum(len(rollout.trace.token_ids) for group in groups for rollout in group if rollout.trace is not None)
@@ -326,7 +347,7 @@ def measure_speed(
         "save_s": round(save_s, 2),
         "saved_mib": saved_bytes // MIB,
         "peak_mib": None if memory is None else memory.peak // MIB,
-        "estimated_peak_mib": estimate.device_peak // MIB,
+        "estimated_peak_mib": estimated_peak(config, shape, num_tokens) // MIB,
     }
 
 

@@ -84,7 +84,8 @@ def ask_torch(device: str) -> dict[str, Any]:
         index = torch.device(device).index or 0
         free, total = torch.cuda.mem_get_info(index)
         found |= {"count": torch.cuda.device_count(), "name": torch.cuda.get_device_name(index)}
-        found |= {"total_bytes": total, "free_bytes": free, "has_bfloat16": torch.cuda.is_bf16_supported()}
+        found |= {"total_bytes": total, "free_bytes": free}
+        found["has_bfloat16"] = torch.cuda.is_bf16_supported(including_emulation=False)
         host = torch.zeros(min(COPIED_BYTES, free // 4), dtype=torch.uint8)
         there = host.to(f"cuda:{index}")
         found["to_device_gb_s"] = _gb_per_s(lambda: there.copy_(host), host.numel(), index)

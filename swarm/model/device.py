@@ -46,6 +46,7 @@ class DeviceMemory:
 def forget_peak(device: torch.device) -> None:
     """Begins the measurement of the peak anew."""
     if device.type == "cuda":
+        torch.cuda.init()  # nothing may have been on it yet, which torch refuses to forget
         torch.cuda.reset_peak_memory_stats(device)
 
 

@@ -12,7 +12,7 @@ from swarm.config import EnvironmentConfig, LearnerConfig, ReplayConfig
 from swarm.environments.load import build_environments
 from swarm.environments.replay import replay
 from swarm.learn.checkpoint import read_checkpoint
-from swarm.learn.fused_head import Head, Scores, Upstream, fused_backward
+from swarm.learn.fused_head import Head, Scores, Upstream, fused_backward, has_wide_product
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.ranks import OneProcess
 from swarm.model.lora import add_adapters
@@ -210,3 +210,14 @@ def test_the_output_layer_of_a_device_adds_up_its_gradient_in_float32(name: str,
     bounds = (1e-5, 1e-5, 1e-5) if dtype is torch.float32 else (0.005, 0.01, 0.002)
     for each, expected, bound in zip(found, exact, bounds, strict=True):
         assert float((each - expected).norm() / expected.norm()) < bound
+
+
+def test_a_product_that_torch_does_not_have_is_no_error() -> None:
+    assert not has_wide_product(torch.device("cpu"), torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_adds_half_precision_products_in_float32() -> None:
+    """Where it does not, a step is right and slower."""
+    assert has_wide_product(torch.device("cuda"), torch.bfloat16)
