@@ -75,6 +75,54 @@ $(VLLM_VENV)/installed: $(VLLM_PINS)
 	$(VLLM_BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps -e .
 	@touch $@
 
+# make gpu-check works in stages that go on where an earlier run ended (benchmarks/gpu_check.py).
+DEVICE ?= auto
+RECORDS ?= build/gpu-check
+BUDGET_S ?= 0
+# Offline: WHEELS is a folder that make gpu-wheels filled, PYTHON an interpreter that has torch and transformers.
+WHEELS ?=
+MODEL ?=
+GPU_SITE := build/gpu-site
+# What our code and its tests import beside torch, transformers and what those bring along.
+GPU_NEEDS := aiosqlite annotated-doc annotated-types blake3 cffi cryptography grpcio hypothesis iniconfig jinja2 \
+  markdown-it-py markupsafe mdurl packaging pluggy prometheus-client protobuf psutil pycparser pydantic pydantic-core \
+  pygments pytest pytest-asyncio pytest-timeout rich shellingham sortedcontainers tomlkit typer typing-extensions \
+  typing-inspection zstandard
+# The machine that the wheels are for.
+WHEELS_PYTHON ?= 3.12
+WHEELS_MACHINE ?= x86_64
+PLATFORMS := manylinux1_$(WHEELS_MACHINE) manylinux2010_$(WHEELS_MACHINE) manylinux2014_$(WHEELS_MACHINE) \
+  $(foreach p,2_5 2_12 2_17 2_24 2_27 2_28 2_31 2_34,manylinux_$(p)_$(WHEELS_MACHINE))
+GPU_CHECK = -m benchmarks.gpu_check --device $(DEVICE) --records '$(RECORDS)' --budget-s $(BUDGET_S) \
+  --model '$(MODEL)' $(ARGS)
+
+.PHONY: gpu-check
+ifdef WHEELS
+gpu-check: ## What a GPU changes: tests, learning, speed, memory. Offline: make gpu-check PYTHON= WHEELS= MODEL=
+	@ls $(WHEELS)/*.whl > /dev/null 2>&1 || { echo 'WHEELS=$(WHEELS): no wheels there; make gpu-wheels fills it' >&2; exit 2; }
+	@$(PYTHON) -c 'import torch, transformers' 2> /dev/null || \
+	  { echo 'PYTHON=$(PYTHON): that interpreter needs torch and transformers of its own' >&2; exit 2; }
+	@echo 'offline: torch and transformers of $(PYTHON); without hivemind (no stage needs it) and without vLLM'
+	@rm -rf $(GPU_SITE)
+	@$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target $(GPU_SITE) $(WHEELS)/*.whl || \
+	  { echo 'wheels for another machine: make gpu-wheels WHEELS_PYTHON=3.12 WHEELS_MACHINE=x86_64 says for which' >&2; exit 2; }
+	@PYTHONPATH='$(CURDIR)/$(GPU_SITE)' $(PYTHON) $(GPU_CHECK)
+else
+gpu-check: env
+	@if [ "$${SWARM_SKIP_VLLM:-}" != 1 ] && command -v nvidia-smi > /dev/null && [ ! -e $(VLLM_VENV)/installed ]; then \
+	  $(MAKE) vllm VLLM=vllm || \
+	  echo 'vLLM could not be installed: its stage is left out' >&2; fi
+	@$(BIN)/python $(GPU_CHECK)
+endif
+
+.PHONY: gpu-wheels
+gpu-wheels: env ## Wheels for make gpu-check on a machine without a network, into WHEELS= (build/wheels)
+	@mkdir -p $(or $(WHEELS),build/wheels)
+	$(BIN)/python -m pip download --quiet $(PIP_FLAGS) --only-binary=:all: --no-deps --implementation cp \
+	  --python-version $(WHEELS_PYTHON) $(addprefix --platform ,$(PLATFORMS)) --dest $(or $(WHEELS),build/wheels) \
+	  $(shell for name in $(GPU_NEEDS); do grep -i "^$${name//-/[-_.]}==" constraints.txt || echo "$$name"; done)
+	@du -sh $(or $(WHEELS),build/wheels)
+
 .PHONY: simulate
 simulate: env ## Two SmolLM2 learners share what they experience: about 6 minutes on 2 cores, then a report
 	$(BIN)/swarm simulate --preset smollm $(ARGS)

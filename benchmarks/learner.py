@@ -4,6 +4,7 @@ Invariant: each figure is the median over fresh processes, each of which runs on
 
     python -m benchmarks.learner                        # about 15 minutes on 2 cores; TRL is measured where installed
     python -m benchmarks.learner --cases head --repetitions 5
+    python -m benchmarks.learner --device cuda          # the memory is then that of tensors on the GPU
 
 Head: hidden states of 16 x 192 tokens, SmolLM2-135M's output layer, forward and backward. Step: SmolLM2-135M in
 float32, 16 responses in two groups behind prompts of 32 tokens, forward and backward without AdamW.
@@ -52,9 +53,9 @@ def title(case: str, rollouts: int, longest: int) -> str:
     return f"{'output layer' if case == 'head' else 'whole step'}, {rollouts} x {tokens} tokens"
 
 
-def child(path: str, lengths: list[int], threads: int) -> dict[str, float]:
+def child(path: str, lengths: list[int], threads: int, device: str = "cpu") -> dict[str, float]:
     """Figures of one fresh process. Raises CalledProcessError when it fails."""
-    command = [sys.executable, "-m", "benchmarks._learner_child", path, "--threads", str(threads)]
+    command = [sys.executable, "-m", "benchmarks._learner_child", path, "--threads", str(threads), "--device", device]
     command += ["--lengths", ",".join(map(str, lengths))]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     return json.loads(done.stdout.splitlines()[-1])
@@ -83,6 +84,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=16, help="responses, a multiple of 8")
     parser.add_argument("--longest", type=int, default=192, help="tokens of the longest response")
     parser.add_argument("--threads", type=int, default=1, help="torch threads; CPU time means most with one")
+    parser.add_argument("--device", default="cpu", help="torch device of all tensors")
     parser.add_argument("--without", default="", help="paths to leave out, such as plain,function")
     parser.add_argument("--same", action="store_true", help="also compare gradients with those of whole logits")
     parser.add_argument("--json", action="store_true", help="print every repetition")
@@ -100,12 +102,12 @@ def main() -> None:
         figures[case] = {name: [] for name in chosen}
         for repetition in range(arguments.repetitions):
             for name in chosen:  # in turn, so that what else the machine does hits all alike
-                found = child(f"{kind}:{name}", lengths, arguments.threads)
+                found = child(f"{kind}:{name}", lengths, arguments.threads, arguments.device)
                 figures[case][name].append(found)
-                console.print(f"{case} {repetition + 1}: {NAMES[name]} {found['cpu_s']:.2f} s")
+                console.print(f"{case} {repetition + 1}: {NAMES[name]} {found['seconds']:.2f} s")
     if arguments.same:
         lengths = lengths_of("equal", arguments.rollouts, arguments.longest)
-        error = child("same", lengths, arguments.threads)["relative_error"]
+        error = child("same", lengths, arguments.threads, arguments.device)["relative_error"]
         console.print(f"largest relative error of a parameter's gradient against whole logits: {error:.1e}")
     shape = arguments.rollouts, arguments.longest
     print(json.dumps(figures) if arguments.json else markdown(figures, *shape))

@@ -34,6 +34,8 @@ from swarm.exchange.group_store import SqliteGroupStore
 from swarm.generation.produce import GroupProducer, evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
+from swarm.learn.ranks import OneProcess
+from swarm.model.device import pick_device
 from swarm.model.network import load_model
 from swarm.node_context import NodeContext
 from swarm.objectives.methods import recipes_of
@@ -76,6 +78,7 @@ async def train(config: NodeConfig, num_steps: int) -> tuple[float, float]:
         config.replay,
         policy_id=identity.node_id,
         dir=config.dir / "checkpoints",
+        ranks=OneProcess(pick_device(config.device)),  # this process alone, on a GPU where torch sees one
     ).resume()
     engine = TransformersGenerator.from_config(config, loaded.tokenizer, learner.version)
     producer = GroupProducer(

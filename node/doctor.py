@@ -10,14 +10,12 @@ import secrets
 import shutil
 import socket
 import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
-
-from node.expectations import read_shape
-from node.run_estimate import estimate_memory, lengths_of
+from node.device_checks import check_engine, check_gpu, check_memory
+from node.finding import Finding
+from node.gpu_facts import look_for_gpu
 from node.status import read_status
 from swarm.addresses import endpoint_of
 from swarm.clock import CLOCK_SKEW_S, SystemClock
@@ -33,29 +31,19 @@ from swarm.types import Role
 MIN_FREE_DISK_BYTES = 2 * 2**30
 CLOCK_YEARS = (2025, 2100)
 DIAL_TIMEOUT_S = 3.0
-AGENT_BYTES = 500 * 2**20  # of a node beside its worker: the agent and two processes that score, measured
-PROMPT_TOKENS = 256  # of a task, where none was built; `swarm check` looks at some
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One check and its outcome."""
-
-    name: str
-    is_ok: bool
-    detail: str
-    fix: str = ""
-    is_fatal: bool = False
 
 
 async def examine(config_path: Path | None) -> list[Finding]:
     """Findings of every check. Raises ConfigError when the configuration itself cannot be read."""
     config = load_config(NodeConfig, config_path)
+    gpu = None if config.device == "cpu" else await asyncio.to_thread(look_for_gpu, config.device)
     return [
         _check_python(),
         *_check_packages(config),
         _check_disk(config),
-        _check_memory(config),
+        *check_gpu(config, gpu),
+        *check_memory(config, gpu),
+        *await asyncio.to_thread(check_engine, config, gpu),
         *_check_ports(config),
         await _check_clock(config),
         await _check_sandbox(config),
@@ -111,25 +99,6 @@ def _check_disk(config: NodeConfig) -> Finding:
         is_ok=free >= needed,
         detail=f"{free / 2**30:.1f} GiB free at {folder}, the store may use {config.exchange.store_bytes / 2**30:.1f}",
         fix="free some space, or lower exchange.store_bytes",
-    )
-
-
-def _check_memory(config: NodeConfig) -> Finding:
-    available = psutil.virtual_memory().available
-    detail = f"{available / 2**30:.1f} GiB available"
-    try:
-        shape = read_shape(config.model)
-    except ConfigError:  # another finding, of whoever loads it
-        shape = None
-    if shape is None:
-        return Finding(name="memory", is_ok=True, detail=f"{detail}; the need of {config.model.source} is not known")
-    lengths = lengths_of(config, PROMPT_TOKENS, any(each.may_have_turns for each in config.environments))
-    needed = AGENT_BYTES + estimate_memory(config, shape, lengths).peak
-    return Finding(
-        name="memory",
-        is_ok=available >= needed,
-        detail=f"{detail}, {config.model.source} needs about {needed / 2**30:.1f}; `swarm check` tells for what",
-        fix="close other programs, set model.lora_rank, lower learner.token_budget, or take a smaller model",
     )
 
 

@@ -118,7 +118,7 @@ def open_policy(
     """The learner as its newest checkpoint has it, or this rank's share of it. Raises ConfigError."""
     from swarm.learn.learner import PolicyLearner
     from swarm.learn.ranks import OneProcess
-    from swarm.model.network import pick_device
+    from swarm.model.device import pick_device
     from swarm.telemetry.shown_updates import write_update
 
     kind, is_first = PolicyLearner, ranks is None or ranks.index == 0

@@ -13,6 +13,7 @@ from swarm.types import Role
 
 LIKE_LLAMA: Final = ("llama", "mistral", "qwen2", "qwen3", "smollm3")  # model types whose parameters are counted here
 PROCESS_BYTES: Final = 440 * 2**20  # of a worker without a model: Python, torch, transformers; measured, CPU
+CONTEXT_BYTES: Final = 700 * 2**20  # of a GPU beside tensors: driver, libraries and rounding; not measured by us
 CHUNK_ELEMENTS: Final = 16 * 2**20  # logits of the output layer at a time, `swarm.learn.fused_head`
 MASTER_BYTES: Final = 4  # of a parameter; as many of each of AdamW's two moments, and of its gradient
 LOGPROB_BYTES: Final = 4
@@ -129,6 +130,19 @@ class MemoryEstimate:
         """Always there once a step was made."""
         steady = self.process + self.weights + self.engine_weights + self.published + self.reference
         return steady + self.masters + self.moments + self.kv_cache
+
+    @property
+    def device_peak(self) -> int:
+        """Highest in the memory of a GPU: what `peak` has but for the process and the checkpoint's copy, which the host
+        holds, and the engine's old weights, which it keeps while new ones are checked, perhaps during a step.
+        """
+        held, backward = self.held - self.process + self.engine_weights, self.gradients + self.activations
+        return held + max(backward, self.gradients + self.optimizer_scratch)
+
+    @property
+    def beside_device(self) -> int:
+        """Highest in the machine's memory where a GPU holds the models: they are loaded here, and checkpoints pass."""
+        return self.process + max(self.weights, self.checkpoint)
 
     @property
     def peak(self) -> int:

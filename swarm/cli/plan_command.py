@@ -194,6 +194,10 @@ ApplyOption = Annotated[float | None, typer.Option(help="Seconds from a version'
 PauseOption = Annotated[float | None, typer.Option(help="The part of them in which generation stands still.")]
 DownOption = Annotated[float | None, typer.Option("--down", help="Bytes/s to a generator. Default: unlimited.")]
 UpOption = Annotated[float | None, typer.Option("--up", help="Bytes/s from a generator. Default: unlimited.")]
+GpuOption = Annotated[
+    float | None, typer.Option("--gpu", help="Memory of a GPU in GiB: what a node takes of it, and what would fit.")
+]
+ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="With --gpu: the node's node.toml.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
 
 
@@ -214,13 +218,19 @@ def plan_command(
     down: DownOption = None,
     up: UpOption = None,
     as_json: JsonOption = False,
+    gpu: GpuOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """How many generators a learner needs, how fast and on which lines, for a lag bound; exit code 1 if none will do.
 
     Measure first, then ask what if: `swarm simulate --preset echo`, then `swarm plan --run runs/echo-...`, then again
     with an option in place of a figure, such as `--tokens-per-s 40 --down 1e6 --max-age 2`. Without a run the options
     are the figures: --step-s, --groups-per-step, --tokens-per-group, --tokens-per-s and --max-age are then needed.
+
+    Another question: does a node fit on a GPU? `swarm plan --gpu 24 -c node.toml`; exit code 1 if nothing would.
     """
+    if gpu is not None:
+        raise typer.Exit(0 if _plan_device(_positive("--gpu", gpu), config, as_json) else 1)
     measured = RunFigures(trainer="", generators=()) if run is None else read_run(run, trainer)
     learner = LearnerFigures(
         step_s=_positive("--step-s", _needed("--step-s", step_s, measured.step_s, run)),
@@ -254,6 +264,19 @@ def plan_command(
     else:
         _print(Console(), learner, plans, together)
     raise typer.Exit(0 if any(each.holds for each in plans) else 1)
+
+
+def _plan_device(gpu_gib: float, path: Path | None, as_json: bool) -> bool:
+    """Whether a node fits on a GPU in some way; prints how."""
+    from swarm.cli.device_plan import GIB, device_plans, print_device_plans
+    from swarm.config import NodeConfig, load_config
+
+    config = load_config(NodeConfig, path)
+    if not as_json:
+        return print_device_plans(Console(), config, gpu_gib, path)
+    plans = device_plans(config, int(gpu_gib * GIB))
+    typer.echo(json.dumps([asdict(plan) for plan in plans], indent=2))
+    return any(plan.fits for plan in plans)
 
 
 def _kinds(

@@ -35,7 +35,8 @@ def serve(
       swarm serve my-model --listen 127.0.0.1:9000        a folder that `swarm export` made
     """
     from swarm.generation.transformers_engine import TransformersGenerator
-    from swarm.model.network import most_tokens, pick_device
+    from swarm.model.device import pick_device
+    from swarm.model.network import most_tokens
     from swarm.serving import served_policy
     from swarm.trained.model import load_target
     from swarm.types import PolicyVersion

@@ -28,7 +28,8 @@ from swarm.generation.rollouts import actions_of, by_prompt, check_vocabulary, p
 from swarm.generation.row import Row
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.interfaces import Completion, CompletionRequest, Observe, OnTokens, Prompts, Tokenizer
-from swarm.model.network import entry_bytes, load_model, pick_device
+from swarm.model.device import pick_device
+from swarm.model.network import entry_bytes, load_model
 from swarm.model.version_digest import PublishedTensors, load_published, snapshot
 from swarm.types import (
     Canary,

@@ -7,6 +7,7 @@ Shape letters: n tokens, H hidden size, V vocabulary, c tokens of a chunk.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -17,8 +18,6 @@ from swarm.errors import ConfigError
 from swarm.objectives.part import Prediction, Probe
 
 CHUNK_ELEMENTS = 16 * 2**20  # logits of one chunk: 64 MiB in float32
-
-_HAS_WIDE_PRODUCT = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)  # addmm(out_dtype=) on CUDA
 
 Upstream = tuple[Tensor, Tensor | None]
 """d(loss)/d(log-prob) [n] and d(loss)/d(entropy) [n]; None where nothing uses the entropy with gradient."""
@@ -242,9 +241,24 @@ def _concatenate(parts: Sequence[Scores]) -> Scores:
     )
 
 
+@cache
+def has_wide_product(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch adds a half-precision product to a float32 matrix there (from 2.8 on CUDA), tried out once."""
+    ones, total = torch.ones((16, 16), dtype=dtype, device=device), torch.ones((16, 16), device=device)
+    try:
+        _add_wide_product(total, ones.T, ones)
+    except (RuntimeError, TypeError):
+        return False
+    return bool((total == 17).all())
+
+
+def _add_wide_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    torch.addmm(total, left, right, out_dtype=total.dtype, out=total)  # pyright: ignore[reportCallIssue]
+
+
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left @ right without rounding the product to a half-precision dtype first: chunks would add that up."""
-    if total.is_cuda and right.dtype in (torch.bfloat16, torch.float16) and _HAS_WIDE_PRODUCT:
-        torch.addmm(total, left.to(right.dtype), right, out_dtype=total.dtype, out=total)  # pyright: ignore[reportCallIssue]
+    if total.is_cuda and right.dtype in (torch.bfloat16, torch.float16) and has_wide_product(total.device, right.dtype):
+        _add_wide_product(total, left.to(right.dtype), right)
     else:
         total.addmm_(left.to(total.dtype), right.to(total.dtype))

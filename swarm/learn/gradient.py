@@ -20,6 +20,7 @@ from swarm.learn.logprobs import hidden_states, score_tokens
 from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import PackedRows
 from swarm.learn.ranks import OneProcess, Ranks
+from swarm.model.device import wait_for
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import Coefficients, coefficients
 from swarm.objectives.mass_clip import group_masses, scope_of
@@ -198,6 +199,7 @@ class Gradient:
         if hidden.requires_grad:
             hidden.backward(hidden_grad)
         self.optimizer.accumulate()
+        wait_for(hidden.device)
         measured.num_passes += 1
         measured.add_seconds("score", scored_s - start)
         measured.add_seconds("backward", self.clock.monotonic_s() - scored_s)
@@ -207,6 +209,7 @@ class Gradient:
     ) -> tuple[Tensor, Tensor, float]:
         """Hidden states [n, H], the loss's gradient by them, and when they were computed [s]."""
         head, hidden = Head.of(self.network), hidden_states(self.network, packed)
+        wait_for(hidden.device)
         scored_s = self.clock.monotonic_s()
         # Control is inverted here: the kernel calls the objective. Once a run of tokens is scored it gets their
         # coefficients from `source` and goes backward through the output layer while their logits are still in memory,

@@ -82,14 +82,14 @@ class PolicyLearner:
 
         Args:
             dir: of checkpoints.
-            ranks: the processes that share the step, and their device; None: this process alone, on the CPU.
+            ranks: the processes that share the step, and their device; None: this process alone, where the network is.
             task_of: rebuilds the task of a group of another tokenizer, for its prompt.
             answer_of: the right answer to a task, for recipes that ask how likely it is.
             show: keeps what a step made of some tokens, for people; called once in `shown_updates.EVERY_S`.
         """
         self._show, self._show_at_s = show, -math.inf
         self._network = network.eval()
-        self._ranks = ranks or OneProcess()
+        self._ranks = ranks or OneProcess(next(network.parameters()).device)
         check_head(self._network)
         self._tokenizer = tokenizer
         self._recipes = recipe if isinstance(recipe, RecipeSet) else RecipeSet(main=recipe)

@@ -80,23 +80,6 @@ def entry_bytes(network: nn.Module) -> int:
     return int(2 * config.num_hidden_layers * heads * width * size)
 
 
-def pick_device(name: str) -> torch.device:
-    """The device that `device` of a configuration means here.
-
-    Raises:
-        ConfigError: torch does not see it.
-    """
-    num_gpus = torch.cuda.device_count()
-    if name == "auto":
-        return torch.device("cuda" if num_gpus else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= num_gpus:
-        raise ConfigError(
-            f"device: {name!r}, but torch {torch.__version__} sees {num_gpus} GPUs; set it to auto or cpu"
-        )
-    return device
-
-
 def tiny_network(seed: int = 0) -> nn.Module:
     """The tiny character-level Llama (0.19M parameters, float32) with random weights; the global RNG is untouched."""
     from transformers import LlamaConfig, LlamaForCausalLM

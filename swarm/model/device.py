@@ -1,0 +1,58 @@
+"""The device that holds a model: which one, when it is done, and how much of its memory was taken.
+
+Invariant: nothing here opens a device that the configuration did not ask for.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from swarm.errors import ConfigError
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that `device` of a configuration means here.
+
+    Raises:
+        ConfigError: torch does not see it.
+    """
+    # is_available asks the driver, device_count alone counts cards that a driver too old for this torch cannot use
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda" if num_gpus else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        raise ConfigError(
+            f"device: {name!r}, but torch {torch.__version__} can use {num_gpus} GPUs; set it to auto or cpu"
+        )
+    return device
+
+
+def wait_for(device: torch.device) -> None:
+    """Returns once a GPU has done what it was given, so that a clock measures the work and not its start."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceMemory:
+    """Bytes of a GPU's memory."""
+
+    total: int
+    free: int  # whoever holds the rest
+    peak: int  # most that tensors of this process took since `forget_peak`
+
+
+def forget_peak(device: torch.device) -> None:
+    """Begins the measurement of the peak anew."""
+    if device.type == "cuda":
+        torch.cuda.init()  # nothing may have been on it yet, which torch refuses to forget
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def device_memory(device: torch.device) -> DeviceMemory | None:
+    """Memory of a GPU; None of the CPU, whose memory is the machine's."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory(total=total, free=free, peak=torch.cuda.max_memory_allocated(device))
