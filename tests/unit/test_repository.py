@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("swarm", "node", "coordinator")
 SHARED = [path.stem for folder in ("golden", "recorded") for path in (ROOT / "tests" / folder).glob("*.py")]
-LOCAL = {"attacked_node", "benchmarks", "entry_credentials", "grpc_ends", "model_server", *SHARED, *PACKAGES}
+LOCAL = {"attacked_node", "benchmarks", "tests", "entry_credentials", "grpc_ends", "model_server", *SHARED, *PACKAGES}
 
 
 def tracked() -> list[Path]:
