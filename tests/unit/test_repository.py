@@ -190,9 +190,11 @@ def test_make_env_says_what_to_do_without_a_usable_python(tmp_path: Path):
     assert not (tmp_path / ".venv").exists()
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
-def test_links_between_documents_lead_somewhere(name: str):
-    page = ROOT / name
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(page: Path):
     targets = [t for t in re.findall(r"\]\(([^)#]+)", page.read_text()) if not t.startswith(("http", "swarm:"))]
     broken = [target for target in targets if not (page.parent / target).exists()]
     assert not broken, broken
