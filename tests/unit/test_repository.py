@@ -200,13 +200,10 @@ def test_links_between_documents_lead_somewhere(page: Path):
     assert not broken, broken
 
 
-def test_paths_named_in_the_readme_exist():
-    named = set(
-        re.findall(
-            r"`((?:swarm|node|coordinator|proto|deploy|docs|tests|benchmarks)/[\w./-]*)`",
-            (ROOT / "README.md").read_text(),
-        )
-    )
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md", "docs/off_policyness.md"])
+def test_paths_named_in_a_document_exist(name: str):
+    places = "swarm|node|coordinator|proto|deploy|docs|tests|benchmarks|examples"
+    named = set(re.findall(rf"`((?:{places})/[\w./-]*)`", (ROOT / name).read_text()))
     missing = {path for path in named if not (ROOT / path).exists()}
     assert named and not missing, missing
 
