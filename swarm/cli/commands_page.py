@@ -5,6 +5,8 @@ Invariant: nothing is said here that `--help` does not say. `python -m swarm.cli
 
 import re
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import typer
 from typer.cli import get_docs_for_click
@@ -34,8 +36,18 @@ def markdown() -> str:
 def _section(name: str, app: typer.Typer) -> str:
     command = get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name=name), name=name)
+    for each in _commands(command):  # typer cuts these off after 45 letters
+        line = " ".join((each.help or "").partition("\n\n")[0].split())
+        text = text.replace(f"* `{each.name}`: {each.get_short_help_str()}\n", f"* `{each.name}`: {line}\n")
     text = re.sub(r"^#", "##", text, flags=re.MULTILINE)
     return re.sub(r"^  (?=\S)", "    ", text, flags=re.MULTILINE)  # commands within a help: as code
+
+
+def _commands(group: Any) -> Iterator[Any]:
+    """Every command below."""
+    for command in getattr(group, "commands", {}).values():
+        yield command
+        yield from _commands(command)
 
 
 if __name__ == "__main__":
