@@ -52,7 +52,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         goal = PAGES.get(path, path.removeprefix("docs/"))
         if goal == path and (ROOT / path).exists():  # no page
             url = config.extra["source_url"]
-            return f"[{words}]({url}/{path}{anchor})" if url else f"`{words.strip('`')}`"
+            if url:
+                return f"[{words}]({url}/{path}{anchor})"
+            return f"`{path}`" if path.endswith(words.strip("`")) else f"{words} (`{path}`)"
         if words.endswith(".md") and (ROOT / path).is_file():
             words = (ROOT / path).read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")  # its title
         return f"[{words}]({posixpath.relpath(goal, posixpath.dirname(here) or '.')}{anchor})"
