@@ -82,8 +82,10 @@ class _Loads(HTMLParser):
         self.foreign: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "a" or ("rel", "canonical") in attrs:
+            return
         for name, value in attrs:
-            if tag != "a" and name in ("src", "srcset", "href", "data") and re.match(r"(https?:)?//", value or ""):
+            if name in ("src", "srcset", "href", "data") and re.match(r"(https?:)?//", value or ""):
                 self.foreign.append(f"<{tag} {name}={value}>")
 
 
