@@ -131,9 +131,10 @@ docs: env ## Write the pages of docs/ that the code makes: commands, configurati
 	$(BIN)/python -m swarm.telemetry > docs/metrics.md
 	$(BIN)/swarm recipes list --markdown > docs/recipes_table.md
 
+# With --quiet mkdocs would not count warnings, which are errors here.
 .PHONY: site
 site: $(VENV)/installed-docs ## Build the documentation as a site in build/site; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo 'build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site'
 
 $(VENV)/installed-docs: $(VENV)/installed
