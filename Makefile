@@ -173,9 +173,21 @@ wheel: env ## Build dist/swarm_trainer-*.whl
 	$(BIN)/python -m build --wheel --outdir dist .
 
 .PHONY: docs
-docs: env ## Write docs/metrics.md and docs/configuration.md from swarm/telemetry and swarm/config
-	$(BIN)/python -m swarm.telemetry > docs/metrics.md
+docs: env ## Write the pages of docs/ that the code makes: commands, configuration, metrics, recipes
+	$(BIN)/python -m swarm.cli.commands_page > docs/commands.md
 	$(BIN)/python -m swarm.config > docs/configuration.md
+	$(BIN)/python -m swarm.telemetry > docs/metrics.md
+	$(BIN)/swarm recipes list --markdown > docs/recipes_table.md
+
+# With --quiet mkdocs would not count warnings, which are errors here.
+.PHONY: site
+site: $(VENV)/installed-docs ## Build the documentation as a site in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo 'build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site'
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[docs]'
+	@touch $@
 
 .PHONY: clean
 clean: ## Delete the environments and everything that was built; runs/ stays

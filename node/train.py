@@ -75,8 +75,11 @@ async def describe(config: NodeConfig) -> list[str]:
 
     Raises:
         ConfigError: the model cannot be had or cannot read the question, an environment cannot be built, a record
-            cannot be used, or a reward fails.
+            cannot be used, a reward fails, or there is no such recipe or constant of it.
     """
+    from swarm.objectives.methods import recipes_of  # torch is loaded here, not by `import node.train`
+
+    await asyncio.to_thread(recipes_of, config)
     lines = [f"model      {config.model.source}, {config.model.dtype}{_adapters(config)}"]
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
     for each in await sample_environments(config, tokenizer, num_tasks=1):

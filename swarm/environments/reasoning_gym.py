@@ -176,7 +176,7 @@ def _import_reasoning_gym() -> ModuleType:
     if "reasoning_gym" in sys.modules:
         return sys.modules["reasoning_gym"]
     if importlib.util.find_spec("reasoning_gym") is None:
-        raise ConfigError("reasoning-gym is not installed: pip install --no-deps reasoning-gym==0.1.25 (see README)")
+        raise ConfigError("reasoning-gym is not installed: pip install --no-deps reasoning-gym==0.1.25 (or make env)")
     absent = [name for name in _OPTIONAL if importlib.util.find_spec(name) is None]
     drawing = () if "matplotlib" in sys.modules else _DRAWING
     with _stand_ins([*absent, *drawing]):

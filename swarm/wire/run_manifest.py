@@ -163,7 +163,10 @@ def check_manifest(manifest: RunManifest) -> None:
 
 def _check_environment(where: str, env: EnvironmentConfig) -> None:
     if env.kind == "function":
-        raise ConfigError(f"{where}.kind: unknown_environment: `{env.kind}` names local code; configure it locally")
+        raise ConfigError(
+            f"{where}.kind: unknown_environment: `{env.kind}` names local code, which no manifest may; each node adds "
+            "it: swarm join LINK --set 'environments=[...]' (docs/training.md)"
+        )
     if env.kind == "plugin" and not (_PLAIN_NAME.fullmatch(env.dataset) and is_hex_digest(env.digest)):
         raise ConfigError(
             f"{where}.kind: unknown_environment: a manifest names no local code but the entry point of an installed "

@@ -237,6 +237,11 @@ def test_what_was_stopped_is_not_called_done(letters: Path) -> None:
         (["-m", "tiny", "--env", "char:sort", "--dir", "/proc/none/run"], "cannot be written"),
         (["-m", "tiny", "--data", "LETTERS", "--lr", "0"], "learning_rate: Input should be greater than 0"),
         (["-m", "no-such-model", "--data", "LETTERS"], "no such directory"),
+        (["-m", "tiny", "--env", "char:sort", "--recipe", "grop"], "did you mean grpo"),
+        (
+            ["-m", "tiny", "--env", "char:sort", "--recipe", "GRPO", "--set", "learner.recipe_params.weight.lo=0.1"],
+            "recipe grpo has no such constant",
+        ),
     ],
 )
 def test_a_mistake_is_told_before_anything_starts(

@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -84,6 +85,12 @@ def test_each_command_explains_itself(name: str):
     done = subprocess.run([command, "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
+
+
+def test_the_readme_of_a_package_index_has_no_link_that_leads_nowhere_there():
+    text = importlib.metadata.metadata("swarm-trainer")["Description"]
+    assert "docs/tutorial.md" in text
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", text) == []
 
 
 def test_the_distribution_carries_its_licence_and_python_range():

@@ -1,40 +1,56 @@
-"""The commands of the README are there, where a shell finds them, and its sample of a run is as runs are now."""
+"""The commands of README and docs exist, with their options, and README's sample of a run is as runs are now."""
 
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
+import pytest
 import typer
 from typer.main import get_command
 
 from coordinator.cli import app as coordinator_app
+from node.cli import app as node_app
 from swarm.cli.main import app as swarm_app
 from swarm.report.invariants import Invariants
 
 ROOT = Path(__file__).parents[2]
-APPS: dict[str, typer.Typer] = {"swarm": swarm_app, "swarm-coordinator": coordinator_app}
+APPS: dict[str, typer.Typer] = {"swarm": swarm_app, "swarm-node": node_app, "swarm-coordinator": coordinator_app}
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 
 
-def lines() -> list[list[str]]:
-    """The words of each line in the README's blocks of commands."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    return [words for block in blocks for line in block.splitlines() if (words := shlex.split(line, comments=True))]
+def lines(page: str = "README.md") -> list[list[str]]:
+    """The words of each line in a page's blocks of commands."""
+    blocks = re.findall(r"^```sh[^\n]*\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    text = "\n".join(blocks).replace("\\\n", " ")
+    return [words for line in text.splitlines() if (words := shlex.split(line, comments=True))]
 
 
-def test_every_command_has_the_subcommand_and_the_options_that_it_is_given() -> None:
-    used = [words for words in lines() if Path(words[0]).name in APPS]
-    assert len(used) > 10
-    for words in used:
-        command = get_command(APPS[Path(words[0]).name]).commands[words[1]]  # type: ignore[attr-defined]
+def test_the_pages_have_commands_of_every_program() -> None:
+    used = {Path(words[0]).name for page in PAGES for words in lines(page)}
+    assert used > set(APPS) and len(lines()) > 10
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_has_the_subcommand_and_the_options_that_it_is_given(page: str) -> None:
+    for words in lines(page):
+        if Path(words[0]).name not in APPS:
+            continue
+        command: Any = get_command(APPS[Path(words[0]).name])
+        for name in words[1:]:
+            if not hasattr(command, "commands") or name.startswith("-"):
+                break
+            command = command.commands[name]
         known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
-        given = {word for word in words if word.startswith("--")}
+        given = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         assert given <= known or command.context_settings.get("allow_extra_args"), words
 
 
-def test_every_target_of_make_exists() -> None:
-    used = {words[1] for words in lines() if words[0] == "make"}
+@pytest.mark.parametrize("page", PAGES)
+def test_every_target_of_make_exists(page: str) -> None:
+    used = {words[1] for words in lines(page) if words[0] == "make" and len(words) > 1}
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert used and used <= targets
+    assert used <= targets
 
 
 def test_commands_without_a_path_come_after_the_line_that_puts_them_on_the_path() -> None:

@@ -190,21 +190,20 @@ def test_make_env_says_what_to_do_without_a_usable_python(tmp_path: Path):
     assert not (tmp_path / ".venv").exists()
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
-def test_links_between_documents_lead_somewhere(name: str):
-    page = ROOT / name
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(page: Path):
     targets = [t for t in re.findall(r"\]\(([^)#]+)", page.read_text()) if not t.startswith(("http", "swarm:"))]
     broken = [target for target in targets if not (page.parent / target).exists()]
     assert not broken, broken
 
 
-def test_paths_named_in_the_readme_exist():
-    named = set(
-        re.findall(
-            r"`((?:swarm|node|coordinator|proto|deploy|docs|tests|benchmarks)/[\w./-]*)`",
-            (ROOT / "README.md").read_text(),
-        )
-    )
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md", "docs/off_policyness.md"])
+def test_paths_named_in_a_document_exist(name: str):
+    places = "swarm|node|coordinator|proto|deploy|docs|tests|benchmarks|examples"
+    named = set(re.findall(rf"`((?:{places})/[\w./-]*)`", (ROOT / name).read_text()))
     missing = {path for path in named if not (ROOT / path).exists()}
     assert named and not missing, missing
 
