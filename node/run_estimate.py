@@ -15,6 +15,7 @@ LIKE_LLAMA: Final = ("llama", "mistral", "qwen2", "qwen3", "smollm3")  # model t
 PROCESS_BYTES: Final = 440 * 2**20  # of a worker without a model: Python, torch, transformers; measured, CPU
 CHUNK_ELEMENTS: Final = 16 * 2**20  # logits of the output layer at a time, `swarm.learn.fused_head`
 MASTER_BYTES: Final = 4  # of a parameter; as many of each of AdamW's two moments, and of its gradient
+CHECKPOINT_BYTES: Final = 3 * MASTER_BYTES  # of a trained parameter: its master and both moments
 LOGPROB_BYTES: Final = 4
 
 
@@ -191,7 +192,7 @@ def estimate_memory(
         gradients=trained * (MASTER_BYTES + value_bytes),
         activations=(tokens * kept + 3 * 4 * learned * shape.vocab_size) if trains else 0,
         optimizer_scratch=trained * MASTER_BYTES,
-        checkpoint=3 * trained * MASTER_BYTES,
+        checkpoint=trained * CHECKPOINT_BYTES,
     )
 
 
