@@ -41,3 +41,14 @@ def test_a_size_is_said_in_the_unit_in_which_it_can_be_read() -> None:
     assert [byte_words(size) for size in (12, 1500, 2.5e6, 4.84e9, 3e12)] == [
         "12 B", "1.5 kB", "2.5 MB", "4.8 GB", "3.0 TB",
     ]  # fmt: skip
+
+
+def test_what_is_sent_and_what_is_passed_on_for_others_keep_to_one_upload_limit() -> None:
+    def split(**exchange: int) -> tuple[int, int]:
+        config = NodeConfig.model_validate({"exchange": exchange}).exchange
+        return config.most_own_bytes_per_s, config.most_relayed_bytes_per_s
+
+    assert split(max_upload_bytes_per_s=2_000_000) == (1_500_000, 500_000)
+    assert split(max_upload_bytes_per_s=2_000_000, relay_bytes_per_s=100_000) == (1_900_000, 100_000)
+    assert split(max_upload_bytes_per_s=2_000_000, relay_places=0)[0] == 2_000_000
+    assert split() == (0, 8 * 2**20)
