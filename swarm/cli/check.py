@@ -41,7 +41,7 @@ def check(
     """Try a node's or a run's configuration without starting it: recipes, environments, some tasks of each.
 
     Every environment is built, three of its tasks are shown as the model reads them, and their right answers scored.
-    Memory, and bytes of groups and versions, are estimated; seconds are told with --measure alone.
+    Memory, disk, and bytes of groups and versions, are estimated; seconds are told with --measure alone.
     """
     from node.disk_budget import disk_line
     from node.expectations import expectation_lines, measure, measured_lines
