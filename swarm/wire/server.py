@@ -60,7 +60,7 @@ Refusal = TypeVar("Refusal", bound=SwarmError)
 class ServerLimits:
     """Bounds of what callers may cost, authenticated or not."""
 
-    # Largest request, refused before it is parsed: bytes that are relayed; all others between nodes have less than 1 KB.
+    # Largest request, refused before it is parsed: bytes that are relayed; all others between nodes have under 1 KB.
     # All calls that may be open together have 3 GB, those of connections without a key 1 GB for at most 10 s.
     request_bytes: int = 64 * 1024
     # A node has up to six streams and eight chunks on a connection; the calls beyond wait at the client. Beyond
