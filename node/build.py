@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from node.ranks import join, open_policy
+from node.run_estimate import CHECKPOINT_BYTES
 from swarm.clock import Clock, SystemClock
 from swarm.config import NodeConfig
 from swarm.environments.curriculum import NUM_CANDIDATES, SPACING, AdaptiveCurriculum, TaskMixture, evaluation_tasks
@@ -29,6 +30,7 @@ from swarm.generation.produce import GroupProducer, try_tasks
 from swarm.generation.transformers_engine import SnapshotEvaluator, TransformersGenerator
 from swarm.interfaces import Environment, Generator, LocalExchange, TaskOf, Tokenizer
 from swarm.learn.best_version import BEST, BestVersion
+from swarm.learn.checkpoint import checkpoint_pause_s
 from swarm.learn.guarded_learner import GuardedLearner
 from swarm.loops import Ask, Worker
 from swarm.loops.worker import Evaluate
@@ -100,6 +102,7 @@ def build_trainer(
     check_turns(tokenizer, environments.values())
     if config.weights.publish:
         require_store_room(config, loaded)
+    num_trained = sum(param.numel() for param in loaded.network.parameters() if param.requires_grad)
     closing = ExitStack()
 
     # The policy in training; with `learner.num_processes` > 1 it is spread over several processes (ranks).
@@ -162,6 +165,7 @@ def build_trainer(
         show=partial(write_episodes, config.dir),
         keep_best=BestVersion(config.dir / BEST).offer if config.evaluation.keep_best else None,
         saves_when_stopped=True,
+        checkpoint_pause_s=checkpoint_pause_s(CHECKPOINT_BYTES * num_trained, config.disk.checkpoint_bytes_per_s),
         close=closing.close,
         clock=clock,
         offload=asyncio.to_thread,

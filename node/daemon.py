@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node.credential import OwnCredential
+from node.disk_budget import within_budget
 from node.manifest_refresh import ManifestRefresh
+from node.pause import paused_since
 from node.status import STATUS
 from node.worker import only_cause
 from node.worker_process import WorkerProcess
@@ -50,7 +52,10 @@ from swarm.process import (
     lock_directory,
     make_private,
     run_until_signal,
+    stand_back,
+    thread_limits,
     write_json,
+    written_bytes_of_tree,
 )
 from swarm.relay.relay_servicer import RelayLimits
 from swarm.telemetry import EventLog, Telemetry, make_sinks
@@ -66,6 +71,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 1.0
+PAUSE_LOOK_S = 1.0
 REMEMBER_EVERY_S = 10.0
 PROGRESS_EVERY_S = 30.0
 LEAVE_TIMEOUT_S = 3.0
@@ -106,6 +112,7 @@ class Daemon(Service):
                 running = [tasks.create_task(agent)]
                 beside = {
                     "status": self._status_loop,
+                    "pause": self._pause_loop,
                     "progress": self._progress_loop,
                     "credential": self._credential.keep,
                     "remember": self._remember_loop,
@@ -137,6 +144,7 @@ class Daemon(Service):
         config = self.config
         make_private(config.dir)
         self._exit.callback(os.close, lock_directory(config.dir))
+        config = self.config = await asyncio.to_thread(within_budget, config)
         held = await asyncio.to_thread(load_held, config.dir, config.run_id)
         config = self.config = with_held(config, held)
         look = examine if config.is_alone else require_repeatable
@@ -159,6 +167,7 @@ class Daemon(Service):
         self.peer_clocks = PeerClocks(self.clock, self.agent.parties)
         await asyncio.to_thread(self.agent.address_book.restore, config.dir / KNOWN_PEERS, self.entry.readmits)
         await asyncio.to_thread(self.agent.reputation.restore, config.dir / REPUTATION)
+        await self._look_for_pause()
         await self.agent.restore()  # last: the groups that wait count as their producers do, of whom we know by now
         self.transport = GrpcTransport(
             identity,
@@ -171,7 +180,8 @@ class Daemon(Service):
             standing=self.agent.standing,
             note_call=self.agent.peers.record_call,
             note_clock=self.peer_clocks.note,
-            relay_limits=RelayLimits(places=exchange.relay_places, bytes_per_s=exchange.relay_bytes_per_s),
+            relay_limits=RelayLimits(places=exchange.relay_places, bytes_per_s=exchange.most_relayed_bytes_per_s),
+            is_giver=self.agent.is_giver,
         )
         self._exit.push_async_callback(self.transport.stop)
         self.agent.endpoints = await self.transport.serve(self.agent.streams)
@@ -281,6 +291,7 @@ class Daemon(Service):
     # --- worker -----------------------------------------------------------------------------------
 
     async def _run_worker(self) -> None:
+        await self.agent.resumed()  # a paused node that is started loads no model
         if self.config.worker == "inline":
             from node.build import build_worker  # imports torch, which no other agent needs
 
@@ -324,6 +335,21 @@ class Daemon(Service):
                     logger.error("the status is not written until there is room", extra={"error": str(error)})
                 was_written = False
             await asyncio.sleep(STATUS_EVERY_S)
+
+    async def _pause_loop(self) -> None:
+        """Follows what `swarm pause` and `swarm resume` say."""
+        while True:
+            await asyncio.sleep(PAUSE_LOOK_S)
+            await self._look_for_pause()
+
+    async def _look_for_pause(self) -> None:
+        agent, since_s = self.agent, await asyncio.to_thread(paused_since, self.config.dir)
+        if since_s is not None and not agent.is_paused:
+            agent.pause(since_s)
+            logger.warning("paused: no batch or step begins until: swarm resume", extra={"dir": str(self.config.dir)})
+        elif since_s is None and agent.is_paused:
+            agent.resume()
+            logger.warning("goes on after a pause")
 
     async def _remember_loop(self) -> None:
         """Keeps on the disk the peers that answered, to be dialled after a restart, and those that were charged."""
@@ -373,6 +399,8 @@ class Daemon(Service):
             "step": agent.newest_version.step,
             "last_step_at_s": agent.last_step_at_s,
             "is_finished": self._is_finished,
+            "paused_since_s": agent.paused_since_s,
+            "written_bytes": written_bytes_of_tree(),
             "endpoints": list(agent.endpoints),
             "dht": self._maddrs(),
             "reach": self.reach.status(),
@@ -399,6 +427,7 @@ class Daemon(Service):
             "who_counts": _who_counts(self.config),
             "environments": {each.name: each.exchange for each in self.config.environments},
             "standing": {peer: agent.parties.standing_of(peer) for peer in sorted(agent.peers.connected)},
+            "max_disk_bytes": self.config.disk.max_bytes,
             "num_events_lost": self.events.num_lost,
             "restarts": {
                 "worker": self._worker.num_restarts,
@@ -428,6 +457,8 @@ async def run_daemon(config: NodeConfig) -> None:
             await daemon.run()
 
     defer_gc()
+    os.environ.update(thread_limits(config.num_threads))  # for the DHT's process, too
+    stand_back(config.niceness)
     os.umask(0o077)  # whatever this process and its children write is for this user
     try:
         if await run_until_signal(run()):

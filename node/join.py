@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node.credential import keep_invitation, read_invitation
+from node.disk_budget import within_budget
+from node.takes import takes_line
 from swarm.addresses import own_address
 from swarm.clock import SystemClock
 from swarm.config import NODE_FILE, NodeConfig, apply_overrides, load_config, parse_config
@@ -23,6 +25,7 @@ from swarm.wire.join_link import FetchedManifest, JoinLink, fetch_manifest, node
 from swarm.wire.run_manifest import check_expiry, check_succession, write_toml
 
 FETCH_TIMEOUT_S = 10.0
+GUEST_NICENESS = 10  # of a node that joins: whoever works at the machine goes first
 
 
 async def join_swarm(
@@ -73,6 +76,7 @@ async def join_swarm(
     else:
         config = await _write_new(parsed, identity, path, overrides, say, roles)
     if start:
+        say(await asyncio.to_thread(takes_line, config))
         say(f"node {identity.node_id[:8]} starts; Ctrl-C stops it, the same command resumes it")
         setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
         await run_daemon(config)
@@ -123,6 +127,7 @@ async def _write_new(
             raise ConfigError(f"{path.parent / HELD}: {error}; join in another directory to begin anew") from None
     data = node_config_from_manifest(fetched.manifest, link, fetched.bootstrap_peers, path.parent)
     data |= {"roles": [str(role) for role in roles]} if roles else {}
+    data["niceness"] = GUEST_NICENESS
     data["worker"] = "inline" if fetched.manifest.model.source in SHIPPED else "process"
     own = await asyncio.to_thread(own_address, link.addresses[0].rpartition(":")[0])
     reach = listen_towards(data, own)
@@ -130,6 +135,7 @@ async def _write_new(
     origin = "manifest with --set" if overrides else "manifest"
     config = parse_config(NodeConfig, data, origin)
     await asyncio.to_thread(_require_recipe, config, origin)
+    await asyncio.to_thread(within_budget, config)
     say(reach)
     say(_describe_entry(with_held(config, fetched.signed), identity.node_id))
     await asyncio.to_thread(save_held, path.parent, fetched.signed)

@@ -132,6 +132,7 @@ def open_policy(
         replay=config.replay,
         policy_id=node_id,
         dir=config.dir / "checkpoints",
+        num_kept=config.disk.kept_checkpoints,
         ranks=ranks or OneProcess(pick_device(config.device)),
         task_of=lambda env, task_id: environments[env].task(task_id),
         answer_of=lambda env, task_id: environments[env].reference(task_id),

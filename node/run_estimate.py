@@ -16,6 +16,7 @@ PROCESS_BYTES: Final = 440 * 2**20  # of a worker without a model: Python, torch
 CONTEXT_BYTES: Final = 700 * 2**20  # of a GPU beside tensors: driver, libraries and rounding; not measured by us
 CHUNK_ELEMENTS: Final = 16 * 2**20  # logits of the output layer at a time, `swarm.learn.fused_head`
 MASTER_BYTES: Final = 4  # of a parameter; as many of each of AdamW's two moments, and of its gradient
+CHECKPOINT_BYTES: Final = 3 * MASTER_BYTES  # of a trained parameter: its master and both moments
 LOGPROB_BYTES: Final = 4
 
 
@@ -205,7 +206,7 @@ def estimate_memory(
         gradients=trained * (MASTER_BYTES + value_bytes),
         activations=(tokens * kept + 3 * 4 * learned * shape.vocab_size) if trains else 0,
         optimizer_scratch=trained * MASTER_BYTES,
-        checkpoint=3 * trained * MASTER_BYTES,
+        checkpoint=trained * CHECKPOINT_BYTES,
     )
 
 

@@ -5,11 +5,14 @@ holds the directory (`swarm.process.is_running`).
 """
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from swarm.causes import Snapshot, status_findings
 from swarm.causes.learning_rules import set_aside_words, waiting_words
+from swarm.causes.running_rules import paused_words
+from swarm.config.byte_sizes import byte_words
 from swarm.errors import ConfigError, Unavailable
 from swarm.process import is_running
 from swarm.types import JsonDict
@@ -48,6 +51,8 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     """What `swarm status` shows, as name and value; ids are whole, so that they can be copied."""
     shown = [(key, str(status.get(key, ""))) for key in ("name", "node_id", "run_id")]
     shown.append(("step", f"{status['step']}{' (finished: every step is made)' if status.get('is_finished') else ''}"))
+    if status.get("paused_since_s") is not None:
+        shown.append(("paused", f"{paused_words(status['paused_since_s'])}; swarm resume goes on"))
     following = status.get("following")
     if following is not None:
         shown.append(("follows", _describe_following(following)))
@@ -74,6 +79,8 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
         shown.append(("counts in full", status["who_counts"]))
     if "environments" in status:
         shown.append(("episodes", ", ".join(f"{name} {kind}" for name, kind in status["environments"].items())))
+    if disk := _disk_words(status):
+        shown.append(("disk", disk))
     counts = ("num_local_used", "num_external_used", "num_set_aside", "num_entry_refused", "refusals", "evaluations")
     return shown + [(key, str(status.get(key, ""))) for key in counts]
 
@@ -84,6 +91,22 @@ def _describe_reach(reach: JsonDict, relayed: JsonDict) -> str:
         return f"through {', '.join(relays) or 'nobody yet'}: others cannot dial this node ({reach['detail']})"
     passes = f"; passes on for {relayed['places']} nodes that are not" if relayed.get("places") else ""
     return f"{'dialled by others' if reach['kind'] == 'dialable' else 'not tried: nobody was there to ask'}{passes}"
+
+
+def disk_bytes(directory: Path) -> int:
+    """What the files of a node's directory take now (blocking)."""
+    total = 0
+    for path in directory.rglob("*"):
+        with suppress(OSError):  # deleted meanwhile
+            total += path.lstat().st_size
+    return total
+
+
+def _disk_words(status: JsonDict) -> str:
+    taken, most, written = (status.get(key) for key in ("disk_bytes", "max_disk_bytes", "written_bytes"))
+    parts = [f"{byte_words(taken)} taken"] if taken is not None else []
+    parts[:1] = [f"{parts[0]} of {byte_words(most)}"] if parts and most else parts
+    return ", ".join(parts + ([] if written is None else [f"{byte_words(written)} written since this start"]))
 
 
 def _describe_following(following: JsonDict) -> str:

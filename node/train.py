@@ -10,13 +10,14 @@ from collections.abc import Callable
 
 from node.daemon import Daemon
 from node.sampled_tasks import SampledEnvironment, doubts, sample_environments, task_lines
+from node.takes import takes_line
 from node.train_options import TrainOptions, resolve
 from node.training_watch import TrainingWatch
 from swarm.config import NODE_FILE, NodeConfig
 from swarm.errors import ConfigError
 from swarm.events import NODE, LoopFailed
 from swarm.model.tokenizer import load_tokenizer
-from swarm.process import defer_gc, freeze_gc, run_until_signal
+from swarm.process import defer_gc, freeze_gc, run_until_signal, stand_back
 from swarm.telemetry import EventLog, read_events
 from swarm.trained.newest_groups import newest_groups
 from swarm.trained.samples import STORE
@@ -57,6 +58,7 @@ async def train(
     watch = TrainingWatch(config, say, is_patient)
     watch.remember(await asyncio.to_thread(read_events, config.dir / "events.jsonl"))
     defer_gc()
+    stand_back(config.niceness)
     os.umask(0o077)
     try:
         was_stopped = await run_until_signal(_run(config, watch))
@@ -93,6 +95,7 @@ async def describe(config: NodeConfig) -> list[str]:
     schedule = "" if config.learner.schedule == "constant" else f" ({config.learner.schedule})"
     rate = f"learning rate {config.learner.learning_rate:g}{schedule}"
     lines.append(f"recipe     {config.learner.recipe}, {rate}, {steps}")
+    lines.append(await asyncio.to_thread(takes_line, config))
     lines.append(f"directory  {config.dir}: Ctrl-C saves and stops, `swarm train --dir {config.dir}` goes on")
     return lines
 

@@ -8,12 +8,16 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from swarm.config import NODE_FILE, NodeConfig, apply_overrides, load_config, parse_config
+from swarm.config import NODE_FILE, DiskConfig, NodeConfig, apply_overrides, load_config, parse_config
 from swarm.errors import ConfigError
 from swarm.model.source import is_char_model
 from swarm.types import JsonDict
 
-_CHANGEABLE: Final = frozenset({"learner.num_steps", "telemetry.log_level"})  # of a directory that exists
+_OF_THE_MACHINE: Final = ("num_threads", "niceness", "exchange.max_upload_bytes_per_s")
+# of a directory that exists: how far the training goes, and what it takes of the machine
+_CHANGEABLE: Final = frozenset({"learner.num_steps", "telemetry.log_level", *_OF_THE_MACHINE}) | {
+    f"disk.{key}" for key in DiskConfig.model_fields
+}
 
 
 @dataclass(frozen=True, kw_only=True)

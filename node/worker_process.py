@@ -19,6 +19,7 @@ from swarm.events import Event, WorkerDied
 from swarm.exchange.agent import Agent
 from swarm.exchange.local_rpc import LocalServer, fresh_socket
 from swarm.flow import Backoff
+from swarm.process import thread_limits
 from swarm.wire.run_manifest import write_toml
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class WorkerProcess:
         await _write_when_there_is_room(config, resolved)
         arguments = ["-m", "node.worker", "--config", str(resolved), "--socket", str(socket)]
         arguments += ["--parent", str(os.getpid())]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(config.num_threads), "TOKENIZERS_PARALLELISM": "false"}
+        environment = {**os.environ, **thread_limits(config.num_threads)}
         try:
             backoff = Backoff(random.Random(agent.node_id), first_s=1.0, longest_s=60.0)
             while (code := await _run_once(arguments, environment)) != 0:

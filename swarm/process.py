@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -62,6 +62,35 @@ def boot_id() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
+
+
+def written_bytes(pid: int | None = None) -> int | None:
+    """Bytes that a process, and every ended child that it waited for, sent to the disk; None where nothing tells (Linux
+    does). Pages that were deleted before they went there do not count.
+
+    Args:
+        pid: of a process of this user; None: this one.
+    """
+    try:
+        lines = Path(f"/proc/{pid or 'self'}/io").read_text(encoding="ascii").splitlines()
+        counts = {name: int(count) for name, _, count in (line.partition(": ") for line in lines)}
+        return max(0, counts["write_bytes"] - counts["cancelled_write_bytes"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def written_bytes_of_tree() -> int | None:
+    """`written_bytes` of this process and of everything below it, running or ended; None where nothing tells."""
+    own = written_bytes()
+    return None if own is None else own + sum(written_bytes(pid) or 0 for pid in _descendants(os.getpid()))
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, path.read_text(encoding="ascii").split()):
+                yield child
+                yield from _descendants(child)
 
 
 class Service(ABC):
@@ -121,6 +150,17 @@ async def run_until_signal(work: Coroutine[Any, Any, None]) -> bool:
         for number in numbers:
             loop.remove_signal_handler(number)
     return is_asked
+
+
+def thread_limits(num_threads: int) -> dict[str, str]:
+    """Variables of the environment that bound the threads of computations in a process, and in those it starts."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "GOMAXPROCS")
+    return {**dict.fromkeys(names, str(num_threads)), "TOKENIZERS_PARALLELISM": "false"}
+
+
+def stand_back(niceness: int) -> None:
+    """Lets other processes of the machine go first, before this one and all that it starts from now on."""
+    os.nice(max(0, niceness - os.nice(0)))
 
 
 def lock_directory(directory: Path) -> int:

@@ -29,6 +29,7 @@ RULES: Final[tuple[Rule, ...]] = (
     running_rules.never_ran,
     running_rules.ended_with_error,
     running_rules.starts,
+    running_rules.paused,
     running_rules.out_of_memory,
     running_rules.worker_dies,
     running_rules.killer_group,
@@ -79,10 +80,17 @@ RULES: Final[tuple[Rule, ...]] = (
 
 def diagnose(snapshot: Snapshot, rules: Sequence[Rule] = RULES) -> list[Diagnosed]:
     """What is found, the likeliest cause first."""
-    return by_cause(found for rule in rules if (found := rule(snapshot)) is not None)
+    return by_cause(found for rule in _of(snapshot, rules) if (found := rule(snapshot)) is not None)
 
 
 def status_findings(snapshot: Snapshot) -> list[Diagnosed]:
     """What a status alone tells, in the order of the rules."""
     rules = (*STATUS_RULES, exchange_rules.nobody_agrees)  # which sums up what a diagnosis tells one by one
-    return [found for rule in rules if (found := rule(snapshot)) is not None]
+    return [found for rule in _of(snapshot, rules) if (found := rule(snapshot)) is not None]
+
+
+def _of(snapshot: Snapshot, rules: Sequence[Rule]) -> list[Rule]:
+    """Those that say something: a paused node makes no steps and has no peers, and only its processes can be ill."""
+    if not snapshot.runs or snapshot.paused_since_s is None:
+        return [*rules]
+    return [rule for rule in rules if rule.__module__ == running_rules.__name__]

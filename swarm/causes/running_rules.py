@@ -1,6 +1,7 @@
 """Rules about the processes of a node and its disk: whether it runs, hangs, dies again and again, or cannot write."""
 
 import re
+import time
 from collections import Counter
 from typing import Final
 
@@ -128,6 +129,24 @@ def does_not_run(snapshot: Snapshot) -> Diagnosed | None:
         certainty=Certainty.LIKELY,
         follows_from=ENDINGS,
     )
+
+
+def paused(snapshot: Snapshot) -> Diagnosed | None:
+    """Its owner paused it."""
+    if not snapshot.runs or snapshot.is_finished or snapshot.paused_since_s is None:
+        return None
+    return Diagnosed(
+        name="paused",
+        claim=f"the node is paused {paused_words(snapshot.paused_since_s)}: it generates and learns nothing",
+        evidence=("paused_since_s (status.json), paused.json in its directory",),
+        fix=f"swarm resume {snapshot.directory}",
+        gravity=Gravity.NOTE,
+    )
+
+
+def paused_words(since_s: float) -> str:
+    """Since when a node is paused, on this machine's clock."""
+    return f"since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since_s))}"
 
 
 def hangs(snapshot: Snapshot) -> Diagnosed | None:

@@ -87,6 +87,11 @@ class Snapshot:
         """Every step is made."""
         return bool(self.value("is_finished", False))
 
+    @property
+    def paused_since_s(self) -> float | None:
+        """Wall clock at which its owner paused it; None: it works."""
+        return self.value("paused_since_s", None)
+
     def value(self, key: str, default: Value) -> Value:
         """A value of status.json; `default` where it is missing."""
         found: Any = (self.status or {}).get(key)

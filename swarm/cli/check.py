@@ -41,8 +41,9 @@ def check(
     """Try a node's or a run's configuration without starting it: recipes, environments, some tasks of each.
 
     Every environment is built, three of its tasks are shown as the model reads them, and their right answers scored.
-    Memory, and bytes of groups and versions, are estimated; seconds are told with --measure alone.
+    Memory, disk, and bytes of groups and versions, are estimated; seconds are told with --measure alone.
     """
+    from node.disk_budget import disk_line
     from node.expectations import expectation_lines, measure, measured_lines
     from swarm.config import CoordinatorConfig, NodeConfig, has_section, load_config
     from swarm.objectives.methods import recipes_of
@@ -63,6 +64,7 @@ def check(
     if tokenizer is not None:
         has_reference = Requirement.REFERENCE_LOGPROBS in recipes.needs
         lines += [f"  {line}" for line in expectation_lines(settings, sampled, has_reference)]
+        lines.append(f"  {disk_line(settings)}")
     console.print(f"{config}: valid; recipe {recipes.main.name} ({recipes.main.acronym or recipes.main.verification})")
     _say_recipes(recipes)
     for line in lines:

@@ -19,6 +19,8 @@ from typer.core import TyperGroup
 from swarm import __version__
 from swarm.cli.bench import bench
 from swarm.cli.check import check
+from swarm.cli.machine_options import MaxDisk, MaxUpload, Threads, machine_overrides
+from swarm.cli.pause import pause, resume
 from swarm.cli.plan_command import plan_command
 from swarm.cli.recipes import recipes_app
 from swarm.cli.report import report, trace, watch
@@ -69,6 +71,8 @@ app.command()(report)
 app.command()(watch)
 app.command()(trace)
 app.command()(why)
+app.command()(pause)
+app.command()(resume)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
 app.add_typer(keys_app, name="keys")
 app.add_typer(recipes_app, name="recipes")
@@ -95,6 +99,9 @@ def join(
     invitation: Annotated[
         str, typer.Option("--invitation", help="What a member printed for this node with `swarm-node invite`.")
     ] = "",
+    threads: Threads = None,
+    max_upload: MaxUpload = "",
+    max_disk: MaxDisk = "",
     only_write: Annotated[bool, typer.Option("--only-write", help="Write node.toml and stop.")] = False,
 ) -> None:
     """Join a swarm by its link: fetch the signed manifest, write node.toml, start the node.
@@ -104,8 +111,9 @@ def join(
     from node.join import join_swarm
 
     roles = (Role.GENERATOR,) if generate else ()
+    overrides = [*machine_overrides(threads, max_upload, max_disk), *(set_ or [])]
     asyncio.run(
-        join_swarm(link, dir, set_ or [], start=not only_write, say=typer.echo, roles=roles, invitation=invitation)
+        join_swarm(link, dir, overrides, start=not only_write, say=typer.echo, roles=roles, invitation=invitation)
     )
 
 
@@ -116,10 +124,10 @@ def status(
     max_idle_s: Annotated[float, typer.Option(help="No optimizer step for this long is a failure.")] = 300.0,
 ) -> None:
     """Show what a node does; exit code 1 with the reason when it does not make progress."""
-    from node.status import problems, read_status, status_rows
+    from node.status import disk_bytes, problems, read_status, status_rows
     from swarm.process import is_running
 
-    figures = read_status(dir)
+    figures = read_status(dir) | {"disk_bytes": disk_bytes(dir)}
     found = problems(figures, time.time(), max_idle_s, is_running(dir))
     if as_json:
         typer.echo(json.dumps({**figures, "problems": found}, indent=2))

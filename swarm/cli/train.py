@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from swarm.cli.machine_options import MaxDisk, MaxUpload, Threads, machine_overrides
 from swarm.cli.reward_weights import RewardWeight, parse_weights
 
 
@@ -48,6 +49,9 @@ def train(
     ] = 0,
     recipe: Annotated[str, typer.Option(help="Objective: see `swarm recipes list`, or my_recipe.py:RECIPE.")] = "",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key of the configuration.")] = None,
+    threads: Threads = None,
+    max_upload: MaxUpload = "",
+    max_disk: MaxDisk = "",
     patient: Annotated[
         bool, typer.Option("--patient", help="Go on where no group had any difference in reward for a minute.")
     ] = False,
@@ -84,7 +88,7 @@ def train(
         learning_rate=learning_rate,
         lora_rank=lora_rank,
         recipe=recipe,
-        overrides=tuple(set_ or ()),
+        overrides=(*machine_overrides(threads, max_upload, max_disk), *(set_ or ())),
     )
     if only_write:
         asyncio.run(prepare(options, typer.echo))

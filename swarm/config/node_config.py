@@ -22,6 +22,7 @@ MAX_ANCHORS = 16
 Anchor = Annotated[str, AfterValidator(dialable_anchor)]
 Multiaddress = Annotated[str, AfterValidator(dialable_multiaddress)]
 MAX_MEMBERS = 1000
+LEAST_UPLOAD_BYTES_PER_S = 50_000  # a chunk of 1 MiB in 28 s beside relayed bytes: peers wait for one for 30 s
 NODE_FILE = "node.toml"  # of a node, in its directory
 NodeIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -342,7 +343,7 @@ class LearnerConfig(Model):
     at_end: Literal["stop", "serve"] = "stop"
     """After `num_steps`: `stop` ends the node, `serve` keeps it passing on groups and weights until it is stopped."""
     checkpoint_every: NotNegative = 10
-    """Steps between checkpoints; 0 writes one at the end only."""
+    """Steps between checkpoints, at least (disk.checkpoint_bytes_per_s); 0 writes one at the end only."""
     deterministic: bool = False
     """Generate, step, generate, step, one after the other. For a node alone, on one kind of machine, equal seeds and
     keys give equal losses, weights and evaluations at every step, bit for bit, also when it is killed at any moment
@@ -434,7 +435,8 @@ class ExchangeConfig(Model):
     relay_places: Annotated[int, Field(ge=0, le=4096)] = 128
     """Nodes that cannot be dialled for which this one passes on connections, whose content it cannot read; 0: none."""
     relay_bytes_per_s: Positive = 8 * 2**20
-    """Most bytes a second that it passes on for them, both directions together."""
+    """Most bytes a second that it passes on for them, both directions together; a quarter of max_upload_bytes_per_s
+    where that is less."""
     max_neighbours: Annotated[int, Field(ge=0, le=64)] = 8
     """Peers whose groups are streamed."""
     max_group_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20)] = 4 * 2**20
@@ -443,6 +445,9 @@ class ExchangeConfig(Model):
     """Disk budget of the group store."""
     groups_per_minute: Positive = 6000
     """Most groups accepted from one peer in a minute; ten times so many may be announced on its streams."""
+    max_upload_bytes_per_s: NotNegative = 0
+    """Most bytes per second that leave for peers: groups, manifests and chunks of weights, and what is passed on for
+    others, together. Peers that give groups go first. The DHT and the coordinator do not count. 0: no limit."""
     dial_timeout_s: PositiveFloat = 5.0
     """Deadline of a connection attempt."""
     lookup_every_s: PositiveFloat = 2.0
@@ -451,6 +456,27 @@ class ExchangeConfig(Model):
     """Seconds between two refreshes of the own advert; it expires after three times that."""
     anchors: Annotated[tuple[Anchor, ...], Field(max_length=MAX_ANCHORS)] = ()
     """Long-lived nodes that are dialled while few other peers are known, each as NODE_ID@host:port."""
+
+    @property
+    def most_relayed_bytes_per_s(self) -> int:
+        """What is passed on for others: relay_bytes_per_s, within a quarter of max_upload_bytes_per_s."""
+        most = self.max_upload_bytes_per_s
+        return min(self.relay_bytes_per_s, most // 4) if most else self.relay_bytes_per_s
+
+    @property
+    def most_own_bytes_per_s(self) -> int:
+        """What this node itself sends to peers: max_upload_bytes_per_s less what may be relayed; 0: no limit."""
+        most = self.max_upload_bytes_per_s
+        return most - self.most_relayed_bytes_per_s if most and self.relay_places else most
+
+    @model_validator(mode="after")
+    def _upload_is_of_use(self) -> "ExchangeConfig":
+        if 0 < self.max_upload_bytes_per_s < LEAST_UPLOAD_BYTES_PER_S:
+            raise ValueError(
+                f"max_upload_bytes_per_s: {self.max_upload_bytes_per_s} is below {LEAST_UPLOAD_BYTES_PER_S:,}, with "
+                "which a chunk of weights comes later than peers wait for it; set more, or 0 for no limit"
+            )
+        return self
 
 
 class DirectoryConfig(Model):
@@ -525,6 +551,23 @@ class SandboxConfig(Model):
     uncharged. The last eighth is for keys of it that took hardly anything."""
 
 
+class DiskConfig(Model):
+    """What the node may take and write of this machine's disk."""
+
+    max_bytes: NotNegative = 0
+    """Most bytes that `dir` may take. Checkpoints and what else has a fixed size come first; exchange.store_bytes and
+    weights.store_bytes are lowered to what is left. `swarm check` shows the parts. 0: those two alone bound it."""
+    checkpoint_bytes_per_s: NotNegative = 2_000_000
+    """What checkpoints over 64 MB may write on average: after one, none is due for its size divided by this, or for 15
+    minutes where that is shorter. A restart makes the steps since then again. 0: no bound."""
+    checkpoint_at_end: bool = True
+    """Write one after the last step, and when the node is stopped. Without it a restart makes the steps since the last
+    one again from the draw journal, all of them where there is none."""
+    kept_checkpoints: Annotated[int, Field(ge=1, le=16)] = 2
+    """Newest checkpoints that stay; while one is written the disk has one more. With 1 there is none before a damaged
+    one."""
+
+
 class TelemetryConfig(Model):
     """Metrics, logs and event files."""
 
@@ -568,7 +611,10 @@ class NodeConfig(Model):
     """Where models are held: `cpu`, `cuda`, `cuda:1`; `auto` takes the first GPU where torch sees one. vLLM finds its
     own, and so does each of several learner processes."""
     num_threads: Positive = 1
-    """torch threads of the worker."""
+    """Threads of a computation, in every process of the node: torch, OpenMP, BLAS. Learner and generator compute at the
+    same time, each with so many; tokenizers, and each process that scores answers, have one."""
+    niceness: Annotated[int, Field(ge=0, le=19)] = 0
+    """How far all processes of the node stand back where others of the machine want the CPU; 19 the farthest."""
     environments: tuple[EnvironmentConfig, ...] = ()
     """Every environment of the run."""
     model: ModelConfig = ModelConfig()
@@ -586,6 +632,7 @@ class NodeConfig(Model):
     entry: EntryConfig = EntryConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     sandbox: SandboxConfig = SandboxConfig()
+    disk: DiskConfig = DiskConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     faults: FaultConfig = FaultConfig()
 

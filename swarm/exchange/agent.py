@@ -134,7 +134,10 @@ class Agent:
         replay.limit_stored_bytes(int(WAITING_SHARE * config.exchange.store_bytes))
         shares = DrawShares(parties, config.replay.max_reuse)
         replay.limit_shares(shares)
-        self.journal = DrawJournal(context, store, replay, peers, self.coordinator_view, quota, reputation, shares)
+        self.paused_since_s: float | None = None  # wall clock; None: it works
+        self.journal = DrawJournal(
+            context, store, replay, peers, self.coordinator_view, quota, reputation, shares, lambda: self.is_paused
+        )
         window = WINDOW_STEPS * config.replay.local_groups
         # An own generator begins what followers get no credit for: it slows no step, and they would be left with none.
         takes_off = Role.GENERATOR not in config.roles
@@ -152,7 +155,12 @@ class Agent:
 
         # what goes out: weights, and groups
         self.weight_server = WeightServer(
-            context, weights, credit, generation.for_followers, reputation, versions.record
+            context,
+            weights,
+            credit,
+            lambda: 0 if self.is_paused else generation.for_followers(),
+            reputation,
+            versions.record,
         )
         self.version_publisher = self._make_publisher(weights)
         follower = self.weight_follower = self._make_follower(weights)
@@ -267,6 +275,7 @@ class Agent:
         return [draw for draw in made if draw.groups]
 
     async def begin_again(self, step: int, passed: Digest | None = None) -> Attempt:
+        await self.resumed()
         return await self.journal.begin_again(step, passed)
 
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
@@ -282,6 +291,8 @@ class Agent:
     async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
         if self.weight_follower is None:
             raise ConfigError("roles: a node with a trainer of its own, or without the generator role, follows nobody")
+        if wait:
+            await self.resumed()
         return await self.weight_follower.next_update(held, wait=wait)
 
     async def report_update(self, report: ApplyReport) -> None:
@@ -331,10 +342,36 @@ class Agent:
     async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
         return await self._verifier.step(env, task_id, actions)
 
+    # --- pause -------------------------------------------------------------------------------------
+
+    @property
+    def is_paused(self) -> bool:
+        """The owner of the machine paused it: no batch and no step begins, and nothing is taken in."""
+        return self.paused_since_s is not None
+
+    def pause(self, since_s: float) -> None:
+        """Begins nothing more until `resume`; what is under way ends. `since_s`: wall clock."""
+        self.paused_since_s = since_s
+        self.context.changed.fire()
+
+    def resume(self) -> None:
+        """Goes on after a pause, with the groups that waited."""
+        if self.paused_since_s is not None:
+            self.replay.outlast_pause(self.paused_since_s)
+            self.paused_since_s = None
+            self._last_step_at_s = self.own_groups.last_put_at_s = self.clock.now_s()  # nothing was late
+            self.context.changed.fire()
+
+    async def resumed(self) -> None:
+        """Waits until the node is not paused."""
+        await self.context.changed.until(lambda: not self.is_paused)
+
     # --- state -------------------------------------------------------------------------------------
 
     def capacity(self) -> int:
         """Groups that our generator may start now without any becoming too old to use."""
+        if self.is_paused:
+            return 0
         return self._generation.for_own() if self.weight_follower is None else self.weight_follower.capacity()
 
     @property
@@ -385,6 +422,11 @@ class Agent:
         if not self.parties.is_private and self.parties.is_established(node_id):
             return ESTABLISHED
         return int(node_id in self.address_book.known or node_id in self.peers.delivered_steps)
+
+    def is_giver(self, node_id: NodeId) -> bool:
+        """Whether it goes first where sending is short: groups that it made were admitted lately, or we follow it."""
+        follower = self.weight_follower
+        return self.streams.is_giver(node_id) or (follower is not None and node_id == follower.policy_id)
 
     # --- what others may know about us ------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 Invariant: a peer that reads slowly, sends nothing or lies costs a bounded number of bounded streams and chunks;
 back-pressure is gRPC's own flow control, so no queue of groups or manifests exists here. A stream ends when nothing is
 read for the stall timeout, a chunk when others wait for its slot, and where all streams are taken, the peer with the
-most of them makes room.
+most of them makes room. Every message waits for the upload limit, and nothing of the node's leaves for peers elsewhere.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 from swarm.errors import Unavailable
 from swarm.interfaces import ExchangeHandler, StreamItem
+from swarm.peers.upload_limit import UploadLimit
 from swarm.types import NodeId, StreamFilter
 from swarm.weight_sync.weight_server import CHUNK_STALL_S, ChunkSlots
 from swarm.wire.adverts import cursor_from_message, cursor_to_message
@@ -42,8 +43,10 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         stall_timeout_s: float,
         standing: Callable[[NodeId], int] = lambda node_id: 0,
         note_call: Callable[[NodeId, str], None] = lambda node_id, subnet: None,
+        upload: UploadLimit | None = None,
     ) -> None:
-        self._standing, self._note_call = standing, note_call
+        """`upload`: what every message waits for before it leaves; None: no limit."""
+        self._standing, self._note_call, self._upload = standing, note_call, upload
         self._handler = handler
         self._sessions = sessions
         self._stall_timeout_s = stall_timeout_s
@@ -66,7 +69,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
             items = cast(Any, self._handler.subscribe(peer, cursor, wanted))
             async with aclosing(items):
                 async for item in items:
-                    await self._write(context, _response_of(item))
+                    await self._write(peer, context, _response_of(item))
 
     @rpc
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:
@@ -76,7 +79,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
             data = memoryview(sealed_to_bytes(await self._handler.fetch(peer, request.digest)))
             for offset in range(request.offset, len(data), FETCH_BYTES):
                 chunk = bytes(data[offset : offset + FETCH_BYTES])
-                await self._write(context, pb.FetchResponse(total_bytes=len(data), offset=offset, data=chunk))
+                await self._write(peer, context, pb.FetchResponse(total_bytes=len(data), offset=offset, data=chunk))
 
     @rpc
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
@@ -87,17 +90,23 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
             items = cast(Any, self._handler.watch(peer, policy_id, window))
             async with aclosing(items):
                 async for item in items:
-                    await self._write(context, watched_to_message(item))
+                    await self._write(peer, context, watched_to_message(item))
 
     @rpc
     async def FetchChunk(self, request: pb.FetchChunkRequest, context: Context) -> pb.FetchChunkResponse:
         """One held chunk of weights."""
         peer = self._sessions.require(context)
         digest = require_digest(request.digest)
-        await self._chunks.acquire(peer, context)
-        return pb.FetchChunkResponse(data=await self._handler.chunk(peer, digest))
+        call = await self._chunks.acquire(peer, context)
+        data = await self._handler.chunk(peer, digest)
+        if self._upload is not None:
+            subnet = peer_subnet(context.peer())
+            await self._chunks.held_up(call, self._upload.take(peer, subnet, len(data)))
+        return pb.FetchChunkResponse(data=data)
 
-    async def _write(self, context: Context, response: Any) -> None:
+    async def _write(self, peer: NodeId, context: Context, response: Any) -> None:
+        if self._upload is not None:
+            await self._upload.take(peer, peer_subnet(context.peer()), response.ByteSize())
         try:
             async with asyncio.timeout(self._stall_timeout_s):
                 await context.write(response)

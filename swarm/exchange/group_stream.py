@@ -123,6 +123,10 @@ class GroupStreams:
         if scored.is_made_here:
             self._own_grew.fire()
 
+    def is_giver(self, peer: NodeId) -> bool:
+        """See `SendOrder.is_giver`."""
+        return self._order.is_giver(peer)
+
     def wake(self) -> None:
         """Every stream checks again whether its peer is still allowed."""
         self._newest = None

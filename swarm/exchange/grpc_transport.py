@@ -18,6 +18,7 @@ from swarm.exchange.exchange_servicer import FETCH_BYTES, ExchangeServicer
 from swarm.exchange.group_stream import SUBSCRIBE_BATCH
 from swarm.identity import Identity, is_hex_digest
 from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, RecordKeeper, StreamItem
+from swarm.peers.upload_limit import UploadLimit
 from swarm.relay.relay_client import RelayedSocket, RelayPlace, RelaySessions, announce_at, dial_back, records_at
 from swarm.relay.relay_servicer import RelayLimits, RelayServicer
 from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
@@ -72,6 +73,7 @@ class GrpcTransport:
         note_call: Callable[[NodeId, str], None] = lambda node_id, subnet: None,
         note_clock: NoteClock = lambda node_id, now_s, at_s: None,
         relay_limits: RelayLimits | None = None,
+        is_giver: Callable[[NodeId], bool] = lambda node_id: True,
     ) -> None:
         """What a node knows of its peers.
 
@@ -83,6 +85,7 @@ class GrpcTransport:
             note_call: called with a peer that opens a stream, and the subnet that it calls from.
             note_clock: called with the clock of a peer that we dialled.
             relay_limits: of what it does for nodes that cannot be dialled.
+            is_giver: whether a peer goes first where `max_upload_bytes_per_s` is short.
         """
         self._identity = identity
         self._run_id = run_id
@@ -90,6 +93,8 @@ class GrpcTransport:
         self._clock = clock
         self._credential = credential
         self._standing, self._note_call, self._note_clock = standing, note_call, note_clock
+        rate = config.most_own_bytes_per_s
+        self._upload = UploadLimit(rate, clock, is_giver) if rate else None
         self._sessions = Sessions(identity, run_id, clock, limits, require_allowed, require_entry)
         self._stall_timeout_s = stall_timeout_s
         self._server: SessionServer | None = None
@@ -115,7 +120,9 @@ class GrpcTransport:
             ConfigError: exchange.listen cannot be listened on, or nobody could dial what it says.
         """
         assert self._server is None, "serve() was called twice"
-        servicer = ExchangeServicer(handler, self._sessions, self._stall_timeout_s, self._standing, self._note_call)
+        servicer = ExchangeServicer(
+            handler, self._sessions, self._stall_timeout_s, self._standing, self._note_call, self._upload
+        )
         add = cast(Any, pb_grpc.add_ExchangeServiceServicer_to_server)
         endpoint = self._config.advertise or self._config.listen
         host, _, port = endpoint.rpartition(":")

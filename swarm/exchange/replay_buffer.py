@@ -361,6 +361,16 @@ class ReplayBuffer:
             else:
                 entry.age_steps = age
 
+    def outlast_pause(self, since_s: float) -> None:
+        """After a pause of this node: groups of its own lineage, which stood still, are as old as they were then.
+
+        Args:
+            since_s: wall clock at which it was paused.
+        """
+        now_s = self._clock.now_s()
+        for entry in self._held.local.values():
+            entry.first_seen_s += max(0.0, now_s - max(since_s, entry.first_seen_s))
+
     # --- bounds --------------------------------------------------------------------------------
 
     def _entry(self, scored: ScoredGroup, uses: int = 0) -> ReplayEntry:

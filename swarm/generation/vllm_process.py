@@ -21,6 +21,7 @@ from typing import Any, Final
 from swarm.config import EngineConfig
 from swarm.errors import ConfigError, Unavailable, WeightsRefused
 from swarm.generation.vllm_messages import EngineSettings, decode_line, encode_line
+from swarm.process import thread_limits
 from swarm.types import JsonDict
 
 logger = logging.getLogger(__name__)
@@ -216,11 +217,10 @@ def _environment(num_threads: int) -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     return {
         **inherited,
-        "OMP_NUM_THREADS": str(num_threads),
+        **thread_limits(num_threads),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several engines of one machine would bind to the same cores
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in the process that is stepped
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",  # the model is a local folder
-        "TOKENIZERS_PARALLELISM": "false",
     }

@@ -28,6 +28,8 @@ from swarm.process import sync_path
 logger = logging.getLogger(__name__)
 
 NUM_KEPT = 2  # the newest, and the one before it in case the newest cannot be read
+SMALL_BYTES = 64_000_000  # checkpoints up to this size are written whenever they are due
+LONGEST_PAUSE_S = 900.0  # so much work is made again after a kill, at most
 _NAME = re.compile(r"^checkpoint-(\d{8,})(\.replaced)?$")  # replaced: the same step was saved again
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
 # Key in the state: SHA-256 of each tensor, by name (missing in release 0.1.0). 1.26 GB/s on one core with SHA
@@ -43,6 +45,13 @@ class Checkpoint:
     step: int
     tensors: dict[str, Tensor]
     state: dict[str, Any]  # plain JSON
+
+
+def checkpoint_pause_s(size_bytes: int, bytes_per_s: int) -> float:
+    """Seconds between two checkpoints of a size that keep to a rate on average; 0 where it is small or unbounded."""
+    if not bytes_per_s or size_bytes <= SMALL_BYTES:
+        return 0.0
+    return min(size_bytes / bytes_per_s, LONGEST_PAUSE_S)
 
 
 def write_checkpoint(root: Path, checkpoint: Checkpoint, num_kept: int = NUM_KEPT) -> Path:

@@ -22,7 +22,7 @@ from swarm.clock import Clock, SystemClock
 from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError, NonFiniteStep
 from swarm.interfaces import AnswerOf, TaskOf, Tokenizer
-from swarm.learn.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
+from swarm.learn.checkpoint import NUM_KEPT, Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
 from swarm.learn.closer_look import closer_look
 from swarm.learn.diagnostics import (
     LikelihoodStats,
@@ -77,6 +77,7 @@ class PolicyLearner:
         task_of: TaskOf | None = None,
         answer_of: AnswerOf | None = None,
         show: Callable[[ShownUpdate], None] | None = None,
+        num_kept: int = NUM_KEPT,
     ) -> None:
         """A learner at step 0; see `resume`.
 
@@ -86,6 +87,7 @@ class PolicyLearner:
             task_of: rebuilds the task of a group of another tokenizer, for its prompt.
             answer_of: the right answer to a task, for recipes that ask how likely it is.
             show: keeps what a step made of some tokens, for people; called once in `shown_updates.EVERY_S`.
+            num_kept: newest checkpoints that stay.
         """
         self._show, self._show_at_s = show, -math.inf
         self._network = network.eval()
@@ -95,7 +97,7 @@ class PolicyLearner:
         self._recipes = recipe if isinstance(recipe, RecipeSet) else RecipeSet(main=recipe)
         self._config = config
         self._replay = replay
-        self._dir = dir
+        self._dir, self._num_kept = dir, num_kept
         self._clock = clock or SystemClock()
         self._task_of = task_of
         has_reference = Requirement.REFERENCE_LOGPROBS in self._recipes.needs
@@ -202,7 +204,7 @@ class PolicyLearner:
 
     def _write(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
-            write_checkpoint(self._dir, checkpoint)
+            write_checkpoint(self._dir, checkpoint, self._num_kept)
 
     def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
         """Does nothing; `GuardedLearner` acts on them."""

@@ -47,6 +47,10 @@ async def follow_loop(
         for number in range(NUM_FETCHERS):
             tasks.create_task(supervise(f"fetch {number}", follower.fetcher.run, agent, rng), name=f"fetch {number}")
         while True:
+            if agent.is_paused:
+                for address in list(watched):
+                    watched.pop(address).cancel()
+                await agent.resumed()
             wanted = choose_sources(agent, follower, adverts)
             is_ended = follower.state is FollowerState.ENDED
             if not is_ended and not any(address.node_id == follower.policy_id for address in wanted):

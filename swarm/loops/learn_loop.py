@@ -50,13 +50,16 @@ async def learn_loop(worker: Worker, learner: Learner) -> None:
     try:
         await _learn(worker, learner)
     except asyncio.CancelledError:
-        if worker.saves_when_stopped and learner.version.step > worker.saved_step:
+        saves = worker.saves_when_stopped and worker.config.disk.checkpoint_at_end
+        if saves and learner.version.step > worker.saved_step:
             await _save(worker, learner)
         raise
 
 
 async def _learn(worker: Worker, learner: Learner) -> None:
     journalled = await worker.exchange.redraw(learner.next_draw)  # before anybody hears of a version: it may refuse
+    if not journalled:  # else a node that dies again and again would make the same steps for ever
+        worker.may_save_at_s = worker.clock.monotonic_s() + worker.checkpoint_pause_s
     await _publish(worker, learner)
     if learner.version.step == 0:
         await evaluate_version(worker, learner)
@@ -145,10 +148,17 @@ async def _learn_from(worker: Worker, learner: Learner, draw: Draw, draw_seconds
         return  # skipped
     if _is_done(worker, learner) or (every and step % every == 0):
         await evaluate_version(worker, learner)
-    checkpoint_every = worker.config.learner.checkpoint_every
-    is_due = bool(checkpoint_every) and step % checkpoint_every == 0
-    if _is_done(worker, learner) or is_due or worker.clock.monotonic_s() >= worker.save_again_at_s:
+    if _is_save_due(worker, learner):
         await _save(worker, learner)
+
+
+def _is_save_due(worker: Worker, learner: Learner) -> bool:
+    every, now_s = worker.config.learner.checkpoint_every, worker.clock.monotonic_s()
+    is_end = worker.config.disk.checkpoint_at_end and _is_done(worker, learner)
+    if is_end or now_s >= worker.save_again_at_s:
+        return True
+    is_its_step = bool(every) and learner.version.step % every == 0
+    return is_its_step and now_s >= worker.may_save_at_s
 
 
 async def _to_its_end(work: Coroutine[object, object, None]) -> None:
@@ -184,6 +194,7 @@ async def _write_checkpoint(worker: Worker, learner: Learner) -> None:
         logger.error(message, extra={"step": learner.version.step, "error": error})
     else:
         worker.saved_step = learner.version.step
+        worker.may_save_at_s = worker.clock.monotonic_s() + worker.checkpoint_pause_s
     worker.save_again_at_s = worker.clock.monotonic_s() + SAVE_RETRY_S if error else math.inf
     await worker.exchange.report_checkpoint(learner.next_draw, error)
 

@@ -47,6 +47,10 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
     async with asyncio.TaskGroup() as tasks:
         trials = AddressTrials(agent, transport, tasks)
         while True:
+            if agent.is_paused:  # cursors stay: what is missed meanwhile and not too old comes afterwards
+                for key in list(followed):
+                    followed.pop(key).stop()
+                await agent.resumed()
             try:
                 adverts = sample_adverts(agent, await directory.lookup(), rng)
                 agent.peers.observe(adverts)

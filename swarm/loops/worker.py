@@ -49,6 +49,8 @@ class Worker:
     close: Callable[[], None] = lambda: None  # ends what the engine started
     saves_when_stopped: bool = False  # a cancelled learner ends its step and saves; False: all ends as by a kill
     saved_step: int = 0  # of the newest checkpoint
+    checkpoint_pause_s: float = 0.0  # between two checkpoints, at least
+    may_save_at_s: float = -math.inf  # monotonic; none is due before
     save_again_at_s: float = math.inf  # monotonic; a checkpoint that the disk did not take is written then
     cut_off: tuple[int, int] = (-1, 0)  # number of the question whose answers were cut off last, how often in a row
     overlap: Overlap = field(init=False)

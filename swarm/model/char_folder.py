@@ -39,7 +39,6 @@ def write_char_tokenizer(folder: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": _PAD,
         "eos_token": _END,
-        "unk_token": "?",
         "clean_up_tokenization_spaces": False,
         "chat_template": _TEMPLATE,
         CHAR_CODEC: CHAR_CODEC_VERSION,

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.status import problems, read_status
+from swarm.causes.running_rules import paused_words
 from swarm.errors import ConfigError, SwarmError
 from swarm.printable import printable
 from swarm.process import is_running
@@ -69,6 +70,8 @@ class WatchedNode:
         """What it does, in a word or two."""
         if not self.is_running:
             return "finished" if self.status.get("is_finished") else "does not run" if self.status else "not started"
+        if self.status.get("paused_since_s") is not None:
+            return "paused"
         return self.progress.state if self.status else "starting"
 
     @property
@@ -175,6 +178,8 @@ def _notes(node: WatchedNode, names: dict[NodeId, str]) -> list[Text]:
         if said:
             notes.append(Text.assemble((f"{node.name} {what}: ", "dim"), said))
 
+    if node.is_running and node.status.get("paused_since_s") is not None:
+        note("paused", f"{paused_words(node.status['paused_since_s'])}; swarm resume {node.path} goes on")
     note("held out", ", ".join(f"{_line(env)} {figure(value)}" for env, value in node.held_out.items()))
     named = {producer: names.get(producer, short(producer)) for producer in (*progress.drawn, *progress.brought)}
     own_id = node.status.get("node_id")

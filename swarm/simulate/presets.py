@@ -10,6 +10,7 @@ from typing import Any, Literal
 from swarm.config import (
     CoordinatorLink,
     DirectoryConfig,
+    DiskConfig,
     EngineConfig,
     EnvironmentConfig,
     EvaluationConfig,
@@ -303,6 +304,7 @@ def _node(options: SimulationOptions, preset: Preset, index: int, names: list[st
             deterministic=options.deterministic,
             token_budget=preset.token_budget,
         ),
+        disk=DiskConfig(checkpoint_at_end=options.keep_checkpoints),  # else it would be written to be deleted
         exchange=ExchangeConfig(lookup_every_s=0.5, advert_every_s=10.0),
         directory=DirectoryConfig(rejoin_every_s=5.0),
         coordinator=CoordinatorLink(heartbeat_s=1.0),

@@ -167,6 +167,9 @@ _LIST = (
              "0; sandbox: one for each sandbox.cpu_s that scoring took, and each answer that was ended", "process"),
     _counter("node/failures_total", "failures", "Unexpected exceptions that ended a loop", "0", "loop"),
     _gauge("node/advice", "0, 1 or 2", "What the coordinator advises: 0 ok, 1 tightened, 2 alarm", "0"),
+    # disk
+    _counter("disk/written_bytes_total", "bytes", "Written to the disk by the node and all its processes since it "
+             "started, as the kernel counts them (Linux)", "checkpoints: disk.checkpoint_bytes_per_s"),
     # weights: between a trainer and those who follow it
     _gauge("weights/published_step", "steps", "Newest version of this trainer that others can follow",
            "learn/step, or the one before"),

@@ -178,6 +178,8 @@ class Telemetry:
         self.gauge("node/advice", _ADVICE.get(status["advice"], 0))
         if "is_coordinator_reachable" in status:
             self.gauge("node/coordinator_reachable", float(status["is_coordinator_reachable"]))
+        if status.get("written_bytes") is not None:
+            self.total("disk/written_bytes_total", status["written_bytes"])
         self._weights(status)
         for process, count in status["restarts"].items():
             self.total("node/restarts_total", count, process=process)

@@ -7,7 +7,7 @@ allowed gets anything. At most CHUNKS_TOTAL chunks are being sent and CHUNKS_WAI
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -180,7 +180,7 @@ class WeightServer:
 
 
 @dataclass(eq=False, slots=True)
-class _Call:
+class ChunkCall:
     """A call for a chunk: it waits for its slot, or has it."""
 
     peer: NodeId
@@ -203,11 +203,11 @@ class ChunkSlots:
 
     def __init__(self, stall_timeout_s: float = CHUNK_STALL_S) -> None:
         self._stall_timeout_s = stall_timeout_s
-        self._held: dict[_Call, None] = {}  # oldest first
+        self._held: dict[ChunkCall, None] = {}  # oldest first
         self._num_held: Counter[NodeId] = Counter()
-        self._waiting = FairTable[NodeId, _Call]()
+        self._waiting = FairTable[NodeId, ChunkCall]()
 
-    async def acquire(self, peer: NodeId, context: Context) -> None:
+    async def acquire(self, peer: NodeId, context: Context) -> ChunkCall:
         """Waits for a slot, which the call keeps until it has ended.
 
         Raises:
@@ -219,7 +219,7 @@ class ChunkSlots:
             self._turn_one_away(peer)
         task = asyncio.current_task()
         assert task is not None
-        call = _Call(peer, task, asyncio.get_running_loop().create_future())
+        call = ChunkCall(peer, task, asyncio.get_running_loop().create_future())
         self._waiting.add(peer, call)
         self._assign_slots()
         try:
@@ -229,6 +229,15 @@ class ChunkSlots:
             raise
         # A unary answer is written after its handler has returned: the slot is kept until the call has ended.
         cast(Any, context).add_done_callback(lambda _: self._end(call))
+        return call
+
+    async def held_up(self, call: ChunkCall, waiting: Awaitable[None]) -> None:
+        """Awaits what holds up a call on our side: only after that it is the peer that may be late."""
+        assert call.stalled is not None
+        call.stalled.cancel()
+        await waiting
+        if call in self._held:
+            call.stalled = asyncio.get_running_loop().call_later(self._stall_timeout_s, self._mark_late, call)
 
     def _turn_one_away(self, peer: NodeId) -> None:
         most = self._waiting.longest(beside=peer)
@@ -253,11 +262,11 @@ class ChunkSlots:
                 late.is_cut = True
                 late.task.cancel()
 
-    def _mark_late(self, call: _Call) -> None:
+    def _mark_late(self, call: ChunkCall) -> None:
         call.is_late = True
         self._assign_slots()
 
-    def _end(self, call: _Call) -> None:
+    def _end(self, call: ChunkCall) -> None:
         """A call ended, while it waited or with its slot."""
         if call in self._held:
             assert call.stalled is not None

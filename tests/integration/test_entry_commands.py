@@ -71,6 +71,7 @@ async def test_a_node_that_was_invited_by_command_may_enter(tmp_path: Path, vouc
         await join_swarm(daemon.link, bob, [], start=False, say=said.append)
         assert f"ask a member for: swarm-node invite {newcomer}" in said[-2]
         joined = load(NodeConfig, bob / "node.toml")
+        assert joined.niceness == 10, "whoever works at the machine goes first"
         with pytest.raises(ConfigError, match=f"swarm-node invite {newcomer}, then join with --invitation"):
             await credential_of(joined, daemon).prepare()
         if voucher == "member":

@@ -30,6 +30,7 @@ from swarm.model.network import LoadedModel, load_model
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import published_state, snapshot, weights_digest
 from swarm.testing.engine_contract import CONTRACT, Check, EngineBench, check_spans_tell_where_new_weights_began
+from swarm.testing.tiny_models import KINDS
 from swarm.types import Canary, FinishReason, FloatArray, PolicyVersion, Sampling, Task
 
 pytestmark = pytest.mark.timeout(900)
@@ -64,12 +65,17 @@ PROMPTS = [[5, 6, 7], [9], [10, 11, 12, 13, 14, 15, 16, 17, 18]]
 TEXTS = [[5, 6, 7, 8, 20, 21], [30, 31, 2, 40], [12] * 9]
 
 
-def _small(seed: int) -> Any:
-    """A Llama with heads that vLLM has kernels for, whose logits depend visibly on the whole context."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def _small(seed: int, kind: str = "llama") -> Any:
+    """A model with heads that vLLM has kernels for, whose logits depend visibly on the whole context."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = CharTokenizer()
-    config = LlamaConfig(
+    makes: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "llama": (LlamaForCausalLM, LlamaConfig, {}),
+        "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 128}),  # wider than hidden_size / heads
+    }
+    of, configuration, own = makes[kind]
+    config = configuration(
         vocab_size=tokenizer.vocab_size,
         hidden_size=128,
         intermediate_size=256,
@@ -81,9 +87,10 @@ def _small(seed: int) -> Any:
         bos_token_id=None,
         pad_token_id=tokenizer.pad_id,
         eos_token_id=tokenizer.eos_id,
+        **own,
     )
     torch.manual_seed(seed)
-    network = LlamaForCausalLM(config).eval()
+    network = of(config).eval()
     with torch.no_grad():
         for parameter in network.parameters():
             if parameter.dim() == 2:
@@ -91,8 +98,8 @@ def _small(seed: int) -> Any:
     return network
 
 
-def _small_folder(directory: Path) -> Path:
-    _small(0).save_pretrained(directory / "model")
+def _small_folder(directory: Path, kind: str = "llama") -> Path:
+    _small(0, kind).save_pretrained(directory / "model")
     (directory / "model" / "tokenizer.json").write_text("{}", encoding="utf-8")  # nothing here reads it
     return directory / "model"
 
@@ -113,13 +120,19 @@ def _while_it_makes(engine: Engine, call: Callable[[], None]) -> Generator[None]
     thread.join()
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Of the small model."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def small(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineBench]:
+def small(python: str, kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineBench]:
     """One process for all checks; each begins with the first weights."""
     directory = tmp_path_factory.mktemp("small")
-    model = ModelConfig(source=str(_small_folder(directory)), dtype="float32")
+    model = ModelConfig(source=str(_small_folder(directory, kind)), dtype="float32")
     engine = VllmGenerator.from_config(_config(directory, python, model, max_rows=8), CharTokenizer(), START)
-    first, newer = snapshot(_small(0)), _small(7)
+    first, newer = snapshot(_small(0, kind)), _small(7, kind)
 
     def make() -> Engine:
         engine.load(START, first)
@@ -143,12 +156,12 @@ def small(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eng
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
-def test_vllm_keeps_the_contract(small: EngineBench, check: Check) -> None:
+def test_vllm_keeps_the_contract(small: EngineBench, kind: str, check: Check) -> None:
     if check is not check_spans_tell_where_new_weights_began:
         check(small)
         return
     made: Iterator[Callable[[], Engine]] = iter(
-        [small.make, lambda: TransformersGenerator(_small(0), CharTokenizer(), START, 0)]
+        [small.make, lambda: TransformersGenerator(_small(0, kind), CharTokenizer(), START, 0)]
     )
     check(replace(small, make=lambda: next(made)()))
 

@@ -107,6 +107,9 @@ def test_three_tasks_are_shown_as_the_model_reads_them_with_what_the_reference_i
         assert shown[number].endswith(r"=<|im_end|>\n<|im_start|>assistant\nAnswer:")
         assert "reference '" in shown[number + 1] and shown[number + 1].endswith("), worth 1")
     assert "memory of the worker: about 4," in found.stdout and "a group: " in found.stdout
+    assert "disk: at most 7.7 GB (checkpoints, 2 and one that is written 4.8 GB, groups 2.6 GB" in found.stdout
+    tight = check(tmp_path, section, model={"source": "smollm2"}, disk={"max_bytes": 3 * 10**9})
+    assert tight.exit_code == 2 and "3.0 GB is too little for a checkpoint of 1.6 GB" in tight.output
     assert "a version: 269.0 MB in full before compression, as a patch about 1.3 MB" in found.stdout
     assert "measured" not in found.stdout, "no seconds are claimed"
 

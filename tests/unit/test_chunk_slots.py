@@ -120,3 +120,16 @@ async def test_a_call_that_ends_while_it_waits_leaves_nothing_behind():
     await settle()
     assert all(call.has_slot for call in again)
     await end(again)
+
+
+async def test_a_chunk_that_waits_for_the_upload_limit_is_not_late():
+    slots = ChunkSlots(0.2)
+    holders = [call for n in range(NUM_FULL) for call in await begin(slots, f"peer {n}", CHUNKS_PER_PEER)]
+    held_up = [asyncio.ensure_future(slots.held_up(call, asyncio.sleep(1.0))) for call in list(slots._held)]
+    waiting = await begin(slots, "another", 1)
+    await asyncio.sleep(0.5)
+    assert all(call.has_slot for call in holders) and not waiting[0].has_slot
+    await asyncio.gather(*held_up)
+    await asyncio.sleep(0.5)  # now it is they who do not read
+    assert waiting[0].has_slot
+    await end([*holders, *waiting])

@@ -13,6 +13,7 @@ from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import snapshot
 from swarm.testing.engine_contract import CONTRACT, Check, EngineBench
+from swarm.testing.tiny_models import tiny_qwen3
 from swarm.types import Canary, FloatArray, PolicyVersion
 
 START = PolicyVersion(policy_id="a", step=4)
@@ -20,9 +21,9 @@ PROMPTS = [[5, 6, 7], [9], [10, 11, 12, 13, 14, 15, 16, 17, 18]]
 TEXTS = [[5, 6, 7, 8, 20, 21], [30, 31, 2, 40], [12] * 9]
 
 
-def _network(seed: int, dtype: torch.dtype) -> torch.nn.Module:
+def _network(seed: int, dtype: torch.dtype, make: Callable[[int], torch.nn.Module]) -> torch.nn.Module:
     """Random weights large enough that logits depend visibly on the whole context."""
-    network = tiny_network(seed)
+    network = make(seed)
     with torch.no_grad():
         for parameter in network.parameters():
             if parameter.dim() == 2:
@@ -37,8 +38,8 @@ def _full_forward(network: torch.nn.Module, ids: list[int]) -> FloatArray:
     return np.concatenate([np.array([np.nan], np.float32), picked.numpy()])
 
 
-def _transformers(dtype: torch.dtype) -> EngineBench:
-    newer = _network(7, dtype)
+def _transformers(dtype: torch.dtype, kind: Callable[[int], torch.nn.Module] = tiny_network) -> EngineBench:
+    newer = _network(7, dtype, kind)
 
     @contextmanager
     def on_token(engine: Engine, call: Callable[[], None]) -> Generator[None]:
@@ -50,7 +51,7 @@ def _transformers(dtype: torch.dtype) -> EngineBench:
             handle.remove()
 
     return EngineBench(
-        make=lambda: TransformersGenerator(_network(0, dtype), CharTokenizer(), START, 0, max_rows=8),
+        make=lambda: TransformersGenerator(_network(0, dtype, kind), CharTokenizer(), START, 0, max_rows=8),
         start=START,
         prompts=PROMPTS,
         eos_ids=CharTokenizer().eos_ids,
@@ -67,6 +68,7 @@ def _transformers(dtype: torch.dtype) -> EngineBench:
 BENCHES: dict[str, Callable[[], EngineBench]] = {
     "transformers-float32": lambda: _transformers(torch.float32),
     "transformers-bfloat16": lambda: _transformers(torch.bfloat16),
+    "transformers-float32-qwen3": lambda: _transformers(torch.float32, tiny_qwen3),
 }
 
 

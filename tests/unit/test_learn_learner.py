@@ -3,12 +3,14 @@
 import dataclasses
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError
@@ -21,6 +23,7 @@ from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import AggregatePart, Part, Requirement, Scope, Scored, TokenLosses, WeightPart
 from swarm.objectives.recipe import Recipe
 from swarm.objectives.requirements import NOT_YET
+from swarm.testing.tiny_models import tiny_qwen3
 from swarm.types import (
     Correction,
     Draw,
@@ -129,11 +132,20 @@ def arguments(dir: Path, dtype: torch.dtype, recipe: str | Recipe, **config: Any
 
 # what a recipe remembers is of no dtype; what the optimizer keeps beside bfloat16 weights is of no recipe
 @pytest.mark.parametrize(
-    ("dtype", "recipe"), [(torch.float32, "grpo"), *((torch.bfloat16, name) for name in representatives())]
+    ("dtype", "recipe", "make"),
+    [
+        (torch.float32, "grpo", tiny_network),
+        (torch.float32, "grpo", tiny_qwen3),
+        *((torch.bfloat16, name, tiny_network) for name in representatives()),
+    ],
 )
 def test_resume_after_two_steps_ends_at_the_same_bits_as_four_steps(
-    tmp_path: Path, dtype: torch.dtype, recipe: str
+    tmp_path: Path, dtype: torch.dtype, recipe: str, make: Callable[[int], nn.Module]
 ) -> None:
+    def learner(dir: Path, dtype: torch.dtype, recipe: str) -> PolicyLearner:
+        own: dict[str, Any] = {**arguments(dir, dtype, recipe), "network": make(1).to(dtype)}
+        return PolicyLearner(**own).resume()
+
     whole = learner(tmp_path / "whole", dtype, recipe)
     reports = [whole.step(draw(step)) for step in range(1, 5)]
     first = learner(tmp_path / "parts", dtype, recipe)

@@ -55,3 +55,11 @@ def test_a_recipe_of_the_command_takes_the_place_of_the_presets() -> None:
         return node_configs(SimulationOptions(preset="tiny-agents", **changes), Path())[0].learner.recipe  # type: ignore[arg-type]
 
     assert (recipe(), recipe(recipe="gigpo")) == ("turn_reward_to_go", "gigpo")
+
+
+def test_a_simulation_whose_checkpoints_are_deleted_writes_none_at_its_end() -> None:
+    def saves(**changes: object) -> bool:
+        return node_configs(SimulationOptions(preset="smollm", **changes), Path())[0].disk.checkpoint_at_end  # type: ignore[arg-type]
+
+    assert (saves(), saves(keep_checkpoints=True)) == (False, True)
+    assert saves(overrides=("disk.checkpoint_at_end=true",)), "who asks for one gets it"

@@ -22,7 +22,10 @@ from swarm.process import (
     make_private,
     read_json,
     run_until_signal,
+    thread_limits,
     write_json,
+    written_bytes,
+    written_bytes_of_tree,
 )
 from swarm.sqlite_file import move_aside
 from swarm.types import SealedManifest
@@ -213,3 +216,38 @@ def test_what_must_outlive_a_power_cut_is_on_the_disk_before_it_takes_its_place(
     else:
         write_json(tmp_path / "status.json", {"step": 1})
     assert done == (["replace"] if what == "status" else ["file", "replace", "folder"])
+
+
+def test_a_process_and_what_it_starts_stand_back_and_keep_to_their_threads(tmp_path: Path) -> None:
+    code = (
+        "import os; from swarm.process import stand_back; stand_back(7); stand_back(3); print(os.nice(0), flush=True)"
+    )
+    code += "; os.system('nice; echo $OMP_NUM_THREADS')"
+    before = os.nice(0)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          env={**os.environ, **thread_limits(3)})  # fmt: skip
+    assert done.stdout.split() == [str(max(before, 7)), str(max(before, 7)), "3"]
+
+
+@pytest.mark.skipif(written_bytes() is None, reason="the system does not count what a process writes")
+def test_bytes_written_are_counted_for_a_process_and_for_children_running_and_ended(tmp_path: Path) -> None:
+    if _is_in_memory(tmp_path):
+        pytest.skip("files of tests lie in memory here")
+    size = 8 * 2**20
+    write = f"import os; f = open('{tmp_path / 'file'}', 'wb'); f.write(bytes({size})); f.flush(); os.fsync(f.fileno())"
+    own, tree = written_bytes(), written_bytes_of_tree()
+    assert own is not None and tree is not None
+    subprocess.run([sys.executable, "-c", write], check=True)
+    after = written_bytes()
+    assert after is not None and size <= after - own < 2 * size
+    code = f"{write}; print(1, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline()
+        now = written_bytes_of_tree()
+        assert now is not None and 2 * size <= now - tree < 3 * size
+        child.communicate(b"\n")
+
+
+def _is_in_memory(path: Path) -> bool:
+    lines = [line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
+    return max((where, kind) for _, where, kind, *_ in lines if path.is_relative_to(where))[1] == "tmpfs"

@@ -352,3 +352,29 @@ def test_after_a_restart_followers_groups_are_local_again() -> None:
     used, zero_variance, fresh = by_follower(1), by_follower(2, rewards=ZERO_VARIANCE), by_follower(3)
     buffer.restore({used.digest: 1, zero_variance.digest: 1}, [used, zero_variance, fresh])
     assert buffer.digests == {fresh.digest} and buffer.num_local == 1
+
+
+def test_groups_of_the_own_policy_do_not_grow_old_in_a_pause_and_those_of_others_do() -> None:
+    clock = ManualClock()
+    config = ReplayConfig(local_groups=2, external_groups=2, max_age_s=60.0)
+    buffer = ReplayBuffer(config, OWN, 0, clock)
+    waiting = [replace(local(i), first_seen_s=clock.now_s()) for i in range(2)]
+    foreign = replace(external(5), first_seen_s=clock.now_s())
+    for scored in (*waiting, foreign):
+        assert buffer.add(scored)
+    clock.advance(50.0)
+    since_s = clock.now_s()
+    late = replace(local(3), first_seen_s=since_s + 5)  # of the batch that was under way
+    clock.advance(5000.0)
+    assert buffer.add(late)
+    buffer.outlast_pause(since_s)
+    clock.advance(5.0)
+    draw = buffer.draw(1, at(0), nobody, {})
+    assert draw is not None
+    assert [drawn.scored.digest for drawn in draw.groups] == [scored.digest for scored in waiting]
+    assert buffer.num_dropped == {"too_old": 1} and buffer.num_groups == 1, "the foreign one; the late one waits"
+    clock.advance(50.0)
+    assert buffer.capacity(0, 0) == buffer.capacity(0, 1) + 1
+    assert buffer.draw(2, at(0), nobody, {}) is None and buffer.num_groups == 1
+    clock.advance(10.0)
+    assert buffer.draw(2, at(0), nobody, {}) is None and buffer.num_groups == 0, "after it they do as ever"

@@ -36,6 +36,7 @@ from swarm.model.source import model_folder
 from swarm.model.tokenizer import CharTokenizer
 from swarm.printable import printable
 from swarm.telemetry import EventLog
+from swarm.testing.tiny_models import KINDS, model_source
 from swarm.testing.trained_node import OTHER, TASKS, make_trained_node
 from swarm.trained.chat import Conversation
 from swarm.trained.export import export_model
@@ -58,8 +59,9 @@ def own_greedy(config: NodeConfig, directory: Path) -> list[str]:
     return [actions[-1] for actions in evaluate(engine, model.tokenizer, problems(), config.generator.episode_limits)]
 
 
-def test_transformers_loads_an_export_and_answers_greedily_as_the_node_does(tmp_path: Path) -> None:
-    config = make_trained_node(tmp_path / "node")
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_loads_an_export_and_answers_greedily_as_the_node_does(tmp_path: Path, kind: str) -> None:
+    config = make_trained_node(tmp_path / "node", source=model_source(kind, tmp_path / "model"))
     export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     network: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
@@ -74,8 +76,9 @@ def test_transformers_loads_an_export_and_answers_greedily_as_the_node_does(tmp_
     assert len(set(expected)) > 10  # they say something
 
 
-def test_an_exported_model_is_a_source_that_a_run_can_go_on_from(tmp_path: Path) -> None:
-    make_trained_node(tmp_path / "node")
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exported_model_is_a_source_that_a_run_can_go_on_from(tmp_path: Path, kind: str) -> None:
+    make_trained_node(tmp_path / "node", source=model_source(kind, tmp_path / "model"))
     done = export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
     loaded = load_model(ModelConfig(source=str(tmp_path / "out"), dtype="float32"))
     assert loaded.digest == done.version.digest
@@ -98,14 +101,16 @@ def test_the_exported_tokenizer_of_the_tiny_model_gives_its_ids(tmp_path: Path) 
     assert rendered == expected
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_merged_export_scores_as_the_adapted_network(tmp_path: Path, dtype: str) -> None:
-    make_trained_node(tmp_path / "node", lora_rank=4, dtype=dtype)
+def test_a_merged_export_scores_as_the_adapted_network(tmp_path: Path, dtype: str, kind: str) -> None:
+    source = model_source(kind, tmp_path / "model")
+    make_trained_node(tmp_path / "node", lora_rank=4, dtype=dtype, source=source)
     ids = torch.arange(2, 42).reshape(2, 20)
     with torch.no_grad():
         adapted = load_trained(tmp_path / "node").network(input_ids=ids).logits
         initial = (
-            load_model(ModelConfig.model_validate({"source": "tiny", "dtype": dtype})).network(input_ids=ids).logits
+            load_model(ModelConfig.model_validate({"source": source, "dtype": dtype})).network(input_ids=ids).logits
         )
     export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
     network = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
@@ -117,13 +122,15 @@ def test_a_merged_export_scores_as_the_adapted_network(tmp_path: Path, dtype: st
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
-def test_peft_puts_an_exported_adapter_on_the_initial_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_peft_puts_an_exported_adapter_on_the_initial_model(tmp_path: Path, kind: str) -> None:
     from peft import PeftModel
 
-    make_trained_node(tmp_path / "node", lora_rank=4)
+    source = model_source(kind, tmp_path / "model")
+    make_trained_node(tmp_path / "node", lora_rank=4, source=source)
     export_model(tmp_path / "node", tmp_path / "out", "peft", None, 0.0)
     ids = torch.arange(2, 42).reshape(2, 20)
-    base: Any = load_model(ModelConfig(source="tiny", dtype="float32")).network
+    base: Any = load_model(ModelConfig(source=source, dtype="float32")).network
     adapted = PeftModel.from_pretrained(base, str(tmp_path / "out"))
     with torch.no_grad():
         difference = adapted(input_ids=ids).logits - load_trained(tmp_path / "node").network(input_ids=ids).logits

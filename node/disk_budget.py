@@ -1,0 +1,133 @@
+"""Disk budget: one number for what a node's directory may take, split over everything that writes there.
+
+Invariant: parts of a fixed size (checkpoints, the best version, an engine's copy, logs) come first, the stores of
+groups and weights have what is left, and a node whose parts cannot work with that does not start.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from node.expectations import read_shape
+from node.run_estimate import CHECKPOINT_BYTES, LIKE_LLAMA, version_bytes
+from swarm.config import NodeConfig
+from swarm.config.byte_sizes import byte_words
+from swarm.errors import ConfigError
+from swarm.telemetry.event_log import KEPT_OLD_FILES, MAX_FILE_BYTES
+from swarm.types import Role
+from swarm.weights.publish import DELTA_AT_MOST
+
+LEAST_GROUPS_BYTES: Final = 64 * 2**20  # of the group store: some steps' groups
+SMALL_FILES_BYTES: Final = 32 * 2**20  # status, peers, shown episodes and updates, and the group store's own log
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiskBudget:
+    """Most bytes of each part of a node's directory."""
+
+    checkpoints: int  # those kept, and one while it is written
+    best: int  # the version kept by evaluation.keep_best, and the one that takes its place
+    engine: int  # weights on their way to an engine of its own process
+    logs: int  # events and small files
+    groups: int
+    weights: int
+    kept_checkpoints: int
+
+    @property
+    def total(self) -> int:
+        """Of all parts."""
+        return self.checkpoints + self.best + self.engine + self.logs + self.groups + self.weights
+
+    @property
+    def words(self) -> str:
+        """The parts, for people."""
+        parts = {
+            f"checkpoints, {self.kept_checkpoints} and one that is written": self.checkpoints,
+            "the best version": self.best,
+            "engine": self.engine,
+            "weights": self.weights,
+            "groups": self.groups,
+            "events and small files": self.logs,
+        }
+        return ", ".join(f"{name} {byte_words(size)}" for name, size in parts.items() if size)
+
+
+def disk_budget(config: NodeConfig) -> DiskBudget | None:
+    """The parts, within `disk.max_bytes` where that is set (blocking: reads the model's config.json).
+
+    Returns:
+        None where the size of this architecture is not known and no bound is set.
+
+    Raises:
+        ConfigError: it cannot hold one checkpoint beside the one that is written, or too little is left for the stores.
+    """
+    most, shape = config.disk.max_bytes, read_shape(config.model)
+    if shape is None and most:
+        raise ConfigError(
+            f"disk.max_bytes: the size of {config.model.source!r} is not known ({', '.join(LIKE_LLAMA)} are); set "
+            "exchange.store_bytes and weights.store_bytes instead"
+        )
+    if shape is None:
+        return None
+    trains, generates = Role.TRAINER in config.roles, Role.GENERATOR in config.roles
+    checkpoint = CHECKPOINT_BYTES * shape.num_trained(config.model) if trains else 0
+    version = version_bytes(config, shape)
+    holds_weights = config.weights.publish or (generates and not trains)
+    least_weights = int((1 + DELTA_AT_MOST) * version) + 1 if holds_weights else 0
+    kept = config.disk.kept_checkpoints
+    fixed = {
+        "best": 2 * version if trains and config.evaluation.keep_best else 0,
+        "engine": 2 * version if config.engine.kind == "vllm" else 0,
+        "logs": (1 + KEPT_OLD_FILES) * MAX_FILE_BYTES + SMALL_FILES_BYTES,
+    }
+    groups = _file_bytes(config.exchange.store_bytes)
+    weights = config.weights.store_bytes if holds_weights else 0
+    if most:
+        least_groups = _file_bytes(LEAST_GROUPS_BYTES)
+        others = sum(fixed.values()) + least_groups + least_weights
+        kept = max((n for n in range(1, kept + 1) if (n + 1) * checkpoint + others <= most), default=0)
+        if not kept:
+            raise ConfigError(_too_little(most, checkpoint, others))
+        left = most - sum(fixed.values()) - (kept + 1) * checkpoint
+        groups = min(groups, (left - least_weights) // (2 if holds_weights else 1))
+        groups = max(groups, least_groups)
+        weights = min(weights, left - groups)
+    return DiskBudget(
+        checkpoints=(kept + 1) * checkpoint, groups=groups, weights=weights, kept_checkpoints=kept, **fixed
+    )
+
+
+def disk_line(config: NodeConfig) -> str:
+    """What a directory may take, and how that is split, for people (blocking). Raises ConfigError."""
+    budget = disk_budget(config)
+    if budget is None:
+        return "disk: not estimated for this architecture"
+    bound = f" of disk.max_bytes {byte_words(config.disk.max_bytes)}" if config.disk.max_bytes else ""
+    return f"disk: at most {byte_words(budget.total)}{bound} ({budget.words})"
+
+
+def within_budget(config: NodeConfig) -> NodeConfig:
+    """The configuration with the budgets that `disk.max_bytes` leaves. Raises ConfigError as `disk_budget`."""
+    budget = disk_budget(config) if config.disk.max_bytes else None
+    if budget is None:
+        return config
+    exchange = config.exchange.model_copy(update={"store_bytes": 5 * budget.groups // 6})
+    weights = config.weights.model_copy(update={"store_bytes": budget.weights or config.weights.store_bytes})
+    disk = config.disk.model_copy(update={"kept_checkpoints": budget.kept_checkpoints})
+    return config.model_copy(update={"exchange": exchange, "weights": weights, "disk": disk})
+
+
+def _file_bytes(store_bytes: int) -> int:
+    """The group store's file where its bodies take so many bytes: a sixth of it is about them, and free."""
+    return -(-6 * store_bytes // 5)
+
+
+def _too_little(most: int, checkpoint: int, others: int) -> str:
+    needed = 2 * checkpoint + others
+    why = (
+        f"a checkpoint of {byte_words(checkpoint)}, once more while the next one is written, and " if checkpoint else ""
+    )
+    fix = ", or train adapters (model.lora_rank), whose checkpoints are small" if checkpoint > others else ""
+    return (
+        f"disk.max_bytes: {byte_words(most)} is too little for {why}{byte_words(others)} of other files; set "
+        f"{needed} ({byte_words(needed)}) or more{fix}"
+    )
