@@ -1,11 +1,11 @@
-"""`swarm serve`: a model behind OpenAI's HTTP interface."""
+"""`swarm serve`: a model behind OpenAI's HTTP interface, or behind that of the tinker SDK."""
 
 import os
 import secrets
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,7 +13,12 @@ from rich.console import Console
 from swarm.cli.trained import Device, Step, Target
 from swarm.errors import ConfigError
 
+if TYPE_CHECKING:
+    from swarm.trained.model import TrainedModel
+
 console = Console()
+
+_TINKER = "With --tinker"
 
 
 def serve(
@@ -21,35 +26,88 @@ def serve(
     listen: Annotated[str, typer.Option(help="host:port; 0.0.0.0:8300 for other machines, behind a proxy.")] = (
         "127.0.0.1:8300"
     ),
-    name: Annotated[str, typer.Option(help="What clients call the model; without, the last part of TARGET.")] = "",
+    name: Annotated[
+        str, typer.Option(help="What clients call the model; without, the last part of TARGET (--tinker: owner/name).")
+    ] = "",
     step: Step = None,
     max_rows: Annotated[int, typer.Option(min=1, help="Most answers made at once; the others wait.")] = 32,
     device: Device = "auto",
+    tinker: Annotated[
+        bool, typer.Option("--tinker", help="Train adapters on it, too: what the tinker SDK talks to.")
+    ] = False,
+    store: Annotated[
+        Path, typer.Option(help="Where saved weights lie, each a folder for PEFT.", rich_help_panel=_TINKER)
+    ] = Path("tinker-weights"),
+    node: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of a trainer node with weights.publish = true: other nodes follow what is trained here.",
+            rich_help_panel=_TINKER,
+        ),
+    ] = None,
+    samplers: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with `URL KEY` of each node that follows --node and serves (serve.listen): they sample.",
+            rich_help_panel=_TINKER,
+        ),
+    ] = None,
 ) -> None:
     """Serve a model to chat windows, agents and OpenAI's clients: /v1/chat/completions and the token endpoints of vLLM.
 
     Clients need the key: SWARM_API_KEY of the environment, else one made at each start and printed. A node serves the
     policy that it trains, as it is at each token, with serve.listen in its node.toml. docs/serving.md has more.
 
+    --tinker: scripts for the tinker SDK train adapters on the model, with the address and key that it prints. With
+    --node and --samplers the nodes of a swarm follow what they train, and make their samples.
+
       swarm serve swarm-node                              the newest checkpoint of a node
       swarm serve my-model --listen 127.0.0.1:9000        a folder that `swarm export` made
+      swarm serve Qwen/Qwen3-0.6B --tinker                scripts for the tinker SDK train adapters on it
     """
-    from swarm.generation.transformers_engine import TransformersGenerator
-    from swarm.model.device import pick_device
-    from swarm.model.network import most_tokens
-    from swarm.serving import served_policy
     from swarm.trained.model import load_target
-    from swarm.types import PolicyVersion
 
     key = os.environ.get("SWARM_API_KEY", "") or secrets.token_urlsafe(24)
     if not key.isascii() or len(key) < 16:
         raise ConfigError("SWARM_API_KEY: expected at least 16 ASCII characters; unset it, and a key is made")
-    model = load_target(target, step)
+    for given, option in ((node, "--node"), (samplers, "--samplers")):
+        if given is not None and not tinker:
+            raise ConfigError(f"{option}: only with --tinker")
+    if (node is None) != (samplers is None):
+        raise ConfigError(
+            "--node and --samplers go together: the one publishes the weights that the others sample with"
+        )
+    if tinker:
+        from swarm.cli.serve_tinker import TinkerSettings, serve_tinker
+
+        is_hub_id = target.count("/") == 1 and target[0] not in "./~"  # as clients write it
+        name = name or (target if is_hub_id else Path(target).name)
+        settings = TinkerSettings(name=name, listen=listen, key=key, max_rows=max_rows, device=device, store=store)
+        serve_tinker(target, step, settings, node, samplers)
+    else:
+        _serve_openai(load_target(target, step), name or Path(target).name, listen, key, max_rows, device)
+
+
+def wait_for_signal() -> None:
+    """Returns at Ctrl-C or SIGTERM."""
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    ended.wait()
+
+
+def _serve_openai(model: "TrainedModel", name: str, listen: str, key: str, max_rows: int, device: str) -> None:
+    from swarm.generation.transformers_engine import TransformersGenerator
+    from swarm.model.device import pick_device
+    from swarm.model.network import most_tokens
+    from swarm.serving import served_policy
+    from swarm.types import PolicyVersion
+
+    name = name or model.source_name
     version = model.version or PolicyVersion(policy_id=model.source_name, step=0, digest=model.base_digest)
     engine = TransformersGenerator(
         model.network.to(pick_device(device)), model.tokenizer, version, seed=0, max_rows=max_rows
     )
-    name = name or Path(target).name or model.source_name
     server, url = served_policy.serve(
         engine,
         model.tokenizer,
@@ -64,9 +122,6 @@ def serve(
         f"export OPENAI_BASE_URL={url} OPENAI_API_KEY={key}",
     ):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    ended.wait()
+    wait_for_signal()
     server.stop()
     engine.close()

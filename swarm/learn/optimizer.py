@@ -53,8 +53,22 @@ class MasterAdamW:
             for param in parameters.values():
                 param.grad = None
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether anything was accumulated since the last step."""
+        return any(master.grad is not None for master in self._masters.values())
+
+    def configure(self, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+        """Sets the constants of the steps from now on."""
+        for group in self._adamw.param_groups:
+            group.update(betas=betas, eps=eps, weight_decay=weight_decay)
+
     def step(self, learning_rate: float, max_grad_norm: float) -> float:
         """Clips by global norm, updates masters and network; returns the norm before clipping.
+
+        Args:
+            learning_rate: of this step.
+            max_grad_norm: infinite: nothing is clipped.
 
         Raises:
             NonFiniteStep: the norm is not finite; nothing changed, the gradients are forgotten.

@@ -5,8 +5,10 @@ Invariant: a fresh adapter changes nothing (its second factor is zero), and the 
 Source: arXiv:2106.09685.
 """
 
+import copy
 import math
 from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +74,22 @@ def add_adapters(
     for parent, key, child in layers:
         if not targets or key in targets:
             setattr(parent, key, LoraLinear.around(child, rank, scale, generator))
+
+
+def with_shared_weights(network: nn.Module) -> nn.Module:
+    """The same network with modules of its own and no tensor of its own: adapters on it are not on the other."""
+    tensors = chain(network.parameters(), network.buffers())
+    return copy.deepcopy(network, {id(tensor): tensor for tensor in tensors})
+
+
+def linear_names(network: nn.Module, *, attention: bool) -> set[str]:
+    """Last names of the linear layers in blocks of attention, or of those elsewhere but for the output head."""
+    head = getattr(network, "get_output_embeddings", lambda: None)()
+    return {
+        path.rpartition(".")[2]
+        for path, layer in network.named_modules()
+        if type(layer) is nn.Linear and layer is not head and ("attn" in path or "attention" in path) is attention
+    }
 
 
 def merge_adapters(network: nn.Module) -> None:

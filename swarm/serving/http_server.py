@@ -5,11 +5,12 @@ Invariant: a server that was stopped listens no more, and has no thread left.
 
 import socket
 import threading
+from collections.abc import AsyncIterable
 from typing import Any, Final
 
 import uvicorn
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, TooLarge
 
 MAX_CONNECTIONS: Final = 1024
 _END_TIMEOUT_S: Final = 2  # for answers under way
@@ -60,3 +61,15 @@ class HttpServer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+
+async def read_body(parts: AsyncIterable[bytes], max_bytes: int) -> bytes:
+    """A request's body. Raises TooLarge as soon as it is more than `max_bytes`."""
+    read: list[bytes] = []
+    num_bytes = 0
+    async for part in parts:
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            raise TooLarge(f"body: more than {max_bytes} bytes")
+        read.append(part)
+    return b"".join(read)

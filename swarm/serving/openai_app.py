@@ -29,12 +29,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from swarm.errors import ConfigError, Unavailable
+from swarm.errors import ConfigError, TooLarge, Unavailable
 from swarm.interfaces import Completer, CompletionRequest, Tokenizer
 from swarm.model.plain_text import with_whole_characters
 from swarm.model.tokenizer import text_ids
 from swarm.serving.answers import Answer, AnswerPiece, follow_answer, whole_answer
 from swarm.serving.conversation_memory import ConversationMemory
+from swarm.serving.http_server import read_body
 from swarm.serving.openai_replies import (
     chat_choice,
     chat_logprobs,
@@ -384,15 +385,10 @@ class OpenAiApp:
 
     async def _read(self, kind: type[Any], request: Request) -> Any:
         """The request in a body. Raises RequestRefused."""
-        parts: list[bytes] = []
-        num_bytes = 0
-        async for part in request.stream():
-            num_bytes += len(part)
-            if num_bytes > MAX_BODY_BYTES:
-                raise RequestRefused(f"body: more than {MAX_BODY_BYTES} bytes", status=413)
-            parts.append(part)
         try:
-            data: object = json.loads(b"".join(parts))
+            data: object = json.loads(await read_body(request.stream(), MAX_BODY_BYTES))
+        except TooLarge as error:
+            raise RequestRefused(str(error), status=413) from None
         except (ValueError, RecursionError):
             raise RequestRefused("body: not JSON") from None
         asked = read_request(kind, data)

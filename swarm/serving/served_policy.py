@@ -3,8 +3,10 @@
 import logging
 import os
 import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from swarm.errors import ConfigError
 from swarm.interfaces import Completer, Tokenizer
@@ -37,20 +39,38 @@ def serve(
     Raises:
         ConfigError: nothing can listen there, or a package is missing.
     """
-    try:
-        from swarm.serving.http_server import HttpServer
+    with needs_packages():
         from swarm.serving.openai_app import OpenAiApp, ServedModel
-    except ImportError as error:
-        raise ConfigError(f"serving needs {error.name}: pip install 'swarm-trainer[serve]'") from None
+
+    model = ServedModel(name=name, completer=engine, tokenizer=tokenizer, context_tokens=context_tokens, source=source)
+    server, address = start_server(OpenAiApp(model, key).routes, listen)
+    url = f"{address}/v1"
+    logger.info("policy served", extra={"url": url, "model": name})
+    return server, url
+
+
+def start_server(app: Any, listen: str) -> "tuple[HttpServer, str]":
+    """Serves an ASGI application in a thread of its own; returns the server and its address.
+
+    Raises:
+        ConfigError: nothing can listen there, or a package is missing.
+    """
+    with needs_packages():
+        from swarm.serving.http_server import HttpServer
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65_535:
         raise ConfigError(f"serve.listen {listen!r}: expected host:port, such as 127.0.0.1:8300")
-    model = ServedModel(name=name, completer=engine, tokenizer=tokenizer, context_tokens=context_tokens, source=source)
-    server = HttpServer(OpenAiApp(model, key).routes)
-    bound = server.start(host.strip("[]"), int(port))
-    url = f"http://{host}:{bound}/v1"
-    logger.info("policy served", extra={"url": url, "model": name})
-    return server, url
+    server = HttpServer(app)
+    return server, f"http://{host}:{server.start(host.strip('[]'), int(port))}"
+
+
+@contextmanager
+def needs_packages() -> Generator[None]:
+    """Turns a package that is missing into a ConfigError that says how to get it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"serving needs {error.name}: pip install 'swarm-trainer[serve]'") from None
 
 
 def read_or_make_key(directory: Path) -> str:

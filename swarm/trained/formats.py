@@ -4,17 +4,15 @@ Invariant: what is written holds the weights of the version and no others; adapt
 once, to the dtype of the model.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
-from safetensors.torch import save_file
-
 from swarm.errors import ConfigError
 from swarm.model.char_folder import write_char_tokenizer
 from swarm.model.lora import LoraLinear, merge_adapters
+from swarm.model.peft_folder import write_adapter
 from swarm.model.source import is_char_model, model_folder
 from swarm.trained.model import TrainedModel
 
@@ -49,31 +47,11 @@ def write_peft(model: TrainedModel, folder: Path) -> None:
     Raises:
         ConfigError: the node trains all weights.
     """
-    adapted = {name: layer for name, layer in model.network.named_modules() if isinstance(layer, LoraLinear)}
-    if not adapted:
+    if not any(isinstance(layer, LoraLinear) for layer in model.network.modules()):
         raise ConfigError(
             "--format peft: this model has no adapters, as model.lora_rank is 0; export it with --format hf"
         )
-    tensors = {
-        f"base_model.model.{name}.lora_{which}.weight": factor.detach().contiguous()
-        for name, layer in adapted.items()
-        for which, factor in (("A", layer.lora_a), ("B", layer.lora_b))
-    }
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    ((rank, scale),) = {(layer.lora_a.shape[0], layer.scale) for layer in adapted.values()}
-    settings = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": model.source_name,
-        "r": rank,
-        "lora_alpha": scale * rank,
-        "lora_dropout": 0.0,
-        "target_modules": sorted({name.rpartition(".")[2] for name in adapted}),
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    write_adapter(model.network, folder, model.source_name)
     _write_tokenizer(model, folder)
 
 

@@ -118,7 +118,24 @@ class KnownPatches:
                 continue
             chain = graph.cheapest_to(target.digest)
             if chain is not None:
-                yield chain
+                yield self._under_its_name(chain, target, graph, cost)
+
+    def _under_its_name(
+        self, chain: tuple[Patch, ...], target: PolicyVersion, graph: PatchGraph, cost: Cost
+    ) -> tuple[Patch, ...]:
+        """The cheapest chain to a version whose last patch says so.
+
+        Where a trainer came back to weights of before, the cheapest chain to them may end with their earlier name.
+        """
+        if not chain or chain[-1].version == target:
+            return chain
+        found: list[tuple[int, tuple[Patch, ...]]] = []
+        for patch in self._patches.values():
+            before = () if patch.base is None else graph.cheapest_to(patch.base.digest)
+            costs = [cost(each) for each in (*(before or ()), patch)]
+            if patch.version == target and before is not None and None not in costs:
+                found.append((sum(filter(None, costs)), (*before, patch)))
+        return min(found, key=lambda each: each[0])[1] if found else chain
 
     def is_behind(self, step: int, held: PolicyVersion | None) -> bool:
         """Whether taking a step would lead an engine back on the branch in force."""

@@ -1,6 +1,7 @@
 """Which patches of a trainer are known, and which chain is planned."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,6 +120,18 @@ def test_equal_weights_need_no_payload_whatever_they_are_called() -> None:
     assert steps(planner.ready()) == [(None, 0)]
     planner.record_applied(version(0))
     assert planner.plan == () and planner.is_ready
+
+
+def test_who_is_led_back_to_weights_of_before_takes_them_under_their_new_name() -> None:
+    """0, then 1, then 2 with the weights of 0, whose anchor lies on the disk and would be the cheapest way there."""
+    first, on = patch(0, None), patch(1, 0)
+    manifest = patch(2, 1).manifest
+    back = replace(manifest, version=replace(manifest.version, digest=first.version.digest))
+    again = Patch(manifest=back, sealed=seal_manifest(back, OWNER))
+    planner = planner_of(first, on, again, held=on.version)
+    for chunk in (*first.manifest.chunks, *again.manifest.chunks):
+        planner.add_chunk(chunk)
+    assert steps(planner.plan) == [(1, 2)] and planner.ready() == planner.plan
 
 
 @pytest.mark.parametrize("is_unusable", [False, True])

@@ -1,0 +1,619 @@
+"""The HTTP interface that the tinker SDK talks to: sessions, models in training, samplers, and promises of results.
+
+    GET  /api/v1/healthz                    no key needed
+    POST /api/v1/client/config              what the SDK asks first
+    POST /api/v1/create_session             and session_heartbeat; a session that is silent for a while ends
+    POST /api/v1/create_model               an adapter of the one model that is served
+    POST /api/v1/forward_backward, optim_step, save_weights, save_weights_for_sampler, load_weights
+    POST /api/v1/create_sampling_session, asample
+    POST /api/v1/retrieve_future            what became of one of them
+
+Invariant: requests of a model are done in the order of their numbers, each once; every table is bounded.
+
+Source: the tinker SDK 0.38 (Apache-2.0): addresses, fields and states; no code of it is here.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import math
+import secrets
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from torch import nn
+
+from swarm.clock import Clock
+from swarm.errors import TooLarge, Unavailable
+from swarm.interfaces import Tokenizer
+from swarm.learn.adapter_training import AdamSettings, AdapterShape, AdapterTraining, adapted
+from swarm.model.lora import with_shared_weights
+from swarm.model.version_digest import PublishedTensors, load_published, weights_digest
+from swarm.serving.http_server import read_body
+from swarm.serving.openai_requests import RequestRefused
+from swarm.serving.tinker_futures import Promises, Reply, RequestOrder
+from swarm.serving.tinker_losses import batch_of, parts_of_similar_length, recipe_of
+from swarm.serving.tinker_requests import (
+    CreateModel,
+    CreateSampler,
+    CreateSession,
+    InSession,
+    LoadWeights,
+    LoraSettings,
+    OfModel,
+    OfRequest,
+    OptimStep,
+    SampleRequest,
+    SaveWeights,
+    WeightsPath,
+    checked_name,
+    read_tinker_request,
+)
+from swarm.serving.tinker_samplers import Sampler, Samplers
+from swarm.serving.tinker_store import Kind, TinkerStore
+from swarm.serving.tinker_wire import TrainingRequest, read_training_request, write_training_reply
+from swarm.types import Digest, PolicyVersion
+
+logger = logging.getLogger(__name__)
+
+KEY_PREFIX: Final = "tml-"  # the SDK takes no other keys
+ALPHA: Final = 32.0  # of every adapter: what it adds is scaled by ALPHA / rank, as in Tinker's adapters
+MAX_BODY_BYTES: Final = 64 * 2**20
+MAX_WAITING_BYTES: Final = 2**30  # of bodies whose turn has not come; a client tries again after that
+MAX_SESSIONS: Final = 64
+MAX_MODELS: Final = 8  # in training at once, of all sessions
+IDLE_S: Final = 300.0  # a session without a heartbeat ends; the SDK sends one every 10 s
+AWAY_S: Final = 60.0  # and after so long where another one needs its room
+POLL_S: Final = 25.0  # a client that waits for a result is answered that long after, at the latest
+_PROTOBUF: Final = "application/x-protobuf"
+_NOTE: Final = "adapters are on attention and MLP; the unembedding stays as it is, also with train_unembed"
+
+Publish = Callable[[PublishedTensors, float], Awaitable[PolicyVersion | None]]
+"""(adapter, its scale) -> the version under which nodes can follow it; None where it could not be published."""
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TinkerModel:
+    """What is served to train."""
+
+    name: str  # as clients call it
+    network: nn.Module  # without adapters; its weights never change
+    digest: Digest  # of its published tensors
+    tokenizer: Tokenizer
+    context_tokens: int
+
+
+@dataclass(eq=False, slots=True)
+class _Training:
+    """A model of a client."""
+
+    model_id: str
+    session_id: str
+    state: AdapterTraining
+    turns: RequestOrder
+
+
+@dataclass(eq=False, slots=True)
+class _Session:
+    seen_at_s: float
+    models: dict[str, _Training] = field(default_factory=dict[str, _Training])
+
+
+class TinkerApp:
+    """Answers the tinker SDK for one model.
+
+    Args:
+        model: that is served.
+        samplers: who samples.
+        store: of saved weights.
+        key: that every request but healthz must have; begins with `tml-`.
+        clock: of idle sessions.
+        publish: makes an adapter a version that nodes follow; None: nobody follows.
+
+    Example:
+        uvicorn.run(TinkerApp(model, samplers, store, key, SystemClock()).routes)
+    """
+
+    def __init__(
+        self,
+        model: TinkerModel,
+        samplers: Samplers,
+        store: TinkerStore,
+        key: str,
+        clock: Clock,
+        publish: Publish | None = None,
+    ) -> None:
+        assert key.startswith(KEY_PREFIX), "the SDK takes no other key"
+        self._model, self._store, self._clock, self._publish = model, store, clock, publish
+        self.samplers = samplers
+        self._key = key.encode()
+        self._sessions: dict[str, _Session] = {}
+        self._promises = Promises()
+        self._trainer = ThreadPoolExecutor(1, "tinker trainer")  # one step at a time, of whatever model
+        self._num_creating = 0
+        self._num_waiting_bytes = 0
+        routes: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "client/config": self._client_config,
+            "client/dynamic_config": self._dynamic_config,
+            "telemetry": self._telemetry,
+            "create_session": self._create_session,
+            "session_heartbeat": self._heartbeat,
+            "create_model": self._create_model,
+            "get_info": self._get_info,
+            "forward_backward": self._forward_backward,
+            "optim_step": self._optim_step,
+            "save_weights": self._save_weights,
+            "save_weights_for_sampler": self._save_for_sampler,
+            "load_weights": self._load_weights,
+            "weights_info": self._weights_info,
+            "create_sampling_session": self._create_sampler,
+            "asample": self._sample,
+            "retrieve_future": self._retrieve,
+            "cancel_future": self._cancel,
+        }
+        self.routes = Starlette(
+            routes=[
+                Route("/api/v1/healthz", self._health, methods=["GET"]),
+                Route("/api/v1/get_server_capabilities", self._guarded(self._capabilities), methods=["GET"]),
+                Route("/api/v1/samplers/{sampler_id}", self._guarded(self._get_sampler), methods=["GET"]),
+                Route("/api/v1/sessions/{session_id}/finish", self._guarded(self._finish), methods=["POST"]),
+                *(
+                    Route(f"/api/v1/{path}", self._guarded(endpoint), methods=["POST"])
+                    for path, endpoint in routes.items()
+                ),
+                Route("/{path:path}", self._guarded(self._unknown), methods=["GET", "POST", "PUT", "DELETE"]),
+            ]
+        )
+
+    def close(self) -> None:
+        """Ends training and engines (blocking)."""
+        self._trainer.shutdown(wait=True, cancel_futures=True)
+        self.samplers.close()
+
+    # --- what the SDK asks first ----------------------------------------------------------------------
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _unknown(self, request: Request) -> Response:
+        raise RequestRefused(f"{request.method} {request.url.path} is not served here", status=404)
+
+    async def _client_config(self, request: Request) -> Response:
+        await self._json(request, CreateSession)
+        # Chunks in their order, so that little waits; half of the connections that the server takes.
+        return JSONResponse({"parallel_fwdbwd_chunks": False, "sample_max_concurrent_requests": 512})
+
+    async def _dynamic_config(self, request: Request) -> Response:
+        return JSONResponse({"sample_cancel_enabled": True})
+
+    async def _telemetry(self, request: Request) -> Response:
+        await self._body(request)
+        return JSONResponse({"status": "accepted"})  # and dropped
+
+    async def _capabilities(self, request: Request) -> Response:
+        model = {
+            "model_name": self._model.name,
+            "max_context_length": self._model.context_tokens,
+            "trainable": True,
+            "sampleable": True,
+        }
+        return JSONResponse({"supported_models": [model]})
+
+    # --- sessions -------------------------------------------------------------------------------------
+
+    async def _create_session(self, request: Request) -> Response:
+        await self._json(request, CreateSession)
+        self._end_idle()
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise RequestRefused(f"{len(self._sessions)} sessions are open, of at most {MAX_SESSIONS}", status=429)
+        session_id = f"session-{secrets.token_hex(8)}"
+        self._sessions[session_id] = _Session(self._clock.monotonic_s())
+        return JSONResponse({"type": "create_session", "session_id": session_id, "info_message": _NOTE})
+
+    async def _heartbeat(self, request: Request) -> Response:
+        asked = await self._json(request, InSession)
+        self._end_idle()
+        self._session(asked.session_id, 410)
+        return JSONResponse({"type": "session_heartbeat"})
+
+    async def _finish(self, request: Request) -> Response:
+        session_id = request.path_params["session_id"]
+        self._session(session_id, 410)
+        self._end_session(session_id)
+        return JSONResponse({})
+
+    def _session(self, session_id: str, status: int = 404) -> _Session:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise RequestRefused(
+                f"session_id: {session_id[:80]!r} is unknown, or it ended after {IDLE_S:g} s of silence", status=status
+            )
+        session.seen_at_s = self._clock.monotonic_s()
+        return session
+
+    def _end_idle(self) -> None:
+        """Ends sessions whose clients are gone, with what they held."""
+        least_s = self._clock.monotonic_s() - IDLE_S
+        for session_id in [each for each, session in self._sessions.items() if session.seen_at_s < least_s]:
+            self._end_session(session_id)
+
+    def _end_session(self, session_id: str) -> None:
+        logger.info("session ended", extra={"session": session_id})
+        del self._sessions[session_id]
+        self._promises.cancel_of(session_id)
+        self.samplers.end_of(session_id)
+
+    def _make_room(self) -> None:
+        """Ends the session that is silent for longest, of a client that seems to be gone, where there is no room.
+
+        Raises:
+            RequestRefused: there is no such session.
+        """
+        held = sum(len(each.models) for each in self._sessions.values()) + self._num_creating
+        if held < MAX_MODELS:
+            return
+        away_s = self._clock.monotonic_s() - AWAY_S
+        silent = [each for each, own in self._sessions.items() if own.models and own.seen_at_s < away_s]
+        if not silent:
+            raise RequestRefused(f"{held} models are in training, of at most {MAX_MODELS}; end a client that is done")
+        self._end_session(min(silent, key=lambda each: self._sessions[each].seen_at_s))
+
+    # --- training -------------------------------------------------------------------------------------
+
+    async def _create_model(self, request: Request) -> Response:
+        asked = await self._json(request, CreateModel)
+        self._require_served(asked.base_model)
+        shape = _shape(asked.lora_config)
+        model_id = f"{asked.session_id}:train:{asked.model_seq_id}"
+
+        async def work() -> Reply:
+            await self._add_model(model_id, asked.session_id, shape, None, has_moments=False)
+            return {"type": "create_model", "model_id": model_id}
+
+        self._session(asked.session_id)
+        return self._promise(f"{model_id}:0", asked.session_id, work(), model_id)
+
+    async def _load_weights(self, request: Request) -> Response:
+        asked = await self._json(request, LoadWeights)
+        if asked.base_model is not None:
+            self._require_served(asked.base_model)
+        if asked.model_id is not None and asked.seq_id is not None:
+            training = self._training(asked.model_id)
+
+            async def into() -> Reply:
+                async with training.turns.turn(asked.seq_id or 0):
+                    await self._in_trainer(self._load_into, training.state, asked.path, asked.optimizer)
+                return {"type": "load_weights", "path": asked.path, "model_id": training.model_id}
+
+            return self._promise(f"{training.model_id}:{asked.seq_id}", training.session_id, into(), training.model_id)
+        if asked.session_id is None or asked.model_seq_id is None:
+            raise RequestRefused("load_weights: give session_id and model_seq_id, or model_id and seq_id")
+        session_id, model_id = asked.session_id, f"{asked.session_id}:train:{asked.model_seq_id}"
+
+        async def work() -> Reply:
+            saved = await asyncio.to_thread(self._store.find, asked.path)
+            await self._add_model(model_id, session_id, saved.shape, asked.path, has_moments=asked.optimizer)
+            return {"type": "load_weights", "path": asked.path, "model_id": model_id}
+
+        self._session(session_id)
+        return self._promise(f"{model_id}:0", session_id, work(), model_id)
+
+    async def _add_model(
+        self, model_id: str, session_id: str, shape: AdapterShape, path: str | None, *, has_moments: bool
+    ) -> None:
+        """Makes a model, with saved weights where there is a path. Raises RequestRefused where there is no room."""
+        self._end_idle()
+        self._make_room()
+
+        def make() -> AdapterTraining:
+            state = AdapterTraining(self._model.network, shape, self._clock)
+            if path is not None:
+                self._load_into(state, path, has_moments)
+            return state
+
+        self._num_creating += 1
+        try:
+            state = await self._in_trainer(make)
+        finally:
+            self._num_creating -= 1
+        self._session(session_id).models[model_id] = _Training(model_id, session_id, state, RequestOrder())
+
+    def _load_into(self, state: AdapterTraining, path: str, has_moments: bool) -> None:
+        saved = self._store.find(path)
+        state.load_state(self._store.state(saved), saved.num_steps, has_moments=has_moments)
+
+    async def _get_info(self, request: Request) -> Response:
+        training = self._training((await self._json(request, OfModel)).model_id)
+        name = self._model.name
+        return JSONResponse(
+            {
+                "type": "get_info",
+                "model_id": training.model_id,
+                "model_name": name,
+                "model_data": {
+                    "arch": type(self._model.network).__name__,
+                    "model_name": name,
+                    "tokenizer_id": name,
+                },
+                "is_lora": True,
+                "lora_rank": training.state.shape.rank,
+            }
+        )
+
+    async def _forward_backward(self, request: Request) -> Response:
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise RequestRefused("content-encoding: not served; leave proto_compress_fwdbwd off", status=415)
+        body = await self._body(request)
+        asked = await asyncio.to_thread(
+            read_training_request, body, self._model.tokenizer.vocab_size, self._model.context_tokens
+        )
+        training = self._training(asked.model_id)
+        if self._num_waiting_bytes > MAX_WAITING_BYTES:
+            raise RequestRefused(f"{self._num_waiting_bytes} bytes of data wait, of {MAX_WAITING_BYTES}", status=429)
+
+        async def work() -> Reply:
+            self._num_waiting_bytes += len(body)
+            try:
+                async with training.turns.turn(asked.seq_id):
+                    return await self._in_trainer(_train, training.state, asked)
+            finally:
+                self._num_waiting_bytes -= len(body)
+
+        return self._promise(f"{asked.model_id}:{asked.seq_id}", training.session_id, work(), asked.model_id)
+
+    async def _optim_step(self, request: Request) -> Response:
+        asked = await self._json(request, OptimStep)
+        training, adam = self._training(asked.model_id), asked.adam
+        settings = AdamSettings(
+            learning_rate=adam.learning_rate,
+            betas=(adam.beta1, adam.beta2),
+            eps=adam.eps,
+            weight_decay=adam.weight_decay,
+            max_grad_norm=adam.grad_clip_norm or math.inf,
+        )
+
+        async def work() -> Reply:
+            async with training.turns.turn(asked.seq_id):
+                norm = await self._in_trainer(training.state.step, settings)
+            return {"metrics": {"grad_norm": norm, "num_steps": float(training.state.num_steps)}}
+
+        return self._promise(f"{asked.model_id}:{asked.seq_id}", training.session_id, work(), asked.model_id)
+
+    # --- saved weights --------------------------------------------------------------------------------
+
+    async def _save_weights(self, request: Request) -> Response:
+        asked = await self._json(request, SaveWeights)
+        training = self._training(asked.model_id)
+        if asked.path is None:
+            raise RequestRefused("path: give the weights a name")
+
+        async def work() -> Reply:
+            path = await self._save(training, asked, "weights")
+            return {"type": "save_weights", "path": path}
+
+        return self._promise(f"{asked.model_id}:{asked.seq_id}", training.session_id, work(), asked.model_id)
+
+    async def _save_for_sampler(self, request: Request) -> Response:
+        asked = await self._json(request, SaveWeights)
+        training = self._training(asked.model_id)
+
+        async def work() -> Reply:
+            if asked.path is not None:
+                path = await self._save(training, asked, "sampler_weights")
+                return {"type": "save_weights_for_sampler", "path": path}
+            if asked.sampling_session_seq_id is None:
+                raise RequestRefused("save_weights_for_sampler: give a path, or a sampling_session_seq_id")
+            sampler_id = f"{training.session_id}:sample:{asked.sampling_session_seq_id}"
+            async with training.turns.turn(asked.seq_id):
+                adapter = await self._in_trainer(training.state.adapter)
+                step = training.state.num_steps
+
+            def frozen() -> nn.Module:
+                network = adapted(self._model.network, training.state.shape)
+                load_published(network, adapter)
+                return network
+
+            await self._add_sampler(sampler_id, training.session_id, frozen, adapter, training.state.shape, step)
+            return {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
+
+        return self._promise(f"{asked.model_id}:{asked.seq_id}", training.session_id, work(), asked.model_id)
+
+    async def _save(self, training: _Training, asked: SaveWeights, kind: Kind) -> str:
+        name = checked_name(asked.path or "")
+        async with training.turns.turn(asked.seq_id):
+            return await self._in_trainer(
+                lambda: self._store.save(
+                    training.state,
+                    training.model_id,
+                    kind,
+                    name,
+                    ttl_s=asked.ttl_seconds,
+                    overwrite=asked.overwrite or kind == "sampler_weights",
+                )
+            )
+
+    async def _weights_info(self, request: Request) -> Response:
+        asked = await self._json(request, WeightsPath)
+        saved = await asyncio.to_thread(self._store.find, asked.tinker_path)
+        return JSONResponse(
+            {
+                "base_model": saved.base_model,
+                "is_lora": True,
+                "lora_rank": saved.shape.rank,
+                "train_unembed": False,
+                "train_mlp": saved.shape.has_mlp,
+                "train_attn": saved.shape.has_attention,
+            }
+        )
+
+    # --- sampling -------------------------------------------------------------------------------------
+
+    async def _create_sampler(self, request: Request) -> Response:
+        asked = await self._json(request, CreateSampler)
+        self._session(asked.session_id)
+        sampler_id = f"{asked.session_id}:sample:{asked.sampling_session_seq_id}"
+        if asked.model_path is not None:
+            path = asked.model_path
+            saved = await asyncio.to_thread(self._store.find, path)
+            network = await asyncio.to_thread(self._store.network, saved, self._model.network)
+            adapter = {name: each.detach().clone() for name, each in network.named_parameters() if each.requires_grad}
+            await self._add_sampler(
+                sampler_id, asked.session_id, lambda: network, adapter, saved.shape, saved.num_steps, path
+            )
+        else:
+            self._require_served(asked.base_model or "")
+            network = await asyncio.to_thread(with_shared_weights, self._model.network)
+            await self._add_sampler(sampler_id, asked.session_id, lambda: network, {}, None, 0)
+        return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler_id})
+
+    async def _add_sampler(
+        self,
+        sampler_id: str,
+        session_id: str,
+        network: Callable[[], nn.Module],
+        adapter: PublishedTensors,
+        shape: AdapterShape | None,
+        step: int,
+        path: str | None = None,
+    ) -> None:
+        digest = await asyncio.to_thread(weights_digest, adapter) if adapter else self._model.digest
+        published: PolicyVersion | None = None
+        if self._publish is not None:
+            published = await self._publish(adapter, shape.alpha / shape.rank if shape else 0.0)
+        if published is not None and self.samplers.nodes is not None:
+            self.samplers.nodes.note_published(published)
+        self.samplers.add(
+            Sampler(
+                sampler_id=sampler_id,
+                session_id=session_id,
+                network=await asyncio.to_thread(network),
+                version=PolicyVersion(policy_id=self._model.name, step=step, digest=digest),
+                published=published,
+                base_model=self._model.name,
+                model_path=path,
+                num_bytes=sum(each.nbytes for each in adapter.values()),
+            )
+        )
+
+    async def _get_sampler(self, request: Request) -> Response:
+        sampler = self.samplers.get(request.path_params["sampler_id"])
+        return JSONResponse(
+            {"sampler_id": sampler.sampler_id, "base_model": sampler.base_model, "model_path": sampler.model_path}
+        )
+
+    async def _sample(self, request: Request) -> Response:
+        asked = await self._json(request, SampleRequest)
+        sampler = self.samplers.get(asked.sampling_session_id)
+        self._session(sampler.session_id)
+        self.samplers.check(asked)
+        request_id = f"{sampler.sampler_id}:{asked.seq_id}"
+        ids = [f"{request_id}:{place}" for place in range(asked.num_samples)]
+        self._promises.begin(request_id, sampler.session_id, self.samplers.sample(sampler, asked))
+        return JSONResponse({"request_id": request_id, "sample_sequence_ids": ids})
+
+    # --- promises -------------------------------------------------------------------------------------
+
+    def _promise(self, request_id: str, session_id: str, work: Any, model_id: str) -> Response:
+        self._promises.begin(request_id, session_id, work)
+        return JSONResponse({"request_id": request_id, "model_id": model_id})
+
+    async def _retrieve(self, request: Request) -> Response:
+        asked = await self._json(request, OfRequest)
+        reply = await self._promises.wait(asked.request_id, POLL_S)
+        if reply is None:
+            pending = {"type": "try_again", "request_id": asked.request_id, "queue_state": "active"}
+            return JSONResponse(pending, 408)
+        if isinstance(reply, bytes):
+            return Response(reply, media_type=_PROTOBUF)
+        return JSONResponse(reply)
+
+    async def _cancel(self, request: Request) -> Response:
+        asked = await self._json(request, OfRequest)
+        if ":sample:" in asked.request_id:  # what trains would leave a gap in the order
+            self._promises.cancel(asked.request_id)
+        return JSONResponse({})
+
+    # --- shared ---------------------------------------------------------------------------------------
+
+    def _training(self, model_id: str) -> _Training:
+        session = self._session(model_id.partition(":")[0])
+        if model_id not in session.models:
+            raise RequestRefused(f"model_id: {model_id[:80]!r} is unknown", status=404)
+        return session.models[model_id]
+
+    def _require_served(self, base_model: str) -> None:
+        if base_model != self._model.name:
+            raise RequestRefused(f"base_model: {base_model[:80]!r} is not served; {self._model.name!r} is", status=404)
+
+    async def _in_trainer(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._trainer, function, *arguments)
+
+    async def _body(self, request: Request) -> bytes:
+        try:
+            return await read_body(request.stream(), MAX_BODY_BYTES)
+        except TooLarge as error:
+            raise RequestRefused(str(error), status=413) from None
+
+    async def _json(self, request: Request, kind: type[Any]) -> Any:
+        try:
+            data: object = json.loads(await self._body(request))
+        except (ValueError, RecursionError):
+            raise RequestRefused("body: not JSON") from None
+        return read_tinker_request(kind, data)
+
+    def _guarded(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """The endpoint for callers with the key, and its refusals as the SDK reads them."""
+
+        async def answer(request: Request) -> Response:
+            if not hmac.compare_digest(request.headers.get("x-api-key", "").encode(), self._key):
+                return JSONResponse({"detail": "no valid key: set TINKER_API_KEY to what the server printed"}, 401)
+            try:
+                return await endpoint(request)
+            except RequestRefused as error:
+                return JSONResponse({"detail": str(error)}, error.status)
+            except Unavailable as error:
+                return JSONResponse({"detail": str(error)}, 503, headers={"Retry-After": "1"})
+            except ClientDisconnect:
+                return Response(status_code=499)  # nobody reads it
+            except Exception:  # task boundary: one request must not end the others
+                logger.exception("request failed", extra={"path": request.url.path})
+                return JSONResponse({"detail": "this request failed; the server's log says why"}, 500)
+
+        return answer
+
+
+def _shape(lora: LoraSettings | None) -> AdapterShape:
+    if lora is None:
+        raise RequestRefused("lora_config: only adapters are trained here; give one with a rank")
+    return AdapterShape(
+        rank=lora.rank,
+        alpha=ALPHA,
+        seed=secrets.randbits(62) if lora.seed is None else lora.seed,
+        has_attention=lora.train_attn,
+        has_mlp=lora.train_mlp,
+    )
+
+
+def _train(state: AdapterTraining, asked: TrainingRequest) -> bytes:
+    """Scores the data of a request and adds its gradient (blocking)."""
+    recipe = recipe_of(asked.loss, asked.config)
+    parts = [
+        (part, batch_of(asked.loss, asked.data, part, state.device)) for part in parts_of_similar_length(asked.data)
+    ]  # all of them first: a request that is refused adds nothing
+    logprobs: dict[int, np.ndarray[Any, Any]] = {}
+    total = 0.0
+    for part, batch in parts:
+        token_ids, targets = [asked.data[row].token_ids for row in part], [asked.data[row].targets for row in part]
+        scored, loss = state.forward_backward(recipe, batch, token_ids, targets, is_forward_only=asked.is_forward_only)
+        logprobs |= dict(zip(part, scored, strict=True))
+        total += loss
+    return write_training_reply([logprobs[row] for row in range(len(asked.data))], {"loss:sum": total})

@@ -1,0 +1,122 @@
+"""Requests that are answered later: what a client was promised, until it has fetched it.
+
+Invariant: a request that comes again under its id is not done again; results that nobody fetches are bounded in number
+and bytes, the oldest go first.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from swarm.errors import ConfigError, NonFiniteStep, Unavailable
+from swarm.serving.openai_requests import RequestRefused
+from swarm.types import JsonDict
+
+logger = logging.getLogger(__name__)
+
+MAX_OPEN: Final = 4096  # requests under way
+MAX_KEPT: Final = 8192  # answered ones
+MAX_KEPT_BYTES: Final = 256 * 2**20  # of protobuf answers
+
+Reply = bytes | JsonDict  # protobuf or JSON
+Work = Coroutine[Any, Any, Reply]
+
+
+class Promises:
+    """Runs work under an id, and keeps what came of it.
+
+    Example:
+        promises.begin("model:1", "session", work())
+        reply = await promises.wait("model:1", timeout_s=30)
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, asyncio.Task[Reply]] = {}
+        self._owners: dict[str, str] = {}
+        self._done: OrderedDict[str, Reply] = OrderedDict()
+        self._num_bytes = 0
+
+    def begin(self, request_id: str, owner: str, work: Work) -> None:
+        """Begins work, unless it is or was under way under that id. Raises RequestRefused where too much is."""
+        if request_id in self._open or request_id in self._done:
+            work.close()
+            return
+        if len(self._open) >= MAX_OPEN:
+            work.close()
+            raise RequestRefused(f"{len(self._open)} requests are under way, of at most {MAX_OPEN}", status=429)
+        self._owners[request_id] = owner
+        task = self._open[request_id] = asyncio.create_task(_reply(work, request_id))
+        task.add_done_callback(lambda task: self._keep(request_id, task))
+
+    async def wait(self, request_id: str, timeout_s: float) -> Reply | None:
+        """What came of it; None where that takes longer. Raises RequestRefused where nothing is known of it."""
+        task = self._open.get(request_id)
+        if task is not None:
+            await asyncio.wait({task}, timeout=timeout_s)
+            if not task.done():
+                return None
+            await asyncio.sleep(0)  # its callback runs first
+        if request_id not in self._done:
+            raise RequestRefused(f"request_id: {request_id[:80]!r} is unknown, or was answered long ago", status=410)
+        return self._done[request_id]
+
+    def cancel(self, request_id: str) -> None:
+        """Ends work that nobody waits for."""
+        if request_id in self._open:
+            self._open[request_id].cancel()
+
+    def cancel_of(self, owner: str) -> None:
+        """Ends all work of an owner."""
+        for request_id in [each for each, own in self._owners.items() if own == owner]:
+            self.cancel(request_id)
+
+    def _keep(self, request_id: str, task: "asyncio.Task[Reply]") -> None:
+        del self._open[request_id], self._owners[request_id]
+        reply: Reply = _error("it was cancelled", "user") if task.cancelled() else task.result()
+        self._done[request_id] = reply
+        self._num_bytes += len(reply) if isinstance(reply, bytes) else 0
+        while len(self._done) > MAX_KEPT or (self._num_bytes > MAX_KEPT_BYTES and len(self._done) > 1):
+            _, oldest = self._done.popitem(last=False)
+            self._num_bytes -= len(oldest) if isinstance(oldest, bytes) else 0
+
+
+class RequestOrder:
+    """Lets requests of one model through in the order of their numbers, which begins at 1."""
+
+    def __init__(self, first: int = 1) -> None:
+        self._next = first
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def turn(self, number: int) -> AsyncGenerator[None]:
+        """Waits for all before `number`; those after it wait for its end. Raises RequestRefused for one gone by."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._next >= number)
+            if self._next > number:
+                raise RequestRefused(f"seq_id: {number} was done before; the next one is {self._next}")
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._next = number + 1
+                self._changed.notify_all()
+
+
+async def _reply(work: Work, request_id: str) -> Reply:
+    """The answer, or the error in the form of one."""
+    try:
+        return await work
+    except (RequestRefused, ConfigError, NonFiniteStep) as error:
+        return _error(str(error), "user")
+    except Unavailable as error:
+        return _error(str(error), "server")
+    except Exception:  # task boundary: one request must not end the others
+        logger.exception("request failed", extra={"request": request_id})
+        return _error("this request failed; the server's log says why", "server")
+
+
+def _error(message: str, category: str) -> JsonDict:
+    return {"error": message, "category": category}

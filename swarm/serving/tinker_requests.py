@@ -1,0 +1,244 @@
+"""JSON requests of the tinker SDK: their fields, bounds, and what is refused.
+
+Invariant: a field that would change what is trained or sampled is honoured or refused with its name; those that are
+unknown, and those for the service's own billing and search, change nothing here and are ignored.
+
+Source: the types of the tinker SDK 0.38 (Apache-2.0): names, defaults and addresses.
+"""
+
+import re
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+
+from swarm.serving.openai_requests import LEAST_TEMPERATURE, RequestRefused
+from swarm.types import Sampling
+
+MAX_RANK: Final = 512
+MAX_SAMPLES: Final = 256  # of one request
+MAX_TOP: Final = 20
+MAX_STOPS: Final = 16
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+Body = TypeVar("Body", bound=BaseModel)
+Id = Annotated[str, Field(min_length=1, max_length=200)]
+Place = Annotated[int, Field(ge=0, lt=2**63)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+
+class CreateSession(_Request):
+    """POST /api/v1/create_session."""
+
+    sdk_version: str = ""
+
+
+class InSession(_Request):
+    """POST /api/v1/session_heartbeat."""
+
+    session_id: Id
+
+
+class LoraSettings(_Request):
+    """`lora_config` of a new model."""
+
+    rank: Annotated[int, Field(ge=1, le=MAX_RANK)]
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    train_mlp: bool = True
+    train_attn: bool = True
+    train_unembed: bool = True  # its layer stays as it is: see docs/serving.md
+
+
+class OptimizerKind(_Request):
+    """`optimizer_config` of a new model."""
+
+    type: Literal["adamw"] = "adamw"
+
+
+class CreateModel(InSession):
+    """POST /api/v1/create_model."""
+
+    model_seq_id: Place
+    base_model: str
+    lora_config: LoraSettings | None = None
+    optimizer_config: OptimizerKind = OptimizerKind()
+
+
+class OfModel(_Request):
+    """POST /api/v1/get_info."""
+
+    model_id: Id
+
+
+class InOrder(OfModel):
+    """What a model is asked for in the order of `seq_id`, which begins at 1."""
+
+    seq_id: Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class AdamStep(_Request):
+    """`adam_params` of an optimizer step."""
+
+    learning_rate: Annotated[Finite, Field(ge=0)] = 1e-4
+    beta1: Annotated[Finite, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[Finite, Field(ge=0, lt=1)] = 0.95
+    eps: Annotated[Finite, Field(ge=0)] = 1e-12
+    weight_decay: Annotated[Finite, Field(ge=0)] = 0.0
+    grad_clip_norm: Annotated[Finite, Field(ge=0)] = 0.0  # 0: none
+
+
+class OptimStep(InOrder):
+    """POST /api/v1/optim_step."""
+
+    adam: AdamStep = Field(validation_alias=AliasChoices("adam_params", "optim_params"))
+
+
+class SaveWeights(InOrder):
+    """POST /api/v1/save_weights and save_weights_for_sampler."""
+
+    path: str | None = None  # a name; None: for sampling alone, until newer ones take its place
+    sampling_session_seq_id: Place | None = None
+    kind: Literal["snapshot"] = "snapshot"
+    ttl_seconds: Annotated[int, Field(ge=1)] | None = None
+    overwrite: bool = False
+
+
+class LoadWeights(_Request):
+    """POST /api/v1/load_weights: into a model that is there, or into a new one of a session."""
+
+    model_id: Id | None = None
+    seq_id: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    session_id: Id | None = None
+    model_seq_id: Place | None = None
+    base_model: str | None = None
+    path: str
+    optimizer: bool
+
+
+class WeightsPath(_Request):
+    """POST /api/v1/weights_info."""
+
+    tinker_path: str
+
+
+class CreateSampler(InSession):
+    """POST /api/v1/create_sampling_session."""
+
+    sampling_session_seq_id: Place
+    base_model: str | None = None
+    model_path: str | None = None
+
+
+class TokenChunk(_Request):
+    """A chunk of a prompt."""
+
+    type: Literal["encoded_text"] = "encoded_text"
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+class Chunks(_Request):
+    """A prompt."""
+
+    chunks: list[TokenChunk]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The chunks one after the other."""
+        return [token for chunk in self.chunks for token in chunk.tokens]
+
+
+class TinkerSampling(_Request):
+    """`sampling_params` of a sample request."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    seed: int | None = None
+    stop: str | list[str] | list[int] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end an answer."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(s for s in self.stop or () if isinstance(s, str))
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end it, beside the model's own."""
+        return () if isinstance(self.stop, str) else tuple(s for s in self.stop or () if isinstance(s, int))
+
+    def sampling(self, room: int) -> Sampling:
+        """The same in our terms.
+
+        Args:
+            room: tokens that the context has left.
+
+        Raises:
+            RequestRefused: they ask for more, or for what is not served.
+        """
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise RequestRefused(f"sampling_params.temperature: must be 0 (greedy) or at least {LEAST_TEMPERATURE}")
+        if self.stop == []:
+            raise RequestRefused("sampling_params.stop: [] would go on behind the end token; not served, leave it out")
+        if len(self.stops) > MAX_STOPS or any(not 1 <= len(text) <= 256 for text in self.stops):
+            raise RequestRefused(f"sampling_params.stop: at most {MAX_STOPS} strings, each of 1 to 256 characters")
+        if (self.max_tokens or 1) > room:
+            raise RequestRefused(f"sampling_params.max_tokens: {self.max_tokens or 1}, the context has {room} left")
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(self.top_k, 0),
+            max_new_tokens=self.max_tokens or room,
+        )
+
+
+class SampleRequest(_Request):
+    """POST /api/v1/asample."""
+
+    sampling_session_id: Id
+    seq_id: Place
+    num_samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    prompt: Chunks
+    sampling_params: TinkerSampling = TinkerSampling()
+    prompt_logprobs: bool | None = None
+    prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
+    topk_sample_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
+    topk_prompt_logprobs: Annotated[int, Field(ge=0, le=0)] = 0
+    prompt_alt_tokens_k: Annotated[int, Field(ge=0, le=0)] = 0
+    target_prompt_logprobs: None = None
+    record_stability_info: Literal[False] | None = None
+
+
+class OfRequest(_Request):
+    """POST /api/v1/retrieve_future and cancel_future."""
+
+    request_id: Id
+
+
+def read_tinker_request(kind: type[Body], data: object) -> Body:
+    """A request from decoded JSON. Raises RequestRefused, which names the first field that cannot be honoured."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        given = "" if first["type"] == "missing" else f", got {_short(first['input'])}"
+        raise RequestRefused(f"{field or 'body'}: {first['msg']}{given}", field, 422) from None
+
+
+def checked_name(name: str) -> str:
+    """A name of saved weights that may be one of a folder. Raises RequestRefused."""
+    if not _NAME.fullmatch(name):
+        raise RequestRefused(
+            f"path: {_short(name)} is no name of weights; letters, digits, '.', '_' and '-', at most 128, "
+            "a letter or digit first"
+        )
+    return name
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
