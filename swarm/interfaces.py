@@ -543,6 +543,10 @@ class Reachability(Protocol):
         """A place at a relay, not held yet."""
         ...
 
+    async def check_place(self, place: HeldPlace, timeout_s: float) -> None:
+        """Connects to ourselves through a place that we hold. Raises Unavailable where nobody gets through."""
+        ...
+
     async def announce_at(self, relay: PeerAddress, advert: bytes) -> None:
         """Hands a relay our signed advert, to be put into the directory. Raises Unavailable."""
         ...

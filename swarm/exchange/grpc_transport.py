@@ -17,7 +17,7 @@ from swarm.errors import ConfigError, Forged, NotHeld, SwarmError, TooLarge, Una
 from swarm.exchange.exchange_servicer import FETCH_BYTES, ExchangeServicer
 from swarm.exchange.group_stream import SUBSCRIBE_BATCH
 from swarm.identity import Identity, is_hex_digest
-from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, RecordKeeper, StreamItem
+from swarm.interfaces import DialBack, ExchangeHandler, HeldPlace, PeerAddress, PeerClient, RecordKeeper, StreamItem
 from swarm.peers.upload_limit import UploadLimit
 from swarm.relay.relay_client import RelayedSocket, RelayPlace, RelaySessions, announce_at, dial_back, records_at
 from swarm.relay.relay_servicer import RelayLimits, RelayServicer
@@ -153,8 +153,8 @@ class GrpcTransport:
             channel = await self._open(address, timeout_s, socket_path=path, ping_s=RELAY_PING_S)
         except BaseException as error:
             await way.close()
-            if isinstance(error, Unavailable) and way.failure is not None:
-                raise type(error)(f"{error}: {way.failure}") from None
+            if type(error) is Unavailable and way.failure is not None:  # the others say who answered
+                raise Unavailable(f"{error}: {way.failure}") from None
             raise
         return self._peer(channel, way)
 
@@ -194,6 +194,21 @@ class GrpcTransport:
     def place_at(self, relay: PeerAddress) -> RelayPlace:
         """A place at a relay, not held yet; its connections go to our own server, which has to be started."""
         return RelayPlace(self._relays, relay, self._own_server)
+
+    async def check_place(self, place: HeldPlace, timeout_s: float) -> None:
+        """Connects to ourselves through a place. Raises Unavailable."""
+        address = PeerAddress(node_id=self._identity.node_id, endpoint=place.endpoint)
+        assert address.relay is not None
+        way = RelayedSocket(self._relays, address.relay, address.node_id)
+        try:
+            # no Hello: our own rules of entry say nothing of the relay
+            options: dict[str, Any] = {"credential": None, "socket_path": await way.__aenter__()}
+            channel = await open_channel(
+                address.endpoint, address.node_id, self._identity, self._run_id, timeout_s, self._clock, **options
+            )
+            await channel.close()
+        finally:
+            await way.close()
 
     async def announce_at(self, relay: PeerAddress, advert: bytes) -> None:
         """Hands a relay our signed advert, to be put into the directory. Raises Unavailable."""

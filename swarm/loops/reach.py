@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,7 +16,8 @@ from typing import Final
 
 from swarm.addresses import own_address
 from swarm.errors import Unavailable
-from swarm.exchange.agent import Agent
+from swarm.exchange.agent import ESTABLISHED, Agent
+from swarm.flow import BoundedTable
 from swarm.interfaces import DialBack, HeldPlace, PeerAddress, Reachability
 from swarm.peers.address_book import budget_key_of, is_public
 from swarm.types import JsonDict, short
@@ -23,7 +25,7 @@ from swarm.types import JsonDict, short
 logger = logging.getLogger(__name__)
 
 NUM_PLACES: Final = 2  # held at a time, at relays of different subnets where there are
-NUM_WITNESSES: Final = 3
+NUM_WITNESSES: Final = 3  # of different subnets where there are
 DIAL_BACK_TIMEOUT_S: Final = 6.0
 MEASURE_EVERY_S: Final = 600.0
 UNKNOWN_EVERY_S: Final = 10.0  # while nobody was there to ask
@@ -31,7 +33,12 @@ LOOK_EVERY_S: Final = 2.0  # at our own address and the clock
 SLEPT_S: Final = 10.0  # the wall clock went on so much longer than this process
 FIRST_PAUSE_S: Final = 1.0  # after a place was lost, or refused; doubles
 LONGEST_PAUSE_S: Final = 60.0
+USELESS_PAUSE_S: Final = 10.0  # at least, after a relay did not lead to us: another one is tried meanwhile
 LASTING_S: Final = 30.0
+MAX_PAUSES: Final = 1024
+HELD_TIMEOUT_S: Final = 10.0
+CHECK_EVERY_S: Final = 60.0  # whether a place leads to us; before it is advertised, too
+CHECK_TIMEOUT_S: Final = 5.0
 
 
 class ReachKind(StrEnum):
@@ -47,7 +54,7 @@ class _Relay:
     address: PeerAddress
     task: asyncio.Task[None]
     place: HeldPlace
-    delay_s: float = math.inf  # from asking to holding; infinite until then
+    delay_s: float = math.inf  # from asking to reaching ourselves through it; infinite until then
 
 
 @dataclass(slots=True)
@@ -87,7 +94,7 @@ class Reach:
         self._direct = agent.endpoints  # as the transport serves
         self._is_advertise_set = is_advertise_set
         self._relays: dict[PeerAddress, _Relay] = {}
-        self._pauses: dict[PeerAddress, _Pause] = {}
+        self._pauses = BoundedTable[PeerAddress, _Pause](MAX_PAUSES)
         self._measured_s = -math.inf
         self.state = ReachState()
 
@@ -100,7 +107,8 @@ class Reach:
     # --- whether we can be dialled -----------------------------------------------------------------
 
     async def measure(self) -> None:
-        """Asks a few nodes to dial us; most of them decide. Without an answer all stays as it is."""
+        """Asks a few nodes to dial us; most of them decide, of two that differ the first. Without an answer all stays as
+        it is."""
         self._measured_s = self._agent.clock.monotonic_s()
         if self._is_fixed:
             self._become(ReachKind.OUTWARD if self._config.reach == "outward" else ReachKind.DIALABLE)
@@ -113,22 +121,27 @@ class Reach:
         judged = public or [answer for _, answer in answers]
         if not judged:
             return
-        reached = [answer for answer in judged if answer.is_reached]
-        self.state.host = judged[0].host
+        host, num_agreed = Counter(answer.host for answer in judged).most_common(1)[0]
+        self.state.host = host
         self.state.detail = next((answer.detail for answer in judged if not answer.is_reached), "")
-        if 2 * len(reached) > len(judged):
-            self._become(ReachKind.DIALABLE, reached[0].host)
+        num_reached = sum(answer.is_reached for answer in judged)
+        if 2 * num_reached > len(judged) or (2 * num_reached == len(judged) and judged[0].is_reached):
+            # one witness alone could name any address, to cut us off or have others dial it
+            self._become(ReachKind.DIALABLE, host if 2 * num_agreed > len(judged) else "")
         else:
             self._become(ReachKind.OUTWARD)
 
     def _witnesses(self) -> list[PeerAddress]:
-        """The coordinator, then anchors and peers that answered before, those of the public network first."""
+        """The coordinator, then anchors and peers that answered before, those of the public network first, then those
+        of higher standing; one of each subnet before others of it."""
         book = self._agent.address_book
         known = [peer.address for peer in book.known.values() if peer.address.relay is None]
         self._rng.shuffle(known)
-        known.sort(key=lambda address: not is_public(address.endpoint))
+        known.sort(key=lambda each: (not is_public(each.endpoint), -self._agent.standing(each.node_id)))
         found = dict.fromkeys([*coordinator_addresses(self._agent), *book.anchors, *known])
-        return [address for address in found if address.node_id != self._agent.node_id][:NUM_WITNESSES]
+        others = [address for address in found if address.node_id != self._agent.node_id]
+        first_of = {budget_key_of(address.endpoint): address for address in reversed(others)}.values()
+        return sorted(others, key=lambda address: address not in first_of)[:NUM_WITNESSES]
 
     async def _ask(self, witness: PeerAddress) -> DialBack | None:
         try:
@@ -152,7 +165,7 @@ class Reach:
 
     def _advertise(self) -> None:
         """Replaces the endpoints of the advert where they changed."""
-        held = [relay for relay in self._relays.values() if relay.place.held.is_set()]
+        held = [each for each in self._relays.values() if each.place.held.is_set() and each.delay_s < math.inf]
         held.sort(key=lambda relay: relay.delay_s)
         self.state.relays = [(relay.address, relay.delay_s) for relay in held]
         self._agent.address_book.relays = tuple(relay.address for relay in held)
@@ -201,8 +214,9 @@ class Reach:
             self._relays[address] = _Relay(address, task, place)
 
     def _candidates(self) -> list[PeerAddress]:
-        """Relays that may be asked, the best first: peers that relay and answered us, then anchors, then the
-        coordinator, which relays for those who have nobody else. Of each subnet one, before others of it."""
+        """Relays that may be asked, the best first: established peers that relay and answered us, then anchors, then
+        other such peers, whose keys are free, then the coordinator, which relays for those who have nobody else. Of
+        each subnet one, before others of it."""
         book, relays = self._agent.address_book, self._agent.peers.relays
         peers = [
             peer.address
@@ -210,7 +224,8 @@ class Reach:
             if node_id in relays and peer.address.relay is None and self._agent.reputation.is_allowed(node_id)
         ]
         self._rng.shuffle(peers)
-        found = dict.fromkeys([*peers, *book.anchors, *coordinator_addresses(self._agent)])
+        established = [address for address in peers if self._agent.standing(address.node_id) == ESTABLISHED]
+        found = dict.fromkeys([*established, *book.anchors, *peers, *coordinator_addresses(self._agent)])
         others = [address for address in found if address.node_id != self._agent.node_id]
         taken = {budget_key_of(relay.endpoint) for relay in self._relays}
         return sorted(others, key=lambda address: budget_key_of(address.endpoint) in taken)
@@ -218,25 +233,44 @@ class Reach:
     async def _hold(self, address: PeerAddress, place: HeldPlace) -> None:
         clock, pause = self._agent.clock, self._pauses.setdefault(address, _Pause())
         began_s = clock.monotonic_s()
-        noting = asyncio.ensure_future(self._note_held(address, place, began_s))
+        holding = asyncio.ensure_future(place.hold())
+        checking = asyncio.ensure_future(self._check(address, place, began_s))
+        is_useless = False
         try:
-            await place.hold()
+            done, _ = await asyncio.wait([holding, checking], return_when=asyncio.FIRST_COMPLETED)
+            is_useless = holding not in done  # it takes connections, and passes nothing on
+            for each in done:
+                each.result()
         except Unavailable as error:
             logger.info("no place at a relay", extra={"peer": short(address.node_id), "error": str(error)})
         finally:
-            noting.cancel()
+            holding.cancel()
+            checking.cancel()
+            await asyncio.gather(holding, checking, return_exceptions=True)
             lasted_s = clock.monotonic_s() - began_s
             pause.num_in_row = 1 if lasted_s > LASTING_S else pause.num_in_row + 1
-            pause_s = min(FIRST_PAUSE_S * 2.0 ** (pause.num_in_row - 1), LONGEST_PAUSE_S)
+            pause_s = min(FIRST_PAUSE_S * 2.0 ** min(pause.num_in_row - 1, 20), LONGEST_PAUSE_S)
+            pause_s = max(pause_s, USELESS_PAUSE_S) if is_useless else pause_s
             pause.until_s = clock.monotonic_s() + pause_s * self._rng.uniform(0.5, 1.0)
             self._relays.pop(address, None)
             self._advertise()
 
-    async def _note_held(self, address: PeerAddress, place: HeldPlace, began_s: float) -> None:
-        await place.held.wait()
-        self._relays[address].delay_s = self._agent.clock.monotonic_s() - began_s
-        logger.info("reached through a relay", extra={"peer": short(address.node_id), "endpoint": address.endpoint})
-        self._advertise()
+    async def _check(self, address: PeerAddress, place: HeldPlace, began_s: float) -> None:
+        """Advertises a place once we reached ourselves through it. Raises Unavailable when we do not any more."""
+        try:
+            async with asyncio.timeout(HELD_TIMEOUT_S):
+                await place.held.wait()
+        except TimeoutError:
+            raise Unavailable(f"{address.endpoint} gave no place within {HELD_TIMEOUT_S:.0f} s") from None
+        while True:
+            await self._transport.check_place(place, CHECK_TIMEOUT_S)
+            relay = self._relays[address]
+            if relay.delay_s == math.inf:
+                relay.delay_s = self._agent.clock.monotonic_s() - began_s
+                extra = {"peer": short(address.node_id), "endpoint": address.endpoint}
+                logger.info("reached through a relay", extra=extra)
+                self._advertise()
+            await asyncio.sleep(CHECK_EVERY_S * self._rng.uniform(0.5, 1.0))
 
     @property
     def helpers(self) -> list[PeerAddress]:

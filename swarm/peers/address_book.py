@@ -42,6 +42,7 @@ KNOWN_BURST: Final = 64.0
 SUBNET_PER_S: Final = 1 / 60  # to one subnet, and as many to peers known to be alive who are not known there
 SUBNET_BURST: Final = 3.0
 ALIVE_BURST: Final = 8.0
+LEADING_TRIES: Final = 16  # failures through a relay that led us somewhere, after which it is an address like others
 _MAX_FILE_BYTES: Final = 64 * 1024
 
 
@@ -81,6 +82,8 @@ class AddressBook:
         self.known: dict[NodeId, KnownPeer] = {}
         self._owners: dict[str, NodeId] = {}  # `PeerAddress.place` -> known peer
         self._failures = BoundedTable[str, _Failures](MAX_ENDPOINTS)  # by place, whoever claims it
+        # relays, by endpoint, through which somebody answered -> dials through them that failed since
+        self._leading = BoundedTable[str, int](MAX_ENDPOINTS)
         self._false_claims = BoundedTable[str, int](MAX_ENDPOINTS)  # of a key, and of the subnet that it called from
         now_s = clock.monotonic_s()
         self._known_dials = TokenBucket(KNOWN_PER_S, KNOWN_BURST, now_s)
@@ -138,10 +141,16 @@ class AddressBook:
             return self._known_dials.try_take(now_s)
         if not self._stranger_dials.try_take(now_s, keep=0.0 if is_alive else RESERVE):
             return False
+        if self._is_leading(address):
+            return True  # it is there for that: a false claim costs its own pause, and nothing of others behind it
         if not self._per_subnet[is_alive].try_take(budget_key_of(address.endpoint), now_s):
             self._stranger_dials.put_back(now_s)
             return False
         return True
+
+    def _is_leading(self, address: PeerAddress) -> bool:
+        """Whether it is behind a relay through which somebody answered lately."""
+        return address.relay is not None and self._leading.get(address.endpoint, LEADING_TRIES) < LEADING_TRIES
 
     def _is_trusted(self, address: PeerAddress) -> bool:
         return self.is_known(address) or address in self.anchors
@@ -156,8 +165,11 @@ class AddressBook:
             self._known_dials.put_back(now_s)
         else:
             self._stranger_dials.put_back(now_s)
-            self._per_subnet[is_alive].put_back(budget_key_of(address.endpoint), now_s)
+            if not self._is_leading(address):
+                self._per_subnet[is_alive].put_back(budget_key_of(address.endpoint), now_s)
             self._failures.pop(address.place, None)
+        if address.relay is not None:
+            self._leading[address.endpoint] = 0
         self._false_claims.pop(address.node_id, None)
         self._add(address, self._clock.now_s())
 
@@ -181,8 +193,10 @@ class AddressBook:
             caller: subnet from which its author called us; empty where it did not.
         """
         self.num_failed += 1
-        if not self._is_trusted(address) and address.relay is None:  # else the relay may have failed
+        if not self._is_trusted(address) and not self._is_leading(address):  # else the relay may have failed
             self._count_false_claim(address.node_id, caller)
+        if address.endpoint in self._leading:
+            self._leading[address.endpoint] += 1
         failures = self._failures.get(address.place) or _Failures()
         failures.num_in_row += 1
         self._failures[address.place] = failures

@@ -1,7 +1,7 @@
 """A node's own dealings with relays: a place at one, connections through one, and whether it can be dialled at all.
 
 Invariant: whatever comes through a relay is a connection like any other: it goes to the node's own server, or to a
-channel of its own, on which both ends prove their keys. Sockets, calls and tickets are bounded.
+channel of its own, on which both ends prove their keys. Sockets, calls and tickets are bounded: a relay needs no trust.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,12 @@ import grpc
 
 from swarm.addresses import is_wildcard, relayed_endpoint
 from swarm.errors import NotHeld, Unauthenticated, Unavailable
+from swarm.flow import TokenBucket
 from swarm.interfaces import DialBack, PeerAddress
 from swarm.relay.relay_servicer import MAX_RECORDS, TICKET_BYTES
 from swarm.relay.tunnel import pump
 from swarm.types import NodeId, short
-from swarm.wire.adverts import is_endpoint
+from swarm.wire.adverts import MAX_ADVERT_BYTES, is_endpoint
 from swarm.wire.grpc_errors import calling
 from swarm.wire.session import AuthenticatedChannel
 from swarm.wire.v1 import relay_service_pb2 as pb
@@ -31,10 +33,14 @@ from swarm.wire.v1 import relay_service_pb2_grpc as pb_grpc
 
 logger = logging.getLogger(__name__)
 
-CALLS_PER_SESSION: Final = 6  # of the 8 that a coordinator takes on a connection; more would wait without a word
-SESSIONS_PER_RELAY: Final = 6  # of the 8 connections of one node that stay open; who has more goes to another relay
+CALLS_PER_SESSION: Final = 7  # of the 8 that a coordinator takes on a connection; more would wait without a word
+# A server keeps eight connections of a node and cuts the oldest beyond, on which its place is held. Some are for groups
+# and weights of the relay's own.
+SESSIONS_PER_RELAY: Final = 6
 MAX_LOOKED_UP: Final = 4096  # adverts of one look-up
-MAX_TAKEN: Final = 512  # connections through all places of a node
+MAX_TAKEN: Final = 64  # connections through one place
+TICKETS_PER_S: Final = 32.0  # of one place: a relay that sends more is left
+TICKETS_BURST: Final = 256.0
 LOCAL_DIAL_S: Final = 5.0
 
 OpenSession = Callable[[PeerAddress, float], Awaitable[AuthenticatedChannel]]
@@ -75,12 +81,21 @@ class RelaySessions:
                     break
             else:
                 if len(self._open.get(relay, ())) >= SESSIONS_PER_RELAY:
-                    most = CALLS_PER_SESSION * SESSIONS_PER_RELAY
+                    most = SESSIONS_PER_RELAY * CALLS_PER_SESSION
                     raise Unavailable(f"{most} connections through {short(relay.node_id)} are open; take another relay")
-                session = _Session(await self._open_session(relay, self.timeout_s))
-                self._open.setdefault(relay, []).append(session)
+                session = await self._new_session(relay)
             session.num_calls += 1
             return session
+
+    async def _new_session(self, relay: PeerAddress) -> _Session:
+        try:
+            session = _Session(await self._open_session(relay, self.timeout_s))
+        except BaseException:
+            if relay not in self._open:
+                self._opening.pop(relay, None)
+            raise
+        self._open.setdefault(relay, []).append(session)
+        return session
 
     async def end(self, relay: PeerAddress, session: _Session, *, is_broken: bool) -> None:
         """A call has ended. A session that broke takes no more calls, and one without any is closed."""
@@ -150,7 +165,7 @@ async def records_at(sessions: RelaySessions, relay: PeerAddress) -> list[bytes]
         with calling(f"look-up at {short(relay.node_id)}", Unauthenticated):
             call = stub.Lookup(pb.LookupRequest(), metadata=metadata, timeout=2 * sessions.timeout_s)
             async for response in call:
-                found += response.adverts[:MAX_RECORDS]
+                found += [advert for advert in response.adverts[:MAX_RECORDS] if len(advert) <= MAX_ADVERT_BYTES]
                 if len(found) >= MAX_LOOKED_UP:
                     call.cancel()
                     break
@@ -173,9 +188,12 @@ class RelayedSocket:
         self.failure: Unavailable | None = None  # why the relay gave no connection
 
     async def __aenter__(self) -> str:
-        self._folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="swarm-relay-")  # of this user alone
-        path = str(Path(self._folder) / "s")
-        self._server = await asyncio.start_unix_server(self._connected, path)
+        try:
+            self._folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="swarm-relay-")  # of this user alone
+            path = str(Path(self._folder) / "s")
+            self._server = await asyncio.start_unix_server(self._connected, path)
+        except OSError as error:
+            raise Unavailable(f"no local socket in {tempfile.gettempdir()}: {error}; set TMPDIR") from None
         return path
 
     async def __aexit__(self, *_: object) -> None:
@@ -232,8 +250,8 @@ class RelayPlace:
         host, _, port = own_server.rpartition(":")
         is_local = is_wildcard(own_server) or host.startswith("127.")
         self._server = ("127.0.0.1" if is_local else host.strip("[]"), int(port))
-        # Each relay has a loopback address of its own, so that the server's bounds by address are fair among relays.
-        self._source = (_loopback_of(relay.node_id), 0) if is_local and os.uname().sysname == "Linux" else None
+        # Each subnet behind each relay has a loopback address of its own: the server's bounds by address are theirs.
+        self._has_sources = is_local and os.uname().sysname == "Linux"
         self._tasks: set[asyncio.Task[None]] = set()
         self.held = asyncio.Event()  # set once the relay said so
 
@@ -244,13 +262,16 @@ class RelayPlace:
             Unavailable: it ended, or the relay has none for us.
         """
         what = f"place at {short(self.relay.node_id)}"
+        tickets = TokenBucket(TICKETS_PER_S, TICKETS_BURST, time.monotonic())
         try:
             async with self._sessions.call(self.relay) as (stub, metadata):
                 call = stub.Reserve(pb.ReserveRequest(), metadata=metadata)
                 try:
                     with calling(what, Unauthenticated):
                         async for response in call:
-                            self._take(response.ticket)
+                            if not tickets.try_take(time.monotonic()):
+                                raise Unavailable(f"{what}: more than {TICKETS_PER_S:.0f} tickets in a second")
+                            self._take(response.ticket, response.origin)
                 finally:
                     call.cancel()
                 raise Unavailable(f"{what}: the relay ended it")
@@ -260,21 +281,22 @@ class RelayPlace:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _take(self, ticket: bytes) -> None:
+    def _take(self, ticket: bytes, origin: bytes) -> None:
         self.held.set()
         if len(ticket) != TICKET_BYTES or len(self._tasks) >= MAX_TAKEN:
             return
-        task = asyncio.ensure_future(self._lead_in(ticket))
+        task = asyncio.ensure_future(self._lead_in(ticket, origin))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _lead_in(self, ticket: bytes) -> None:
+    async def _lead_in(self, ticket: bytes, origin: bytes) -> None:
         what = f"connection taken at {short(self.relay.node_id)}"
+        source = (_loopback_of(self.relay.node_id, origin), 0) if self._has_sources else None
         writer: asyncio.StreamWriter | None = None
         try:
             async with self._sessions.call(self.relay) as (stub, metadata):
                 async with asyncio.timeout(LOCAL_DIAL_S):
-                    reader, writer = await asyncio.open_connection(*self._server, local_addr=self._source)
+                    reader, writer = await asyncio.open_connection(*self._server, local_addr=source)
                 call = stub.Accept(metadata=metadata)
                 try:
                     with calling(what, NotHeld, Unauthenticated):
@@ -289,7 +311,9 @@ class RelayPlace:
                 writer.close()
 
 
-def _loopback_of(node_id: NodeId) -> str:
-    """An address of 127/8 that stands for a node; never 127.0.0.x, where others listen."""
-    first, second, third = hashlib.sha256(node_id.encode()).digest()[:3]
-    return f"127.{1 + first % 254}.{second}.{1 + third % 254}"
+def _loopback_of(relay_id: NodeId, origin: bytes) -> str:
+    """An address of 127/8 for callers of one origin behind a relay, which has at most 254 of them, whatever it says;
+    never 127.0.x.x, where others listen."""
+    first, second = hashlib.sha256(relay_id.encode()).digest()[:2]
+    last = hashlib.sha256(origin).digest()[0]
+    return f"127.{1 + first % 254}.{second}.{1 + last % 254}"

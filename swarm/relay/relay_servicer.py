@@ -2,13 +2,17 @@
 
 Invariant: both ends proved their keys to this node, and what passes is a connection that they prove to each other; the
 relay looks at none of it and needs no trust. Places, connections and bytes are bounded by node, subnet and in all, at
-most one frame of each direction waits here, and who has most of the places makes room for who has fewer.
+most one frame of each direction waits here, and who has most of the places or connections makes room for who has fewer.
 """
 
 import asyncio
+import hashlib
+import heapq
+import ipaddress
+import itertools
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
@@ -36,15 +40,21 @@ ACCEPT_S: Final = 5.0  # for a node to take a connection that somebody asked for
 DIAL_BACK_S: Final = 3.0
 DIAL_BACKS_PER_S: Final = 1 / 20  # of one subnet
 DIAL_BACKS_BURST: Final = 8.0
+# A caller that shares its address with others could have their services tried: none of these is a node's.
+LEAST_PORT: Final = 1024
+HTTPS_PORT: Final = 443
+DIALLED_S: Final = 1500.0  # that a dial-back counts: nodes ask every 600 s, and an address may be another's later
 MAX_SUBNETS: Final = 4096
 TICKET_BYTES: Final = 16
+ORIGIN_BYTES: Final = 8
 MAX_DIALLED: Final = 4096
 MAX_RECORDS: Final = 256  # in one message
 RECORD_CALLS_PER_S: Final = 0.5  # look-ups and announcements of one node
 RECORD_CALLS_BURST: Final = 8.0
-_ENDINGS: Final = (OSError, TimeoutError, grpc.aio.AioRpcError, grpc.aio.InternalError, grpc.aio.AbortError)
-_EOF: Final = cast(Any, grpc.aio).EOF  # what a read gives at the end of a stream
+RECORD_CALLS_OF_SUBNET: Final = 16  # times that
 WAITING_PER_PLACE: Final = 32  # connections that a node was told of and has not taken
+_ENDINGS: Final = (OSError, TimeoutError, grpc.aio.AioRpcError, grpc.aio.BaseError)
+_EOF: Final = cast(Any, grpc.aio).EOF  # what a read gives at the end of a stream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,41 +64,102 @@ class RelayLimits:
     places: int = 128  # nodes that hold one
     places_per_subnet: int = 32
     connections: int = 512
-    connections_per_node: int = 64  # of a node that holds a place
+    connections_per_node: int = 28  # of the 42 calls of a node that holds a place; the others are its own
     connections_per_caller: int = 32
     connections_per_subnet: int = 128  # of callers
+    asks_per_s: float = 8.0  # of one subnet, for places and connections: each costs the node that is asked for, too
+    asks_burst: float = 128.0
     bytes_per_s: int = 8 * 2**20  # of all connections together, both directions
     burst_bytes: int = 4 * 2**20
     idle_s: float = 90.0  # a connection without a byte ends; both ends send something every few seconds
 
 
 class ByteBudget:
-    """Bytes that pass in a second: who comes first goes first.
+    """Bytes that pass in a second, in equal shares of those who wait: start-time fair queueing.
+
+    A caller with many connections has the share of one; the callers of a subnet together have at most that of
+    CALLERS_PER_SUBNET.
 
     Example:
         budget = ByteBudget(clock, bytes_per_s=2**20, burst_bytes=2**18)
-        await budget.take(len(data))
+        await budget.take(len(data), caller, subnet)
+
+    Source: Goyal, Vin and Cheng, Start-time Fair Queuing, SIGCOMM 1996.
     """
+
+    LEAST_BYTES: Final = 2048  # that a frame counts: handling one costs as much as copying some KiB
+    CALLERS_PER_SUBNET: Final = 8
+    # So far a party may fall behind and catch up: its next frame comes only after the last one was written.
+    CATCH_UP_BYTES: Final = 2**18
 
     def __init__(self, clock: Clock, bytes_per_s: float, burst_bytes: float) -> None:
         self._clock, self._bytes_per_s, self._burst_s = clock, bytes_per_s, burst_bytes / bytes_per_s
         self._due_s = clock.monotonic_s() - self._burst_s  # when all that was taken has passed at this rate
+        self._now = 0.0  # start tag, in bytes of one party, of what passed last
+        self._tags = BoundedTable[str, float](2 * MAX_SUBNETS)  # of a party's next frame
+        self._waiting: list[tuple[float, int, int, asyncio.Future[None]]] = []  # heap: tag, number, bytes
+        self._numbers = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
         self.num_bytes = 0
 
-    async def take(self, num_bytes: int) -> None:
-        """Waits until there is room for so many bytes."""
-        now_s = self._clock.monotonic_s()
-        self._due_s = max(self._due_s, now_s - self._burst_s) + num_bytes / self._bytes_per_s
+    async def take(self, num_bytes: int, caller: str, subnet: str) -> None:
+        """Waits until there is room for so many bytes, and it is this caller's turn."""
+        size = max(num_bytes, self.LEAST_BYTES)
+        tag = self._tag(size, caller, subnet)
         self.num_bytes += num_bytes
-        if self._due_s > now_s:
-            await asyncio.sleep(self._due_s - now_s)
+        if not self._waiting and self._due_s <= self._clock.monotonic_s():
+            self._pass(tag, size)
+            return
+        room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (tag, next(self._numbers), size, room))
+        if self._timer is None:
+            self._wait()
+        await room
+
+    def _tag(self, size: int, caller: str, subnet: str) -> float:
+        earliest = self._now - self.CATCH_UP_BYTES
+        of_subnet = self._tags.get(subnet, earliest)
+        tag = max(earliest, self._tags.get(caller, earliest), of_subnet)
+        self._tags[caller] = tag + size
+        self._tags[subnet] = max(earliest, of_subnet) + size / self.CALLERS_PER_SUBNET
+        return tag
+
+    def _pass(self, tag: float, size: int) -> None:
+        now_s = self._clock.monotonic_s()
+        self._now = max(self._now, tag)
+        self._due_s = max(self._due_s, now_s - self._burst_s) + size / self._bytes_per_s
+
+    def _wait(self) -> None:
+        delay_s = max(0.0, self._due_s - self._clock.monotonic_s())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._grant)
+
+    def _grant(self) -> None:
+        self._timer = None
+        while self._waiting and self._due_s <= self._clock.monotonic_s():
+            tag, _, size, room = heapq.heappop(self._waiting)
+            if not room.done():  # else its connection ended
+                self._pass(tag, size)
+                room.set_result(None)
+        if self._waiting:
+            self._wait()
 
 
 @dataclass(eq=False, slots=True)
 class _Place:
     node_id: NodeId
     ending: asyncio.Timeout
-    tickets: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(WAITING_PER_PLACE))
+    tickets: asyncio.Queue[pb.ReserveResponse] = field(default_factory=lambda: asyncio.Queue(WAITING_PER_PLACE))
+    num_tickets: int = 0  # that it was given and has not shown yet
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    """A connection as the bounds see it."""
+
+    caller: NodeId
+    subnet: str
+    node_id: NodeId  # asked for
+    ending: asyncio.Timeout
 
 
 @dataclass(eq=False, slots=True)
@@ -116,7 +187,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         clock: for rates.
         limits: of what it may cost.
         is_open: whether this node relays now: one that cannot be dialled itself does not.
-        standing: of a node; places of those of lower standing make room first.
+        standing: of a node; places and connections of those of lower standing make room first.
         directory: where adverts of others are put and looked up; None: nowhere.
     """
 
@@ -129,18 +200,24 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         standing: Callable[[NodeId], int] = lambda node_id: 0,
         directory: Callable[[], RecordKeeper | None] = lambda: None,
     ) -> None:
-        self._directory = directory
-        self._dialled = BoundedTable[NodeId, str](MAX_DIALLED)  # host:port where a node proved its key to us
-        self._records = RateLimiter[NodeId](RECORD_CALLS_PER_S, RECORD_CALLS_BURST, MAX_DIALLED)
         self._sessions, self._clock, self.limits = sessions, clock, limits
-        self._is_open, self._standing = is_open, standing
+        self._is_open, self._standing, self._directory = is_open, standing, directory
+        self._salt = secrets.token_bytes(16)  # so that nobody can choose a subnet with the origin of another
+        self._dialled = BoundedTable[NodeId, tuple[str, float]](MAX_DIALLED)  # host:port where a node proved its key
         self._places: dict[NodeId, _Place] = {}
-        self._by_subnet = FairTable[str, _Place]()
+        self._places_of = FairTable[str, _Place]()  # by subnet
         self._subnet_of: dict[_Place, str] = {}
         self._asked: dict[bytes, _Asked] = {}
-        self._held = Counter[tuple[str, str]]()  # connections by kind of party and party
+        self._connections = FairTable[str, _Connection]()  # by subnet of the caller
+        self._connections_to: dict[NodeId, FairTable[str, _Connection]] = {}
+        self._num_of_caller = Counter[NodeId]()
         self._budget = ByteBudget(clock, limits.bytes_per_s, limits.burst_bytes)
         self._dial_backs = RateLimiter[str](DIAL_BACKS_PER_S, DIAL_BACKS_BURST, MAX_SUBNETS)
+        self._asks = RateLimiter[str](limits.asks_per_s, limits.asks_burst, MAX_SUBNETS)
+        self._records = RateLimiter[NodeId](RECORD_CALLS_PER_S, RECORD_CALLS_BURST, MAX_DIALLED)
+        self._records_of = RateLimiter[str](
+            RECORD_CALLS_OF_SUBNET * RECORD_CALLS_PER_S, RECORD_CALLS_OF_SUBNET * RECORD_CALLS_BURST, MAX_SUBNETS
+        )
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds this service to a server."""
@@ -156,7 +233,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         """What relaying costs now, and has cost."""
         return {
             "places": len(self._places),
-            "connections": self._held["all", ""],
+            "connections": len(self._connections),
             "bytes": self._budget.num_bytes,
         }
 
@@ -167,8 +244,10 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         """Connects to the caller's own address; it must prove the key of this call there."""
         node_id, host = self._sessions.require(context), peer_key(context.peer())[0]
         self._require_open()
-        if not 0 < request.port < 65536:
-            raise TooLarge(f"port {request.port}, expected 1 to 65535")
+        if request.port != HTTPS_PORT and not LEAST_PORT <= request.port < 65536:
+            raise TooLarge(f"port {request.port}, expected {HTTPS_PORT}, or {LEAST_PORT} to 65535")
+        if is_loopback(host):  # also who comes through a tunnel: whatever listens there, others do not reach it so
+            raise Unavailable("the call comes from this machine: ask a node elsewhere")
         if not self._dial_backs.spend(peer_subnet(context.peer()), self._clock.monotonic_s()):
             error = Unavailable(f"more than {60 * DIAL_BACKS_PER_S:.0f} dial-backs in a minute; ask another node")
             raise self._sessions.refused(context.peer(), error)
@@ -180,7 +259,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
                 self._clock, credential=None,
             )  # fmt: skip
             await channel.close()
-            self._dialled[node_id] = f"{host}:{request.port}"
+            self._dialled[node_id] = f"{host}:{request.port}", self._clock.monotonic_s()
         except Unavailable as error:
             self._dialled.pop(node_id, None)
             detail = str(error)[:200]
@@ -197,38 +276,46 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         """Holds the caller's place and tells it of connections; a newer place of the same node ends the older one."""
         node_id = self._sessions.require(context)
         self._require_open()
-        subnet = peer_subnet(context.peer())
+        subnet = self._count_ask(context)
         if node_id in self._places:
             self._end(self._places[node_id])
-        elif len(self._by_subnet.of(subnet)) >= self.limits.places_per_subnet:
-            raise Unavailable(f"{self.limits.places_per_subnet} nodes of your network hold places here")
+        elif len(self._places_of.of(subnet)) >= self.limits.places_per_subnet:
+            self._make_room(node_id, subnet, list(self._places_of.of(subnet)))
         elif len(self._places) >= self.limits.places:
-            self._make_room(node_id, subnet)
+            self._make_room(node_id, subnet, list(self._places.values()))
         try:
             async with asyncio.timeout(None) as ending:
                 place = self._places[node_id] = _Place(node_id, ending)
-                self._by_subnet.add(subnet, place)
+                self._places_of.add(subnet, place)
                 self._subnet_of[place] = subnet
                 try:
                     await context.write(pb.ReserveResponse())
                     while True:
-                        await context.write(pb.ReserveResponse(ticket=await place.tickets.get()))
+                        await context.write(await place.tickets.get())
                 finally:
                     self._forget(place)
         except TimeoutError:
             raise Unavailable("the place is another's now") from None
 
-    def _make_room(self, node_id: NodeId, subnet: str) -> None:
-        """Ends the newest place of lower standing; else one of the subnet with most of them."""
+    def _make_room(self, node_id: NodeId, subnet: str, places: list[_Place]) -> None:
+        """Ends the newest of these places of lower standing; else one of the subnet with most of all places."""
         standing = self._standing(node_id)
-        lower = [place for place in self._places.values() if self._standing(place.node_id) < standing]
+        lower = [place for place in places if self._standing(place.node_id) < standing]
         if lower:
             self._end(lower[-1])
             return
-        most = self._by_subnet.longest(beside=subnet)
-        if most is None:
-            raise Unavailable(f"all {self.limits.places} places are taken; try another relay")
-        self._end(self._by_subnet.newest(most))
+        most = self._places_of.longest(beside=subnet)
+        if most is None or len(places) < len(self._places):
+            raise Unavailable(f"{len(places)} places are taken, of your network or of all; try another relay")
+        self._end(self._places_of.newest(most))
+
+    def _count_ask(self, context: Context) -> str:
+        """The subnet of a caller that asks for a place or a connection. Raises Unavailable where it asks too often."""
+        subnet = peer_subnet(context.peer())
+        if not self._asks.spend(subnet, self._clock.monotonic_s()):
+            error = Unavailable(f"more than {self.limits.asks_per_s:.0f} relayed connections in a second; slow down")
+            raise self._sessions.refused(context.peer(), error)
+        return subnet
 
     def _end(self, place: _Place) -> None:
         place.ending.reschedule(asyncio.get_running_loop().time())
@@ -237,7 +324,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
     def _forget(self, place: _Place) -> None:
         subnet = self._subnet_of.pop(place, None)
         if subnet is not None:
-            self._by_subnet.remove(subnet, place)
+            self._places_of.remove(subnet, place)
             if self._places.get(place.node_id) is place:
                 del self._places[place.node_id]
 
@@ -252,21 +339,15 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         if not is_hex_digest(first.node_id) or first.data:
             raise TooLarge("the first message names a node, and nothing else")
         place, dialled = self._places.get(first.node_id), self._dialled.get(first.node_id)
-        if place is None and dialled is None:
+        if place is None and (dialled is None or dialled[1] + DIALLED_S < self._clock.monotonic_s()):
             raise NotHeld(f"{short(first.node_id)} holds no place here")
-        parties = (
-            ("all", "", self.limits.connections),
-            ("node", first.node_id, self.limits.connections_per_node),
-            ("caller", caller, self.limits.connections_per_caller),
-            ("subnet", peer_subnet(context.peer()), self.limits.connections_per_subnet),
-        )
-        async with self._connection(parties):
+        async with self._connection(caller, self._count_ask(context), first.node_id) as connection:
             if place is not None:
-                await self._join(context, first.node_id, place)
+                await self._join(context, connection, place)
             elif dialled is not None:
-                await self._dial(context, dialled)
+                await self._dial(context, connection, dialled[0])
 
-    async def _dial(self, context: Context, endpoint: str) -> None:
+    async def _dial(self, context: Context, connection: _Connection, endpoint: str) -> None:
         """A connection to a node that proved its key there, for a caller whose network does not let it dial that."""
         host, _, port = endpoint.rpartition(":")
         try:
@@ -275,42 +356,54 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         except (OSError, TimeoutError) as error:
             raise Unavailable(f"{endpoint} does not answer: {type(error).__name__}") from None
 
-        async def send() -> None:
-            while (message := await self._read(context)) is not None:
-                writer.write(message.data)
-                await writer.drain()
-
-        async def receive() -> None:
-            while data := await reader.read(FRAME_BYTES):
-                await self._budget.take(len(data))
-                await context.write(pb.ConnectResponse(data=data))
+        async def write(data: bytes) -> None:
+            writer.write(data)
+            await writer.drain()
 
         try:
-            with suppress(*_ENDINGS):
-                await until_first_ends(send(), receive())
+            await until_first_ends(
+                self._pass_on(connection, lambda: _data_of(context), write),
+                self._pass_on(
+                    connection,
+                    lambda: reader.read(FRAME_BYTES),
+                    lambda data: context.write(pb.ConnectResponse(data=data)),
+                ),
+            )
         finally:
-            writer.close()
+            writer.transport.abort()  # what was not taken is lost, as at the end of any connection
 
-    async def _join(self, context: Context, node_id: NodeId, place: _Place) -> None:
+    async def _join(self, context: Context, connection: _Connection, place: _Place) -> None:
         """A connection to a node that holds a place, once it took it."""
         ticket = secrets.token_bytes(TICKET_BYTES)
-        asked = self._asked[ticket] = _Asked(node_id, asyncio.get_running_loop().create_future())
+        asked = self._asked[ticket] = _Asked(place.node_id, asyncio.get_running_loop().create_future())
         try:
-            place.tickets.put_nowait(ticket)
+            place.tickets.put_nowait(pb.ReserveResponse(ticket=ticket, origin=self._origin_of(connection.subnet)))
+            place.num_tickets += 1
             async with asyncio.timeout(ACCEPT_S):
                 far = await asked.taken
         except (TimeoutError, asyncio.QueueFull):
-            raise Unavailable(f"{short(node_id)} did not take the connection") from None
+            raise Unavailable(f"{short(place.node_id)} did not take the connection") from None
         finally:
             del self._asked[ticket]
         try:
             await until_first_ends(
-                self._pass_on(context, far.context, pb.AcceptResponse),
-                self._pass_on(far.context, context, pb.ConnectResponse),
+                self._pass_on(
+                    connection,
+                    lambda: _data_of(context),
+                    lambda data: far.context.write(pb.AcceptResponse(data=data)),
+                ),
+                self._pass_on(
+                    connection,
+                    lambda: _data_of(far.context),
+                    lambda data: context.write(pb.ConnectResponse(data=data)),
+                ),
                 _until_set(far.is_gone),
             )
         finally:
             far.is_over.set()
+
+    def _origin_of(self, subnet: str) -> bytes:
+        return hashlib.blake2b(subnet.encode(), key=self._salt, digest_size=ORIGIN_BYTES).digest()
 
     @rpc
     async def Accept(self, request_iterator: Any, context: Context) -> None:
@@ -318,8 +411,13 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         node_id = self._sessions.require(context)
         first = await self._first(context)
         asked = self._asked.get(first.ticket)
+        place = self._places.get(node_id)
+        is_expected = place is not None and place.num_tickets > 0
+        if place is not None:
+            place.num_tickets = max(0, place.num_tickets - 1)
         if asked is None or asked.node_id != node_id or asked.taken.done():
-            raise NotHeld("nobody waits for this ticket")
+            error = NotHeld("nobody waits for this ticket")  # any more: who waited may have gone meanwhile
+            raise error if is_expected else self._sessions.refused(context.peer(), error)
         far = _FarEnd(context)
         asked.taken.set_result(far)
         try:
@@ -328,20 +426,55 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             far.is_gone.set()
 
     @asynccontextmanager
-    async def _connection(self, parties: tuple[tuple[str, str, int], ...]) -> AsyncGenerator[None]:
-        """Counts a connection while it lasts. Raises Unavailable at a bound."""
-        for kind, party, most in parties:
-            if self._held[kind, party] >= most:
-                raise Unavailable(f"{most} relayed connections ({kind}) are open; try another relay")
-        keys = [(kind, party) for kind, party, _ in parties]
-        self._held.update(keys)
+    async def _connection(self, caller: NodeId, subnet: str, node_id: NodeId) -> AsyncGenerator[_Connection]:
+        """A connection within the bounds, for as long as it lasts. Raises Unavailable at a bound, or when another one
+        took its place."""
+        limits, own = self.limits, self._connections_to.setdefault(node_id, FairTable())
         try:
-            yield
+            async with asyncio.timeout(None) as ending:
+                connection = _Connection(caller, subnet, node_id, ending)
+                if self._num_of_caller[caller] >= limits.connections_per_caller:
+                    raise Unavailable(f"{limits.connections_per_caller} connections of yours are open here")
+                if len(self._connections.of(subnet)) >= limits.connections_per_subnet:
+                    raise Unavailable(f"{limits.connections_per_subnet} connections of your network are open here")
+                if len(own) >= limits.connections_per_node:
+                    self._replace(connection, own, "to this node")
+                if len(self._connections) >= limits.connections:
+                    self._replace(connection, self._connections, "in all")
+                self._connections.add(subnet, connection)
+                own.add(subnet, connection)
+                self._num_of_caller[caller] += 1
+                try:
+                    yield connection
+                finally:
+                    self._forget_connection(connection)
+        except TimeoutError:
+            raise Unavailable("the connection made room for another one; try another relay") from None
         finally:
-            self._held.subtract(keys)
-            for key in keys:
-                if not self._held[key]:
-                    del self._held[key]
+            if not own and self._connections_to.get(node_id) is own:
+                del self._connections_to[node_id]
+
+    def _replace(self, newcomer: _Connection, connections: FairTable[str, _Connection], which: str) -> None:
+        """Ends the newest connection of a caller of lower standing; else of the subnet with most."""
+        standing = self._standing(newcomer.caller)
+        every = [connection for subnet in connections.parties for connection in connections.of(subnet)]
+        lower = [connection for connection in every if self._standing(connection.caller) < standing]
+        if lower:
+            found = lower[-1]
+        else:
+            most = connections.longest(beside=newcomer.subnet)
+            if most is None:
+                raise Unavailable(f"{len(connections)} relayed connections {which} are open; try another relay")
+            found = connections.newest(most)
+        found.ending.reschedule(asyncio.get_running_loop().time())
+        self._forget_connection(found)
+
+    def _forget_connection(self, connection: _Connection) -> None:
+        if self._connections.remove(connection.subnet, connection):
+            self._connections_to[connection.node_id].remove(connection.subnet, connection)
+            self._num_of_caller[connection.caller] -= 1
+            if not self._num_of_caller[connection.caller]:
+                del self._num_of_caller[connection.caller]
 
     async def _first(self, context: Context) -> Any:
         try:
@@ -353,31 +486,29 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             raise Unavailable(f"no first message within {FIRST_MESSAGE_S:.0f} s")
         return first
 
-    async def _pass_on(self, source: Context, target: Context, response_of: Callable[..., Any]) -> None:
+    async def _pass_on(
+        self,
+        connection: _Connection,
+        read: Callable[[], Awaitable[bytes]],
+        write: Callable[[bytes], Awaitable[None]],
+    ) -> None:
         """One direction, until an end closes it, sends no bytes, or takes none for long."""
         with suppress(*_ENDINGS):
-            while (message := await self._read(source)) is not None:
+            while True:
                 async with asyncio.timeout(self.limits.idle_s):
-                    await target.write(response_of(data=message.data))
-
-    async def _read(self, source: Context) -> Any:
-        """The next message, once there is room for it; None at the end, also of patience."""
-        try:
-            async with asyncio.timeout(self.limits.idle_s):
-                message: Any = await source.read()
-        except TimeoutError:
-            return None
-        if message is _EOF or not 0 < len(message.data) <= FRAME_BYTES:
-            return None
-        await self._budget.take(len(message.data))
-        return message
+                    data = await read()
+                if not 0 < len(data) <= FRAME_BYTES:
+                    return
+                await self._budget.take(len(data), connection.caller, connection.subnet)
+                async with asyncio.timeout(self.limits.idle_s):
+                    await write(data)
 
     # --- the directory, for those who reach none of its peers ----------------------------------------
 
     @rpc
     async def Announce(self, request: pb.AnnounceRequest, context: Context) -> pb.AnnounceResponse:
         """Puts the caller's own advert into the directory."""
-        node_id, directory = self._record_call(context)
+        node_id, _, directory = self._record_call(context)
         author = author_of(request.advert)
         if author is None or node_id_of(author[0]) != node_id:
             raise TooLarge("an advert of the caller is expected")
@@ -388,20 +519,35 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
     @rpc
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> None:
         """The adverts that this node knows."""
-        _, directory = self._record_call(context)
+        node_id, subnet, directory = self._record_call(context)
         records = await directory.records()
-        for at in range(0, len(records), MAX_RECORDS):
-            async with asyncio.timeout(self.limits.idle_s):
-                await context.write(pb.LookupResponse(adverts=records[at : at + MAX_RECORDS]))
+        with suppress(*_ENDINGS):
+            for at in range(0, len(records), MAX_RECORDS):
+                adverts = records[at : at + MAX_RECORDS]
+                await self._budget.take(sum(map(len, adverts)), node_id, subnet)
+                async with asyncio.timeout(self.limits.idle_s):
+                    await context.write(pb.LookupResponse(adverts=adverts))
 
-    def _record_call(self, context: Context) -> tuple[NodeId, RecordKeeper]:
+    def _record_call(self, context: Context) -> tuple[NodeId, str, RecordKeeper]:
         node_id, directory = self._sessions.require(context), self._directory()
         self._require_open()
         if directory is None:
             raise Unavailable("this node has no directory")
-        if not self._records.spend(node_id, self._clock.monotonic_s()):
+        subnet, now_s = peer_subnet(context.peer()), self._clock.monotonic_s()
+        if not (self._records.spend(node_id, now_s) and self._records_of.spend(subnet, now_s)):
             raise self._sessions.refused(context.peer(), Unavailable("too many look-ups; slow down"))
-        return node_id, directory
+        return node_id, subnet, directory
+
+
+async def _data_of(context: Context) -> bytes:
+    """The bytes of the next message of a call; none at its end."""
+    message: Any = await context.read()
+    return b"" if message is _EOF else message.data
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a caller's address says no more than that something on this machine called."""
+    return ipaddress.ip_address(host).is_loopback
 
 
 async def _until_set(event: asyncio.Event) -> None:

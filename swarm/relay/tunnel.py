@@ -43,6 +43,8 @@ async def pump(
 
     async def receive() -> None:
         async for response in call:
+            if len(response.data) > FRAME_BYTES:
+                raise Unavailable(f"{what}: {len(response.data)} bytes in a frame, expected at most {FRAME_BYTES}")
             writer.write(response.data)
             await writer.drain()
 

@@ -27,10 +27,12 @@ class ReserveRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ReserveResponse(_message.Message):
-    __slots__ = ("ticket",)
+    __slots__ = ("ticket", "origin")
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     ticket: bytes
-    def __init__(self, ticket: _Optional[bytes] = ...) -> None: ...
+    origin: bytes
+    def __init__(self, ticket: _Optional[bytes] = ..., origin: _Optional[bytes] = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
     __slots__ = ("node_id", "data")
