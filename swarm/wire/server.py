@@ -29,6 +29,7 @@ from swarm.wire.session import (
     MAX_MESSAGE_BYTES,
     NONCE_BYTES,
     PROTOCOL_VERSION,
+    READ_AHEAD_BYTES,
     SESSION_KEY,
     Certificate,
     challenge_message,
@@ -50,7 +51,6 @@ _ANSWERED_PER_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 60.0
 _PAUSED_SHARE: Final = 1 / 8  # of the calls that the server takes may be refusals that wait
 STREAMS_PER_CONNECTION: Final = 16
-READ_AHEAD_BYTES: Final = 256 * 1024
 _WITHOUT_SESSION: Final = 4  # what such a call counts: an honest node says Hello first
 
 Refusal = TypeVar("Refusal", bound=SwarmError)

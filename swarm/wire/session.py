@@ -36,6 +36,7 @@ NONCE_BYTES: Final = 32
 PROTOCOL_VERSION: Final = 2
 MAX_MESSAGE_BYTES: Final = 4 * 2**20 + 64 * 1024  # a client refuses larger answers before parsing
 PING_S: Final = 20.0  # shorter than routers forget an idle connection, but for the strictest
+READ_AHEAD_BYTES: Final = 256 * 1024  # of each stream, where the speed of the line is not measured
 _RENEW_SHARE: Final = 0.8  # of a session's life after which it is renewed
 
 CERTIFICATE_NAME: Final = "swarm-node"
@@ -236,6 +237,21 @@ def _channel_options(ping_s: float) -> list[tuple[str, Any]]:
         ("grpc.keepalive_time_ms", int(1000 * ping_s)),
         ("grpc.keepalive_timeout_ms", int(1000 * min(ping_s, 10.0))),
         ("grpc.http2.max_pings_without_data", 0),
+        *(_prompt_options(ping_s) if ping_s < PING_S else ()),
+    ]
+
+
+def _prompt_options(ping_s: float) -> list[tuple[str, Any]]:
+    """For connections whose end has to be noticed within seconds.
+
+    gRPC 1.85 ends no connection after `keepalive_timeout`, but after the time of any ping, 60 s by default (its pull
+    request 39239); and while it measures the line it waits for that ping's answer before it sends another one. Not for
+    all connections: on a slow line the answer waits behind megabytes, and only who measures nothing asks in silence.
+    """
+    return [
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", READ_AHEAD_BYTES),
+        ("grpc.http2.ping_timeout_ms", int(1000 * ping_s)),
     ]
 
 
