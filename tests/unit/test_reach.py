@@ -176,7 +176,11 @@ def test_most_witnesses_decide_and_of_two_the_first(
         await it.reach.measure()
         assert it.reach.state.kind is kind
         assert it.network.is_dialable is (kind is not ReachKind.OUTWARD)
-        expected = {ReachKind.DIALABLE: {f"{OWN_HOST}:7700"}, ReachKind.OUTWARD: set[str](), ReachKind.UNKNOWN: {CONFIGURED}}
+        expected = {
+            ReachKind.DIALABLE: {f"{OWN_HOST}:7700"},
+            ReachKind.OUTWARD: set[str](),
+            ReachKind.UNKNOWN: {CONFIGURED},
+        }
         assert it.advertised == expected[kind]
 
     play(scene, monkeypatch)
