@@ -3,9 +3,9 @@
 python -m benchmarks.relay_load
 python -m benchmarks.relay_load --nodes 100 --seconds 20 --unread 64
 
-The relay is a process of its own with the default limits; nodes and their readers share another one, so that where cores
-are few the figures are those of both. Each node holds a place, and a reader takes all that it sends. With `--unread`
-so many more readers read nothing: the memory that they cost is measured.
+The relay is a process of its own with the default budget of bytes; nodes and their readers share another one, so that
+where cores are few the figures are those of both. Each node holds a place, and a reader takes all that it sends. With
+`--unread` so many more readers read nothing: the memory that they cost is measured.
 """
 
 import argparse

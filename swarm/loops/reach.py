@@ -107,8 +107,8 @@ class Reach:
     # --- whether we can be dialled -----------------------------------------------------------------
 
     async def measure(self) -> None:
-        """Asks a few nodes to dial us; most of them decide, of two that differ the first. Without an answer all stays as
-        it is."""
+        """Asks a few nodes to dial us; most of them decide, of two that differ the first. Without an answer nothing
+        changes."""
         self._measured_s = self._agent.clock.monotonic_s()
         if self._is_fixed:
             self._become(ReachKind.OUTWARD if self._config.reach == "outward" else ReachKind.DIALABLE)

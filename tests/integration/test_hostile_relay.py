@@ -1,5 +1,5 @@
-"""Relays that lie, over real sockets: what passes is believed by its key alone, nobody else is blamed, and the next relay
-is in use. A node streams groups from one that has places at two relays; the first of them turns."""
+"""Relays that lie, over real sockets: what passes is believed by its key alone, nobody else is blamed, and the next
+relay is in use. A node streams groups from one that has places at two relays; the first of them turns."""
 
 import asyncio
 import random

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(60)
 
 RUN = "relay-floods"
 RELAY, NODE = make_identity(1), make_identity(2)
-NO_REASON = "127.0.0.1"
+HERE = "127.0.0.1"
 ADDRESSES = loopback_addresses(64)
 CODES = grpc.StatusCode
 
@@ -88,7 +88,7 @@ class Relay:
         self.transport, self.servicer, self._stack = transport, transport.relay, stack
         self.address = PeerAddress(node_id=RELAY.node_id, endpoint=transport.endpoint)
 
-    async def caller(self, source: str = NO_REASON, identity: Identity | None = None) -> Caller:
+    async def caller(self, source: str = HERE, identity: Identity | None = None) -> Caller:
         """One with a fresh key, from an address."""
         identity = identity or Identity.create()
         endpoint = await self._stack.enter_async_context(forwarding(source, self.address.endpoint))
@@ -416,15 +416,21 @@ async def test_who_asks_for_all_connections_of_a_node_does_not_cost_it_its_place
         monkeypatch.setattr(relay_client, "SESSIONS_PER_RELAY", 100)
     async with relaying() as relay:
         await relay.node()
+        limiter, servicer = relay.transport._sessions.connections, relay.servicer
+
+        async def look(count: int) -> None:
+            """Waits until the connections were looked at so often."""
+            for _ in range(count):
+                before = limiter._open
+                await until(lambda before=before: limiter._open is not before)  # type: ignore[misc]
+
+        await look(2)  # the one that holds the place is the oldest
         attackers = [await relay.caller(source) for source in ADDRESSES[:4]]
         calls = [await attacker.connect() for attacker in attackers for _ in range(12)]
-        limiter, servicer = relay.transport._sessions.connections, relay.servicer
         if is_defended:
             most = RelayLimits().connections_per_node
             await until(lambda: len(servicer._connections_to[NODE.node_id]) == most and not servicer._asked)
-            for _ in range(3):  # the connections are looked at every half second
-                look = limiter._open
-                await until(lambda look=look: limiter._open is not look)  # type: ignore[misc]
+            await look(3)
             assert servicer.status()["places"] == 1
         else:
             await until(lambda: servicer.status()["places"] == 0)

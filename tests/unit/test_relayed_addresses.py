@@ -1,0 +1,82 @@
+"""Addresses behind relays: who is blamed for a dial that fails, and what claims to a relay cost those behind it."""
+
+import random
+
+import pytest
+
+from swarm.clock import ManualClock
+from swarm.interfaces import PeerAddress
+from swarm.peers.address_book import LEADING_TRIES, AddressBook
+from swarm.testing.builders import make_identity
+
+RELAY = f"8.8.8.8:7700/{make_identity(1).node_id}"
+OTHER = f"9.9.9.9:7700/{make_identity(2).node_id}"
+
+
+def behind(relay: str, number: int) -> PeerAddress:
+    return PeerAddress(node_id=make_identity(10 + number).node_id, endpoint=relay)
+
+
+def book_at(clock: ManualClock) -> AddressBook:
+    return AddressBook(clock, random.Random(0))
+
+
+def is_tried(book: AddressBook, address: PeerAddress) -> bool:
+    """Whether it may be dialled; if so nobody answers."""
+    if not book.begin_dial(address):
+        return False
+    book.record_failure(address, "3.3.3.0/24")
+    return True
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: never the author's fault"])
+def test_claims_to_relays_that_lead_nowhere_count_against_their_author(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(AddressBook, "_is_leading", lambda self, address: address.relay is not None)  # type: ignore[arg-type]
+    clock = ManualClock()
+    book, liar = book_at(clock), behind(RELAY, 0)
+    assert is_tried(book, liar)
+    assert (book.num_false_claims(liar.node_id) == 1) is is_defended
+    assert (book.num_false_claims(make_identity(9).node_id, "3.3.3.0/24") == 1) is is_defended
+
+
+def test_a_relay_that_turns_does_not_harm_who_is_behind_it() -> None:
+    book = book_at(ManualClock())
+    there, later = behind(RELAY, 0), behind(RELAY, 1)
+    assert book.begin_dial(there)
+    book.record_answer(there)
+    for node in (there, later):
+        assert is_tried(book, node)
+        assert book.num_false_claims(node.node_id) == 0
+        assert not book.may_dial(node), "but it pauses"
+        assert book.best_address(node.node_id, (RELAY, OTHER)).endpoint == OTHER, "and the next relay is tried at once"
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as any address"])
+def test_false_claims_to_a_relay_that_works_do_not_keep_those_behind_it_out(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(AddressBook, "_is_leading", lambda self, address: False)  # type: ignore[arg-type]
+    clock = ManualClock()
+    book = book_at(clock)
+    first = behind(RELAY, 0)
+    assert book.begin_dial(first)
+    book.record_answer(first)
+    assert sum(is_tried(book, behind(RELAY, number)) for number in range(1, 7)) == (6 if is_defended else 3)
+    assert book.begin_dial(behind(RELAY, 20)) is is_defended
+
+
+def test_a_relay_that_led_somewhere_once_is_an_address_like_others_after_many_failures() -> None:
+    clock = ManualClock()
+    book = book_at(clock)
+    first = behind(RELAY, 0)
+    assert book.begin_dial(first)
+    book.record_answer(first)
+    num_tried = 0
+    for number in range(1, 400):
+        clock.advance(2.0)
+        num_tried += is_tried(book, behind(RELAY, number))
+    assert LEADING_TRIES <= num_tried <= LEADING_TRIES + 3 + 800 / 60, "then three, and one a minute"
