@@ -19,6 +19,7 @@ from swarm.exchange.agent import Agent
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.flow import Signal
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
+from swarm.loops import reach
 from swarm.loops.neighbours import neighbours_loop
 from swarm.peers.address_book import AddressBook
 from swarm.relay import relay_client
@@ -349,3 +350,52 @@ async def test_a_relay_that_floods_tickets_is_left_and_costs_few_connections(
         (error,) = await asyncio.gather(holding, return_exceptions=True)
         assert not is_defended or "tickets in a second" in str(error)
         assert not place.held.is_set() and not place._tasks
+
+
+# --- the node that holds places -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attack", ["dies", "passes nothing on"])
+async def test_a_node_advertises_relays_that_lead_to_it_and_replaces_one_that_does_not(
+    attack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "CHECK_EVERY_S", 0.5)
+    monkeypatch.setattr(reach, "CHECK_TIMEOUT_S", 1.0)
+    clock = SystemClock()
+    exchange = ExchangeConfig(listen="0.0.0.0:0", advertise="192.0.2.1:7700", reach="outward")
+    context = make_context(NodeConfig(run_id=TOY_RUN_ID, exchange=exchange), NODE, clock=clock)
+    agent, node = make_agent(context, MemoryGroupStore(clock, 2**20)), GrpcTransport(NODE, TOY_RUN_ID, exchange, clock)
+    relays = [GrpcTransport(make_identity(20 + n), TOY_RUN_ID, EXCHANGE, clock) for n in range(3)]
+    servicers = [HostileRelay(relay) for relay in relays]
+    for relay, servicer in zip(relays, servicers, strict=True):
+        relay.relay = servicer
+        await relay.serve(HoldsNothing())
+        agent.address_book.record_answer(PeerAddress(node_id=relay._identity.node_id, endpoint=relay.endpoint))
+    adverts = [make_advert(r._identity.node_id, endpoints=(r.endpoint,), relay_places=1) for r in relays]
+    agent.peers.observe(adverts)
+    agent.endpoints = await node.serve(HoldsNothing())
+    it = reach.Reach(agent, node, random.Random(0), is_advertise_set=True)
+    await it.measure()
+    keeping = asyncio.ensure_future(it.keep())
+
+    def advertised() -> set[str]:
+        return {endpoint.partition("/")[0] for endpoint in agent.endpoints}
+
+    try:
+        await until(lambda: len(advertised()) == reach.NUM_PLACES)
+        turned = next(number for number, relay in enumerate(relays) if relay.endpoint in advertised())
+        if attack == "dies":
+            await relays[turned].stop()
+        else:
+            servicers[turned].change = withheld
+        others = {relay.endpoint for number, relay in enumerate(relays) if number != turned}
+        await until(lambda: advertised() == others)
+        reader = GrpcTransport(READER, TOY_RUN_ID, EXCHANGE, clock)
+        for endpoint in agent.endpoints:
+            client = await reader.connect(PeerAddress(node_id=NODE.node_id, endpoint=endpoint), 5.0)
+            await client.close()
+        await reader.stop()
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await asyncio.gather(*(transport.stop() for transport in (node, *relays)))
