@@ -150,7 +150,7 @@ class GrpcTransport:
         way = RelayedSocket(self._relays, relay, address.node_id)
         try:
             path = await way.__aenter__()
-            channel = await self._open(address, timeout_s, socket_path=path, ping_s=RELAY_PING_S)
+            channel = await self._open(address, timeout_s, socket_path=path, ping_s=RELAY_PING_S, is_prompt=True)
         except BaseException as error:
             await way.close()
             if type(error) is Unavailable and way.failure is not None:  # the others say who answered
@@ -183,7 +183,7 @@ class GrpcTransport:
             host, _, port = self._own_server.rpartition(":")
             local = f"127.0.0.1:{port}" if host in _WILDCARD_HOSTS or host == "::" else self._own_server
             relay = PeerAddress(node_id=relay.node_id, endpoint=local)
-        return await self._open(relay, timeout_s, ping_s=RELAY_PING_S)
+        return await self._open(relay, timeout_s, ping_s=RELAY_PING_S, is_prompt=True)
 
     async def dial_back(self, peer: PeerAddress, timeout_s: float) -> DialBack:
         """Asks a peer to dial the address that our call comes from, at the port that we advertise."""

@@ -64,9 +64,7 @@ class RelayLimits:
     places: int = 128  # nodes that hold one
     places_per_subnet: int = 32
     connections: int = 512
-    connections_per_node: int = (
-        40  # of a node that holds a place; with `connections_per_caller` what its sessions carry
-    )
+    connections_per_node: int = 28  # of the 42 calls of a node that holds a place; the others are its own
     connections_per_caller: int = 32
     connections_per_subnet: int = 128  # of callers
     asks_per_s: float = 8.0  # of one subnet, for places and connections: each costs the node that is asked for, too

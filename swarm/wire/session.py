@@ -173,6 +173,7 @@ async def open_channel(
     *,
     socket_path: str = "",
     ping_s: float = PING_S,
+    is_prompt: bool = False,
 ) -> AuthenticatedChannel:
     """Connects to a node or coordinator and has both sides prove who they are.
 
@@ -186,7 +187,8 @@ async def open_channel(
             for calls that need no session.
         note_clock: called with what the server says of its clock, at each handshake.
         socket_path: Unix socket that leads there; the endpoint is a name for messages then.
-        ping_s: seconds without a byte after which the other end is asked for a sign of life, and that it has for one.
+        ping_s: seconds without a byte after which the other end is asked for a sign of life.
+        is_prompt: it has no more than that for one, else a minute.
 
     Raises:
         Unavailable: nobody answered in time; names the endpoint.
@@ -198,7 +200,9 @@ async def open_channel(
         async with asyncio.timeout(timeout_s):
             der = await fetch_certificate(endpoint, socket_path)
             target = f"unix:{socket_path}" if socket_path else endpoint
-            channel = grpc.aio.secure_channel(target, _credentials_pinning(der), options=_channel_options(ping_s))
+            channel = grpc.aio.secure_channel(
+                target, _credentials_pinning(der), options=_channel_options(ping_s, is_prompt=is_prompt)
+            )
             digest, known = hashlib.sha256(der).digest(), clock or SystemClock()
             opened = AuthenticatedChannel(
                 channel, expected_node_id, digest, identity, run_id, known, credential or bytes, note_clock
@@ -224,7 +228,7 @@ def _credentials_pinning(der: bytes) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(root_certificates=ssl.DER_cert_to_PEM_cert(der).encode())
 
 
-def _channel_options(ping_s: float) -> list[tuple[str, Any]]:
+def _channel_options(ping_s: float, *, is_prompt: bool) -> list[tuple[str, Any]]:
     return [
         ("grpc.ssl_target_name_override", CERTIFICATE_NAME),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -237,7 +241,7 @@ def _channel_options(ping_s: float) -> list[tuple[str, Any]]:
         ("grpc.keepalive_time_ms", int(1000 * ping_s)),
         ("grpc.keepalive_timeout_ms", int(1000 * min(ping_s, 10.0))),
         ("grpc.http2.max_pings_without_data", 0),
-        *(_prompt_options(ping_s) if ping_s < PING_S else ()),
+        *(_prompt_options(ping_s) if is_prompt else ()),
     ]
 
 
