@@ -7,7 +7,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -26,6 +26,7 @@ from swarm.relay.tunnel import FRAME_BYTES
 from swarm.testing.builders import HoldsNothing, make_identity
 from swarm.testing.call_flood import forwarding
 from swarm.testing.connection_flood import loopback_addresses
+from swarm.types import NodeId
 from swarm.wire import server as wire_server
 from swarm.wire.server import ServerLimits, Sessions
 from swarm.wire.session import AuthenticatedChannel, open_channel
@@ -41,6 +42,7 @@ RELAY, NODE = make_identity(1), make_identity(2)
 HERE = "127.0.0.1"
 ADDRESSES = loopback_addresses(64)
 CODES = grpc.StatusCode
+EOF: Any = cast(Any, grpc.aio).EOF
 
 
 class Caller:
@@ -66,7 +68,7 @@ class Caller:
         """A place, whose tickets are put aside; None where there is none."""
         call = self.stub.Reserve(pb.ReserveRequest(), metadata=self.metadata)
         try:
-            if (await call.read()) is grpc.aio.EOF:
+            if (await call.read()) is EOF:
                 return None
         except grpc.aio.AioRpcError as error:
             assert error.code() is CODES.UNAVAILABLE
@@ -74,7 +76,7 @@ class Caller:
 
         async def read() -> None:
             with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
-                while (response := await call.read()) is not grpc.aio.EOF:
+                while (response := await call.read()) is not EOF:
                     self.tickets.put_nowait(response.ticket)
 
         call.reading = asyncio.ensure_future(read())
@@ -187,25 +189,25 @@ async def test_a_node_that_connects_to_itself_has_one_connection_and_its_end() -
         assert relay.num_connections == 0
 
 
-class OfAnybody(relay_servicer._Asked):  # pyright: ignore[reportPrivateUsage] - the mutation
+class Anybody:
+    """A node id that no other differs from."""
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+ASKED: Any = relay_servicer._Asked
+
+
+def of_anybody(node_id: NodeId, taken: Any) -> Any:
     """Mutation: whoever shows a ticket has it."""
-
-    @property
-    def node_id(self) -> Any:  # type: ignore[override]
-        class Anybody:
-            def __ne__(self, other: object) -> bool:
-                return False
-
-        return Anybody()
-
-    @node_id.setter
-    def node_id(self, value: Any) -> None: ...
+    return ASKED(Anybody(), taken)
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: of anybody"])
 async def test_a_ticket_is_good_once_and_for_its_node_alone(is_defended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_defended:
-        monkeypatch.setattr(relay_servicer, "_Asked", OfAnybody)
+        monkeypatch.setattr(relay_servicer, "_Asked", of_anybody)
     async with relaying() as relay:
         node, thief, caller = [await relay.caller() for _ in range(3)]
         await node.reserve()
