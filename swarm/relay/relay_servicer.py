@@ -67,8 +67,9 @@ class RelayLimits:
     connections_per_node: int = 28  # of the 42 calls of a node that holds a place; the others are its own
     connections_per_caller: int = 32
     connections_per_subnet: int = 128  # of callers
-    asks_per_s: float = 8.0  # of one subnet, for places and connections: each costs the node that is asked for, too
-    asks_burst: float = 128.0
+    # Of one subnet, for places and connections: each costs the node that is asked for, too. A session takes two.
+    asks_per_s: float = 16.0
+    asks_burst: float = 256.0
     bytes_per_s: int = 8 * 2**20  # of all connections together, both directions
     burst_bytes: int = 4 * 2**20
     idle_s: float = 90.0  # a connection without a byte ends; both ends send something every few seconds
