@@ -42,6 +42,7 @@ KNOWN_BURST: Final = 64.0
 SUBNET_PER_S: Final = 1 / 60  # to one subnet, and as many to peers known to be alive who are not known there
 SUBNET_BURST: Final = 3.0
 ALIVE_BURST: Final = 8.0
+BEYOND_REACH: Final = 3  # failures in a row after which our own relays are asked first: only port 443 may get out
 LEADING_TRIES: Final = 16  # failures through a relay that led us somewhere, after which it is an address like others
 _MAX_FILE_BYTES: Final = 64 * 1024
 
@@ -94,6 +95,7 @@ class AddressBook:
         }
         self.relays: tuple[PeerAddress, ...] = ()  # at which we hold places: others may not be in reach otherwise
         self.num_answered = self.num_failed = 0  # dials since the process started
+        self._num_beyond = 0  # that failed in a row at relays where we hold no place, and at nodes themselves
 
     # --- whether to dial -------------------------------------------------------------------------
 
@@ -101,6 +103,8 @@ class AddressBook:
         """Where a node is dialled that advertises these endpoints, the best first: where it answered before, as long as
         it says so; else the first that did not just fail, or through a relay that may reach what we cannot."""
         around = [relayed_endpoint(relay.endpoint, relay.node_id) for relay in self.relays]
+        if self._num_beyond >= BEYOND_REACH:  # only what a relay dials for us has ever answered
+            endpoints, around = around, list(endpoints)
         offered = [PeerAddress(node_id=node_id, endpoint=endpoint) for endpoint in (*endpoints, *around)]
         offered.sort(key=lambda address: not self.is_known(address))
         return next(filter(self.may_dial, offered), offered[0])
@@ -161,6 +165,8 @@ class AddressBook:
         """The peer proved its key there: the dial costs nothing, and nobody else is at that address."""
         now_s = self._clock.monotonic_s()
         self.num_answered += 1
+        if address.relay not in self.relays:
+            self._num_beyond = 0
         if self._is_trusted(address):
             self._known_dials.put_back(now_s)
         else:
@@ -193,6 +199,7 @@ class AddressBook:
             caller: subnet from which its author called us; empty where it did not.
         """
         self.num_failed += 1
+        self._num_beyond += address.relay not in self.relays
         if not self._is_trusted(address) and not self._is_leading(address):  # else the relay may have failed
             self._count_false_claim(address.node_id, caller)
         if address.endpoint in self._leading:

@@ -406,3 +406,35 @@ def test_a_node_that_can_be_dialled_again_gives_its_places_back(monkeypatch: pyt
             keeping.cancel()
 
     play(scene, monkeypatch)
+
+
+def test_after_hours_of_sleep_and_with_another_address_connections_begin_anew_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene() -> None:
+        it = Scene()
+        it.network.answers = {COORDINATOR: yes()}
+        seen = ("192.168.1.7", 0.0)
+        renewed_s: list[float] = []
+
+        async def network(self: Reach) -> tuple[str, float]:
+            return seen
+
+        async def renew() -> None:
+            renewed_s.append(it.agent.clock.monotonic_s())
+
+        monkeypatch.setattr(Reach, "_network", network)
+        monkeypatch.setattr(it.network, "renew_connections", renew)
+        await it.reach.measure()
+        async with asyncio.TaskGroup() as tasks:
+            keeping = tasks.create_task(it.reach.keep())
+            for now in (("192.168.1.7", 8 * 3600.0), ("10.0.0.9", 8 * 3600.0)):
+                await asyncio.sleep(60.0)
+                num_asked, began_s, seen = len(it.network.asked), it.agent.clock.monotonic_s(), now
+                await asyncio.sleep(5.0)
+                assert renewed_s[-1] - began_s <= reach_module.LOOK_EVERY_S
+                assert len(it.network.asked) == num_asked + 1, "whether others can dial it is asked again"
+            assert len(renewed_s) == 2
+            keeping.cancel()
+
+    play(scene, monkeypatch)

@@ -80,3 +80,28 @@ def test_a_relay_that_led_somewhere_once_is_an_address_like_others_after_many_fa
         clock.advance(2.0)
         num_tried += is_tried(book, behind(RELAY, number))
     assert LEADING_TRIES <= num_tried <= LEADING_TRIES + 3 + 800 / 60, "then three, and one a minute"
+
+
+def test_where_nothing_answers_but_our_own_relay_it_is_asked_first_until_something_else_does() -> None:
+    clock = ManualClock()
+    book = book_at(clock)
+    relay = PeerAddress(node_id=make_identity(50).node_id, endpoint="8.8.0.1:443")
+    book.relays = (relay,)
+    nodes = [
+        PeerAddress(node_id=make_identity(60 + number).node_id, endpoint=f"8.{number}.0.1:7700") for number in range(5)
+    ]
+
+    def best(node: PeerAddress) -> PeerAddress:
+        return book.best_address(node.node_id, (node.endpoint,))
+
+    for node in nodes[:3]:
+        assert best(node) == node
+        book.record_failure(node)
+    through = PeerAddress(node_id=nodes[3].node_id, endpoint=f"{relay.endpoint}/{relay.node_id}")
+    assert best(nodes[3]) == through
+    book.record_answer(through)
+    assert best(nodes[4]).relay == relay, "an answer through it says nothing of the others"
+    book.record_answer(nodes[4])
+    assert best(nodes[2]) != nodes[2] and best(nodes[4]) == nodes[4]
+    clock.advance(3600.0)
+    assert best(nodes[0]) == nodes[0]
