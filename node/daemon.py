@@ -194,7 +194,7 @@ class Daemon(Service):
         if self._refresh is not None:
             self._refresh.on_change = self._on_manifest
         self._emit(NodeStarted(node_id=identity.node_id, endpoints=tuple(self.agent.endpoints), pid=os.getpid()))
-        fields = {"node": short(identity.node_id), "endpoints": self.agent.endpoints, "bootstrap": self._maddrs()}
+        fields = {"node": short(identity.node_id), "endpoints": self.agent.endpoints, "bootstrap": self.maddrs}
         logger.info("node started", extra=fields)
 
     def _discovery(self) -> RelayedDirectory | None:
@@ -204,7 +204,8 @@ class Daemon(Service):
             self.directory, self.transport, lambda: self.reach.helpers, self.agent.context.identity, self.clock
         )
 
-    def _maddrs(self) -> list[str]:
+    @property
+    def maddrs(self) -> list[str]:
         """Where others find this node in the DHT: what they write into `directory.bootstrap`."""
         return list(self.directory.visible_maddrs()) if self.directory is not None else []
 
@@ -292,6 +293,8 @@ class Daemon(Service):
 
     async def _run_worker(self) -> None:
         await self.agent.resumed()  # a paused node that is started loads no model
+        if not {Role.TRAINER, Role.GENERATOR} & set(self.config.roles):
+            await asyncio.Event().wait()  # it passes on what others make, until it is stopped
         if self.config.worker == "inline":
             from node.build import build_worker  # imports torch, which no other agent needs
 
@@ -402,7 +405,7 @@ class Daemon(Service):
             "paused_since_s": agent.paused_since_s,
             "written_bytes": written_bytes_of_tree(),
             "endpoints": list(agent.endpoints),
-            "dht": self._maddrs(),
+            "dht": self.maddrs,
             "reach": self.reach.status(),
             "relayed": self.transport.relay.status(),
             "peers": sorted(agent.peers.connected),

@@ -40,6 +40,8 @@ class TrainOptions:
     learning_rate: float | None = None
     lora_rank: int = 0
     recipe: str = ""
+    nodes: int = 1  # that train on this machine and share what they experience
+    generators: int = 0  # further ones that only generate, with the weights of the first
     overrides: tuple[str, ...] = ()
 
     @property
@@ -89,7 +91,12 @@ def _data(options: TrainOptions) -> JsonDict:
         raise ConfigError(
             "--model: name one: smollm2, a folder, or a hub id; tiny and tiny-agents know little tasks only"
         )
-    is_tiny = is_char_model(options.model)
+    if options.nodes < 1 or options.generators < 0:
+        raise ConfigError(
+            f"nodes {options.nodes}, generators {options.generators}: expected one node at least, and no fewer than 0 "
+            "generators"
+        )
+    is_tiny, has_others = is_char_model(options.model), options.nodes > 1 or options.generators > 0
     longest = options.max_new_tokens or (16 if is_tiny else 256)
     data: JsonDict = {
         "dir": str(options.directory),
@@ -103,7 +110,7 @@ def _data(options: TrainOptions) -> JsonDict:
             "lora_rank": options.lora_rank,
         },
         "generator": {"max_new_tokens": longest, "groups_per_batch": 8},
-        "replay": {"local_groups": 8, "external_groups": 0},
+        "replay": {"local_groups": 8, "external_groups": 4 if options.nodes > 1 else 0},
         "learner": {
             "learning_rate": (1e-4 if is_tiny or options.lora_rank else 1e-5)
             if options.learning_rate is None
@@ -112,7 +119,8 @@ def _data(options: TrainOptions) -> JsonDict:
         }
         | ({"recipe": _own_file(options.recipe)} if options.recipe else {}),
         "evaluation": {"every_steps": 20, "num_problems": 32, "keep_best": True},
-        "directory": {"kind": "none"},
+        "directory": {"kind": "dht" if has_others else "none"},
+        "weights": {"publish": options.generators > 0},
         "telemetry": {"log_level": "WARNING"},
     }
     apply_overrides(NodeConfig, data, list(options.overrides))
@@ -137,8 +145,9 @@ def _environments(options: TrainOptions) -> list[JsonDict]:
         raise ConfigError(f"--reward {options.reward}: needs the questions, --data FILE.jsonl")
     for text in options.environments:
         kind, _, dataset = text.partition(":")
-        name = "".join(c if c.isalnum() else "_" for c in (dataset or kind).lower()).strip("_")[:40]
-        found.append({"name": name, "kind": kind, "dataset": dataset, **style})
+        own = dataset.rpartition(":")[2] if ".py:" in dataset else dataset  # a file of the user's: its class
+        name = "".join(c if c.isalnum() else "_" for c in (own or kind).lower()).strip("_")[:40]
+        found.append({"name": name, "kind": kind, "dataset": _own_file(dataset), **style})
     return found
 
 
