@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -61,7 +61,12 @@ def push_folder(folder: Path, repo: str, *, is_private: bool = True, is_dry: boo
     with _told(repo, constants.ENDPOINT):
         whole = str(api.create_repo(repo, private=is_private).repo_id)
         message = f"Step {statement['step']} of run {statement['run_id']}, by swarm-trainer"
-        done = api.upload_folder(repo_id=whole, folder_path=folder, allow_patterns=names, commit_message=message)
+        try:
+            done = api.upload_folder(repo_id=whole, folder_path=folder, allow_patterns=names, commit_message=message)
+        except BaseException:
+            with suppress(Exception):  # it was made a moment ago, holds nothing, and would be in the next try's way
+                api.delete_repo(whole)
+            raise
     return Pushed(repo=whole, url=str(done.commit_url), sizes_bytes=sizes)
 
 
@@ -99,6 +104,9 @@ def _told(repo: str, endpoint: str) -> Generator[None]:
             raise ConfigError(f"--push {repo}: {endpoint} says {code}, {what}: {_NO_TOKEN}") from None
         said = error.server_message or str(error).splitlines()[0]
         raise Unavailable(f"--push {repo}: {endpoint} says {code}: {said}; try again later") from None
+    except RuntimeError as error:  # one of the large files
+        reason = " ".join(str(error.__cause__ or "").split())
+        raise Unavailable(f"--push {repo}: {error} {reason}; try again later") from None
     except (HTTPError, ConnectionError) as error:
         raise Unavailable(
             f"--push {repo}: {endpoint} does not answer ({type(error).__name__}): is there a network? HF_ENDPOINT "
