@@ -61,7 +61,7 @@ from swarm.relay.relay_servicer import RelayLimits
 from swarm.telemetry import EventLog, Telemetry, make_sinks
 from swarm.types import Correction, JsonDict, Role, short
 from swarm.weights.store import WeightStore
-from swarm.wire.held_manifest import load_held, with_held
+from swarm.wire.held_manifest import Difference, differences, in_words, load_held, with_held
 from swarm.wire.run_manifest import SignedManifest, write_toml
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class Daemon(Service):
         self._worker = WorkerProcess(self._emit)
         self._is_finished = False  # every step is made
         self._refresh: ManifestRefresh | None = None  # of a node that joined by a link
+        self._differences: list[Difference] | None = None  # from the run's manifest; None: none is held
 
     async def run(self) -> None:
         """Runs every loop until cancelled, or until every step is made (`learner.at_end`).
@@ -155,6 +156,7 @@ class Daemon(Service):
         if held is not None:
             self._refresh = ManifestRefresh(config, identity, held, self.clock)
             config = self.config = with_held(config, await self._refresh.begin(), self._own_entry)
+            self._compare(self._refresh.held)
         self.entry = EntryRule(config.entry, config.run_id, self.clock, config.coordinator.fingerprint)
         self._credential = OwnCredential(config, identity.node_id, self.entry, self.clock)
         await self._credential.prepare()
@@ -209,8 +211,15 @@ class Daemon(Service):
         """Where others find this node in the DHT: what they write into `directory.bootstrap`."""
         return list(self.directory.visible_maddrs()) if self.directory is not None else []
 
+    def _compare(self, signed: SignedManifest) -> None:
+        """Notes, and says in the log, where this node is set otherwise than its run."""
+        before, self._differences = self._differences, differences(self.config, signed.manifest)
+        if self._differences and self._differences != before:
+            logger.warning("this node is set otherwise than its run", extra={"how": in_words(self._differences)})
+
     def _on_manifest(self, signed: SignedManifest) -> None:
         """Follows who may take part, and the coordinator's key, as a newer manifest says."""
+        self._compare(signed)
         before, config = self.config.entry, with_held(self.config, signed, self._own_entry)
         self.config = config
         if config.entry != before:
@@ -427,6 +436,7 @@ class Daemon(Service):
             "replay_bytes": agent.replay.num_bytes,
             "num_failures": agent.num_failures,
             "num_entry_refused": self.entry.num_refused,
+            "differs_from_run": self._differences,
             "who_counts": _who_counts(self.config),
             "environments": {each.name: each.exchange for each in self.config.environments},
             "standing": {peer: agent.parties.standing_of(peer) for peer in sorted(agent.peers.connected)},

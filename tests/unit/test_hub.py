@@ -207,7 +207,9 @@ def test_what_goes_wrong_is_a_sentence_and_nothing_is_sent(
     with pytest.raises(ConfigError, match=r"says 401, no token, or one that does not count any more"):
         push_folder(exported, "mine")
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:1 does not answer \(ConnectError\): is there a network"):
+    with pytest.raises(
+        Unavailable, match=r"http://127\.0\.0\.1:1 does not answer \(ConnectError\): is there a network"
+    ):
         push_folder(exported, "mine")
     (exported / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"config\.json: was changed"):
