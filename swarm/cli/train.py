@@ -11,6 +11,9 @@ from swarm.cli.reward_weights import RewardWeight, parse_weights
 
 
 def train(
+    directory: Annotated[Path, typer.Argument(help="Where it is trained; the same directory goes on.")] = Path(
+        "swarm-train"
+    ),
     model: Annotated[
         str, typer.Option("--model", "-m", help="smollm2, a folder, or a hub id; tiny for a try in seconds.")
     ] = "",
@@ -28,9 +31,6 @@ def train(
         list[str] | None,
         typer.Option("--env", "-e", help="Built-in tasks: KIND[:DATASET], such as reasoning_gym:gcd. Repeatable."),
     ] = None,
-    dir: Annotated[Path, typer.Option("--dir", help="Where it is trained; the same directory goes on.")] = Path(
-        "swarm-train"
-    ),
     steps: Annotated[
         int | None, typer.Option(min=0, help="Optimizer steps in all; 0: until Ctrl-C. Default 100.")
     ] = None,
@@ -61,7 +61,7 @@ def train(
 
       swarm train -m smollm2 --data quiz.jsonl --reward my.py:score
       swarm train -m tiny --env char:sort --steps 200
-      swarm train --dir swarm-train --steps 400            goes on with what is there
+      swarm train swarm-train --steps 400                  goes on with what is there
 
     Each line of the file is a record with `question` and `answer` (or `messages`, and --answer). Without --reward the
     answer must be the same text or number. Ctrl-C saves and stops. Then: swarm samples, eval, chat, export.
@@ -72,7 +72,7 @@ def train(
     from swarm.telemetry import setup_logging
 
     options = TrainOptions(
-        directory=dir,
+        directory=directory,
         model=model,
         data=data,
         reward=reward,
@@ -92,6 +92,6 @@ def train(
     )
     if only_write:
         asyncio.run(prepare(options, typer.echo))
-        typer.echo(f"written: {dir / 'node.toml'}")
+        typer.echo(f"written: {directory / 'node.toml'}")
     else:
         asyncio.run(run(options, typer.echo, patient, setup_logging))

@@ -39,7 +39,9 @@ async def test_both_are_told_the_key_and_the_fix_and_join_warns(tmp_path: Path) 
             await join_swarm(coordinator.link, tmp_path / name, [*quick, *sets[name]], False, said[name].append)
         assert not any(line.startswith("warning") for line in said["ada"])
         (warning,) = [line for line in said["bell"] if line.startswith("warning")]
-        assert warning.startswith("warning: generator.max_new_tokens is 12 here and 8 in the run: the other nodes refuse")
+        assert warning.startswith(
+            "warning: generator.max_new_tokens is 12 here and 8 in the run: the other nodes refuse"
+        )
 
         ada, bell = (Daemon(load_config(NodeConfig, tmp_path / name / "node.toml")) for name in said)
         async with ada, bell:
@@ -73,7 +75,9 @@ async def test_a_node_toml_that_differs_is_told_where_it_is_used_again(tmp_path:
     async with CoordinatorDaemon(run_of(tmp_path / "coordinator")) as coordinator:
         for overrides in (["generator.temperature=0.7"], []):
             await join_swarm(coordinator.link, tmp_path / "ada", overrides, False, said.append, (Role.RELAY,))
-    warnings = [line for line in said if line.startswith("warning: generator.temperature is 0.7 here and 1.0 in the run")]
+    warnings = [
+        line for line in said if line.startswith("warning: generator.temperature is 0.7 here and 1.0 in the run")
+    ]
     assert len(warnings) == 2 and "delete it and join again" in warnings[1]
 
 
