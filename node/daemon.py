@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from node.ailment_alerts import AilmentAlerts
 from node.credential import OwnCredential
 from node.disk_budget import within_budget
 from node.manifest_refresh import ManifestRefresh
@@ -121,6 +122,8 @@ class Daemon(Service):
                 }
                 if self._refresh is not None:
                     beside["manifest"] = self._refresh.keep
+                if self.telemetry.takes_alerts:
+                    beside["alerts"] = AilmentAlerts(config=self.config, alert=self.telemetry.alert).keep
                 for name, loop in beside.items():
                     running.append(tasks.create_task(supervise(name, loop, self.agent, rng)))
                 await self._run_worker()
@@ -235,7 +238,9 @@ class Daemon(Service):
         config = self.config
         self.events = await asyncio.to_thread(EventLog, config.dir / "events.jsonl")
         self._exit.callback(self.events.close)
-        self.telemetry = Telemetry(name, make_sinks(config.telemetry, config.dir, name))
+        settings = config.model_dump(mode="json")
+        sinks = await asyncio.to_thread(make_sinks, config.telemetry, config.dir, name, settings)
+        self.telemetry = Telemetry(name, sinks)
         self._exit.callback(self.telemetry.close)
         if config.telemetry.metrics_listen:
             self._exit.callback(self.telemetry.serve(config.telemetry.metrics_listen))

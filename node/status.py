@@ -120,7 +120,9 @@ def _describe_following(following: JsonDict) -> str:
     return f"{following['policy']} ({connected}; {steps})"
 
 
-def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = True) -> list[str]:
+def problems(
+    status: JsonDict, now_s: float, max_idle_s: float, runs: bool = True, directory: Path = Path("swarm-node")
+) -> list[str]:
     """Why the node is not making progress; empty when it is. `swarm why` has the same rules, and more of them.
 
     Args:
@@ -128,8 +130,9 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
         now_s: wall clock.
         max_idle_s: longest time without an optimizer step.
         runs: what `is_running` says of its directory.
+        directory: of the node, for the commands that are to mend it.
     """
-    snapshot = Snapshot(now_s=now_s, status=status, max_idle_s=max_idle_s, runs=runs)
+    snapshot = Snapshot(now_s=now_s, directory=directory, status=status, max_idle_s=max_idle_s, runs=runs)
     return [found.claim for found in status_findings(snapshot)]
 
 

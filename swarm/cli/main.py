@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from swarm import __version__
 from swarm.cli.bench import bench
 from swarm.cli.check import check
-from swarm.cli.directory import DirectoryCommand
+from swarm.cli.directory_command import DirectoryCommand
 from swarm.cli.machine_options import MaxDisk, MaxUpload, Threads, machine_overrides
 from swarm.cli.pause import pause, resume
 from swarm.cli.plan_command import plan_command
@@ -129,7 +129,7 @@ def status(
     from swarm.process import is_running
 
     figures = read_status(directory) | {"disk_bytes": disk_bytes(directory)}
-    found = problems(figures, time.time(), max_idle_s, is_running(directory))
+    found = problems(figures, time.time(), max_idle_s, is_running(directory), directory)
     if as_json:
         typer.echo(json.dumps({**figures, "problems": found}, indent=2))
     else:

@@ -166,3 +166,9 @@ def test_a_file_is_no_directory_of_a_node(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
         read_status(tmp_path / "node.toml")
+
+
+def test_the_command_that_mends_it_names_the_directory_that_was_asked_for(tmp_path: Path) -> None:
+    stopped = status_of(was_stopped=True)
+    (said,) = problems(stopped, 1005.0, 300.0, runs=False, directory=tmp_path / "ada")
+    assert f"swarm-node start --config {tmp_path / 'ada' / 'node.toml'}" in said
