@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarm.config import NODE_FILE, DiskConfig, NodeConfig, apply_overrides, load_config, parse_config
+from swarm.environments.hub_datasets import file_name, is_dataset, write_jsonl
 from swarm.errors import ConfigError
 from swarm.model.source import is_char_model
 from swarm.types import JsonDict
@@ -26,7 +27,9 @@ class TrainOptions:
 
     directory: Path
     model: str = ""
-    data: Path | None = None
+    data: Path | None = None  # a .jsonl file, or what `datasets` reads: other files, a folder, a hub id
+    subset: str = ""  # of a dataset
+    split: str = "train"
     reward: str = ""  # file.py:function or module:function
     reward_range: tuple[float, float] | None = None  # of what it returns
     reward_weights: Mapping[str, float] = field(default_factory=dict[str, float])  # where it returns several by name
@@ -131,8 +134,12 @@ def _environments(options: TrainOptions) -> list[JsonDict]:
     style: JsonDict = {"prompt": options.prompt, "system": options.system}
     found: list[JsonDict] = []
     if options.data is not None:
+        source = str(options.data)
+        if is_dataset(source):
+            name = file_name(source, options.subset, options.split)
+            source = str(write_jsonl(source, options.directory / "data" / name, options.subset, options.split))
         fields: JsonDict = {
-            "path": _absolute(str(options.data)),
+            "path": _absolute(source),
             "question": options.question,
             "answer": options.answer,
         }

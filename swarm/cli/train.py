@@ -18,8 +18,11 @@ def train(
         str, typer.Option("--model", "-m", help="smollm2, a folder, or a hub id; tiny for a try in seconds.")
     ] = "",
     data: Annotated[
-        Path | None, typer.Option("--data", "-d", help=".jsonl file, folder of `datasets`, or a hub id of one.")
+        Path | None,
+        typer.Option("--data", "-d", help=".jsonl file; or parquet, csv, json, a folder, a hub id."),
     ] = None,
+    subset: Annotated[str, typer.Option(help="Of a dataset with several configurations.")] = "",
+    split: Annotated[str, typer.Option(help="Of a dataset.")] = "train",
     reward: Annotated[
         str, typer.Option("--reward", "-r", help="my_file.py:score(question, answer, reference) -> number in [0, 1].")
     ] = "",
@@ -75,6 +78,8 @@ def train(
         directory=directory,
         model=model,
         data=data,
+        subset=subset,
+        split=split,
         reward=reward,
         reward_range=reward_range,
         reward_weights=parse_weights(reward_weight),
