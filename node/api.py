@@ -154,7 +154,7 @@ class Training:
 
 
 def train(
-    model: str,
+    model: "str | Training",
     tasks: Iterable[Mapping[str, Any]] | str | Path | None = None,
     reward: Reward | str | None = None,
     *,
@@ -172,7 +172,7 @@ def train(
     Ctrl-C saves, stops and returns; it works in a notebook as well.
 
     Args:
-        model: `smollm2`, a folder, or a hub id; `tiny` for a try.
+        model: `smollm2`, a folder, or a hub id; `tiny` for a try; or another training, to begin with what it made.
         tasks: records with `question` (or `messages`) and `answer`, or a .jsonl file of them; None with `environments`.
         reward: what an answer is worth; a function is copied as source, so what it uses is imported inside of it. A
             text names one as `my_file.py:score`. None: the answer must be the same text or number.
@@ -203,7 +203,8 @@ def train(
         spec = f"{_written(folder / REWARD, _source(spec))}:{spec.__name__}"
     settings = TrainOptions(
         directory=folder,
-        model=model,
+        model="" if isinstance(model, Training) else model,
+        init_from=model.directory if isinstance(model, Training) else None,
         data=None if tasks is None else Path(tasks),
         reward=spec,
         recipe=recipe,

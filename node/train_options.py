@@ -3,6 +3,7 @@
 Invariant: node.toml says all that was decided; options that would change a training that has begun are an error.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,6 +15,7 @@ from swarm.errors import ConfigError
 from swarm.model.source import is_char_model
 from swarm.types import JsonDict
 
+INITIAL: Final = "initial-model"  # of a training that began from a node's checkpoint
 _OF_THE_MACHINE: Final = ("num_threads", "niceness", "exchange.max_upload_bytes_per_s")
 # of a directory that exists: how far the training goes, and what it takes of the machine
 _CHANGEABLE: Final = frozenset({"learner.num_steps", "telemetry.log_level", *_OF_THE_MACHINE}) | {
@@ -27,6 +29,8 @@ class TrainOptions:
 
     directory: Path
     model: str = ""
+    init_from: Path | None = None  # in place of a model: what another training made, a node's directory or its export
+    must_exist: bool = False  # only goes on with what is in the directory
     data: Path | None = None  # a .jsonl file, or what `datasets` reads: other files, a folder, a hub id
     subset: str = ""  # of a dataset
     split: str = "train"
@@ -61,6 +65,11 @@ def resolve(options: TrainOptions) -> NodeConfig:
     """
     path = options.directory / NODE_FILE
     if not path.is_file():
+        if options.must_exist:
+            raise ConfigError(
+                f"--resume: {options.directory} holds no training; name the directory of one, or leave --resume out to "
+                "begin there"
+            )
         if not options.names_task:
             raise ConfigError(
                 f"{options.directory}: nothing to resume there; say what to train on: --data FILE.jsonl, with "
@@ -90,16 +99,20 @@ def resolve(options: TrainOptions) -> NodeConfig:
 
 def _data(options: TrainOptions) -> JsonDict:
     """Plain data of node.toml. Raises ConfigError."""
-    if not options.model:
+    if options.init_from is not None and options.model:
+        raise ConfigError(f"--model {options.model} and --init-from {options.init_from}: both name a model; give one")
+    model = options.model if options.init_from is None else _made_by(options.init_from, options.directory)
+    if not model:
         raise ConfigError(
-            "--model: name one: smollm2, a folder, or a hub id; tiny and tiny-agents know little tasks only"
+            "--model: name one: smollm2, a folder, or a hub id; tiny and tiny-agents know little tasks only; or "
+            "--init-from what another training made"
         )
     if options.nodes < 1 or options.generators < 0:
         raise ConfigError(
             f"nodes {options.nodes}, generators {options.generators}: expected one node at least, and no fewer than 0 "
             "generators"
         )
-    is_tiny, has_others = is_char_model(options.model), options.nodes > 1 or options.generators > 0
+    is_tiny, has_others = is_char_model(model), options.nodes > 1 or options.generators > 0
     longest = options.max_new_tokens or (16 if is_tiny else 256)
     data: JsonDict = {
         "dir": str(options.directory),
@@ -108,7 +121,7 @@ def _data(options: TrainOptions) -> JsonDict:
         "worker": "inline" if is_tiny else "process",
         "environments": _environments(options),
         "model": {
-            "source": _absolute(options.model),
+            "source": _absolute(model),
             "dtype": "float32" if is_tiny else "bfloat16",
             "lora_rank": options.lora_rank,
         },
@@ -128,6 +141,18 @@ def _data(options: TrainOptions) -> JsonDict:
     }
     apply_overrides(NodeConfig, data, list(options.overrides))
     return data
+
+
+def _made_by(origin: Path, directory: Path) -> str:
+    """The model of another training as a folder: the export itself, or one of a node's newest checkpoint."""
+    if not (origin / NODE_FILE).is_file():
+        return str(origin)
+    folder = directory / INITIAL
+    if not folder.exists():
+        from swarm.trained.export import export_model
+
+        export_model(origin, folder, "hf", None, time.time())
+    return str(folder)
 
 
 def _environments(options: TrainOptions) -> list[JsonDict]:
@@ -171,7 +196,9 @@ def _own_file(spec: str) -> str:
 
 def _given(options: TrainOptions) -> list[str]:
     """Options that say how to train, by their names on the command line."""
-    unsaid = TrainOptions(directory=options.directory, steps=options.steps, overrides=options.overrides)
+    unsaid = TrainOptions(
+        directory=options.directory, steps=options.steps, overrides=options.overrides, must_exist=options.must_exist
+    )
     names = [each.name for each in fields(options) if getattr(options, each.name) != getattr(unsaid, each.name)]
     spelled = {"learning_rate": "--lr", "reward_weights": "--reward-weight"}
     return [spelled.get(name, f"--{name.replace('_', '-')}") for name in names]

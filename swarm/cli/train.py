@@ -17,6 +17,13 @@ def train(
     model: Annotated[
         str, typer.Option("--model", "-m", help="smollm2, a folder, or a hub id; tiny for a try in seconds.")
     ] = "",
+    init_from: Annotated[
+        Path | None,
+        typer.Option("--init-from", help="In place of --model: a node's directory (newest checkpoint), or its export."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Only go on with what is there; else an empty directory begins anew.")
+    ] = False,
     data: Annotated[
         Path | None,
         typer.Option("--data", "-d", help=".jsonl file; or parquet, csv, json, a folder, a hub id."),
@@ -77,6 +84,8 @@ def train(
     options = TrainOptions(
         directory=directory,
         model=model,
+        init_from=init_from,
+        must_exist=resume,
         data=data,
         subset=subset,
         split=split,
