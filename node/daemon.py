@@ -93,6 +93,7 @@ class Daemon(Service):
         self._on_event = on_event
         self._own_entry = config.entry  # without what a manifest says
         self.clock = SystemClock()
+        self._started_at_s = self.clock.now_s()
         self.agent: Agent
         self.directory: HivemindDirectory | None = None
         self.coordinator: GrpcCoordinatorClient | None = None
@@ -413,6 +414,8 @@ class Daemon(Service):
             "run_id": self.config.run_id,
             "pid": os.getpid(),
             "at_s": self.clock.now_s(),
+            "started_at_s": self._started_at_s,
+            "reward_mean": agent.own_groups.reward_mean.value,
             "step": agent.newest_version.step,
             "last_step_at_s": agent.last_step_at_s,
             "is_finished": self._is_finished,

@@ -6,6 +6,7 @@ holds the directory (`swarm.process.is_running`).
 
 import json
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -81,7 +82,8 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
         shown.append(("episodes", ", ".join(f"{name} {kind}" for name, kind in status["environments"].items())))
     if disk := _disk_words(status):
         shown.append(("disk", disk))
-    counts = ("num_local_used", "num_external_used", "num_set_aside", "num_entry_refused", "refusals", "evaluations")
+    shown += _figures(status)
+    counts = ("num_local_used", "num_external_used", "num_set_aside", "num_entry_refused")
     return shown + [(key, str(status.get(key, ""))) for key in counts]
 
 
@@ -107,6 +109,25 @@ def _disk_words(status: JsonDict) -> str:
     parts = [f"{byte_words(taken)} taken"] if taken is not None else []
     parts[:1] = [f"{parts[0]} of {byte_words(most)}"] if parts and most else parts
     return ", ".join(parts + ([] if written is None else [f"{byte_words(written)} written since this start"]))
+
+
+def _figures(status: JsonDict) -> list[tuple[str, str]]:
+    """How it goes, in words; what an older release did not write is left out."""
+    shown: list[tuple[str, str]] = []
+    if status.get("reward_mean") is not None:
+        shown.append(("reward", f"{status['reward_mean']:.3f}, of the newest own groups"))
+    if status.get("started_at_s"):
+        seconds = max(1e-9, status["at_s"] - status["started_at_s"])
+        speed = f", {status.get('tokens_generated', 0) / seconds:,.0f} tokens/s generated"
+        shown.append(("runs for", f"{timedelta(seconds=round(seconds))}{speed}"))
+    evaluations = {
+        name.replace("/", " ").replace("_", " "): value for name, value in status.get("evaluations", {}).items()
+    }
+    shown.append(
+        ("success", ", ".join(f"{name} {value:.2f}" for name, value in evaluations.items()) or "not yet known")
+    )
+    refused = ", ".join(f"{reason} {count}" for reason, count in status.get("refusals", {}).items())
+    return [*shown, ("refused", refused or "no group of others")]
 
 
 def _describe_following(following: JsonDict) -> str:
