@@ -6,7 +6,7 @@ from swarm.addresses import is_private_host
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
 from swarm.causes.snapshot import RECENT_STEPS, Snapshot, shortened
 from swarm.types import NodeId, RefusalReason, short
-from swarm.wire.held_manifest import HELD, in_words
+from swarm.wire.held_manifest import HELD, Difference, in_words
 
 PATIENCE_S: Final = 60.0  # a node needs some of them to find others
 FEW_REFUSED: Final = 8
@@ -115,9 +115,15 @@ def _present(
     return sorted(found, key=lambda reason: -snapshot.refused[str(reason)])
 
 
+def _differences(snapshot: Snapshot) -> list[Difference] | None:
+    """From the run's manifest; None where the node holds none."""
+    found: list[Difference] | None = (snapshot.status or {}).get("differs_from_run")
+    return found
+
+
 def differs_from_run(snapshot: Snapshot) -> Diagnosed | None:
     """This node is set otherwise than the manifest of its run says."""
-    found = snapshot.value("differs_from_run", None)
+    found = _differences(snapshot)
     if not found:
         return None
     keys = ", ".join(str(key) for key, _, _ in found)
@@ -138,7 +144,7 @@ def settings_differ(snapshot: Snapshot) -> Diagnosed | None:
     if not present:
         return None
     keys, why = _SETTINGS[present[0]]
-    if snapshot.value("differs_from_run", None) == []:  # a manifest is there, and this node is as it says
+    if _differences(snapshot) == []:  # a manifest is there, and this node is as it says
         who = _newest_producer(snapshot, present[0])
         fix = f"here they are as the run's manifest says: {who} has to take {keys} of it, by joining again"
     else:

@@ -52,7 +52,7 @@ class Hub(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Hub
+    server: Hub  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
         if self.path.startswith("/api/models/"):
