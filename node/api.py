@@ -266,8 +266,9 @@ async def _until_cancelled(training: Coroutine[Any, Any, None]) -> bool:
 
 
 def _written(path: Path, text: str) -> Path:
-    """A file with that text; one that is there stays. Raises ConfigError where it has another text."""
-    if path.exists() and path.read_text(encoding="utf-8") != text:
+    """A file with that text. Raises ConfigError where a training that has begun has another text there."""
+    has_begun = (path.parent / NODE_FILE).exists()
+    if has_begun and path.exists() and path.read_text(encoding="utf-8") != text:
         raise ConfigError(
             f"{path} is of another training: name another directory, or give what this one was begun with"
         )

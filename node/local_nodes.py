@@ -27,7 +27,7 @@ from swarm.wire.run_manifest import write_toml
 
 NODES: Final = "nodes"  # folder of the training's directory
 LOG: Final = "log.txt"  # of each
-_STOP_TIMEOUT_S: Final = 30.0  # that one has to save what it trained
+_STOP_TIMEOUT_S: Final = 60.0  # that one has to save what it trained
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -156,6 +156,13 @@ def test_two_nodes_of_one_call_learn_from_each_other_and_end_together(tmp_path: 
     assert read_status(second)["was_stopped"], "it ended in order"
 
 
+def test_records_that_were_refused_do_not_keep_the_directory(tmp_path: Path) -> None:
+    wrong: list[dict[str, str]] = [{"asked": "sort:cab=", "answer": "abc"}]
+    with pytest.raises(ConfigError, match="record 0 has no field 'question'"):
+        swarm.train("tiny", wrong, directory=tmp_path / "run", steps=1)
+    swarm.train("tiny", letters(30), directory=tmp_path / "run", steps=1, say=lambda _: None, **QUICK)
+
+
 def test_a_number_of_nodes_that_cannot_be_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nodes 0, generators 0: expected one node at least"):
         swarm.train("tiny", letters(5), directory=tmp_path / "run", nodes=0)
