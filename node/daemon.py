@@ -30,7 +30,7 @@ from swarm.environments.determinism import examine, require_repeatable
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.environments.soundness import narrow_tokenizer
 from swarm.errors import StorageFull, SwarmError
-from swarm.events import NODE, Event, LoopFailed, NodeFinished, NodeStarted, StoreDamaged
+from swarm.events import NODE, Event, LoopFailed, NodeFinished, NodeStarted, StoreDamaged, VersionPublished
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.grpc_transport import GrpcTransport
@@ -99,6 +99,7 @@ class Daemon(Service):
         self.coordinator: GrpcCoordinatorClient | None = None
         self._worker = WorkerProcess(self._emit)
         self._is_finished = False  # every step is made
+        self._has_version = False  # the learner has loaded its model
         self._refresh: ManifestRefresh | None = None  # of a node that joined by a link
         self._differences: list[Difference] | None = None  # from the run's manifest; None: none is held
 
@@ -334,6 +335,11 @@ class Daemon(Service):
     # --- status and events ---------------------------------------------------------------------------
 
     def _emit(self, event: Event) -> None:
+        if isinstance(event, VersionPublished) and not self._has_version:
+            self._has_version = True
+            took_s = round(self.clock.now_s() - self._started_at_s, 1)
+            how = "resumed at its newest checkpoint" if event.step else "begun"
+            logger.info("the model is loaded", extra={"training": how, "step": event.step, "after_s": took_s})
         self.events.write(event)
         self.telemetry.record(event)
         if self._on_event is not None:
@@ -415,6 +421,7 @@ class Daemon(Service):
             "pid": os.getpid(),
             "at_s": self.clock.now_s(),
             "started_at_s": self._started_at_s,
+            "is_loading": Role.TRAINER in self.config.roles and not self._has_version,
             "reward_mean": agent.own_groups.reward_mean.value,
             "step": agent.newest_version.step,
             "last_step_at_s": agent.last_step_at_s,

@@ -51,7 +51,8 @@ def read_status(directory: Path) -> JsonDict:
 def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     """What `swarm status` shows, as name and value; ids are whole, so that they can be copied."""
     shown = [(key, str(status.get(key, ""))) for key in ("name", "node_id", "run_id")]
-    shown.append(("step", f"{status['step']}{' (finished: every step is made)' if status.get('is_finished') else ''}"))
+    step = f"{status['step']}{' (finished: every step is made)' if status.get('is_finished') else ''}"
+    shown.append(("step", "not known yet: the model is being loaded" if status.get("is_loading") else step))
     if status.get("paused_since_s") is not None:
         shown.append(("paused", f"{paused_words(status['paused_since_s'])}; swarm resume goes on"))
     following = status.get("following")

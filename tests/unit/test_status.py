@@ -180,6 +180,8 @@ def test_figures_are_said_in_words() -> None:
     assert rows["reward"].startswith("0.250") and rows["runs for"] == "0:02:00, 20 tokens/s generated"
     assert rows["success"] == "sort held out 0.50" and rows["refused"] == "too_old 3"
     assert dict(status_rows(status_of()))["success"] == "not yet known"
+    loading = dict(status_rows(status_of(step=0, is_loading=True)))
+    assert loading["step"].startswith("not known yet: the model is being loaded"), "no step was lost"
 
 
 def test_a_training_that_was_stopped_goes_on_with_the_command_that_began_it() -> None:
