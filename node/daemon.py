@@ -421,7 +421,7 @@ class Daemon(Service):
             "pid": os.getpid(),
             "at_s": self.clock.now_s(),
             "started_at_s": self._started_at_s,
-            "is_loading": Role.TRAINER in self.config.roles and not self._has_version,
+            "is_loading": Role.TRAINER in self.config.roles and not self._has_version and agent.paused_since_s is None,
             "reward_mean": agent.own_groups.reward_mean.value,
             "step": agent.newest_version.step,
             "last_step_at_s": agent.last_step_at_s,

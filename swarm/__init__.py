@@ -6,14 +6,14 @@ from typing import Any
 __version__ = "0.1.0"
 
 _MODULES = {
-    "train": "node.api",
-    "Training": "node.api",
-    "Callback": "node.callbacks",
-    "Metrics": "node.callbacks",
-    "connect": "node.rollout_source",
-    "trl_columns": "node.rollout_source",
-    "RolloutSource": "node.rollout_source",
-    "SourcedGroup": "node.rollout_source",
+    "train": "node.python_api.training",
+    "Training": "node.python_api.training",
+    "Callback": "node.python_api.callbacks",
+    "Metrics": "node.python_api.callbacks",
+    "connect": "node.python_api.rollout_source",
+    "trl_columns": "node.python_api.rollout_source",
+    "RolloutSource": "node.python_api.rollout_source",
+    "SourcedGroup": "node.python_api.rollout_source",
 }
 
 

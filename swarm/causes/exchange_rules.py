@@ -93,10 +93,11 @@ def _differing(snapshot: Snapshot, name: str, reasons: list[RefusalReason], clai
     """A finding about groups that do not fit this node, graver the more of them there are."""
     count = snapshot.refused_of(*reasons)
     share = _share(snapshot, count)
-    if count < FEW_REFUSED or share < 0.05:
+    is_all = share > 0.9
+    # Where nothing of theirs fits, the streams of one side end after a dozen groups, and those of both with them.
+    if count < (FEW_REFUSED // 2 if is_all else FEW_REFUSED) or share < 0.05:
         return None
     _, by = _who(snapshot, *reasons)
-    is_all = share > 0.9
     return Diagnosed(
         name=name,
         claim=claim + _newest(snapshot, reasons[0]),

@@ -47,7 +47,7 @@ async def test_both_are_told_the_key_and_the_fix_and_join_warns(tmp_path: Path) 
         async with ada, bell:
             running = [asyncio.create_task(each.run()) for each in (ada, bell)]
             try:
-                while any(sum(each.agent.ingest.refusals.values()) < 10 for each in (ada, bell)):
+                while any(sum(each.agent.ingest.refusals.values()) < 4 for each in (ada, bell)):
                     for task in running:
                         assert not task.done(), task.exception()
                     await asyncio.sleep(0.1)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from node.background import Background, run_apart
-from node.callbacks import Callback, evaluation_metrics, step_metrics
+from node.python_api.background import Background, run_apart
+from node.python_api.callbacks import Callback, evaluation_metrics, step_metrics
 from node.train import train as run_training
 from node.train_options import TrainOptions
 from swarm.config import NODE_FILE, NodeConfig, load_config

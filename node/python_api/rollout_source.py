@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from node.background import Background, run_apart
 from node.daemon import Daemon
 from node.join import join_swarm
+from node.python_api.background import Background, run_apart
 from swarm.config import NODE_FILE, NodeConfig, load_config
 from swarm.environments.load import build_environments
 from swarm.episode import Message

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from swarm.events import PolicyEvaluated, StepMade
 
 if TYPE_CHECKING:
-    from node.api import Training
+    from node.python_api.training import Training
 
 Metrics = Mapping[str, float]
 
