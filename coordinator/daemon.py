@@ -6,6 +6,7 @@ with the same identity, and `<dir>/coordinator.json` exists only once it answers
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ from coordinator.turns import CallerTurns
 from swarm.addresses import advertised, is_private_host
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
+from swarm.environments.load import build_environment
 from swarm.errors import ConfigError, SwarmError
 from swarm.identity import Identity
 from swarm.objectives.methods import built_in_name, list_recipes, recipes_of
@@ -104,6 +106,7 @@ class CoordinatorDaemon(Service):
             }
         )
         await asyncio.to_thread(_require_recipe, config.node)
+        await asyncio.to_thread(_require_environments, config.node)
         digest = await asyncio.to_thread(_tokenizer_digest, config)
         manifest = manifest_of(everyone, config.run_id, digest, key.stat().st_mtime)
         self._sign = lambda: sign_next(config, identity, manifest, self.clock.now_s())
@@ -257,6 +260,21 @@ def _require_recipe(node: NodeConfig) -> None:
         logger.info("only the name of the recipe was checked", extra={"reason": str(error)})
     except ConfigError as error:
         raise ConfigError(f"node.{error}") from None
+
+
+def _require_environments(node: NodeConfig) -> None:
+    """Refuses a run with a task that no node can build. What needs a file or a package that only nodes have is left to
+    them.
+
+    Raises:
+        ConfigError: names the environment, and what there is.
+    """
+    needs = {"jsonl", "function", "plugin"}
+    if importlib.util.find_spec("reasoning_gym") is None:
+        needs.add("reasoning_gym")
+    for env in node.environments:
+        if not needs & {env.kind, env.inner.kind if env.inner else ""}:
+            build_environment(env)
 
 
 def _tokenizer_digest(config: CoordinatorConfig) -> str:

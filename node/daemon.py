@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from node.ailment_alerts import AilmentAlerts
 from node.credential import OwnCredential
 from node.disk_budget import within_budget
 from node.manifest_refresh import ManifestRefresh
@@ -29,7 +30,7 @@ from swarm.environments.determinism import examine, require_repeatable
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.environments.soundness import narrow_tokenizer
 from swarm.errors import StorageFull, SwarmError
-from swarm.events import NODE, Event, LoopFailed, NodeFinished, NodeStarted, StoreDamaged
+from swarm.events import NODE, Event, LoopFailed, NodeFinished, NodeStarted, StoreDamaged, VersionPublished
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.grpc_transport import GrpcTransport
@@ -61,7 +62,7 @@ from swarm.relay.relay_servicer import RelayLimits
 from swarm.telemetry import EventLog, Telemetry, make_sinks
 from swarm.types import Correction, JsonDict, Role, short
 from swarm.weights.store import WeightStore
-from swarm.wire.held_manifest import load_held, with_held
+from swarm.wire.held_manifest import Difference, differences, in_words, load_held, with_held
 from swarm.wire.run_manifest import SignedManifest, write_toml
 
 if TYPE_CHECKING:
@@ -92,12 +93,15 @@ class Daemon(Service):
         self._on_event = on_event
         self._own_entry = config.entry  # without what a manifest says
         self.clock = SystemClock()
+        self._started_at_s = self.clock.now_s()
         self.agent: Agent
         self.directory: HivemindDirectory | None = None
         self.coordinator: GrpcCoordinatorClient | None = None
         self._worker = WorkerProcess(self._emit)
         self._is_finished = False  # every step is made
+        self._has_version = False  # the learner has loaded its model
         self._refresh: ManifestRefresh | None = None  # of a node that joined by a link
+        self._differences: list[Difference] | None = None  # from the run's manifest; None: none is held
 
     async def run(self) -> None:
         """Runs every loop until cancelled, or until every step is made (`learner.at_end`).
@@ -120,6 +124,8 @@ class Daemon(Service):
                 }
                 if self._refresh is not None:
                     beside["manifest"] = self._refresh.keep
+                if self.telemetry.takes_alerts:
+                    beside["alerts"] = AilmentAlerts(config=self.config, alert=self.telemetry.alert).keep
                 for name, loop in beside.items():
                     running.append(tasks.create_task(supervise(name, loop, self.agent, rng)))
                 await self._run_worker()
@@ -155,6 +161,7 @@ class Daemon(Service):
         if held is not None:
             self._refresh = ManifestRefresh(config, identity, held, self.clock)
             config = self.config = with_held(config, await self._refresh.begin(), self._own_entry)
+            self._compare(self._refresh.held)
         self.entry = EntryRule(config.entry, config.run_id, self.clock, config.coordinator.fingerprint)
         self._credential = OwnCredential(config, identity.node_id, self.entry, self.clock)
         await self._credential.prepare()
@@ -194,7 +201,7 @@ class Daemon(Service):
         if self._refresh is not None:
             self._refresh.on_change = self._on_manifest
         self._emit(NodeStarted(node_id=identity.node_id, endpoints=tuple(self.agent.endpoints), pid=os.getpid()))
-        fields = {"node": short(identity.node_id), "endpoints": self.agent.endpoints, "bootstrap": self._maddrs()}
+        fields = {"node": short(identity.node_id), "endpoints": self.agent.endpoints, "bootstrap": self.maddrs}
         logger.info("node started", extra=fields)
 
     def _discovery(self) -> RelayedDirectory | None:
@@ -204,12 +211,20 @@ class Daemon(Service):
             self.directory, self.transport, lambda: self.reach.helpers, self.agent.context.identity, self.clock
         )
 
-    def _maddrs(self) -> list[str]:
+    @property
+    def maddrs(self) -> list[str]:
         """Where others find this node in the DHT: what they write into `directory.bootstrap`."""
         return list(self.directory.visible_maddrs()) if self.directory is not None else []
 
+    def _compare(self, signed: SignedManifest) -> None:
+        """Notes, and says in the log, where this node is set otherwise than its run."""
+        before, self._differences = self._differences, differences(self.config, signed.manifest)
+        if self._differences and self._differences != before:
+            logger.warning("this node is set otherwise than its run", extra={"how": in_words(self._differences)})
+
     def _on_manifest(self, signed: SignedManifest) -> None:
         """Follows who may take part, and the coordinator's key, as a newer manifest says."""
+        self._compare(signed)
         before, config = self.config.entry, with_held(self.config, signed, self._own_entry)
         self.config = config
         if config.entry != before:
@@ -225,7 +240,9 @@ class Daemon(Service):
         config = self.config
         self.events = await asyncio.to_thread(EventLog, config.dir / "events.jsonl")
         self._exit.callback(self.events.close)
-        self.telemetry = Telemetry(name, make_sinks(config.telemetry, config.dir, name))
+        settings = config.model_dump(mode="json")
+        sinks = await asyncio.to_thread(make_sinks, config.telemetry, config.dir, name, settings)
+        self.telemetry = Telemetry(name, sinks)
         self._exit.callback(self.telemetry.close)
         if config.telemetry.metrics_listen:
             self._exit.callback(self.telemetry.serve(config.telemetry.metrics_listen))
@@ -292,6 +309,8 @@ class Daemon(Service):
 
     async def _run_worker(self) -> None:
         await self.agent.resumed()  # a paused node that is started loads no model
+        if not {Role.TRAINER, Role.GENERATOR} & set(self.config.roles):
+            await asyncio.Event().wait()  # it passes on what others make, until it is stopped
         if self.config.worker == "inline":
             from node.build import build_worker  # imports torch, which no other agent needs
 
@@ -316,6 +335,11 @@ class Daemon(Service):
     # --- status and events ---------------------------------------------------------------------------
 
     def _emit(self, event: Event) -> None:
+        if isinstance(event, VersionPublished) and not self._has_version:
+            self._has_version = True
+            took_s = round(self.clock.now_s() - self._started_at_s, 1)
+            how = "resumed at its newest checkpoint" if event.step else "begun"
+            logger.info("the model is loaded", extra={"training": how, "step": event.step, "after_s": took_s})
         self.events.write(event)
         self.telemetry.record(event)
         if self._on_event is not None:
@@ -396,13 +420,16 @@ class Daemon(Service):
             "run_id": self.config.run_id,
             "pid": os.getpid(),
             "at_s": self.clock.now_s(),
+            "started_at_s": self._started_at_s,
+            "is_loading": Role.TRAINER in self.config.roles and not self._has_version and agent.paused_since_s is None,
+            "reward_mean": agent.own_groups.reward_mean.value,
             "step": agent.newest_version.step,
             "last_step_at_s": agent.last_step_at_s,
             "is_finished": self._is_finished,
             "paused_since_s": agent.paused_since_s,
             "written_bytes": written_bytes_of_tree(),
             "endpoints": list(agent.endpoints),
-            "dht": self._maddrs(),
+            "dht": self.maddrs,
             "reach": self.reach.status(),
             "relayed": self.transport.relay.status(),
             "peers": sorted(agent.peers.connected),
@@ -424,6 +451,7 @@ class Daemon(Service):
             "replay_bytes": agent.replay.num_bytes,
             "num_failures": agent.num_failures,
             "num_entry_refused": self.entry.num_refused,
+            "differs_from_run": self._differences,
             "who_counts": _who_counts(self.config),
             "environments": {each.name: each.exchange for each in self.config.environments},
             "standing": {peer: agent.parties.standing_of(peer) for peer in sorted(agent.peers.connected)},

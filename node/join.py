@@ -20,12 +20,13 @@ from swarm.identity import Identity
 from swarm.model.source import SHIPPED
 from swarm.process import load_or_create_identity
 from swarm.types import JsonDict, NodeId, Role
-from swarm.wire.held_manifest import HELD, load_held, save_held, with_held
+from swarm.wire.held_manifest import HELD, differences, in_words, load_held, save_held, with_held
 from swarm.wire.join_link import FetchedManifest, JoinLink, fetch_manifest, node_config_from_manifest
 from swarm.wire.run_manifest import check_expiry, check_succession, write_toml
 
 FETCH_TIMEOUT_S = 10.0
 GUEST_NICENESS = 10  # of a node that joins: whoever works at the machine goes first
+OTHERWISE = "the other nodes refuse groups that are made otherwise than theirs, and this one refuses theirs"
 
 
 async def join_swarm(
@@ -73,6 +74,9 @@ async def join_swarm(
             say(f"coordinator.address stays {config.coordinator.address!r}: change it there if the coordinator moved")
         if held is None:
             say(await _hold_first(parsed, identity, directory))
+        elif found := differences(config, held.manifest):
+            say(f"warning: {in_words(found)}: {OTHERWISE}; change {path}, or delete it and join again: the node keeps "
+                "its key, groups and checkpoints")  # fmt: skip
     else:
         config = await _write_new(parsed, identity, path, overrides, say, roles)
     if start:
@@ -136,6 +140,11 @@ async def _write_new(
     config = parse_config(NodeConfig, data, origin)
     await asyncio.to_thread(_require_recipe, config, origin)
     await asyncio.to_thread(within_budget, config)
+    if config.model.source != fetched.manifest.model.source:
+        say(f"note: model.source is {config.model.source!a} here and {fetched.manifest.model.source!a} in the run: "
+            "what this node makes is another model's, and counts for less the less likely it is there")  # fmt: skip
+    if found := differences(config, fetched.manifest):
+        say(f"warning: {in_words(found)}: {OTHERWISE}; leave it out of --set unless all others do the same")
     say(reach)
     say(_describe_entry(with_held(config, fetched.signed), identity.node_id))
     await asyncio.to_thread(save_held, path.parent, fetched.signed)

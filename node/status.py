@@ -6,6 +6,7 @@ holds the directory (`swarm.process.is_running`).
 
 import json
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -50,7 +51,8 @@ def read_status(directory: Path) -> JsonDict:
 def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     """What `swarm status` shows, as name and value; ids are whole, so that they can be copied."""
     shown = [(key, str(status.get(key, ""))) for key in ("name", "node_id", "run_id")]
-    shown.append(("step", f"{status['step']}{' (finished: every step is made)' if status.get('is_finished') else ''}"))
+    step = f"{status['step']}{' (finished: every step is made)' if status.get('is_finished') else ''}"
+    shown.append(("step", "not known yet: the model is being loaded" if status.get("is_loading") else step))
     if status.get("paused_since_s") is not None:
         shown.append(("paused", f"{paused_words(status['paused_since_s'])}; swarm resume goes on"))
     following = status.get("following")
@@ -81,7 +83,8 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
         shown.append(("episodes", ", ".join(f"{name} {kind}" for name, kind in status["environments"].items())))
     if disk := _disk_words(status):
         shown.append(("disk", disk))
-    counts = ("num_local_used", "num_external_used", "num_set_aside", "num_entry_refused", "refusals", "evaluations")
+    shown += _figures(status)
+    counts = ("num_local_used", "num_external_used", "num_set_aside", "num_entry_refused")
     return shown + [(key, str(status.get(key, ""))) for key in counts]
 
 
@@ -109,6 +112,25 @@ def _disk_words(status: JsonDict) -> str:
     return ", ".join(parts + ([] if written is None else [f"{byte_words(written)} written since this start"]))
 
 
+def _figures(status: JsonDict) -> list[tuple[str, str]]:
+    """How it goes, in words; what an older release did not write is left out."""
+    shown: list[tuple[str, str]] = []
+    if status.get("reward_mean") is not None:
+        shown.append(("reward", f"{status['reward_mean']:.3f}, of the newest own groups"))
+    if status.get("started_at_s"):
+        seconds = max(1e-9, status["at_s"] - status["started_at_s"])
+        speed = f", {status.get('tokens_generated', 0) / seconds:,.0f} tokens/s generated"
+        shown.append(("runs for", f"{timedelta(seconds=round(seconds))}{speed}"))
+    evaluations = {
+        name.replace("/", " ").replace("_", " "): value for name, value in status.get("evaluations", {}).items()
+    }
+    shown.append(
+        ("success", ", ".join(f"{name} {value:.2f}" for name, value in evaluations.items()) or "not yet known")
+    )
+    refused = ", ".join(f"{reason} {count}" for reason, count in status.get("refusals", {}).items())
+    return [*shown, ("refused", refused or "no group of others")]
+
+
 def _describe_following(following: JsonDict) -> str:
     if not following["policy"]:
         candidates = [*following["candidates"], *following["trainers_without_weights"]]
@@ -120,7 +142,9 @@ def _describe_following(following: JsonDict) -> str:
     return f"{following['policy']} ({connected}; {steps})"
 
 
-def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = True) -> list[str]:
+def problems(
+    status: JsonDict, now_s: float, max_idle_s: float, runs: bool = True, directory: Path = Path("swarm-node")
+) -> list[str]:
     """Why the node is not making progress; empty when it is. `swarm why` has the same rules, and more of them.
 
     Args:
@@ -128,8 +152,9 @@ def problems(status: JsonDict, now_s: float, max_idle_s: float, runs: bool = Tru
         now_s: wall clock.
         max_idle_s: longest time without an optimizer step.
         runs: what `is_running` says of its directory.
+        directory: of the node, for the commands that are to mend it.
     """
-    snapshot = Snapshot(now_s=now_s, status=status, max_idle_s=max_idle_s, runs=runs)
+    snapshot = Snapshot(now_s=now_s, directory=directory, status=status, max_idle_s=max_idle_s, runs=runs)
     return [found.claim for found in status_findings(snapshot)]
 
 

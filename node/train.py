@@ -6,16 +6,18 @@ resumed, evaluated, exported, or take part in a run later. A run that cannot lea
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from node.daemon import Daemon
+from node.local_nodes import LocalNodes
 from node.sampled_tasks import SampledEnvironment, doubts, sample_environments, task_lines
 from node.takes import takes_line
 from node.train_options import TrainOptions, resolve
 from node.training_watch import TrainingWatch
 from swarm.config import NODE_FILE, NodeConfig
 from swarm.errors import ConfigError
-from swarm.events import NODE, LoopFailed
+from swarm.events import NODE, Event, LoopFailed
 from swarm.model.tokenizer import load_tokenizer
 from swarm.process import defer_gc, freeze_gc, run_until_signal, stand_back
 from swarm.telemetry import EventLog, read_events
@@ -41,13 +43,19 @@ async def train(
     say: Callable[[str], None],
     is_patient: bool = False,
     set_up_logging: Callable[[str, str, str], None] = lambda *_: None,
+    *,
+    on_event: Callable[[Event], None] | None = None,
+    until: Callable[[Coroutine[Any, Any, None]], Awaitable[bool]] = run_until_signal,
 ) -> None:
     """Trains until every step is made, or Ctrl-C.
 
     Args:
+        options: what to train on, and how; with `nodes` or `generators` others beside this one, until it ends.
         say: where lines for people go.
         is_patient: goes on although nothing can be learned yet.
         set_up_logging: called with level, format and name; logging of the process stays as it is without.
+        on_event: called with each event of the node, in its event loop.
+        until: awaits the training; True where it was stopped before it ended.
 
     Raises:
         ConfigError: it cannot begin, or nothing can be learned; with the reason and an example.
@@ -57,13 +65,21 @@ async def train(
     set_up_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
     watch = TrainingWatch(config, say, is_patient)
     watch.remember(await asyncio.to_thread(read_events, config.dir / "events.jsonl"))
+
+    def see(event: Event) -> None:
+        watch.see(event)
+        if on_event is not None:
+            on_event(event)
+
+    others = LocalNodes(config=config, num_trainers=options.nodes - 1, num_generators=options.generators, say=say)
     defer_gc()
     stand_back(config.niceness)
-    os.umask(0o077)
+    umask = os.umask(0o077)
     try:
-        was_stopped = await run_until_signal(_run(config, watch))
+        was_stopped = await until(_run(config, watch, see, others))
     finally:
         freeze_gc()
+        os.umask(umask)  # whoever called may go on
     if watch.is_hopeless:
         reason = await asyncio.to_thread(watch.explain)
         await asyncio.to_thread(_note_end, config, reason)
@@ -114,8 +130,8 @@ def _note_end(config: NodeConfig, reason: str) -> None:
     log.close()
 
 
-async def _run(config: NodeConfig, watch: TrainingWatch) -> None:
-    async with Daemon(config, watch.see) as daemon:
+async def _run(config: NodeConfig, watch: TrainingWatch, see: Callable[[Event], None], others: LocalNodes) -> None:
+    async with Daemon(config, see) as daemon, others.beside(daemon):
         watch.num_with_signal = lambda: daemon.agent.own_groups.since_step.num_with_signal
         running = asyncio.ensure_future(daemon.run())
         ending = asyncio.ensure_future(watch.ends.wait())

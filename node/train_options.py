@@ -3,16 +3,19 @@
 Invariant: node.toml says all that was decided; options that would change a training that has begun are an error.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
 from swarm.config import NODE_FILE, DiskConfig, NodeConfig, apply_overrides, load_config, parse_config
+from swarm.environments.hub_datasets import file_name, is_dataset, write_jsonl
 from swarm.errors import ConfigError
 from swarm.model.source import is_char_model
 from swarm.types import JsonDict
 
+INITIAL: Final = "initial-model"  # of a training that began from a node's checkpoint
 _OF_THE_MACHINE: Final = ("num_threads", "niceness", "exchange.max_upload_bytes_per_s")
 # of a directory that exists: how far the training goes, and what it takes of the machine
 _CHANGEABLE: Final = frozenset({"learner.num_steps", "telemetry.log_level", *_OF_THE_MACHINE}) | {
@@ -26,7 +29,11 @@ class TrainOptions:
 
     directory: Path
     model: str = ""
-    data: Path | None = None
+    init_from: Path | None = None  # in place of a model: what another training made, a node's directory or its export
+    must_exist: bool = False  # only goes on with what is in the directory
+    data: Path | None = None  # a .jsonl file, or what `datasets` reads: other files, a folder, a hub id
+    subset: str = ""  # of a dataset
+    split: str = "train"
     reward: str = ""  # file.py:function or module:function
     reward_range: tuple[float, float] | None = None  # of what it returns
     reward_weights: Mapping[str, float] = field(default_factory=dict[str, float])  # where it returns several by name
@@ -40,6 +47,8 @@ class TrainOptions:
     learning_rate: float | None = None
     lora_rank: int = 0
     recipe: str = ""
+    nodes: int = 1  # that train on this machine and share what they experience
+    generators: int = 0  # further ones that only generate, with the weights of the first
     overrides: tuple[str, ...] = ()
 
     @property
@@ -56,6 +65,11 @@ def resolve(options: TrainOptions) -> NodeConfig:
     """
     path = options.directory / NODE_FILE
     if not path.is_file():
+        if options.must_exist:
+            raise ConfigError(
+                f"--resume: {options.directory} holds no training; name the directory of one, or leave --resume out to "
+                "begin there"
+            )
         if not options.names_task:
             raise ConfigError(
                 f"{options.directory}: nothing to resume there; say what to train on: --data FILE.jsonl, with "
@@ -85,11 +99,20 @@ def resolve(options: TrainOptions) -> NodeConfig:
 
 def _data(options: TrainOptions) -> JsonDict:
     """Plain data of node.toml. Raises ConfigError."""
-    if not options.model:
+    if options.init_from is not None and options.model:
+        raise ConfigError(f"--model {options.model} and --init-from {options.init_from}: both name a model; give one")
+    model = options.model if options.init_from is None else _made_by(options.init_from, options.directory)
+    if not model:
         raise ConfigError(
-            "--model: name one: smollm2, a folder, or a hub id; tiny and tiny-agents know little tasks only"
+            "--model: name one: smollm2, a folder, or a hub id; tiny and tiny-agents know little tasks only; or "
+            "--init-from what another training made"
         )
-    is_tiny = is_char_model(options.model)
+    if options.nodes < 1 or options.generators < 0:
+        raise ConfigError(
+            f"nodes {options.nodes}, generators {options.generators}: expected one node at least, and no fewer than 0 "
+            "generators"
+        )
+    is_tiny, has_others = is_char_model(model), options.nodes > 1 or options.generators > 0
     longest = options.max_new_tokens or (16 if is_tiny else 256)
     data: JsonDict = {
         "dir": str(options.directory),
@@ -98,12 +121,12 @@ def _data(options: TrainOptions) -> JsonDict:
         "worker": "inline" if is_tiny else "process",
         "environments": _environments(options),
         "model": {
-            "source": _absolute(options.model),
+            "source": _absolute(model),
             "dtype": "float32" if is_tiny else "bfloat16",
             "lora_rank": options.lora_rank,
         },
         "generator": {"max_new_tokens": longest, "groups_per_batch": 8},
-        "replay": {"local_groups": 8, "external_groups": 0},
+        "replay": {"local_groups": 8, "external_groups": 4 if options.nodes > 1 else 0},
         "learner": {
             "learning_rate": (1e-4 if is_tiny or options.lora_rank else 1e-5)
             if options.learning_rate is None
@@ -112,19 +135,36 @@ def _data(options: TrainOptions) -> JsonDict:
         }
         | ({"recipe": _own_file(options.recipe)} if options.recipe else {}),
         "evaluation": {"every_steps": 20, "num_problems": 32, "keep_best": True},
-        "directory": {"kind": "none"},
+        "directory": {"kind": "dht" if has_others else "none"},
+        "weights": {"publish": options.generators > 0},
         "telemetry": {"log_level": "WARNING"},
     }
     apply_overrides(NodeConfig, data, list(options.overrides))
     return data
 
 
+def _made_by(origin: Path, directory: Path) -> str:
+    """The model of another training as a folder: the export itself, or one of a node's newest checkpoint."""
+    if not (origin / NODE_FILE).is_file():
+        return str(origin)
+    folder = directory / INITIAL
+    if not folder.exists():
+        from swarm.trained.export import export_model
+
+        export_model(origin, folder, "hf", None, time.time())
+    return str(folder)
+
+
 def _environments(options: TrainOptions) -> list[JsonDict]:
     style: JsonDict = {"prompt": options.prompt, "system": options.system}
     found: list[JsonDict] = []
     if options.data is not None:
+        source = str(options.data)
+        if is_dataset(source):
+            name = file_name(source, options.subset, options.split)
+            source = str(write_jsonl(source, options.directory / "data" / name, options.subset, options.split))
         fields: JsonDict = {
-            "path": _absolute(str(options.data)),
+            "path": _absolute(source),
             "question": options.question,
             "answer": options.answer,
         }
@@ -137,8 +177,9 @@ def _environments(options: TrainOptions) -> list[JsonDict]:
         raise ConfigError(f"--reward {options.reward}: needs the questions, --data FILE.jsonl")
     for text in options.environments:
         kind, _, dataset = text.partition(":")
-        name = "".join(c if c.isalnum() else "_" for c in (dataset or kind).lower()).strip("_")[:40]
-        found.append({"name": name, "kind": kind, "dataset": dataset, **style})
+        own = dataset.rpartition(":")[2] if ".py:" in dataset else dataset  # a file of the user's: its class
+        name = "".join(c if c.isalnum() else "_" for c in (own or kind).lower()).strip("_")[:40]
+        found.append({"name": name, "kind": kind, "dataset": _own_file(dataset), **style})
     return found
 
 
@@ -155,7 +196,9 @@ def _own_file(spec: str) -> str:
 
 def _given(options: TrainOptions) -> list[str]:
     """Options that say how to train, by their names on the command line."""
-    unsaid = TrainOptions(directory=options.directory, steps=options.steps, overrides=options.overrides)
+    unsaid = TrainOptions(
+        directory=options.directory, steps=options.steps, overrides=options.overrides, must_exist=options.must_exist
+    )
     names = [each.name for each in fields(options) if getattr(options, each.name) != getattr(unsaid, each.name)]
     spelled = {"learning_rate": "--lr", "reward_weights": "--reward-weight"}
     return [spelled.get(name, f"--{name.replace('_', '-')}") for name in names]

@@ -5,9 +5,20 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+_MODULES = {
+    "train": "node.python_api.training",
+    "Training": "node.python_api.training",
+    "Callback": "node.python_api.callbacks",
+    "Metrics": "node.python_api.callbacks",
+    "connect": "node.python_api.rollout_source",
+    "trl_columns": "node.python_api.rollout_source",
+    "RolloutSource": "node.python_api.rollout_source",
+    "SourcedGroup": "node.python_api.rollout_source",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """`swarm.train` and `swarm.Training`, imported when first asked for: whatever imports us stays light."""
-    if name in ("train", "Training"):
-        return getattr(importlib.import_module("node.api"), name)
+    """The names for Python programs, imported when first asked for: whatever imports us stays light."""
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'swarm' has no attribute {name!r}")

@@ -210,5 +210,8 @@ def _load_file(spec: str, path: Path) -> ModuleType:
         module_spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[private_name]
-        raise ConfigError(f"{spec!r}: executing {path} failed: {type(error).__name__}: {error}") from error
+        fix = ""
+        if isinstance(error, ModuleNotFoundError) and (path.parent / f"{error.name}.py").exists():
+            fix = f"; files beside {path.name} are not imported: write it all in one file, or install a package"
+        raise ConfigError(f"{spec!r}: executing {path} failed: {type(error).__name__}: {error}{fix}") from error
     return module

@@ -23,6 +23,7 @@ STATUS_RULES: Final[tuple[Rule, ...]] = (
     running_rules.loops_fail,
     running_rules.disk_full,
     exchange_rules.coordinator_alarm,
+    exchange_rules.differs_from_run,
 )
 RULES: Final[tuple[Rule, ...]] = (
     running_rules.broken_configuration,

@@ -6,6 +6,7 @@ from swarm.addresses import is_private_host
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
 from swarm.causes.snapshot import RECENT_STEPS, Snapshot, shortened
 from swarm.types import NodeId, RefusalReason, short
+from swarm.wire.held_manifest import HELD, Difference, in_words
 
 PATIENCE_S: Final = 60.0  # a node needs some of them to find others
 FEW_REFUSED: Final = 8
@@ -83,14 +84,20 @@ def _newest(snapshot: Snapshot, reason: RefusalReason) -> str:
     return f" (the newest, of {short(producer)}: {shortened(detail)})" if detail else ""
 
 
+def _newest_producer(snapshot: Snapshot, reason: RefusalReason) -> str:
+    producer, _ = snapshot.value("newest_refusals", {}).get(str(reason), ("", ""))
+    return f"node {short(producer)}" if producer else "their node"
+
+
 def _differing(snapshot: Snapshot, name: str, reasons: list[RefusalReason], claim: str, fix: str) -> Diagnosed | None:
     """A finding about groups that do not fit this node, graver the more of them there are."""
     count = snapshot.refused_of(*reasons)
     share = _share(snapshot, count)
-    if count < FEW_REFUSED or share < 0.05:
+    is_all = share > 0.9
+    # Where nothing of theirs fits, the streams of one side end after a dozen groups, and those of both with them.
+    if count < (FEW_REFUSED // 2 if is_all else FEW_REFUSED) or share < 0.05:
         return None
     _, by = _who(snapshot, *reasons)
-    is_all = share > 0.9
     return Diagnosed(
         name=name,
         claim=claim + _newest(snapshot, reasons[0]),
@@ -98,7 +105,7 @@ def _differing(snapshot: Snapshot, name: str, reasons: list[RefusalReason], clai
         fix=fix,
         gravity=Gravity.HARMS if is_all or share > 0.3 else Gravity.WASTES,
         certainty=Certainty.SURE if is_all else Certainty.LIKELY,
-        follows_from=frozenset({"clock_is_wrong"}),
+        follows_from=frozenset({"clock_is_wrong", "differs_from_run"}),
     )
 
 
@@ -109,19 +116,50 @@ def _present(
     return sorted(found, key=lambda reason: -snapshot.refused[str(reason)])
 
 
+def _differences(snapshot: Snapshot) -> list[Difference] | None:
+    """From the run's manifest; None where the node holds none."""
+    found: list[Difference] | None = (snapshot.status or {}).get("differs_from_run")
+    return found
+
+
+def differs_from_run(snapshot: Snapshot) -> Diagnosed | None:
+    """This node is set otherwise than the manifest of its run says."""
+    found = _differences(snapshot)
+    if not found:
+        return None
+    keys = ", ".join(str(key) for key, _, _ in found)
+    return Diagnosed(
+        name="differs_from_run",
+        claim=f"this node is set otherwise than its run: {shortened(in_words(found))}; the others refuse its groups, "
+        "and it refuses theirs",
+        evidence=(f"node.toml, with --set, and {HELD} differ in {keys}",),
+        fix=f"put {keys} in {snapshot.directory / 'node.toml'} as the run has them, or delete that file and join again "
+        f"(key, groups and checkpoints stay); then {snapshot.start}",
+        gravity=Gravity.HARMS,
+    )
+
+
 def settings_differ(snapshot: Snapshot) -> Diagnosed | None:
     """Groups of others are refused since a setting that must be equal is not."""
     present = _present(snapshot, _SETTINGS)
     if not present:
         return None
     keys, why = _SETTINGS[present[0]]
+    if _differences(snapshot) == []:  # a manifest is there, and this node is as it says
+        who = _newest_producer(snapshot, present[0])
+        fix = f"here they are as the run's manifest says: {who} has to take {keys} of it, by joining again"
+    else:
+        fix = (
+            f"compare {keys} in node.toml here and there (swarm samples --from own --json shows what is sampled here), "
+            "and take those of the run: a node that joins by the link gets them from its manifest; then "
+            + snapshot.start
+        )
     return _differing(
         snapshot,
         "settings_differ",
         present,
         f"groups of others are refused, since {why}: {keys} must be equal on all nodes",
-        f"compare {keys} in node.toml here and there (swarm samples --from own --json shows what is sampled here), and "
-        "take those of the run: a node that joins by the link gets them from its manifest; then " + snapshot.start,
+        fix,
     )
 
 

@@ -220,7 +220,11 @@ class Snapshot:
     @property
     def start(self) -> str:
         """The command that starts this node."""
-        if self.config is not None and self.config.run_id == "train" and self.config.directory.kind == "none":
+        if self.config is not None:
+            is_training = self.config.run_id == "train" and self.config.directory.kind == "none"
+        else:
+            is_training = self.value("run_id", "") == "train" and not self.value("dht", [])
+        if is_training:
             return f"swarm train --dir {self.directory}"
         return f"swarm-node start --config {self.directory / 'node.toml'}"
 

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from swarm import __version__
 from swarm.cli.bench import bench
 from swarm.cli.check import check
+from swarm.cli.directory_command import DirectoryCommand
 from swarm.cli.machine_options import MaxDisk, MaxUpload, Threads, machine_overrides
 from swarm.cli.pause import pause, resume
 from swarm.cli.plan_command import plan_command
@@ -58,21 +59,21 @@ app = typer.Typer(
 )
 keys_app = typer.Typer(help="The Ed25519 identity of a node.", no_args_is_help=True)
 app.command()(simulate)
-app.command()(train)
+app.command(cls=DirectoryCommand)(train)
 app.command()(check)
 app.command("plan")(plan_command)
-app.command("eval")(evaluate)
-app.command()(chat)
-app.command()(serve)
-app.command()(export)
+app.command("eval", cls=DirectoryCommand)(evaluate)
+app.command(cls=DirectoryCommand)(chat)
+app.command(cls=DirectoryCommand)(serve)
+app.command(cls=DirectoryCommand)(export)
 app.command()(verify)
-app.command()(samples)
-app.command()(report)
-app.command()(watch)
+app.command(cls=DirectoryCommand)(samples)
+app.command(cls=DirectoryCommand)(report)
+app.command(cls=DirectoryCommand)(watch)
 app.command()(trace)
-app.command()(why)
-app.command()(pause)
-app.command()(resume)
+app.command(cls=DirectoryCommand)(why)
+app.command(cls=DirectoryCommand)(pause)
+app.command(cls=DirectoryCommand)(resume)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
 app.add_typer(keys_app, name="keys")
 app.add_typer(recipes_app, name="recipes")
@@ -117,9 +118,9 @@ def join(
     )
 
 
-@app.command()
+@app.command(cls=DirectoryCommand)
 def status(
-    dir: Annotated[Path, typer.Option(help="Directory of the node.")] = Path("swarm-node"),
+    directory: Annotated[Path, typer.Argument(help="Directory of the node.")] = Path("swarm-node"),
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     max_idle_s: Annotated[float, typer.Option(help="No optimizer step for this long is a failure.")] = 300.0,
 ) -> None:
@@ -127,8 +128,8 @@ def status(
     from node.status import disk_bytes, problems, read_status, status_rows
     from swarm.process import is_running
 
-    figures = read_status(dir) | {"disk_bytes": disk_bytes(dir)}
-    found = problems(figures, time.time(), max_idle_s, is_running(dir))
+    figures = read_status(directory) | {"disk_bytes": disk_bytes(directory)}
+    found = problems(figures, time.time(), max_idle_s, is_running(directory), directory)
     if as_json:
         typer.echo(json.dumps({**figures, "problems": found}, indent=2))
     else:

@@ -19,7 +19,7 @@ from swarm.printable import printable
 
 def report(
     dirs: Annotated[
-        list[Path] | None, typer.Option("--dir", help="Directory of a node, running or not. Repeatable: side by side.")
+        list[Path] | None, typer.Argument(help="Directories of nodes, running or not: side by side.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="File to write; without, report.html in the first directory.")
@@ -28,8 +28,8 @@ def report(
 ) -> None:
     """Write one HTML page about one or more nodes: curves, who brought what, time, samples, invariants.
 
-      swarm report --dir swarm-train
-      swarm report --dir runs/X/swarm/ada --dir runs/X/swarm/bell --out both.html
+      swarm report swarm-train
+      swarm report runs/X/swarm/ada runs/X/swarm/bell --out both.html
 
     The page needs no network and no other file.
     """

@@ -11,12 +11,25 @@ from swarm.cli.reward_weights import RewardWeight, parse_weights
 
 
 def train(
+    directory: Annotated[Path, typer.Argument(help="Where it is trained; the same directory goes on.")] = Path(
+        "swarm-train"
+    ),
     model: Annotated[
         str, typer.Option("--model", "-m", help="smollm2, a folder, or a hub id; tiny for a try in seconds.")
     ] = "",
-    data: Annotated[
-        Path | None, typer.Option("--data", "-d", help=".jsonl file, folder of `datasets`, or a hub id of one.")
+    init_from: Annotated[
+        Path | None,
+        typer.Option("--init-from", help="In place of --model: a node's directory (newest checkpoint), or its export."),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Only go on with what is there; else an empty directory begins anew.")
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", "-d", help=".jsonl file; or parquet, csv, json, a folder, a hub id."),
+    ] = None,
+    subset: Annotated[str, typer.Option(help="Of a dataset with several configurations.")] = "",
+    split: Annotated[str, typer.Option(help="Of a dataset.")] = "train",
     reward: Annotated[
         str, typer.Option("--reward", "-r", help="my_file.py:score(question, answer, reference) -> number in [0, 1].")
     ] = "",
@@ -28,9 +41,6 @@ def train(
         list[str] | None,
         typer.Option("--env", "-e", help="Built-in tasks: KIND[:DATASET], such as reasoning_gym:gcd. Repeatable."),
     ] = None,
-    dir: Annotated[Path, typer.Option("--dir", help="Where it is trained; the same directory goes on.")] = Path(
-        "swarm-train"
-    ),
     steps: Annotated[
         int | None, typer.Option(min=0, help="Optimizer steps in all; 0: until Ctrl-C. Default 100.")
     ] = None,
@@ -61,7 +71,7 @@ def train(
 
       swarm train -m smollm2 --data quiz.jsonl --reward my.py:score
       swarm train -m tiny --env char:sort --steps 200
-      swarm train --dir swarm-train --steps 400            goes on with what is there
+      swarm train swarm-train --steps 400                  goes on with what is there
 
     Each line of the file is a record with `question` and `answer` (or `messages`, and --answer). Without --reward the
     answer must be the same text or number. Ctrl-C saves and stops. Then: swarm samples, eval, chat, export.
@@ -72,9 +82,13 @@ def train(
     from swarm.telemetry import setup_logging
 
     options = TrainOptions(
-        directory=dir,
+        directory=directory,
         model=model,
+        init_from=init_from,
+        must_exist=resume,
         data=data,
+        subset=subset,
+        split=split,
         reward=reward,
         reward_range=reward_range,
         reward_weights=parse_weights(reward_weight),
@@ -92,6 +106,6 @@ def train(
     )
     if only_write:
         asyncio.run(prepare(options, typer.echo))
-        typer.echo(f"written: {dir / 'node.toml'}")
+        typer.echo(f"written: {directory / 'node.toml'}")
     else:
         asyncio.run(run(options, typer.echo, patient, setup_logging))

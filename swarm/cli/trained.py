@@ -24,10 +24,13 @@ from swarm.printable import printable
 
 if TYPE_CHECKING:
     from swarm.trained.evaluation import EnvironmentScore, Mean
+    from swarm.trained.formats import Format
+    from swarm.trained.hub import Pushed
     from swarm.trained.model import TrainedModel, WhichStep
     from swarm.trained.samples import Sample
 
 console = Console()
+PROVENANCE_FILE = "provenance.json"  # of an export
 
 
 def _step(text: str) -> "WhichStep":
@@ -50,8 +53,12 @@ Device = Annotated[str, typer.Option("--device", help="auto, cpu, or cuda:0 and 
 
 
 def export(
-    directory: Annotated[Path, typer.Argument(help="Directory of the node; it may be running.")],
-    folder: Annotated[Path, typer.Argument(help="Folder to make.")],
+    directory: Annotated[
+        Path, typer.Argument(help="Directory of the node, which may be running; with --push also an export.")
+    ],
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder to make; with --push it can be left out.", show_default=False)
+    ] = None,
     kind: Annotated[
         str,
         typer.Option(
@@ -60,6 +67,11 @@ def export(
         ),
     ] = "hf",
     step: Step = None,
+    push: Annotated[
+        str, typer.Option("--push", metavar="NAME|OWNER/NAME", help="Upload it to the Hugging Face hub as this.")
+    ] = "",
+    public: Annotated[bool, typer.Option("--public", help="With --push: everybody sees it. Else its owner.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --push: only list what would be sent.")] = False,
 ) -> None:
     """Take a trained model out: files for transformers, vLLM, PEFT or llama.cpp, with a model card.
 
@@ -67,15 +79,45 @@ def export(
     recipe and peers made it, and is signed by the node.
 
       swarm export swarm-node my-model                    a folder for from_pretrained("my-model")
+      swarm export swarm-node my-model --push my-model    the same, and on a hub, private
+      swarm export my-model --push my-model               what was exported before
     """
-    from swarm.trained.formats import FORMATS
+    from swarm.trained.formats import require_format
 
-    if kind not in FORMATS:
-        raise ConfigError(f"--format {kind}: expected one of {', '.join(FORMATS)}")
+    known = require_format(kind)
+    if not push and (public or dry_run or folder is None):
+        what = "FOLDER: name the folder to make" if folder is None else "--public and --dry-run are of an upload"
+        raise ConfigError(f"{what}, or name a repository with --push")
+    if folder is None and not (directory / NODE_FILE).exists() and (directory / PROVENANCE_FILE).exists():
+        return _push(directory, push, public, dry_run)
     _require_node(directory)
+    _hide_progress_bars()
+    if folder is not None:
+        _export(directory, folder, known, step)
+        return _push(folder, push, public, dry_run) if push else None
+    from swarm.trained.hub import export_to_hub
+
+    _print_pushed(export_to_hub(directory, push, known, step, is_private=not public, is_dry=dry_run), public)
+
+
+def _push(folder: Path, repo: str, is_public: bool, is_dry: bool) -> None:
+    from swarm.trained.hub import push_folder
+
+    _print_pushed(push_folder(folder, repo, is_private=not is_public, is_dry=is_dry), is_public)
+
+
+def _print_pushed(pushed: "Pushed", is_public: bool) -> None:
+    for name, size in pushed.sizes_bytes.items():
+        _plain(f"{size / 1e6:9.3f} MB  {name}")
+    whose = "public" if is_public else "private"
+    total = f"{len(pushed.sizes_bytes)} files, {sum(pushed.sizes_bytes.values()) / 1e6:.1f} MB"
+    sent = f"sent to {pushed.repo} ({whose}): {pushed.url}" if pushed.url else f"would go to {pushed.repo} ({whose})"
+    _plain(f"{total} {sent}")
+
+
+def _export(directory: Path, folder: Path, kind: "Format", step: "WhichStep") -> None:
     from swarm.trained.export import export_model
 
-    _hide_progress_bars()
     try:
         done = export_model(directory, folder, kind, step, time.time())
     except OSError as error:

@@ -581,6 +581,9 @@ class TelemetryConfig(Model):
     """Write event files to <dir>/tensorboard."""
     wandb_project: str = ""
     """Weights & Biases project; empty: off."""
+    trackio_project: str = ""
+    """Trackio project on this machine, with episodes of evaluations as traces and what `swarm why` finds as alerts;
+    empty: off."""
 
 
 class FaultConfig(Model):

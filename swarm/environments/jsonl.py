@@ -1,6 +1,6 @@
 """Problems from a file, judged by their reference or by a function of the user.
 
-The file has JSON lines, or is a Hugging Face dataset when `datasets` is installed.
+The file has JSON lines; `hub_datasets` makes one of a Hugging Face dataset.
 
 Invariant: the file is read one bounded line at a time, and with a digest in the configuration it is exactly
 the file that every other node of the run has. A function comes from this node's own configuration and is called in the
@@ -8,8 +8,6 @@ sandbox like every other verifier, because the answers may come from peers.
 """
 
 import hashlib
-import importlib
-import importlib.util
 import inspect
 import json
 import math
@@ -27,7 +25,7 @@ from swarm.plugins import code_version, load_object
 
 MAX_LINE_BYTES = 2**20
 _ROUNDING = 1e-9
-_PARAMS = frozenset({"path", "split", "question", "answer"})
+_PARAMS = frozenset({"path", "question", "answer"})
 
 RewardFunction = Callable[..., float | Mapping[str, float]]
 """(question, answer without the white space around it, reference), and the whole record where it takes four."""
@@ -36,8 +34,7 @@ RewardFunction = Callable[..., float | Mapping[str, float]]
 class RecordEnvironment(AnswerEnvironment):
     """Questions with a reference answer; reward 1 for the same text up to white space, or the same number.
 
-    `config.dataset` (or params.path) is a file ending in .jsonl, otherwise a directory or hub id for
-    `datasets`. params.question and params.answer name the fields, params.split the split (default train).
+    `config.dataset` (or params.path) is a file ending in .jsonl; params.question and params.answer name the fields.
     """
 
     is_answer_needed = True  # each record has one
@@ -224,21 +221,24 @@ def _number(text: str) -> float | None:
 
 
 class Records(NamedTuple):
-    """Records of a file or a data set."""
+    """Records of a file."""
 
     num_records: int
     record: Callable[[int], dict[str, Any]]  # by index; raises LookupError
-    digest: str  # SHA-256 of the file in hex; empty where there is none
+    digest: str  # SHA-256 of the file in hex
 
 
 def open_records(config: EnvironmentConfig, where: str) -> Records:
-    """The records of a .jsonl file or a `datasets` source. Raises ConfigError."""
+    """The records of a .jsonl file. Raises ConfigError."""
     if not where:
         raise ConfigError(f"environment {config.name}: dataset must be a path")
-    if where.endswith(".jsonl"):
-        lines = _JsonLines(config, Path(where).expanduser())
-        return Records(len(lines), lines.record, lines.digest)
-    return _open_datasets(config, where)
+    if not where.endswith(".jsonl"):
+        raise ConfigError(
+            f"environment {config.name}: {where!r} is no .jsonl file, a JSON record in each line; `swarm train --data` "
+            "writes one of a folder or hub id of a dataset, as `datasets` does with to_json"
+        )
+    lines = _JsonLines(config, Path(where).expanduser())
+    return Records(len(lines), lines.record, lines.digest)
 
 
 class _JsonLines:
@@ -286,24 +286,3 @@ class _JsonLines:
             if line.strip():
                 self._offsets.append(offset)
             offset += len(line)
-
-
-def _open_datasets(config: EnvironmentConfig, where: str) -> Records:
-    if importlib.util.find_spec("datasets") is None:
-        raise ConfigError(
-            f"environment {config.name}: {where!r} is no .jsonl file, a JSON record in each line; write one, or pip "
-            "install datasets where it is the folder or hub id of a data set"
-        )
-    if config.digest:
-        raise ConfigError(f"environment {config.name}: digest can be checked for a .jsonl file only")
-    library = cast("Any", importlib.import_module("datasets"))
-    try:
-        if (Path(where) / "dataset_info.json").exists() or (Path(where) / "dataset_dict.json").exists():
-            loaded = library.load_from_disk(where)
-            split = str(config.params.get("split", "train"))
-            table = loaded[split] if isinstance(loaded, dict) else loaded
-        else:
-            table = library.load_dataset(where, split=str(config.params.get("split", "train")))
-    except Exception as error:  # the library raises many kinds
-        raise ConfigError(f"environment {config.name}: cannot load {where!r}: {error}") from error
-    return Records(len(table), lambda index: dict(table[index]), "")

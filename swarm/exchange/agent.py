@@ -192,9 +192,9 @@ class Agent:
             accounts or TimeAccounts(),
             {} if shapes is None else shapes,
         )
-        learns = follower is None
+        self._learns = follower is None and config.roles != (Role.RELAY,)
         self.ingest = GroupIngest(
-            context, self.admission, quota, peers, reputation, parties, credit, replay, streams, novelty, learns
+            context, self.admission, quota, peers, reputation, parties, credit, replay, streams, novelty, self._learns
         )
 
     def _make_publisher(self, weights: WeightStore | None) -> VersionPublisher | None:
@@ -223,7 +223,7 @@ class Agent:
         if len(usable) < len(groups):  # also where max_new_tokens is another one now
             left_out = {"left_out": len(groups) - len(usable), "of": len(groups)}
             logger.warning("stored groups are not learned from: their form is not that of this run", extra=left_out)
-        if self.weight_follower is None:
+        if self._learns:
             self.replay.restore(await self.store.uses(), usable)
         await self.streams.restore(usable)
         learned = await self.context.offload(lambda: [*map(self.admission.as_learned, groups)])

@@ -65,6 +65,7 @@ class GrpcCoordinatorClient:
                 raise ConfigError(f"coordinator.address: {address!a} is not host:port")
         if len(link.fingerprint) != 64:
             raise ConfigError("coordinator.fingerprint: expected 64 hex characters, as in the join link")
+        self._has_warned_of_twin = False
         self._fingerprint = link.fingerprint.lower()
         self._identity = identity
         self._run_id = run_id
@@ -106,9 +107,15 @@ class GrpcCoordinatorClient:
             raise Unavailable(f"coordinator: {len(response.answers)} answers to {len(versions)} versions")
         for version, answer in zip(versions, response.answers, strict=True):
             if not answer.accepted:
-                logger.warning(
-                    "the ledger refused a version", extra={"step": version.step, "reason": str(answer.reason)[:200]}
-                )
+                self._warn_of_twin(version.step, str(answer.reason)[:200])
+
+    def _warn_of_twin(self, step: int, reason: str) -> None:
+        """Once what it may mean, and each further refusal for whoever looks."""
+        level = logging.DEBUG if self._has_warned_of_twin else logging.WARNING
+        self._has_warned_of_twin = True
+        fix = "where its directory was copied, delete identity.key in the copy; else stop one of the two"
+        message = "the ledger refused a version: does another process run with this node's key?"
+        logger.log(level, message, extra={"step": step, "reason": reason, "fix": fix})
 
     async def watch_versions(self, policy_id: str) -> AsyncIterator[PolicyVersion]:
         """Head of a lineage in the ledger, then each new one; a slow reader skips to the newest.

@@ -1,4 +1,4 @@
-"""Telemetry recorder: events and statuses become metrics on /metrics, and curves by step for TensorBoard or W&B.
+"""Telemetry recorder: events and statuses become metrics on /metrics, and curves by step for what draws them.
 
 Invariant: a metric name that is not in `METRICS`, or wrong labels, is a bug and raises; a sink that
 fails is dropped with one error in the log.
@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -53,6 +53,15 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Writes what is pending and closes."""
+        ...
+
+
+@runtime_checkable
+class AlertSink(Protocol):
+    """A sink that shows alerts beside its curves."""
+
+    def alert(self, title: str, text: str, *, is_grave: bool) -> None:
+        """Raises one at the newest step."""
         ...
 
 
@@ -291,6 +300,17 @@ class Telemetry:
             return Page(body=generate_latest(self.registry), kind="text/plain; version=0.0.4")
         return None
 
+    @property
+    def takes_alerts(self) -> bool:
+        """Whether a sink shows alerts."""
+        return any(isinstance(sink, AlertSink) for sink in self._sinks)
+
+    def alert(self, title: str, text: str, *, is_grave: bool) -> None:
+        """Raises an alert where a sink shows them."""
+        for sink in self._sinks:
+            if isinstance(sink, AlertSink):
+                sink.alert(title, text, is_grave=is_grave)
+
     def close(self) -> None:
         """Flushes and closes the sinks."""
         while self._sinks:
@@ -313,19 +333,29 @@ def overlap_share(seconds: dict[str, float]) -> float | None:
     return min(1.0, seconds["both"] / shorter) if shorter > 0 else 0.0
 
 
-def make_sinks(config: TelemetryConfig, directory: Path, node: str) -> tuple[Sink, ...]:
+def make_sinks(
+    config: TelemetryConfig, directory: Path, node: str, settings: JsonDict | None = None
+) -> tuple[Sink, ...]:
     """The curve writers that the configuration enables.
+
+    Args:
+        config: which.
+        directory: of the node.
+        node: its name.
+        settings: the whole configuration, to be shown beside the curves.
 
     Raises:
         ConfigError: a package is missing, and the message names it.
     """
-    from swarm.telemetry.sinks import TensorBoardSink, WandbSink
+    from swarm.telemetry.sinks import TensorBoardSink, TrackioSink, WandbSink
 
     sinks: list[Sink] = []
     if config.tensorboard:
         sinks.append(TensorBoardSink(directory / "tensorboard"))
     if config.wandb_project:
-        sinks.append(WandbSink(config.wandb_project, node, directory))
+        sinks.append(WandbSink(config.wandb_project, node, directory, settings or {}))
+    if config.trackio_project:
+        sinks.append(TrackioSink(config.trackio_project, node, directory, settings or {}))
     return tuple(sinks)
 
 

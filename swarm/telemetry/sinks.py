@@ -1,4 +1,4 @@
-"""Curve writers for TensorBoard and Weights & Biases.
+"""Curve writers for TensorBoard, Weights & Biases and Trackio; the last one also takes traces and alerts.
 
 Invariant: the packages are imported only when a sink is made; a missing one is a ConfigError with its fix.
 """
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import ConfigError
+from swarm.telemetry.shown_episodes import ShownEpisode, read_episodes
+from swarm.types import JsonDict
 
 
 class TensorBoardSink:
@@ -52,14 +54,16 @@ class WandbSink:
         ConfigError: wandb is not installed.
     """
 
-    def __init__(self, project: str, node: str, directory: Path) -> None:
+    def __init__(self, project: str, node: str, directory: Path, settings: JsonDict) -> None:
         try:
             import wandb
         except ImportError:
             raise ConfigError(
                 "telemetry.wandb_project is set, but wandb is missing: pip install 'swarm-trainer[wandb]'"
             ) from None
-        self._run: Any = wandb.init(project=project, name=node or None, dir=str(directory), reinit="create_new")
+        self._run: Any = wandb.init(
+            project=project, name=node or None, dir=str(directory), reinit="create_new", config=settings
+        )
 
     def write(self, step: int, figures: dict[str, float]) -> None:
         """Logs the finite figures of one step; W&B joins calls with equal steps."""
@@ -68,3 +72,76 @@ class WandbSink:
     def close(self) -> None:
         """Marks the run as finished and uploads the rest."""
         self._run.finish()
+
+
+class TrackioSink:
+    """Logs to a Trackio project on this machine (`trackio show`), one run per node, which a restart goes on with.
+
+    Episodes of each evaluation, as `swarm report` shows them, become traces.
+
+    Raises:
+        ConfigError: trackio is not installed.
+    """
+
+    def __init__(self, project: str, node: str, directory: Path, settings: JsonDict) -> None:
+        try:
+            import trackio
+        except ImportError:
+            raise ConfigError(
+                "telemetry.trackio_project is set, but trackio is missing: pip install 'swarm-trainer[trackio]'"
+            ) from None
+        self._trackio: Any = trackio
+        self._directory = directory
+        self._traced_step = max((each.step for each in read_episodes(directory)), default=-1)  # of a run before
+        self._run: Any = trackio.init(
+            project=project,
+            name=node or None,
+            config=settings,
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def write(self, step: int, figures: dict[str, float]) -> None:
+        """Logs the finite figures of one step, and the episodes of an evaluation since the last call."""
+        finite: dict[str, Any] = {name: value for name, value in figures.items() if math.isfinite(value)}
+        self._run.log(finite, step=step)
+        self._write_traces()
+
+    def alert(self, title: str, text: str, *, is_grave: bool) -> None:
+        """Raises an alert at the newest step."""
+        level = self._trackio.AlertLevel
+        self._run.alert(title=title, text=text, level=level.ERROR if is_grave else level.WARN)
+
+    def close(self) -> None:
+        """Writes the rest."""
+        self._write_traces()
+        self._run.finish()
+
+    def _write_traces(self) -> None:
+        fresh = [each for each in read_episodes(self._directory) if each.step > self._traced_step]
+        for number, episode in enumerate(fresh):
+            self._traced_step = max(self._traced_step, episode.step)
+            name = f"held_out/{episode.env}/{number}"
+            self._run.log({name: self._trackio.Trace(_messages(episode), metadata=_about(episode))}, step=episode.step)
+
+
+def _messages(episode: ShownEpisode) -> list[dict[str, str]]:
+    """An episode as a chat: what was asked, what the model did, and what the environment said to that."""
+    chat = [{"role": each.role, "content": each.content} for each in episode.opening]
+    for action, turn in zip(episode.actions, episode.outcome.transitions, strict=False):
+        chat.append({"role": "assistant", "content": action})
+        chat += [{"role": each.role, "content": each.content} for each in turn.messages]
+    return chat
+
+
+def _about(episode: ShownEpisode) -> JsonDict:
+    return {
+        "environment": episode.env,
+        "task": episode.task_id,
+        "reward": episode.outcome.reward,
+        "reference": episode.reference,
+        "tries": episode.num_tries,
+        "right": episode.num_right,
+    }

@@ -34,6 +34,14 @@ _TOKENIZER_FILES: Final = (
 )
 
 
+def require_format(kind: str) -> Format:
+    """The format of that name. Raises ConfigError where there is none."""
+    for known in FORMATS:
+        if kind == known:
+            return known
+    raise ConfigError(f"--format {kind}: expected one of {', '.join(FORMATS)}")
+
+
 def write_hf(model: TrainedModel, folder: Path) -> None:
     """Config, safetensors, tokenizer and chat template, as `from_pretrained` reads them; adapters are merged."""
     merge_adapters(model.network)

@@ -11,9 +11,15 @@ from swarm.config import EntryConfig, NodeConfig
 from swarm.errors import ConfigError, StorageFull, SwarmError
 from swarm.identity import node_id_of
 from swarm.process import read_json, write_json
-from swarm.wire.run_manifest import MAX_MANIFEST_BYTES, SignedManifest, open_manifest
+from swarm.wire.run_manifest import MAX_MANIFEST_BYTES, RunManifest, SignedManifest, open_manifest
 
 HELD: Final = "manifest.json"
+_SHARED_GENERATION: Final = ("temperature", "max_new_tokens", "max_episode_tokens", "group_size", "largest_group")
+_OWN_OF_ENVIRONMENT: Final = frozenset({"name", "exchange", "scored_from"})  # all else decides what a task is worth
+_VALUE_CHARS: Final = 60  # of a value in a sentence
+
+Difference = tuple[str, str, str]
+"""Key of node.toml, its value here, its value in the run's manifest."""
 
 
 def save_held(directory: Path, signed: SignedManifest) -> None:
@@ -61,3 +67,36 @@ def with_held(config: NodeConfig, held: SignedManifest | None, own: EntryConfig 
     entry = entry.model_copy(update={"denied": denied, "established": established})
     coordinator = config.coordinator.model_copy(update={"fingerprint": held.key})
     return config.model_copy(update={"entry": entry, "coordinator": coordinator})
+
+
+def differences(config: NodeConfig, manifest: RunManifest) -> list[Difference]:
+    """Keys that must be equal on every node of a run, and are set otherwise here.
+
+    Environments are compared where both sides have one of that name: a run's nodes may share one that its manifest
+    cannot name, and one may have another besides. Another model may take part, too.
+    """
+    limits = manifest.limits
+    found: list[tuple[str, object, object]] = [
+        ("exchange.max_group_bytes", config.exchange.max_group_bytes, limits.max_group_bytes),
+        ("directory.shards", config.directory.shards, limits.directory_shards),
+    ]
+    for key in _SHARED_GENERATION:
+        found.append((f"generator.{key}", getattr(config.generator, key), getattr(manifest.generator, key)))
+    theirs = {each.name: each for each in manifest.environments}
+    for env in config.environments:
+        if env.exchange == "own" or env.name not in theirs:
+            continue
+        for key in type(env).model_fields.keys() - _OWN_OF_ENVIRONMENT:
+            found.append((f"environments ({env.name}) {key}", getattr(env, key), getattr(theirs[env.name], key)))
+    return sorted((key, _shown(here), _shown(there)) for key, here, there in found if here != there)
+
+
+def in_words(found: list[Difference]) -> str:
+    """Differences, at most four of them: `generator.max_new_tokens is 12 here and 8 in the run`."""
+    shown = [f"{key} is {ours} here and {theirs} in the run" for key, ours, theirs in found[:4]]
+    return "; ".join(shown) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= _VALUE_CHARS else f"{text[: _VALUE_CHARS - 3]}..."

@@ -49,6 +49,10 @@ class JoinLink:
                 raise ConfigError(f"join link: {address[:120]!a} is not host:port; {form}")
         if not re.fullmatch(RUN_ID_PATTERN, run_id):
             raise ConfigError(f"join link: run {run_id[:80]!a} is not 1 to 40 of A-Z a-z 0-9 . _ -; {form}")
+        if not fingerprint:
+            raise ConfigError(
+                f"join link: no fingerprint follows a #; {form}; quote the link: a shell may end it at the #"
+            )
         if not is_hex_digest(fingerprint.lower()):
             raise ConfigError(f"join link: fingerprint {fingerprint[:80]!a} is not 64 hex characters; {form}")
         return cls(addresses=addresses, run_id=run_id, fingerprint=fingerprint.lower())

@@ -8,6 +8,7 @@ the node that was meant, and `Sessions.require` the node at the other end of tha
 import asyncio
 import hashlib
 import secrets
+import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -312,6 +313,13 @@ async def fetch_certificate(endpoint: str, socket_path: str = "") -> bytes:
         else:
             host, _, port = endpoint.rpartition(":")
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port), **tls)
+    except socket.gaierror:
+        raise Unavailable(f"the name {endpoint.rpartition(':')[0]} does not resolve") from None
+    except (ssl.SSLError, ConnectionResetError) as error:
+        raise Unavailable(
+            f"no TLS connection: {type(error).__name__}: what answers there speaks another protocol; is it the port of "
+            "a status page?"
+        ) from None
     except (OSError, ValueError) as error:
         raise Unavailable(f"no TLS connection: {type(error).__name__}") from None
     try:

@@ -87,7 +87,9 @@ async def watch_until(client: GrpcCoordinatorClient, policy_id: str, last: Polic
             continue  # the client itself waits out its pause
 
 
-async def test_watch_gives_the_head_and_each_new_one_while_calls_go_on_beside_it(tmp_path: Path) -> None:
+async def test_watch_gives_the_head_and_each_new_one_while_calls_go_on_beside_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ada, bob = Identity.create(), Identity.create()
     async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
         owner, watcher = client_of(daemon, ada), client_of(daemon, bob)
@@ -100,7 +102,10 @@ async def test_watch_gives_the_head_and_each_new_one_while_calls_go_on_beside_it
         assert not coming.done() and watcher.is_connected
         await owner.record_versions([v(ada, 1)])
         assert await coming == v(ada, 1)
-        await owner.record_versions([v(ada, 1, 9)])  # a fork: refused
+        for _ in range(2):
+            await owner.record_versions([v(ada, 1, 9)])  # a fork: refused
+        (warned,) = [each for each in caplog.records if "does another process run with this node's key" in each.message]
+        assert warned.levelname == "WARNING" and "delete identity.key in the copy" in vars(warned)["fix"]
         await owner.record_versions([v(ada, 0)])  # a rewind
         await owner.record_versions([v(ada, 1, 2)])
         assert await anext(heads) == v(ada, 1, 2)

@@ -22,8 +22,11 @@ from swarm.config import NODE_FILE
 from swarm.errors import ConfigError
 from swarm.events import GroupUnscored, PolicyEvaluated, StepMade, VersionPublished
 from swarm.learn.checkpoint import checkpoint_steps
+from swarm.model.network import load_model
 from swarm.telemetry import read_events
 from swarm.testing.tiny_models import KINDS, model_source
+from swarm.testing.trained_node import make_trained_node
+from swarm.trained.export import export_model
 from swarm.trained.model import load_trained
 from swarm.trained.samples import SampleReader
 
@@ -270,3 +273,19 @@ def test_a_mistake_is_told_before_anything_starts(
 def test_samples_says_what_is_missing(tmp_path: Path) -> None:
     done = RUN.invoke(app, ["samples", str(tmp_path)])
     assert done.exit_code == 2 and "no node.toml" in done.stderr
+
+
+def test_resume_goes_on_or_ends_and_init_from_begins_with_what_was_made(letters: Path, tmp_path: Path) -> None:
+    nowhere = RUN.invoke(app, ["train", str(tmp_path / "nowhere"), "--resume"])
+    assert nowhere.exit_code == 2 and "--resume: " in nowhere.stderr and "holds no training" in nowhere.stderr
+    make_trained_node(tmp_path / "node")
+    made = load_trained(tmp_path / "node").version
+    assert made is not None
+    begun = resolve(options_of(letters, model="", init_from=tmp_path / "node"))
+    assert load_model(begun.model).digest == made.digest, "it begins where the other one ended"
+    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    assert resolve(
+        options_of(letters, model="", init_from=tmp_path / "out", directory=tmp_path / "other")
+    ).model.source == str(tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"--model tiny and --init-from .*: both name a model; give one"):
+        resolve(options_of(letters, init_from=tmp_path / "out", directory=tmp_path / "third"))

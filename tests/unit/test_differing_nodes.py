@@ -57,6 +57,7 @@ def test_a_refusal_keeps_who_and_what_and_status_says_it_with_the_key(sampling: 
 def test_a_few_odd_peers_are_no_problem_of_a_node_that_learns_from_others() -> None:
     assert problems(status(refusals={"wrong_prompt": 50}, num_admitted=1), 100.0, 300.0) == []
     assert problems(status(refusals={"wrong_prompt": 3}), 100.0, 300.0) == []
+    assert len(problems(status(refusals={"wrong_prompt": 4}), 100.0, 300.0)) == 1, "both streams may end at so few"
     assert problems(status(refusals={"duplicate": 500, "too_old": 50}), 100.0, 300.0) == []
     (problem,) = problems(status(refusals={"wrong_prompt": 50}), 100.0, 300.0)
     assert "tokenizer or prompt differ between the nodes" in problem

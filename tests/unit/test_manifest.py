@@ -53,6 +53,7 @@ def test_a_link_is_the_same_after_parse_and_format(text: str) -> None:
     [
         (f"http://h:1/demo#{FINGERPRINT}", "swarm://"),
         (f"swarm://h/demo#{FINGERPRINT}", "host:port"),
+        ("swarm://h:1/demo", "quote the link: a shell may end it at the #"),
         (f"swarm://h:0/demo#{FINGERPRINT}", "host:port"),
         (f"swarm://h:70000/demo#{FINGERPRINT}", "host:port"),
         (f"swarm://h:1,/demo#{FINGERPRINT}", "host:port"),

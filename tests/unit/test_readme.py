@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from coordinator.cli import app as coordinator_app
 from node.cli import app as node_app
+from swarm.cli.directory_command import DirectoryCommand
 from swarm.cli.main import app as swarm_app
 from swarm.report.invariants import Invariants
 
@@ -42,6 +43,7 @@ def test_every_command_has_the_subcommand_and_the_options_that_it_is_given(page:
                 break
             command = command.commands[name]
         known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        known |= {"--dir"} if isinstance(command, DirectoryCommand) else set[str]()
         given = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         assert given <= known or command.context_settings.get("allow_extra_args"), words
 

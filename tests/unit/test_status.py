@@ -166,3 +166,24 @@ def test_a_file_is_no_directory_of_a_node(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
         read_status(tmp_path / "node.toml")
+
+
+def test_the_command_that_mends_it_names_the_directory_that_was_asked_for(tmp_path: Path) -> None:
+    stopped = status_of(was_stopped=True)
+    (said,) = problems(stopped, 1005.0, 300.0, runs=False, directory=tmp_path / "ada")
+    assert f"swarm-node start --config {tmp_path / 'ada' / 'node.toml'}" in said
+
+
+def test_figures_are_said_in_words() -> None:
+    started = status_of(started_at_s=880.0, reward_mean=0.25, tokens_generated=2400, refusals={"too_old": 3})
+    rows = dict(status_rows(started | {"evaluations": {"sort/held_out": 0.5}}))
+    assert rows["reward"].startswith("0.250") and rows["runs for"] == "0:02:00, 20 tokens/s generated"
+    assert rows["success"] == "sort held out 0.50" and rows["refused"] == "too_old 3"
+    assert dict(status_rows(status_of()))["success"] == "not yet known"
+    loading = dict(status_rows(status_of(step=0, is_loading=True)))
+    assert loading["step"].startswith("not known yet: the model is being loaded"), "no step was lost"
+
+
+def test_a_training_that_was_stopped_goes_on_with_the_command_that_began_it() -> None:
+    (said,) = problems(status_of(run_id="train", was_stopped=True), 1005.0, 300.0, runs=False, directory=Path("mine"))
+    assert said.endswith("swarm train --dir mine goes on")

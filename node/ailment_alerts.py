@@ -1,0 +1,72 @@
+"""Alerts of what `swarm why` finds in a running node, once for as long as it is there.
+
+Invariant: the diagnosis runs in a process of its own, so that reading long logs holds up no peer.
+"""
+
+import asyncio
+import json
+import logging
+import sys
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from swarm.config import NodeConfig
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S: Final = 60.0
+_TIMEOUT_S: Final = 120.0
+_GRAVE: Final = ("stops", "harms")
+
+
+class Alert(Protocol):
+    """Shows an alert."""
+
+    def __call__(self, title: str, text: str, *, is_grave: bool) -> None: ...
+
+
+@dataclass(kw_only=True)
+class AilmentAlerts:
+    """Looks at a node every minute.
+
+    Example:
+        await AilmentAlerts(config=config, alert=telemetry.alert).keep()
+    """
+
+    config: NodeConfig  # of the node
+    alert: Alert
+    every_s: float = LOOK_EVERY_S
+    _known: frozenset[str] = field(default=frozenset(), init=False)
+
+    async def keep(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(self.every_s)
+            self.take(await self._diagnose())
+
+    def take(self, findings: list[dict[str, Any]]) -> None:
+        """Alerts of what was not there at the look before."""
+        ailments = {each["name"]: each for each in findings if each["gravity"] != "note"}
+        for name, each in ailments.items():
+            if name not in self._known:
+                text = "\n".join([*each["evidence"], f"fix: {each['fix']}" if each["fix"] else ""]).strip()
+                self.alert(f"{name}: {each['claim']}", text, is_grave=each["gravity"] in _GRAVE)
+        self._known = frozenset(ailments)
+
+    async def _diagnose(self) -> list[dict[str, Any]]:
+        """What `swarm why --json` says; nothing where it fails."""
+        command = (sys.executable, "-m", "swarm.cli.main", "why", str(self.config.dir), "--json")
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                out, _ = await process.communicate()
+            return json.loads(out)["findings"]
+        except (TimeoutError, ValueError, KeyError) as error:
+            logger.warning("no diagnosis for alerts", extra={"error": f"{type(error).__name__}: {error}"})
+            return []
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()

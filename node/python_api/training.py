@@ -1,0 +1,293 @@
+"""Training from Python: what `swarm train` does, with records and a function of the caller's program.
+
+Invariant: the run is that of `swarm train`: its directory holds everything, and every command works on it.
+"""
+
+import asyncio
+import inspect
+import json
+import textwrap
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from node.python_api.background import Background, run_apart
+from node.python_api.callbacks import Callback, evaluation_metrics, step_metrics
+from node.train import train as run_training
+from node.train_options import TrainOptions
+from swarm.config import NODE_FILE, NodeConfig, load_config
+from swarm.errors import ConfigError, missing_extra
+from swarm.events import Event, PolicyEvaluated, StepMade
+from swarm.telemetry import read_events
+
+if TYPE_CHECKING:
+    from swarm.trained.hub import Pushed
+    from swarm.trained.model import WhichStep
+    from swarm.trained.newest_groups import Origin
+    from swarm.trained.samples import SampledGroup
+
+RECORDS: Final = "records.jsonl"
+REWARD: Final = "reward.py"
+
+_Message = str | dict[str, float]  # a line for people, or the figures of a step or an evaluation
+Reward = Callable[..., float]
+"""(question, answer, reference) or (question, answer, reference, record) -> number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A training in its directory, under way or over; any directory of a node can be named.
+
+    Example:
+        run = swarm.Training(Path("swarm-train"))
+        run.save_pretrained("my-model")
+    """
+
+    directory: Path
+    stop: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    """Ends it from a callback, with a checkpoint; nothing where it is over."""
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """The figures of each step and evaluation, in order, as the callbacks got them."""
+        found: list[dict[str, float]] = []
+        for event in read_events(self.directory / "events.jsonl"):
+            if isinstance(event, StepMade) and not event.was_skipped:
+                found.append(step_metrics(event))
+            elif isinstance(event, PolicyEvaluated):
+                is_more = found and "loss" not in found[-1] and found[-1]["step"] == event.step
+                if not is_more:
+                    found.append({})
+                found[-1] |= evaluation_metrics([event])
+        return found
+
+    def held_out(self, env: str = "own") -> list[tuple[int, float]]:
+        """(step, success on held-out problems) of each evaluation, in order."""
+        name = f"eval_{env}_accuracy"
+        return sorted({int(each["step"]): each[name] for each in self.history if name in each}.items())
+
+    def samples(self, count: int = 4, origin: "Origin" = "all", env: str = "") -> "list[SampledGroup]":
+        """The newest groups, newest first: question, answers, rewards, and tokens with their log-probs."""
+        from swarm.trained.samples import SampleReader
+
+        return SampleReader(self.directory).newest(count, origin, env)
+
+    def evaluate(
+        self,
+        *,
+        step: "WhichStep" = None,
+        num_problems: int = 64,
+        num_tries: int = 8,
+        temperature: float = 1.0,
+        device: str = "auto",
+    ) -> dict[str, float]:
+        """Evaluates on held-out problems of each environment (blocking, slow).
+
+        Args:
+            step: of a checkpoint, or "best"; None: the newest.
+            num_problems: of each environment.
+            num_tries: sampled tries at each; 0: greedy ones only.
+            temperature: of the sampled tries.
+            device: `auto`, `cpu`, `cuda:0` and so on.
+
+        Returns:
+            `eval_ENV_accuracy` (greedy), `eval_ENV_reward`, `eval_ENV_pass@1` and `eval_ENV_pass@K`.
+        """
+        from swarm.trained.evaluation import EvaluationPlan, evaluate_model
+        from swarm.trained.model import load_trained
+
+        config = load_config(NodeConfig, self.directory / NODE_FILE)
+        model = load_trained(self.directory, step)
+        plan = EvaluationPlan(
+            environments=config.environments,
+            limits=config.generator.episode_limits,
+            split="held_out",
+            num_problems=num_problems,
+            num_tries=num_tries,
+            temperature=temperature,
+        )
+        scores = run_apart(lambda: evaluate_model(model, plan, lambda *_: None, device))
+        figures: dict[str, float] = {}
+        for score in scores:
+            of_env = {"accuracy": score.greedy.value, "reward": score.reward.value}
+            of_env |= {f"pass@{k}": score.pass_at(k).value for k in {1, num_tries} if 0 < k <= num_tries}
+            figures |= {f"eval_{score.env}_{name}": value for name, value in of_env.items()}
+        return figures
+
+    def save_pretrained(self, folder: str | Path, *, format: str = "hf", step: "WhichStep" = None) -> Path:
+        """Writes the model as `swarm export` does, and returns the folder: for transformers, vLLM, PEFT or llama.cpp.
+
+        Args:
+            folder: to make.
+            format: `hf`, `peft` or `gguf`.
+            step: of a checkpoint, or "best"; None: the newest.
+        """
+        from swarm.trained.export import export_model
+        from swarm.trained.formats import require_format
+
+        return export_model(self.directory, Path(folder), require_format(format), step, time.time()).folder
+
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        private: bool = True,
+        dry_run: bool = False,
+        format: str = "hf",
+        step: "WhichStep" = None,
+    ) -> "Pushed":
+        """Exports the model and uploads it, with its signed card, as a new repository of a hub (blocking, slow).
+
+        Args:
+            repo: NAME or OWNER/NAME.
+            private: whether only its owner sees it.
+            dry_run: only list what would be sent.
+            format: as in `save_pretrained`.
+            step: of a checkpoint, or "best"; None: the newest.
+        """
+        from swarm.trained.formats import require_format
+        from swarm.trained.hub import export_to_hub
+
+        return export_to_hub(self.directory, repo, require_format(format), step, is_private=private, is_dry=dry_run)
+
+
+def train(
+    model: "str | Training",
+    tasks: Iterable[Mapping[str, Any]] | str | Path | None = None,
+    reward: Reward | str | None = None,
+    *,
+    recipe: str = "",
+    directory: str | Path = "swarm-train",
+    steps: int = 100,
+    nodes: int = 1,
+    generators: int = 0,
+    callbacks: Sequence[Callback] = (),
+    say: Callable[[str], None] = print,
+    **options: Any,
+) -> Training:
+    """Trains a model on this machine (blocking); the same call goes on from its directory.
+
+    Ctrl-C saves, stops and returns; it works in a notebook as well.
+
+    Args:
+        model: `smollm2`, a folder, or a hub id; `tiny` for a try; or another training, to begin with what it made.
+        tasks: records with `question` (or `messages`) and `answer`, or a .jsonl file of them; None with `environments`.
+        reward: what an answer is worth; a function is copied as source, so what it uses is imported inside of it. A
+            text names one as `my_file.py:score`. None: the answer must be the same text or number.
+        recipe: the objective, of `swarm recipes list` or `my_file.py:RECIPE`.
+        directory: of the training.
+        steps: optimizer steps in all.
+        nodes: so many train, each a policy of its own, and share what they experience; the first one is returned, the
+            others are in `<directory>/nodes` and end with it.
+        generators: so many further nodes only generate, with the weights of the first.
+        callbacks: what to do after steps and evaluations.
+        say: where lines for people go.
+        **options: further ones of `node.train_options.TrainOptions`, such as `learning_rate`, `reward_range`,
+            `environments=("reasoning_gym:gcd",)` or `overrides=("learner.schedule=cosine",)`.
+
+    Raises:
+        ConfigError: it cannot begin, or nothing can be learned; with the reason.
+
+    Example:
+        run = swarm.train("tiny", [{"question": "sort:cab=", "answer": "abc"}, ...], steps=40)
+        print(run.held_out())
+    """
+    folder = Path(directory)
+    if tasks is not None and not isinstance(tasks, str | Path):
+        text = "".join(json.dumps(dict(record)) + "\n" for record in tasks)
+        tasks = _written(folder / RECORDS, text)
+    spec = reward or ""
+    if callable(spec):
+        spec = f"{_written(folder / REWARD, _source(spec))}:{spec.__name__}"
+    settings = TrainOptions(
+        directory=folder,
+        model="" if isinstance(model, Training) else model,
+        init_from=model.directory if isinstance(model, Training) else None,
+        data=None if tasks is None else Path(tasks),
+        reward=spec,
+        recipe=recipe,
+        steps=steps,
+        nodes=nodes,
+        generators=generators,
+        **options,
+    )
+
+    async def work(send: Callable[[_Message], None]) -> None:
+        await run_training(settings, send, on_event=_Figures(send).see, until=_until_cancelled)
+
+    with Background[_Message](work) as background, background.stopped_by_signals():
+        run = Training(folder, stop=background.stop)
+        try:
+            for message in background.messages():
+                if isinstance(message, str):
+                    say(message)
+                    continue
+                for callback in callbacks:
+                    (callback.on_step if "loss" in message else callback.on_evaluation)(run, message)
+        except ModuleNotFoundError as error:
+            raise missing_extra(error) or error from None
+    for callback in callbacks:
+        callback.on_end(run)
+    return run
+
+
+class _Figures:
+    """Sends the figures of steps and evaluations, those of one evaluation together."""
+
+    def __init__(self, send: Callable[[_Message], None]) -> None:
+        self._send = send
+        self._evaluations: list[PolicyEvaluated] = []
+
+    def see(self, event: Event) -> None:
+        """Takes an event of the node."""
+        if isinstance(event, StepMade) and not event.was_skipped:
+            self._send(step_metrics(event))
+        elif isinstance(event, PolicyEvaluated):
+            if not self._evaluations:  # the others of the same evaluation come before the loop goes on
+                asyncio.get_running_loop().call_soon(self._send_evaluations)
+            self._evaluations.append(event)
+
+    def _send_evaluations(self) -> None:
+        self._send(evaluation_metrics(self._evaluations))
+        self._evaluations = []
+
+
+async def _until_cancelled(training: Coroutine[Any, Any, None]) -> bool:
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        await training
+    except asyncio.CancelledError:
+        task.uncancel()
+        return True
+    return False
+
+
+def _written(path: Path, text: str) -> Path:
+    """A file with that text. Raises ConfigError where a training that has begun has another text there."""
+    has_begun = (path.parent / NODE_FILE).exists()
+    if has_begun and path.exists() and path.read_text(encoding="utf-8") != text:
+        raise ConfigError(
+            f"{path} is of another training: name another directory, or give what this one was begun with"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _source(reward: Reward) -> str:
+    """The source of a plain function. Raises ConfigError for what has none, or needs what is around it."""
+    if not inspect.isfunction(reward) or reward.__name__ == "<lambda>" or reward.__closure__:
+        raise ConfigError(
+            f"reward {getattr(reward, '__name__', reward)!r}: give a plain function, defined with def and without "
+            "variables of another function, or a text like 'my_file.py:score'"
+        )
+    try:
+        return textwrap.dedent(inspect.getsource(reward))
+    except OSError:
+        raise ConfigError(
+            f"reward {reward.__name__!r}: its source cannot be read; write it into a file and give 'my_file.py:"
+            f"{reward.__name__}'"
+        ) from None

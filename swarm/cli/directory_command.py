@@ -1,0 +1,39 @@
+"""Commands about a directory: it is their argument, and `--dir` says the same.
+
+Invariant: whoever remembers one spelling of one command can use it with all others.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from typer.core import TyperCommand
+
+_OPTION: Final = "--dir"
+
+
+class DirectoryCommand(TyperCommand):
+    """A command whose first argument is a directory, or several."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs["epilog"] = kwargs.get("epilog") or f"{_OPTION} DIR is the same as the first argument."
+        super().__init__(*args, **kwargs)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts what `--dir` names before the other arguments."""
+        return super().parse_args(ctx, _as_arguments(args))
+
+
+def _as_arguments(args: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    rest: list[str] = []
+    waiting = iter(args)
+    for each in waiting:
+        if each == "--":
+            rest += [each, *waiting]
+        elif each.startswith(f"{_OPTION}="):
+            found.append(each.removeprefix(f"{_OPTION}="))
+        elif each == _OPTION and (value := next(waiting, None)) is not None:
+            found.append(value)
+        else:
+            rest.append(each)
+    return [*found, *rest]

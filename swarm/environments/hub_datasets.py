@@ -1,0 +1,82 @@
+"""A Hugging Face dataset as a .jsonl file, which is what environments read.
+
+Invariant: `datasets` and its threads stay out of the processes that score answers; they read a plain file, whose digest
+says whether two nodes have the same problems.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from swarm.errors import ConfigError
+
+_READERS: Final = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".arrow": "arrow"}
+
+
+def write_jsonl(source: str, path: Path, subset: str = "", split: str = "train") -> Path:
+    """Writes the records of a dataset to a file, a line of JSON each; a file that is there stays (blocking, slow).
+
+    Args:
+        source: a hub id, a folder (of `save_to_disk`, or with parquet, csv or json files), or one such file.
+        path: of the file; its folder is made.
+        subset: configuration of the dataset, where it has several.
+        split: which part of it.
+
+    Raises:
+        ConfigError: `datasets` is not installed, there is no such dataset, or the disk refuses.
+    """
+    if path.exists():
+        return path
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError(
+            f"--data {source}: no .jsonl file, so read as a dataset, for which `datasets` is missing: pip install "
+            "'swarm-trainer[datasets]', or write a file with a JSON record in each line"
+        ) from None
+    try:
+        table = _load(datasets, source, subset, split)
+    except Exception as error:  # the library raises many kinds
+        said = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"--data {source}: {said.rstrip('.')}; --subset and --split choose a part of a dataset"
+        ) from None
+    draft = path.with_suffix(".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("w", encoding="utf-8") as file:
+            file.writelines(_lines(table))
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}; make room, or name another --dir") from None
+    return path
+
+
+def is_dataset(source: str) -> bool:
+    """Whether `datasets` is to read it: all that is no .jsonl file."""
+    return not source.endswith(".jsonl")
+
+
+def file_name(source: str, subset: str, split: str) -> str:
+    """Name of the file for a part of a dataset: another one for another part."""
+    text = "-".join(filter(None, (source.rstrip("/").removeprefix("/"), subset, split)))
+    return f"{''.join(c if c.isalnum() or c in '._-' else '_' for c in text)[-120:]}.jsonl"
+
+
+def _load(library: Any, source: str, subset: str, split: str) -> Iterable[Mapping[str, Any]]:
+    path = Path(source).expanduser()
+    if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
+        loaded = library.load_from_disk(str(path))
+        return loaded[split] if isinstance(loaded, dict) else loaded
+    if path.is_file():
+        if path.suffix not in _READERS:
+            raise ConfigError(f"expected a file ending in .jsonl, {', '.join(_READERS)}")
+        return library.load_dataset(_READERS[path.suffix], data_files=str(path), split="train")
+    # resolved, since a folder called "parquet" would be taken for the reader of that name
+    return library.load_dataset(str(path.resolve()) if path.is_dir() else source, subset or None, split=split)
+
+
+def _lines(table: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    return (json.dumps(dict(record), default=str) + "\n" for record in table)
