@@ -28,7 +28,7 @@ def join_often(swarm: LabSwarm, kind: str, num: int, seconds: list[float]) -> No
             print(f"{kind} {number}: {seconds[-1]:.1f} s", flush=True)
         finally:
             node.process.send_signal(signal.SIGTERM)
-            node.process.wait(20)
+            node.process.wait(60)
             shutil.rmtree(node.directory, ignore_errors=True)
 
 
