@@ -37,7 +37,8 @@ from swarm.process import (
     run_until_signal,
     write_json,
 )
-from swarm.relay.relay_servicer import RelayLimits, RelayServicer
+from swarm.relay.place_table import RelayLimits
+from swarm.relay.relay_servicer import RelayServicer
 from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
 from swarm.wire.join_link import JoinLink

@@ -57,7 +57,7 @@ from swarm.process import (
     write_json,
     written_bytes_of_tree,
 )
-from swarm.relay.relay_servicer import RelayLimits
+from swarm.relay.place_table import RelayLimits
 from swarm.telemetry import EventLog, Telemetry, make_sinks
 from swarm.types import Correction, JsonDict, Role, short
 from swarm.weights.store import WeightStore

@@ -19,8 +19,9 @@ from swarm.exchange.group_stream import SUBSCRIBE_BATCH
 from swarm.identity import Identity, is_hex_digest
 from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, RecordKeeper, StreamItem
 from swarm.peers.upload_limit import UploadLimit
+from swarm.relay.place_table import RelayLimits
 from swarm.relay.relay_client import RelayedSocket, RelayPlace, RelaySessions, announce_at, dial_back, records_at
-from swarm.relay.relay_servicer import RelayLimits, RelayServicer
+from swarm.relay.relay_servicer import RelayServicer
 from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
 from swarm.wire.adverts import cursor_from_message, cursor_to_message
 from swarm.wire.envelopes import (

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -74,6 +74,7 @@ class Reach:
         transport: asks and holds.
         rng: jitter; seeded differently at each node.
         is_advertise_set: whether the owner said where others dial this node; else it is where they reached it.
+        find_address: this machine's address (blocking).
 
     Example:
         reach = Reach(agent, transport, rng)
@@ -81,11 +82,19 @@ class Reach:
         await reach.keep()  # until cancelled
     """
 
-    def __init__(self, agent: Agent, transport: Reachability, rng: random.Random, *, is_advertise_set: bool) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        transport: Reachability,
+        rng: random.Random,
+        *,
+        is_advertise_set: bool,
+        find_address: Callable[[], str] = own_address,
+    ) -> None:
         self._agent, self._transport, self._rng = agent, transport, rng
         self._config = agent.config.exchange
         self._direct = agent.endpoints  # as the transport serves
-        self._is_advertise_set = is_advertise_set
+        self._is_advertise_set, self._find_address = is_advertise_set, find_address
         self._relays: dict[PeerAddress, _Relay] = {}
         self._pauses: dict[PeerAddress, _Pause] = {}
         self._measured_s = -math.inf
@@ -186,7 +195,7 @@ class Reach:
     async def _network(self) -> tuple[str, float]:
         """This machine's address, and how far its wall clock is ahead of its monotonic one."""
         clock = self._agent.clock
-        return await asyncio.to_thread(own_address), clock.now_s() - clock.monotonic_s()
+        return await self._agent.context.offload(self._find_address), clock.now_s() - clock.monotonic_s()
 
     def _fill(self, tasks: asyncio.TaskGroup) -> None:
         now_s = self._agent.clock.monotonic_s()

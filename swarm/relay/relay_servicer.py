@@ -1,15 +1,14 @@
 """What a relay does for nodes that cannot be dialled: it holds their places, and passes on bytes.
 
 Invariant: both ends proved their keys to this node, and what passes is a connection that they prove to each other; the
-relay looks at none of it and needs no trust. Places, connections and bytes are bounded by node, subnet and in all, at
-most one frame of each direction waits here, and who has most of the places makes room for who has fewer.
+relay looks at none of it and needs no trust. At most one frame of each direction waits here; `place_table.py` bounds
+places and connections.
 """
 
 import asyncio
 import secrets
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -17,10 +16,10 @@ import grpc
 
 from swarm.clock import Clock
 from swarm.errors import NotHeld, TooLarge, Unavailable
-from swarm.fairness import FairTable
 from swarm.flow import BoundedTable, RateLimiter
 from swarm.identity import is_hex_digest, node_id_of
 from swarm.interfaces import RecordKeeper
+from swarm.relay.place_table import ByteBudget, Place, PlaceTable, RelayLimits
 from swarm.relay.tunnel import FRAME_BYTES, until_first_ends
 from swarm.types import JsonDict, NodeId, short
 from swarm.wire.adverts import author_of
@@ -34,9 +33,6 @@ from swarm.wire.v1 import relay_service_pb2_grpc as pb_grpc
 FIRST_MESSAGE_S: Final = 5.0
 ACCEPT_S: Final = 5.0  # for a node to take a connection that somebody asked for
 DIAL_BACK_S: Final = 3.0
-DIAL_BACKS_PER_S: Final = 1 / 20  # of one subnet
-DIAL_BACKS_BURST: Final = 8.0
-MAX_SUBNETS: Final = 4096
 TICKET_BYTES: Final = 16
 MAX_DIALLED: Final = 4096
 MAX_RECORDS: Final = 256  # in one message
@@ -44,51 +40,6 @@ RECORD_CALLS_PER_S: Final = 0.5  # look-ups and announcements of one node
 RECORD_CALLS_BURST: Final = 8.0
 _ENDINGS: Final = (OSError, TimeoutError, grpc.aio.AioRpcError, grpc.aio.InternalError, grpc.aio.AbortError)
 _EOF: Final = cast(Any, grpc.aio).EOF  # what a read gives at the end of a stream
-WAITING_PER_PLACE: Final = 32  # connections that a node was told of and has not taken
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RelayLimits:
-    """What relaying may cost this node."""
-
-    places: int = 128  # nodes that hold one
-    places_per_subnet: int = 32
-    connections: int = 512
-    connections_per_node: int = 64  # of a node that holds a place
-    connections_per_caller: int = 32
-    connections_per_subnet: int = 128  # of callers
-    bytes_per_s: int = 8 * 2**20  # of all connections together, both directions
-    burst_bytes: int = 4 * 2**20
-    idle_s: float = 90.0  # a connection without a byte ends; both ends send something every few seconds
-
-
-class ByteBudget:
-    """Bytes that pass in a second: who comes first goes first.
-
-    Example:
-        budget = ByteBudget(clock, bytes_per_s=2**20, burst_bytes=2**18)
-        await budget.take(len(data))
-    """
-
-    def __init__(self, clock: Clock, bytes_per_s: float, burst_bytes: float) -> None:
-        self._clock, self._bytes_per_s, self._burst_s = clock, bytes_per_s, burst_bytes / bytes_per_s
-        self._due_s = clock.monotonic_s() - self._burst_s  # when all that was taken has passed at this rate
-        self.num_bytes = 0
-
-    async def take(self, num_bytes: int) -> None:
-        """Waits until there is room for so many bytes."""
-        now_s = self._clock.monotonic_s()
-        self._due_s = max(self._due_s, now_s - self._burst_s) + num_bytes / self._bytes_per_s
-        self.num_bytes += num_bytes
-        if self._due_s > now_s:
-            await asyncio.sleep(self._due_s - now_s)
-
-
-@dataclass(eq=False, slots=True)
-class _Place:
-    node_id: NodeId
-    ending: asyncio.Timeout
-    tickets: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(WAITING_PER_PLACE))
 
 
 @dataclass(eq=False, slots=True)
@@ -133,14 +84,10 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         self._dialled = BoundedTable[NodeId, str](MAX_DIALLED)  # host:port where a node proved its key to us
         self._records = RateLimiter[NodeId](RECORD_CALLS_PER_S, RECORD_CALLS_BURST, MAX_DIALLED)
         self._sessions, self._clock, self.limits = sessions, clock, limits
-        self._is_open, self._standing = is_open, standing
-        self._places: dict[NodeId, _Place] = {}
-        self._by_subnet = FairTable[str, _Place]()
-        self._subnet_of: dict[_Place, str] = {}
+        self._is_open = is_open
+        self._places = PlaceTable(limits, standing)
         self._asked: dict[bytes, _Asked] = {}
-        self._held = Counter[tuple[str, str]]()  # connections by kind of party and party
         self._budget = ByteBudget(clock, limits.bytes_per_s, limits.burst_bytes)
-        self._dial_backs = RateLimiter[str](DIAL_BACKS_PER_S, DIAL_BACKS_BURST, MAX_SUBNETS)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds this service to a server."""
@@ -150,13 +97,13 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
     @property
     def free_places(self) -> int:
         """Places that nobody holds; 0 where this node does not relay."""
-        return max(0, self.limits.places - len(self._places)) if self._is_open() else 0
+        return self._places.num_free if self._is_open() else 0
 
     def status(self) -> JsonDict:
         """What relaying costs now, and has cost."""
         return {
             "places": len(self._places),
-            "connections": self._held["all", ""],
+            "connections": self._places.num_connections,
             "bytes": self._budget.num_bytes,
         }
 
@@ -169,9 +116,10 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         self._require_open()
         if not 0 < request.port < 65536:
             raise TooLarge(f"port {request.port}, expected 1 to 65535")
-        if not self._dial_backs.spend(peer_subnet(context.peer()), self._clock.monotonic_s()):
-            error = Unavailable(f"more than {60 * DIAL_BACKS_PER_S:.0f} dial-backs in a minute; ask another node")
-            raise self._sessions.refused(context.peer(), error)
+        try:
+            self._places.take_dial_back(peer_subnet(context.peer()), self._clock.monotonic_s())
+        except Unavailable as error:
+            raise self._sessions.refused(context.peer(), error) from None
         host = f"[{host}]" if ":" in host else host
         detail = ""
         try:
@@ -197,49 +145,18 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         """Holds the caller's place and tells it of connections; a newer place of the same node ends the older one."""
         node_id = self._sessions.require(context)
         self._require_open()
-        subnet = peer_subnet(context.peer())
-        if node_id in self._places:
-            self._end(self._places[node_id])
-        elif len(self._by_subnet.of(subnet)) >= self.limits.places_per_subnet:
-            raise Unavailable(f"{self.limits.places_per_subnet} nodes of your network hold places here")
-        elif len(self._places) >= self.limits.places:
-            self._make_room(node_id, subnet)
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as ending:
-                place = self._places[node_id] = _Place(node_id, ending)
-                self._by_subnet.add(subnet, place)
-                self._subnet_of[place] = subnet
+                place = self._places.add(node_id, peer_subnet(context.peer()), lambda: ending.reschedule(loop.time()))
                 try:
                     await context.write(pb.ReserveResponse())
                     while True:
                         await context.write(pb.ReserveResponse(ticket=await place.tickets.get()))
                 finally:
-                    self._forget(place)
+                    self._places.remove(place)
         except TimeoutError:
             raise Unavailable("the place is another's now") from None
-
-    def _make_room(self, node_id: NodeId, subnet: str) -> None:
-        """Ends the newest place of lower standing; else one of the subnet with most of them."""
-        standing = self._standing(node_id)
-        lower = [place for place in self._places.values() if self._standing(place.node_id) < standing]
-        if lower:
-            self._end(lower[-1])
-            return
-        most = self._by_subnet.longest(beside=subnet)
-        if most is None:
-            raise Unavailable(f"all {self.limits.places} places are taken; try another relay")
-        self._end(self._by_subnet.newest(most))
-
-    def _end(self, place: _Place) -> None:
-        place.ending.reschedule(asyncio.get_running_loop().time())
-        self._forget(place)
-
-    def _forget(self, place: _Place) -> None:
-        subnet = self._subnet_of.pop(place, None)
-        if subnet is not None:
-            self._by_subnet.remove(subnet, place)
-            if self._places.get(place.node_id) is place:
-                del self._places[place.node_id]
 
     # --- connections -------------------------------------------------------------------------------
 
@@ -254,13 +171,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         place, dialled = self._places.get(first.node_id), self._dialled.get(first.node_id)
         if place is None and dialled is None:
             raise NotHeld(f"{short(first.node_id)} holds no place here")
-        parties = (
-            ("all", "", self.limits.connections),
-            ("node", first.node_id, self.limits.connections_per_node),
-            ("caller", caller, self.limits.connections_per_caller),
-            ("subnet", peer_subnet(context.peer()), self.limits.connections_per_subnet),
-        )
-        async with self._connection(parties):
+        with self._places.connection(first.node_id, caller, peer_subnet(context.peer())):
             if place is not None:
                 await self._join(context, first.node_id, place)
             elif dialled is not None:
@@ -291,7 +202,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         finally:
             writer.close()
 
-    async def _join(self, context: Context, node_id: NodeId, place: _Place) -> None:
+    async def _join(self, context: Context, node_id: NodeId, place: Place) -> None:
         """A connection to a node that holds a place, once it took it."""
         ticket = secrets.token_bytes(TICKET_BYTES)
         asked = self._asked[ticket] = _Asked(node_id, asyncio.get_running_loop().create_future())
@@ -326,22 +237,6 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             await far.is_over.wait()
         finally:
             far.is_gone.set()
-
-    @asynccontextmanager
-    async def _connection(self, parties: tuple[tuple[str, str, int], ...]) -> AsyncGenerator[None]:
-        """Counts a connection while it lasts. Raises Unavailable at a bound."""
-        for kind, party, most in parties:
-            if self._held[kind, party] >= most:
-                raise Unavailable(f"{most} relayed connections ({kind}) are open; try another relay")
-        keys = [(kind, party) for kind, party, _ in parties]
-        self._held.update(keys)
-        try:
-            yield
-        finally:
-            self._held.subtract(keys)
-            for key in keys:
-                if not self._held[key]:
-                    del self._held[key]
 
     async def _first(self, context: Context) -> Any:
         try:
