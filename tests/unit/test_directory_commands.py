@@ -12,6 +12,12 @@ ONE = ("status", "why", "samples", "eval", "chat", "serve", "train")
 SEVERAL = ("report", "watch")
 
 
+@pytest.fixture(autouse=True)
+def logging_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this process, whose tests read what is logged."""
+    monkeypatch.setattr("swarm.telemetry.setup_logging", lambda *_: None)
+
+
 @pytest.mark.parametrize("name", (*ONE, *SEVERAL))
 def test_an_argument_and_dir_say_the_same(name: str, tmp_path: Path) -> None:
     options = ["--once"] if name == "watch" else []
