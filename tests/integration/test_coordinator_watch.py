@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -105,7 +106,7 @@ async def test_watch_gives_the_head_and_each_new_one_while_calls_go_on_beside_it
         for _ in range(2):
             await owner.record_versions([v(ada, 1, 9)])  # a fork: refused
         (warned,) = [each for each in caplog.records if "does another process run with this node's key" in each.message]
-        assert warned.levelname == "WARNING" and "delete identity.key in the copy" in vars(warned)["fix"]
+        assert warned.levelno == logging.WARNING and "delete identity.key in the copy" in vars(warned)["fix"]
         await owner.record_versions([v(ada, 0)])  # a rewind
         await owner.record_versions([v(ada, 1, 2)])
         assert await anext(heads) == v(ada, 1, 2)
