@@ -264,7 +264,8 @@ def test_a_mistake_is_told_before_anything_starts(
         path = tmp_path / f"{name.lower()}.jsonl"
         path.write_text("\n".join(lines) + "\n")
         names[name] = str(path)
-    done = RUN.invoke(app, ["train", "--dir", str(tmp_path / "run"), *(names.get(each, each) for each in arguments)])
+    where = [] if "--dir" in arguments else ["--dir", str(tmp_path / "run")]
+    done = RUN.invoke(app, ["train", *where, *(names.get(each, each) for each in arguments)])
     assert done.exit_code == 2, done.output
     assert expected in " ".join(done.stderr.split())
     assert not (tmp_path / "run").exists(), "the next try finds nothing in its way"
