@@ -51,7 +51,7 @@ async def pump(
     try:
         with calling(what, Unauthenticated):
             await until_first_ends(send(), receive())
-    except Unavailable:
+    except Unavailable:  # which is an OSError, too
         raise
     except OSError:
         return  # the local end was closed
