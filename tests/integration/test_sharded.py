@@ -1,9 +1,10 @@
 """Two processes that share a step over gloo do what one process does: losses, norms, weights, checkpoints.
 
-The file is also the program that `torchrun` starts; it makes the steps of every case and leaves what they gave.
+The file is also the program of each process; it makes the steps of every case and leaves what they gave.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,7 +171,7 @@ def main(root: Path) -> None:
     from swarm.learn.leader import LeadingLearner, obey_leader
 
     torch.set_num_threads(1)
-    ranks = ShardedRanks.start()
+    ranks = ShardedRanks.start(str(root / "store"))
     for name, case in CASES.items():
         kind = LeadingLearner if ranks.index == 0 else PolicyLearner
         one = learner(case, root / name, ranks, kind)
@@ -211,12 +212,24 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     alone = learner(CASES["token"], root / "alone" / "token")
     steps(alone, CASES["token"], 1, SAVED_AT)
     alone.save()
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__, str(root)]
-    done = subprocess.run(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=170
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    ranks = [start_rank(rank, root) for rank in range(2)]
+    try:
+        codes = [process.wait(timeout=170) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    said = [(root / f"rank{rank}.txt").read_text()[-2000:] for rank in range(2)]
+    assert codes == [0, 0], f"exit codes {codes}; the ends of what they printed: {said}"
     yield root
+
+
+def start_rank(rank: int, root: Path) -> "subprocess.Popen[bytes]":
+    """One of two processes that meet through a file, as those of a node do."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    environment = {**os.environ, **{name: str(value) for name, value in place.items()}}
+    with (root / f"rank{rank}.txt").open("wb") as printed:
+        command = [sys.executable, "-X", "faulthandler", __file__, str(root)]
+        return subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.STDOUT)
 
 
 def assert_same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], tolerance: float) -> None:
