@@ -464,7 +464,7 @@ class PeerClient(Protocol):
         ...
 
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
-        """One group by digest, resumed where a stream breaks off.
+        """One group by digest, resumed where a stream, or the last call for it on another connection, broke off.
 
         Raises:
             NotHeld: the peer lacks it.
@@ -481,7 +481,7 @@ class PeerClient(Protocol):
         ...
 
     async def fetch_chunk(self, digest: Digest, timeout_s: float) -> bytes:
-        """One chunk of weights, at most 1 MiB, that hashes to `digest`.
+        """One chunk of weights, at most 1 MiB, that hashes to `digest`; resumed as in `fetch`.
 
         Raises:
             NotHeld: the peer lacks it.

@@ -8,9 +8,9 @@ most of them makes room. Every message waits for the upload limit, and nothing o
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from swarm.errors import Unavailable
 from swarm.interfaces import ExchangeHandler, StreamItem
@@ -26,11 +26,13 @@ from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 from swarm.wire.weights import require_digest, watch_from_message, watched_to_message
 
-FETCH_BYTES: Final = 2**20  # of a group in one message
+FETCH_BYTES: Final = 2**18  # of a group or chunk in one message: what a broken connection costs at most
 INLINE_BYTES: Final = 2**20  # a larger group travels as a notice and is fetched
 STREAMS_PER_PEER: Final = 6  # a subscription, a watch and a fetch, and those of a connection that just broke
 STREAMS_TOTAL: Final = 256
 STREAMS_OF_NEWCOMERS: Final = 64  # of them that are not taken for peers of higher standing
+
+Piece = TypeVar("Piece", pb.FetchResponse, pb.FetchChunkResponse)
 
 
 class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
@@ -76,10 +78,9 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         """One held group from an offset on."""
         peer = self._sessions.require(context)
         async with self._one_stream(peer, context):
-            data = memoryview(sealed_to_bytes(await self._handler.fetch(peer, request.digest)))
-            for offset in range(request.offset, len(data), FETCH_BYTES):
-                chunk = bytes(data[offset : offset + FETCH_BYTES])
-                await self._write(peer, context, pb.FetchResponse(total_bytes=len(data), offset=offset, data=chunk))
+            data = sealed_to_bytes(await self._handler.fetch(peer, request.digest))
+            for piece in _pieces(data, request.offset, pb.FetchResponse):
+                await self._write(peer, context, piece)
 
     @rpc
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
@@ -93,16 +94,17 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
                     await self._write(peer, context, watched_to_message(item))
 
     @rpc
-    async def FetchChunk(self, request: pb.FetchChunkRequest, context: Context) -> pb.FetchChunkResponse:
-        """One held chunk of weights."""
+    async def FetchChunk(self, request: pb.FetchChunkRequest, context: Context) -> None:
+        """One held chunk of weights from an offset on."""
         peer = self._sessions.require(context)
         digest = require_digest(request.digest)
         call = await self._chunks.acquire(peer, context)
         data = await self._handler.chunk(peer, digest)
-        if self._upload is not None:
-            subnet = peer_subnet(context.peer())
-            await self._chunks.held_up(call, self._upload.take(peer, subnet, len(data)))
-        return pb.FetchChunkResponse(data=data)
+        for piece in _pieces(data, request.offset, pb.FetchChunkResponse):
+            if self._upload is not None:
+                subnet = peer_subnet(context.peer())
+                await self._chunks.held_up(call, self._upload.take(peer, subnet, piece.ByteSize()))
+            await context.write(piece)  # who does not read loses the slot to others, and else keeps it
 
     async def _write(self, peer: NodeId, context: Context, response: Any) -> None:
         if self._upload is not None:
@@ -180,6 +182,12 @@ async def _ended_by_timeout() -> AsyncGenerator[asyncio.Timeout]:
         if not ending.expired():
             raise
         raise Unavailable("others have fewer streams open; begin again later, or at another holder") from None
+
+
+def _pieces(data: bytes, first: int, kind: Callable[..., Piece]) -> Iterator[Piece]:
+    """A body from an offset on, as messages."""
+    for offset in range(first, len(data), FETCH_BYTES):
+        yield kind(total_bytes=len(data), offset=offset, data=data[offset : offset + FETCH_BYTES])
 
 
 def _response_of(item: StreamItem) -> pb.SubscribeResponse:

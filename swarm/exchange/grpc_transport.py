@@ -7,13 +7,12 @@ Invariant: what a peer sends is bounded before it is read, and nothing of it is 
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, Final, cast
-
-import grpc
 
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig
-from swarm.errors import ConfigError, Forged, NotHeld, SwarmError, TooLarge, Unauthenticated, Unavailable
+from swarm.errors import ConfigError, Forged, NotHeld, TooLarge, Unavailable
 from swarm.exchange.exchange_servicer import FETCH_BYTES, ExchangeServicer
 from swarm.exchange.group_stream import SUBSCRIBE_BATCH
 from swarm.identity import Identity, is_hex_digest
@@ -28,7 +27,7 @@ from swarm.wire.envelopes import (
     sealed_from_bytes,
     sealed_from_message,
 )
-from swarm.wire.grpc_errors import calling, error_of
+from swarm.wire.grpc_errors import calling
 from swarm.wire.rollout_groups import Malformed
 from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
 from swarm.wire.session import PING_S, AuthenticatedChannel, NoteClock, open_channel
@@ -44,6 +43,7 @@ from swarm.wire.weights import (
 STALL_TIMEOUT_S: Final = 120.0
 DRAIN_S: Final = 0.2
 _HASH_IN_THREAD_BYTES: Final = 2**20
+MAX_BEGUN_BYTES: Final = 16 * 2**20
 # Who is behind a relay, or holds a place at one, notices a dead one within twice that; routers forget no sooner.
 RELAY_PING_S: Final = 3.0
 _WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "[::]", ""})
@@ -99,6 +99,7 @@ class GrpcTransport:
         self._stall_timeout_s = stall_timeout_s
         self._server: SessionServer | None = None
         self._clients: set[GrpcPeer] = set()
+        self._begun = BegunBodies()
         self.is_dialable = True  # by others, as far as is known; who is not relays nothing
         self.relay = RelayServicer(
             self._sessions,
@@ -159,7 +160,7 @@ class GrpcTransport:
         return self._peer(channel, way)
 
     def _peer(self, channel: AuthenticatedChannel, way: RelayedSocket | None = None) -> "GrpcPeer":
-        peer = GrpcPeer(channel, self._config.dial_timeout_s, self._clients, way)
+        peer = GrpcPeer(channel, self._config.dial_timeout_s, self._clients, self._begun, way)
         self._clients.add(peer)
         return peer
 
@@ -242,12 +243,14 @@ class GrpcPeer:
         channel: AuthenticatedChannel,
         call_timeout_s: float,
         registry: "set[GrpcPeer]",
+        begun: "BegunBodies",
         way: RelayedSocket | None = None,
     ) -> None:
         self._channel = channel
         self._way = way  # through a relay
         self._call_timeout_s = call_timeout_s
         self._registry = registry
+        self._begun = begun
         self._stub: Any = pb_grpc.ExchangeServiceStub(channel.channel)
 
     @property
@@ -285,56 +288,67 @@ class GrpcPeer:
 
     async def fetch_chunk(self, digest: Digest, timeout_s: float) -> bytes:
         what = f"chunk {short(digest)} from {short(self.node_id)}"
-        request = pb.FetchChunkRequest(digest=digest)
+        request = partial(pb.FetchChunkRequest, digest=digest)
         try:
-            async with asyncio.timeout(timeout_s):
-                with calling(what, NotHeld):
-                    response = await self._stub.FetchChunk(request, metadata=await self._metadata())
-                if not 0 < len(response.data) <= MAX_CHUNK_BYTES:
-                    raise Forged(f"{what}: {len(response.data)} bytes, expected 1 to {MAX_CHUNK_BYTES}")
-                found = await asyncio.to_thread(_sha256, response.data)
-        except TimeoutError:
-            raise Unavailable(f"{what}: not within {timeout_s} s") from None
+            data = await self._fetch_body(digest, self._stub.FetchChunk, request, MAX_CHUNK_BYTES, timeout_s, what)
+        except (_FalsePiece, TooLarge) as error:
+            raise Forged(str(error)) from None
+        found = await asyncio.to_thread(_sha256, data)
         if found != digest:
             raise Forged(f"{what}: the content hashes to {short(found)}")
-        return response.data
+        return data
 
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
         what = f"fetch of {short(digest)} from {short(self.node_id)}"
-        data = bytearray()
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not await self._fetch_rest(digest, data, max_bytes + MAX_ENVELOPE_BYTES, what):
-                    continue
-                if len(data) > _HASH_IN_THREAD_BYTES:
-                    sealed = await asyncio.to_thread(sealed_from_bytes, bytes(data))
-                else:
-                    sealed = sealed_from_bytes(bytes(data))
-        except TimeoutError:
-            raise Unavailable(f"{what}: {len(data)} bytes within {timeout_s} s") from None
+        most, request = max_bytes + MAX_ENVELOPE_BYTES, partial(pb.FetchRequest, digest=digest)
+        data = await self._fetch_body(digest, self._stub.Fetch, request, most, timeout_s, what)
+        if len(data) > _HASH_IN_THREAD_BYTES:
+            sealed = await asyncio.to_thread(sealed_from_bytes, data)
+        else:
+            sealed = sealed_from_bytes(data)
         if isinstance(sealed, Refused):
             raise Unavailable(f"{what}: {sealed.detail}")
         if sealed.digest != digest:
             raise Unavailable(f"{what}: the content hashes to {short(sealed.digest)}")
         return sealed
 
-    async def _fetch_rest(self, digest: Digest, data: bytearray, max_bytes: int, what: str) -> bool:
+    async def _fetch_body(
+        self, digest: Digest, method: Any, request: Callable[..., Any], max_bytes: int, timeout_s: float, what: str
+    ) -> bytes:
+        """A whole body, from where the last transfer of it from this peer broke off; its content was not checked."""
+        data = self._begun.take(self.node_id, digest)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await self._fetch_rest(data, method, request, max_bytes, what):
+                    continue
+        except BaseException as error:  # also where nobody waits for it any more
+            if not isinstance(error, _FalsePiece | TooLarge):
+                self._begun.keep(self.node_id, digest, data)
+            if isinstance(error, TimeoutError):
+                raise Unavailable(f"{what}: {len(data)} bytes within {timeout_s} s") from None
+            raise
+        return bytes(data)
+
+    async def _fetch_rest(
+        self, data: bytearray, method: Any, request: Callable[..., Any], max_bytes: int, what: str
+    ) -> bool:
         """Appends to `data` what one stream brings; True when whole, False when broken off after some progress."""
         before = len(data)
         total = None
-        call = self._stub.Fetch(pb.FetchRequest(digest=digest, offset=before), metadata=await self._metadata())
+        call = method(request(offset=before), metadata=await self._metadata())
         try:
-            async for response in call:
-                total = _append_chunk(data, response, total, max_bytes, what)
-                if len(data) == total:
-                    return True
-        except grpc.RpcError as error:
-            if len(data) == before:
-                raise _broken(error, what) from None
+            with calling(what, NotHeld):
+                async for response in call:
+                    total = append_piece(data, response, total, max_bytes, what)
+                    if len(data) == total:
+                        return True
+        except Unavailable as error:
+            if len(data) == before or isinstance(error, _FalsePiece):
+                raise
         finally:
             call.cancel()
         if len(data) == before:
-            raise Unavailable(f"{what}: the peer ended it at {before} bytes")
+            raise _FalsePiece(f"{what}: the peer ended it at {before} bytes")
         return False
 
     async def _metadata(self) -> Any:
@@ -347,14 +361,34 @@ class GrpcPeer:
             await self._way.close()
 
 
+class _FalsePiece(Unavailable):
+    """A body does not go on as it must: what came of it is of no use."""
+
+
+class BegunBodies:
+    """What came of bodies whose transfer broke off, for who asks the same peer for them again.
+
+    By peer: who sent a false beginning spoils only what it sends itself. The oldest make room beyond `max_bytes`.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BEGUN_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bodies: dict[tuple[NodeId, Digest], bytearray] = {}
+
+    def take(self, peer: NodeId, digest: Digest) -> bytearray:
+        """What came, which is no longer kept; empty where nothing is known."""
+        return self._bodies.pop((peer, digest), bytearray())
+
+    def keep(self, peer: NodeId, digest: Digest, data: bytearray) -> None:
+        """Remembers what came."""
+        if data:
+            self._bodies[peer, digest] = data
+        while sum(map(len, self._bodies.values())) > self._max_bytes:
+            del self._bodies[next(iter(self._bodies))]
+
+
 def _sha256(data: bytes) -> Digest:
     return hashlib.sha256(data).digest()
-
-
-def _broken(error: grpc.RpcError, what: str) -> SwarmError:
-    """The error of a call on a session that once held: lost sessions mean a lost connection, not a false peer."""
-    meaning = error_of(error, what)
-    return Unavailable(str(meaning)) if isinstance(meaning, Unauthenticated) else meaning
 
 
 def _item_of(response: pb.SubscribeResponse, what: str) -> StreamItem:
@@ -385,16 +419,16 @@ def _item_of(response: pb.SubscribeResponse, what: str) -> StreamItem:
     )
 
 
-def _append_chunk(data: bytearray, response: pb.FetchResponse, total: int | None, max_bytes: int, what: str) -> int:
-    """Adds one chunk to `data` after checking every length in it; returns the total it names."""
+def append_piece(data: bytearray, response: Any, total: int | None, max_bytes: int, what: str) -> int:
+    """Adds one piece to `data` after checking every length in it; returns the total it names."""
     size = response.total_bytes
     if size > max_bytes:
         raise TooLarge(f"{what}: {size} bytes exceed {max_bytes}")
     if total is not None and size != total:
-        raise Unavailable(f"{what}: the total changed from {total} to {size} bytes")
+        raise _FalsePiece(f"{what}: the total changed from {total} to {size} bytes")
     if response.offset != len(data):
-        raise Unavailable(f"{what}: chunk at {response.offset}, expected {len(data)}")
+        raise _FalsePiece(f"{what}: piece at {response.offset}, expected {len(data)}")
     if not 0 < len(response.data) <= min(FETCH_BYTES, size - len(data)):
-        raise Unavailable(f"{what}: chunk of {len(response.data)} bytes at {len(data)} of {size}")
+        raise _FalsePiece(f"{what}: piece of {len(response.data)} bytes at {len(data)} of {size}")
     data += response.data
     return size

@@ -347,6 +347,10 @@ async def code_of(call: Any) -> grpc.StatusCode:
     return caught.value.code()
 
 
+async def body_of(call: Any) -> bytes:
+    return b"".join([piece.data async for piece in call])
+
+
 async def test_nothing_is_given_without_a_session(node: Node):
     (digest,) = node.holder.hold(b"secret")
     await node.holder.append(manifest(1))
@@ -432,9 +436,9 @@ async def test_chunks_of_one_peer_at_a_time_are_bounded_and_those_of_another_sti
     assert await code_of(stub_of(greedy).FetchChunk(request, metadata=metadata)) is grpc.StatusCode.UNAVAILABLE
     other = stub_of(honest).FetchChunk(request, metadata=await honest.metadata(5.0))
     node.holder.gate.set()
-    assert (await other).data == chunk(1)
-    assert [(await call).data == chunk(1) for call in calls] == [True] * CHUNKS_PER_PEER
-    assert (await stub_of(greedy).FetchChunk(request, metadata=metadata)).data == chunk(1)
+    for call in (other, *calls):
+        assert await body_of(call) == chunk(1)
+    assert await body_of(stub_of(greedy).FetchChunk(request, metadata=metadata)) == chunk(1)
     await asyncio.gather(greedy.close(), honest.close())
 
 
@@ -451,7 +455,7 @@ async def test_chunks_that_nobody_reads_lose_their_places_to_the_calls_that_wait
     await until(lambda: node.holder.num_asked_chunks == CHUNKS_TOTAL and node.holder.num_serving == 0)
     honest = await node.open()
     waiting = stub_of(honest).FetchChunk(request, metadata=await honest.metadata(5.0))
-    assert (await asyncio.wait_for(waiting, 15.0)).data == chunk(1)
+    assert await asyncio.wait_for(body_of(waiting), 15.0) == chunk(1)
     seconds = asyncio.get_running_loop().time() - began_s
     assert seconds > STALL_S  # it had to wait until one of them was cut
     for each in unread:
@@ -477,8 +481,8 @@ class LyingServer(pb_grpc.ExchangeServiceServicer):
             await context.write(self.responses[-1])
             self.num_sent += 1
 
-    async def FetchChunk(self, request: Any, context: Any) -> Any:
-        return self.responses[0]
+    async def FetchChunk(self, request: Any, context: Any) -> None:
+        await context.write(self.responses[0])
 
 
 async def connect_to(servicer: Any) -> tuple[SessionServer, GrpcTransport, PeerClient]:
@@ -555,7 +559,7 @@ async def test_manifest_of_100_mb_is_refused_before_it_is_parsed():
 
 @pytest.mark.parametrize("data", [b"", b"other", bytes(MAX_CHUNK_BYTES + 1), bytes(5 * 2**20)])
 async def test_lying_chunk_never_comes_through(data: bytes):
-    server, client, peer = await connect_to(LyingServer(pb.FetchChunkResponse(data=data)))
+    server, client, peer = await connect_to(LyingServer(pb.FetchChunkResponse(total_bytes=len(data), data=data)))
     with pytest.raises(Unavailable):
         await peer.fetch_chunk(digest_of(b"asked"), 5.0)
     if len(data) > MAX_CHUNK_BYTES:

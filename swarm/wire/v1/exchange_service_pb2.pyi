@@ -82,13 +82,19 @@ class Credit(_message.Message):
     def __init__(self, head_step: _Optional[int] = ..., granted: _Optional[int] = ...) -> None: ...
 
 class FetchChunkRequest(_message.Message):
-    __slots__ = ("digest",)
+    __slots__ = ("digest", "offset")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
-    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
+    offset: int
+    def __init__(self, digest: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class FetchChunkResponse(_message.Message):
-    __slots__ = ("data",)
+    __slots__ = ("total_bytes", "offset", "data")
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    total_bytes: int
+    offset: int
     data: bytes
-    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, total_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...

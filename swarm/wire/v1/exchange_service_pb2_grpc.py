@@ -50,7 +50,7 @@ class ExchangeServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.WatchRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.WatchResponse.FromString,
                 _registered_method=True)
-        self.FetchChunk = channel.unary_unary(
+        self.FetchChunk = channel.unary_stream(
                 '/swarm.wire.v1.ExchangeService/FetchChunk',
                 request_serializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchChunkRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchChunkResponse.FromString,
@@ -69,7 +69,7 @@ class ExchangeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """One held group in chunks, resumable by offset.
+        """One held group in pieces, resumable by offset.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -83,7 +83,7 @@ class ExchangeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FetchChunk(self, request, context):
-        """One chunk of weights by digest.
+        """One chunk of weights by digest, in pieces, resumable by offset.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,7 +107,7 @@ def add_ExchangeServiceServicer_to_server(servicer, server):
                     request_deserializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.WatchRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.WatchResponse.SerializeToString,
             ),
-            'FetchChunk': grpc.unary_unary_rpc_method_handler(
+            'FetchChunk': grpc.unary_stream_rpc_method_handler(
                     servicer.FetchChunk,
                     request_deserializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchChunkRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_exchange__service__pb2.FetchChunkResponse.SerializeToString,
@@ -216,7 +216,7 @@ class ExchangeService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/swarm.wire.v1.ExchangeService/FetchChunk',
