@@ -1,6 +1,7 @@
 """What a relay costs: bytes, seconds and CPU of groups and weight chunks through it, against a direct connection.
 
     python -m benchmarks.relay                       # on an idle machine: three processes share its cores
+    python -m benchmarks.relay --upload 12.5         # who is asked sends at most so many MB/s, as at home
 
 A server process holds groups of 16 KB and chunks of 1 MiB; a reader subscribes to the groups and fetches the chunks,
 directly and through a relay in a process of its own. Bytes are those that the kernel counted on loopback, on a machine
@@ -74,10 +75,11 @@ class Holder(HoldsNothing):
         return self.data
 
 
-def transport_of(identity: Identity) -> GrpcTransport:
-    """On loopback, with no bound on what it relays."""
+def transport_of(identity: Identity, upload: float = 0.0) -> GrpcTransport:
+    """On loopback, with no bound on what it relays; `upload`: bytes/s of its own that it sends, 0: no bound."""
     limits = RelayLimits(bytes_per_s=2**40, burst_bytes=2**40)
-    return GrpcTransport(identity, RUN, ExchangeConfig(), SystemClock(), relay_limits=limits)
+    config = ExchangeConfig(max_upload_bytes_per_s=int(upload), relay_places=0 if upload else 128)
+    return GrpcTransport(identity, RUN, config, SystemClock(), relay_limits=limits)
 
 
 def run_relay(pipe: Connection) -> None:
@@ -96,12 +98,12 @@ def run_relay(pipe: Connection) -> None:
     asyncio.run(main())
 
 
-def run_server(pipe: Connection, relay: tuple[str, str], num_groups: int) -> None:
+def run_server(pipe: Connection, relay: tuple[str, str], num_groups: int, upload: float) -> None:
     """The process of who is asked: sends both addresses that lead to it."""
 
     async def main() -> None:
         identity = Identity.create()
-        transport = transport_of(identity)
+        transport = transport_of(identity, upload)
         (endpoint,) = await transport.serve(Holder(identity, num_groups))
         place = transport.place_at(PeerAddress(node_id=relay[0], endpoint=relay[1]))
         holding = asyncio.create_task(place.hold())
@@ -188,6 +190,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=2000, help="of 16 KB")
     parser.add_argument("--chunks", type=int, default=100, help="of 1 MiB")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--upload", type=float, default=0.0, help="MB/s that who is asked sends at most; 0: no bound")
     arguments = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     relay, relay_end = context.Pipe()
@@ -195,7 +198,8 @@ def main() -> None:
     processes = [context.Process(target=run_relay, args=(relay_end,), daemon=True)]
     processes[0].start()
     address = relay.recv()
-    processes.append(context.Process(target=run_server, args=(server_end, address, arguments.groups), daemon=True))
+    server_arguments = (server_end, address, arguments.groups, 1e6 * arguments.upload)
+    processes.append(context.Process(target=run_server, args=server_arguments, daemon=True))
     processes[1].start()
     ends = server.recv()
     result = asyncio.run(compare(arguments.groups, arguments.chunks, arguments.repetitions, relay, ends))
