@@ -158,7 +158,7 @@ class CoordinatorDaemon(Service):
         address = config.advertise or f"{dialled.rpartition(':')[0]}:{port}"
         self.link = str(JoinLink(addresses=(address,), run_id=config.run_id, fingerprint=identity.node_id))
         telemetry, environments = Telemetry("coordinator"), config.node.environments
-        dashboard = Dashboard(self.core, config.run_id, lambda: self.link, telemetry, environments)
+        dashboard = Dashboard(self.core, config.run_id, lambda: self.link, telemetry, environments, relay.status)
         http = await dashboard.start(config.http_listen)
         self._exit.push_async_callback(dashboard.stop)
         self.info = {

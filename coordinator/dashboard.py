@@ -6,7 +6,7 @@ and text is made of it in the server's thread.
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
@@ -15,6 +15,7 @@ from prometheus_client import generate_latest
 
 from coordinator.core import CoordinatorCore
 from coordinator.history import History, Moment
+from swarm.addresses import split_relayed
 from swarm.config import EnvironmentConfig
 from swarm.errors import ConfigError
 from swarm.pages.browser import SECURITY, asset, html_page, templates
@@ -43,8 +44,9 @@ class Dashboard:
         link: Callable[[], str],
         telemetry: Telemetry,
         environments: Sequence[EnvironmentConfig] = (),
+        relayed: Callable[[], JsonDict] | None = None,
     ) -> None:
-        """`environments`: that the manifest of the run names."""
+        """`environments`: that the manifest of the run names; `relayed`: `RelayServicer.status` of the coordinator."""
         self._core = core
         self._run_id = run_id
         self._link = link
@@ -54,6 +56,7 @@ class Dashboard:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._template = templates("coordinator").get_template("status.html")
         self._history = History()
+        self._relayed = relayed
         self._noting: asyncio.Task[None] | None = None
 
     async def start(self, listen: str) -> str:
@@ -76,6 +79,7 @@ class Dashboard:
     def status(self) -> JsonDict:
         """Everything the page shows, as JSON."""
         core, now_s = self._core, self._core.clock.now_s()
+        names = {member.node_id: member.report.name for member in core.membership.all()}
         return {
             "run_id": self._run_id,
             "link": self._link(),
@@ -90,6 +94,7 @@ class Dashboard:
                     "standing": core.parties.standing_of(member.node_id),
                     "is_live": member.is_live(now_s),
                     "last_seen_s": member.last_seen_s,
+                    "reached": _reached(member.report.endpoints, names),
                     "step": member.report.head.step,
                     "reward_mean": member.report.reward_mean,
                     "tokens_per_s": member.report.tokens_per_s,
@@ -157,6 +162,10 @@ class Dashboard:
         self._telemetry.total("coordinator/heartbeats_total", core.num_heartbeats)
         self._telemetry.total("coordinator/refused_versions_total", core.num_refused_versions)
         self._telemetry.total("coordinator/versions_total", core.num_versions)
+        if self._relayed is not None:
+            relayed = self._relayed()
+            self._telemetry.gauge("coordinator/relayed_nodes", relayed["places"])
+            self._telemetry.total("coordinator/relayed_bytes_total", relayed["bytes"])
         for figures in core.advisor.figures(now_s):
             self._telemetry.gauge("coordinator/edge_ess_share", figures.ess_share, source=short(figures.source))
         return generate_latest(self._telemetry.registry)
@@ -209,6 +218,15 @@ class Dashboard:
             )
         ]
         return self._template.render(root="/", map=_map(status), charts=charts, **status)
+
+
+def _reached(endpoints: Sequence[str], names: Mapping[str, str]) -> str:
+    """How others reach a node, without addresses: the page is for everybody. Empty where it does not say."""
+    relays = [relay_id for _, relay_id in map(split_relayed, endpoints)]
+    if "" in relays:
+        return "dialled"
+    through = [names.get(relay_id) or short(relay_id) for relay_id in dict.fromkeys(relays)]
+    return f"through {', '.join(through)}" if through else ""
 
 
 def _map(status: JsonDict) -> Markup:

@@ -166,6 +166,11 @@ _LIST = (
     _counter("node/restarts_total", "restarts", "Child processes started again (worker, p2pd, sandbox)",
              "0; sandbox: one for each sandbox.cpu_s that scoring took, and each answer that was ended", "process"),
     _counter("node/failures_total", "failures", "Unexpected exceptions that ended a loop", "0", "loop"),
+    _gauge("node/relays", "relays", "Relays through which others reach this node",
+           "2 where it cannot be dialled, else 0"),
+    _gauge("node/relayed_nodes", "nodes", "Nodes that others reach through this one", "under exchange.relay_places"),
+    _counter("node/relayed_bytes_total", "bytes", "Passed on for them, both directions",
+             "at most exchange.relay_bytes_per_s"),
     _gauge("node/advice", "0, 1 or 2", "What the coordinator advises: 0 ok, 1 tightened, 2 alarm", "0"),
     # disk
     _counter("disk/written_bytes_total", "bytes", "Written to the disk by the node and all its processes since it "
@@ -192,6 +197,10 @@ _LIST = (
     _counter("coordinator/heartbeats_total", "heartbeats", "Heartbeats answered", "rises"),
     _counter("coordinator/versions_total", "versions", "Policy versions recorded", "rises"),
     _counter("coordinator/refused_versions_total", "versions", "Versions that would fork or go back", "0"),
+    _gauge("coordinator/relayed_nodes", "nodes", "Nodes that others reach through the coordinator",
+           "0 where nodes relay"),
+    _counter("coordinator/relayed_bytes_total", "bytes", "Passed on for them, both directions",
+             "at most relay_bytes_per_s"),
     _gauge("coordinator/edge_ess_share", "share", "Median effective sample size of one source over its learners",
            "over 0.3", "source"),
 )  # fmt: skip

@@ -189,6 +189,11 @@ class Telemetry:
             self.gauge("node/coordinator_reachable", float(status["is_coordinator_reachable"]))
         if status.get("written_bytes") is not None:
             self.total("disk/written_bytes_total", status["written_bytes"])
+        if status.get("reach"):
+            self.gauge("node/relays", len(status["reach"]["relays"]))
+        if status.get("relayed"):
+            self.gauge("node/relayed_nodes", status["relayed"]["places"])
+            self.total("node/relayed_bytes_total", status["relayed"]["bytes"])
         self._weights(status)
         for process, count in status["restarts"].items():
             self.total("node/restarts_total", count, process=process)

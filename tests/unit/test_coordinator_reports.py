@@ -224,6 +224,27 @@ async def test_the_page_says_who_is_listed_and_who_is_a_newcomer(is_listing: boo
     assert standing == ({ADA: "member", EVE: "newcomer"} if is_listing else {ADA: "", EVE: ""})
 
 
+async def test_the_page_says_how_each_node_is_reached_and_no_address() -> None:
+    core, relay = CoordinatorCore(ManualClock()), "c" * 64
+    endpoints = {
+        ADA: ("10.7.0.1:7700",),
+        EVE: (f"10.7.0.1:7700/{ADA}", f"10.7.0.2:443/{relay}", f"10.7.0.9:7700/{ADA}"),
+        relay: (),
+    }
+    for node_id, known in endpoints.items():
+        name = "ada<b>" if node_id == ADA else ""
+        await core.heartbeat(node_id, replace(REPORT, node_id=node_id, name=name, endpoints=known))
+    served = {"places": 3, "connections": 4, "bytes": 5}
+    dashboard = Dashboard(core, "run", str, Telemetry("coordinator"), relayed=lambda: served)
+    status = dashboard.status()
+    reached = {member["node_id"]: member["reached"] for member in status["members"]}
+    assert reached == {ADA: "dialled", EVE: f"through ada<b>, {relay[:8]}", relay: ""}
+    page = dashboard._render(status, ())
+    assert f"through ada&lt;b&gt;, {relay[:8]}</td>" in page and "10.7.0" not in page
+    metrics = dashboard._measure().decode()
+    assert "coordinator_relayed_nodes 3.0" in metrics and "coordinator_relayed_bytes_total 5.0" in metrics
+
+
 async def test_the_page_has_no_field_that_its_figures_lack() -> None:
     core = CoordinatorCore(ManualClock())
     await core.heartbeat(EVE, replace(REPORT, node_id=EVE, edges=(EDGE,)))
