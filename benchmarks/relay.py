@@ -78,7 +78,7 @@ class Holder(HoldsNothing):
 def transport_of(identity: Identity, upload: float = 0.0) -> GrpcTransport:
     """On loopback, with no bound on what it relays; `upload`: bytes/s of its own that it sends, 0: no bound."""
     limits = RelayLimits(bytes_per_s=2**40, burst_bytes=2**40)
-    config = ExchangeConfig(max_upload_bytes_per_s=int(upload), relay_places=0 if upload else 128)
+    config = ExchangeConfig(max_upload_bytes_per_s=int(upload), relay_reservations=0 if upload else 128)
     return GrpcTransport(identity, RUN, config, SystemClock(), relay_limits=limits)
 
 
@@ -105,10 +105,10 @@ def run_server(pipe: Connection, relay: tuple[str, str], num_groups: int, upload
         identity = Identity.create()
         transport = transport_of(identity, upload)
         (endpoint,) = await transport.serve(Holder(identity, num_groups))
-        place = transport.place_at(PeerAddress(node_id=relay[0], endpoint=relay[1]))
-        holding = asyncio.create_task(place.hold())
-        await place.held.wait()
-        pipe.send((identity.node_id, endpoint, place.endpoint))
+        reservation = transport.reservation_at(PeerAddress(node_id=relay[0], endpoint=relay[1]))
+        holding = asyncio.create_task(reservation.hold())
+        await reservation.held.wait()
+        pipe.send((identity.node_id, endpoint, reservation.endpoint))
         await asyncio.to_thread(pipe.recv)
         holding.cancel()
         await asyncio.gather(holding, return_exceptions=True)

@@ -4,7 +4,7 @@ python -m benchmarks.relay_load
 python -m benchmarks.relay_load --nodes 100 --seconds 20 --unread 64
 
 The relay is a process of its own with the default budget of bytes; nodes and their readers share another one, so that
-where cores are few the figures are those of both. Each node holds a place, and a reader takes all that it sends. With
+where cores are few the figures are those of both. Each node holds a reservation, and a reader takes all it sends. With
 `--unread` so many more readers read nothing: the memory that they cost is measured.
 """
 
@@ -32,7 +32,7 @@ from swarm.wire.v1.relay_service_pb2_grpc import RelayServiceStub
 RUN: Final = "relay-load"
 RELAY: Final = make_identity(1)
 # All are at 127.0.0.1 and so of one subnet, which may do less than as many subnets.
-WIDE: Final = {"places_per_subnet": 4096, "connections_per_subnet": 4096, "asks_burst": 1e6, "connections": 4096}
+WIDE: Final = {"reservations_per_subnet": 4096, "connections_per_subnet": 4096, "asks_burst": 1e6, "connections": 4096}
 
 
 async def serve() -> None:
@@ -44,7 +44,7 @@ async def serve() -> None:
         RUN,
         ExchangeConfig(),
         SystemClock(),
-        relay_limits=RelayLimits(**{**WIDE, "places": 4096}),  # type: ignore[arg-type]
+        relay_limits=RelayLimits(**{**WIDE, "reservations": 4096}),  # type: ignore[arg-type]
     )
     await transport.serve(HoldsNothing())
     print(transport.endpoint, flush=True)
@@ -66,16 +66,16 @@ class Node:
         self.num_bytes = 0
 
     async def begin(self, endpoint: str, *, reads: bool) -> None:
-        """Takes a place, and sends without end."""
+        """Takes a reservation, and sends without end."""
         self.channels = [
             await open_channel(endpoint, RELAY.node_id, who, RUN, 30.0) for who in (self.identity, self.reader)
         ]
         own, reader = [(RelayServiceStub(c.channel), await c.metadata(30.0)) for c in self.channels]
-        self.place: Any = own[0].Reserve(pb.ReserveRequest(), metadata=own[1])
-        await self.place.read()
+        self.reservation: Any = own[0].Reserve(pb.ReserveRequest(), metadata=own[1])
+        await self.reservation.read()
         self.near: Any = reader[0].Connect(metadata=reader[1])
         await self.near.write(pb.ConnectRequest(node_id=self.identity.node_id))
-        ticket = (await self.place.read()).ticket
+        ticket = (await self.reservation.read()).ticket
         self.far: Any = own[0].Accept(metadata=own[1])
         await self.far.write(pb.AcceptRequest(ticket=ticket))
         self.tasks = [asyncio.ensure_future(self._send())]

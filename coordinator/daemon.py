@@ -145,7 +145,7 @@ class CoordinatorDaemon(Service):
         relay = RelayServicer(
             sessions,
             self.clock,
-            RelayLimits(places=config.relay_places, bytes_per_s=config.relay_bytes_per_s),
+            RelayLimits(reservations=config.relay_reservations, bytes_per_s=config.relay_bytes_per_s),
             standing=lambda node_id: int(not parties.is_private and parties.is_established(node_id)),
             directory=lambda: self._directory,
         )

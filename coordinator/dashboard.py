@@ -164,7 +164,7 @@ class Dashboard:
         self._telemetry.total("coordinator/versions_total", core.num_versions)
         if self._relayed is not None:
             relayed = self._relayed()
-            self._telemetry.gauge("coordinator/relayed_nodes", relayed["places"])
+            self._telemetry.gauge("coordinator/relayed_nodes", relayed["reservations"])
             self._telemetry.total("coordinator/relayed_bytes_total", relayed["bytes"])
         for figures in core.advisor.figures(now_s):
             self._telemetry.gauge("coordinator/edge_ess_share", figures.ess_share, source=short(figures.source))

@@ -187,12 +187,14 @@ class Daemon(Service):
             standing=self.agent.standing,
             note_call=self.agent.peers.record_call,
             note_clock=self.peer_clocks.note,
-            relay_limits=RelayLimits(places=exchange.relay_places, bytes_per_s=exchange.most_relayed_bytes_per_s),
+            relay_limits=RelayLimits(
+                reservations=exchange.relay_reservations, bytes_per_s=exchange.most_relayed_bytes_per_s
+            ),
             is_giver=self.agent.is_giver,
         )
         self._exit.push_async_callback(self.transport.stop)
         self.agent.endpoints = await self.transport.serve(self.agent.streams)
-        self.agent.relay_places = lambda: self.transport.relay.free_places
+        self.agent.relay_reservations = lambda: self.transport.relay.free_reservations
         rng = random.Random(secrets.token_bytes(32))
         self.reach = Reach(self.agent, self.transport, rng, is_advertise_set=is_advertise_set)
         await self.reach.measure()

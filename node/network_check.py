@@ -33,7 +33,7 @@ class NetworkReport:
     host: str  # that our calls come from, as the coordinator saw it
     listened: str  # port that was tried
     detail: str  # why nobody could dial us
-    relay_ms: float | None  # from here to here through the coordinator; None: no place, or not tried
+    relay_ms: float | None  # from here to here through the coordinator; None: no reservation, or not tried
     reached: tuple[str, ...]  # host:port of the run that answer
     unreached: tuple[str, ...]
     idle_s: float  # so long a connection without a byte was kept
@@ -64,10 +64,8 @@ class NetworkReport:
                 f'exchange.advertise = "{self.host}:PORT"; then nobody has to pass anything on'
             )
         else:
-            follows = (
-                "follows: a node here takes groups and gives none: nobody reaches it, and no relay has a place for it"
-            )
-            better = "better: forward a TCP port, or ask the operator for a coordinator with relay_places above 0"
+            follows = "follows: a node here takes groups and gives none: nobody reaches it, and it holds no reservation"
+            better = "better: forward a TCP port, or ask the operator for a coordinator with relay_reservations above 0"
         return [allows, follows, better]
 
 
@@ -175,16 +173,16 @@ async def _idle_kept_s(
 
 
 async def _through_relay_ms(transport: GrpcTransport, relay: PeerAddress, own: NodeId) -> float | None:
-    """Milliseconds of a connection from us to us through a place at a relay; None where there is none."""
-    place, clock = transport.place_at(relay), SystemClock()
-    holding = asyncio.ensure_future(place.hold())
-    waiting = asyncio.ensure_future(place.held.wait())
+    """Milliseconds of a connection from us to us through a reservation at a relay; None where there is none."""
+    reservation, clock = transport.reservation_at(relay), SystemClock()
+    holding = asyncio.ensure_future(reservation.hold())
+    waiting = asyncio.ensure_future(reservation.held.wait())
     try:
         await asyncio.wait({holding, waiting}, timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-        if not place.held.is_set():
+        if not reservation.held.is_set():
             return None
         began_s = clock.monotonic_s()
-        peer = await transport.connect(PeerAddress(node_id=own, endpoint=place.endpoint), TIMEOUT_S)
+        peer = await transport.connect(PeerAddress(node_id=own, endpoint=reservation.endpoint), TIMEOUT_S)
         took_s = clock.monotonic_s() - began_s
         await peer.close()
         return 1000 * took_s

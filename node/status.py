@@ -92,7 +92,7 @@ def _describe_reach(reach: JsonDict, relayed: JsonDict) -> str:
     if reach["kind"] == "outward":
         relays = [f"{each['node_id'][:8]} at {each['endpoint']} ({each['delay_ms']} ms)" for each in reach["relays"]]
         return f"through {', '.join(relays) or 'nobody yet'}: others cannot dial this node ({reach['detail']})"
-    passes = f"; passes on for {relayed['places']} nodes that are not" if relayed.get("places") else ""
+    passes = f"; passes on for {relayed['reservations']} nodes that are not" if relayed.get("reservations") else ""
     return f"{'dialled by others' if reach['kind'] == 'dialable' else 'not tried: nobody was there to ask'}{passes}"
 
 

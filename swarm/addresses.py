@@ -42,7 +42,7 @@ def dialable_anchor(text: str) -> str:
 
 
 def relayed_endpoint(relay: str, relay_id: str) -> str:
-    """Where a node is that holds a place at a relay: the relay's host:port, and who it is.
+    """Where a node is that holds a reservation at a relay: the relay's host:port, and who it is.
 
     Example:
         relayed_endpoint("relay.example.org:7700", 64 * "a")  # "relay.example.org:7700/aaaa..."

@@ -394,7 +394,7 @@ class PeerAddress:
         return PeerAddress(node_id=relay_id, endpoint=endpoint) if relay_id else None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """What only one node can have: its endpoint, and behind a relay its name there."""
         return f"{self.endpoint}/{self.node_id}" if "/" in self.endpoint else self.endpoint
 
@@ -511,8 +511,8 @@ class Transport(Protocol):
         ...
 
 
-class HeldPlace(Protocol):
-    """A place at a relay, through which others reach us."""
+class Reservation(Protocol):
+    """A reservation at a relay, through which others reach us."""
 
     @property
     def endpoint(self) -> str:
@@ -539,12 +539,12 @@ class Reachability(Protocol):
         """Asks a peer to dial the address that our call comes from. Raises Unavailable."""
         ...
 
-    def place_at(self, relay: PeerAddress) -> HeldPlace:
-        """A place at a relay, not held yet."""
+    def reservation_at(self, relay: PeerAddress) -> Reservation:
+        """A reservation at a relay, not held yet."""
         ...
 
-    async def check_place(self, place: HeldPlace, timeout_s: float) -> None:
-        """Connects to ourselves through a place that we hold. Raises Unavailable where nobody gets through."""
+    async def check_reservation(self, reservation: Reservation, timeout_s: float) -> None:
+        """Connects to ourselves through a reservation that we hold. Raises Unavailable where nobody gets through."""
         ...
 
     async def announce_at(self, relay: PeerAddress, advert: bytes) -> None:

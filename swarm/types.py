@@ -415,7 +415,7 @@ class Advert:
     expires_at_s: float  # wall clock
     credential: bytes = b""  # what it shows to take part, serialised
     equivocator: str = ""  # 16 hex digits of an owner that it can prove to have signed two versions of a step
-    relay_places: int = 0  # free places for nodes that cannot be dialled; 0: it does not relay
+    relay_reservations: int = 0  # free reservations for nodes that cannot be dialled; 0: it does not relay
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

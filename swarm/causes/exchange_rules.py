@@ -461,16 +461,16 @@ def nobody_can_dial(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def no_relay(snapshot: Snapshot) -> Diagnosed | None:
-    """Others cannot dial this node, and no relay has a place for it."""
+    """Others cannot dial this node, and it has a reservation at no relay."""
     reach: dict[str, Any] = snapshot.value("reach", {})
     if reach.get("kind") != "outward" or reach.get("relays") or snapshot.up_s < PATIENCE_S / 2:
         return None
     return Diagnosed(
         name="no_relay",
-        claim="nobody takes groups or weights from this node: others cannot dial it, and no relay has a place for it",
+        claim="nobody takes groups or weights from this node: others cannot dial it, and it holds no relay reservation",
         evidence=(f"reached: outward, through nobody; {reach.get('detail', '')} (status.json)",),
         fix="forward a TCP port to this machine and name it in exchange.listen and exchange.advertise, or have the "
-        "operator set relay_places above 0 in coordinator.toml; swarm doctor LINK tries what this network allows",
+        "operator set relay_reservations above 0 in coordinator.toml; swarm doctor LINK tries what this network allows",
         gravity=Gravity.HARMS,
         certainty=Certainty.SURE,
         follows_from=frozenset({"clock_is_wrong", "coordinator_refuses"}),

@@ -35,7 +35,7 @@ class CoordinatorConfig(Model):
     """host:port in the join link; empty uses the listening address."""
     lease_s: PositiveFloat = 30.0
     """A node without a heartbeat for this long is gone."""
-    relay_places: Annotated[int, Field(ge=0, le=4096)] = 128
+    relay_reservations: Annotated[int, Field(ge=0, le=4096)] = 128
     """Nodes that cannot be dialled for which the coordinator passes on connections, whose content it cannot read, while
     no node does; 0: none."""
     relay_bytes_per_s: Positive = 8 * 2**20

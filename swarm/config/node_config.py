@@ -432,7 +432,7 @@ class ExchangeConfig(Model):
     reach: Literal["auto", "dialable", "outward"] = "auto"
     """How others reach this node. `auto`: the coordinator and some peers try to dial it, and where they cannot it is
     reached through relays. `outward`: through relays, without a try. `dialable`: where it listens or advertises."""
-    relay_places: Annotated[int, Field(ge=0, le=4096)] = 128
+    relay_reservations: Annotated[int, Field(ge=0, le=4096)] = 128
     """Nodes that cannot be dialled for which this one passes on connections, whose content it cannot read; 0: none."""
     relay_bytes_per_s: Positive = 8 * 2**20
     """Most bytes a second that it passes on for them, both directions together; a quarter of max_upload_bytes_per_s
@@ -467,7 +467,7 @@ class ExchangeConfig(Model):
     def most_own_bytes_per_s(self) -> int:
         """What this node itself sends to peers: max_upload_bytes_per_s less what may be relayed; 0: no limit."""
         most = self.max_upload_bytes_per_s
-        return most - self.most_relayed_bytes_per_s if most and self.relay_places else most
+        return most - self.most_relayed_bytes_per_s if most and self.relay_reservations else most
 
     @model_validator(mode="after")
     def _upload_is_of_use(self) -> "ExchangeConfig":

@@ -108,7 +108,7 @@ class Agent:
         self.store, self._tokenizer, self._verifier = store, tokenizer, verifier
         self.endpoints: tuple[str, ...] = ()
         self.credential: Callable[[], bytes] = bytes  # what our advert shows
-        self.relay_places: Callable[[], int] = int  # free ones, for nodes that cannot be dialled
+        self.relay_reservations: Callable[[], int] = int  # free ones, for nodes that cannot be dialled
         self.num_failures = 0
         self._last_step_at_s = self.clock.now_s()
         self.idle_figures: Mapping[str, float] = {}  # of the newest step, where the guard set all sources aside
@@ -449,7 +449,7 @@ class Agent:
             expires_at_s=self.clock.now_s() + 3 * self.config.exchange.advert_every_s,
             equivocator=self._equivocator,
             credential=self.credential(),
-            relay_places=self.relay_places(),
+            relay_reservations=self.relay_reservations(),
         )
 
     def node_report(self, tokens_per_s: float) -> NodeReport:

@@ -16,9 +16,9 @@ from swarm.errors import ConfigError, Forged, NotHeld, TooLarge, Unavailable
 from swarm.exchange.exchange_servicer import FETCH_BYTES, ExchangeServicer
 from swarm.exchange.group_stream import SUBSCRIBE_BATCH
 from swarm.identity import Identity, is_hex_digest
-from swarm.interfaces import DialBack, ExchangeHandler, HeldPlace, PeerAddress, PeerClient, RecordKeeper, StreamItem
+from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, RecordKeeper, Reservation, StreamItem
 from swarm.peers.upload_limit import UploadLimit
-from swarm.relay.relay_client import RelayedSocket, RelayPlace, RelaySessions, announce_at, dial_back, records_at
+from swarm.relay.relay_client import RelayedSocket, RelayReservation, RelaySessions, announce_at, dial_back, records_at
 from swarm.relay.relay_servicer import RelayLimits, RelayServicer
 from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
 from swarm.wire.adverts import cursor_from_message, cursor_to_message
@@ -44,7 +44,7 @@ STALL_TIMEOUT_S: Final = 120.0
 DRAIN_S: Final = 0.2
 _HASH_IN_THREAD_BYTES: Final = 2**20
 MAX_BEGUN_BYTES: Final = 16 * 2**20
-# Who is behind a relay, or holds a place at one, notices a dead one within twice that; routers forget no sooner.
+# Who is behind a relay, or holds a reservation at one, notices a dead one within twice that; routers forget no sooner.
 RELAY_PING_S: Final = 3.0
 _WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "[::]", ""})
 
@@ -192,13 +192,13 @@ class GrpcTransport:
         port = int(advertised if advertised != "0" else self._own_server.rpartition(":")[2])
         return await dial_back(self._relays, peer, port, timeout_s)
 
-    def place_at(self, relay: PeerAddress) -> RelayPlace:
-        """A place at a relay, not held yet; its connections go to our own server, which has to be started."""
-        return RelayPlace(self._relays, relay, self._own_server)
+    def reservation_at(self, relay: PeerAddress) -> RelayReservation:
+        """A reservation at a relay, not held yet; its connections go to our own server, which has to be started."""
+        return RelayReservation(self._relays, relay, self._own_server)
 
-    async def check_place(self, place: HeldPlace, timeout_s: float) -> None:
-        """Connects to ourselves through a place. Raises Unavailable."""
-        address = PeerAddress(node_id=self._identity.node_id, endpoint=place.endpoint)
+    async def check_reservation(self, reservation: Reservation, timeout_s: float) -> None:
+        """Connects to ourselves through a reservation. Raises Unavailable."""
+        address = PeerAddress(node_id=self._identity.node_id, endpoint=reservation.endpoint)
         assert address.relay is not None
         way = RelayedSocket(self._relays, address.relay, address.node_id)
         try:

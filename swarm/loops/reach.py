@@ -1,7 +1,7 @@
-"""Reach: whether others can dial this node, and places at relays where they cannot.
+"""Reach: whether others can dial this node, and reservations at relays where they cannot.
 
-Invariant: what a node advertises is where it was reached, or a relay that holds its place now. Only the address that
-our own calls come from is ever tried, and only relays that proved their keys to us before are asked for a place.
+Invariant: what a node advertises is where it was reached, or a relay where it holds a reservation now. Only the address
+that our own calls come from is ever tried, and only relays that proved their keys to us before are asked for one.
 """
 
 import asyncio
@@ -18,26 +18,26 @@ from swarm.addresses import own_address
 from swarm.errors import Unavailable
 from swarm.exchange.agent import ESTABLISHED, Agent
 from swarm.flow import BoundedTable
-from swarm.interfaces import DialBack, HeldPlace, PeerAddress, Reachability
+from swarm.interfaces import DialBack, PeerAddress, Reachability, Reservation
 from swarm.peers.address_book import budget_key_of, is_public
 from swarm.types import JsonDict, short
 
 logger = logging.getLogger(__name__)
 
-NUM_PLACES: Final = 2  # held at a time, at relays of different subnets where there are
+NUM_RESERVATIONS: Final = 2  # held at a time, at relays of different subnets where there are
 NUM_WITNESSES: Final = 3  # of different subnets where there are
 DIAL_BACK_TIMEOUT_S: Final = 6.0
 MEASURE_EVERY_S: Final = 600.0
 UNKNOWN_EVERY_S: Final = 10.0  # while nobody was there to ask
 LOOK_EVERY_S: Final = 2.0  # at our own address and the clock
 SLEPT_S: Final = 10.0  # the wall clock went on so much longer than this process
-FIRST_PAUSE_S: Final = 1.0  # after a place was lost, or refused; doubles
+FIRST_PAUSE_S: Final = 1.0  # after a reservation was lost, or refused; doubles
 LONGEST_PAUSE_S: Final = 60.0
 USELESS_PAUSE_S: Final = 10.0  # at least, after a relay did not lead to us: another one is tried meanwhile
 LASTING_S: Final = 30.0
 MAX_PAUSES: Final = 1024
 HELD_TIMEOUT_S: Final = 10.0
-CHECK_EVERY_S: Final = 60.0  # whether a place leads to us; before it is advertised, too
+CHECK_EVERY_S: Final = 60.0  # whether a reservation leads to us; before it is advertised, too
 CHECK_TIMEOUT_S: Final = 5.0
 
 
@@ -53,7 +53,7 @@ class ReachKind(StrEnum):
 class _Relay:
     address: PeerAddress
     task: asyncio.Task[None]
-    place: HeldPlace
+    reservation: Reservation
     delay_s: float = math.inf  # from asking to reaching ourselves through it; infinite until then
 
 
@@ -165,20 +165,20 @@ class Reach:
 
     def _advertise(self) -> None:
         """Replaces the endpoints of the advert where they changed."""
-        held = [each for each in self._relays.values() if each.place.held.is_set() and each.delay_s < math.inf]
+        held = [each for each in self._relays.values() if each.reservation.held.is_set() and each.delay_s < math.inf]
         held.sort(key=lambda relay: relay.delay_s)
         self.state.relays = [(relay.address, relay.delay_s) for relay in held]
         self._agent.address_book.relays = tuple(relay.address for relay in held)
-        through = tuple(relay.place.endpoint for relay in held)
+        through = tuple(relay.reservation.endpoint for relay in held)
         endpoints = through if self.state.kind is ReachKind.OUTWARD else self._direct
         if endpoints != self._agent.endpoints:
             self._agent.endpoints = endpoints
             self._agent.context.changed.fire()
 
-    # --- places at relays --------------------------------------------------------------------------
+    # --- reservations at relays --------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """Measures now and then, at once where this machine has another address or slept, and holds places."""
+        """Measures now and then, at once where this machine has another address or slept, and holds reservations."""
         async with asyncio.TaskGroup() as tasks:
             address, ahead_s = await self._network()
             while True:
@@ -204,14 +204,14 @@ class Reach:
     def _fill(self, tasks: asyncio.TaskGroup) -> None:
         now_s = self._agent.clock.monotonic_s()
         for address in self._candidates():
-            if len(self._relays) >= NUM_PLACES:
+            if len(self._relays) >= NUM_RESERVATIONS:
                 return
             pause = self._pauses.get(address)
             if address in self._relays or (pause is not None and pause.until_s > now_s):
                 continue
-            place = self._transport.place_at(address)
-            task = tasks.create_task(self._hold(address, place), name=f"place at {short(address.node_id)}")
-            self._relays[address] = _Relay(address, task, place)
+            reservation = self._transport.reservation_at(address)
+            task = tasks.create_task(self._hold(address, reservation), name=f"reservation at {short(address.node_id)}")
+            self._relays[address] = _Relay(address, task, reservation)
 
     def _candidates(self) -> list[PeerAddress]:
         """Relays that may be asked, the best first: established peers that relay and answered us, then anchors, then
@@ -230,11 +230,11 @@ class Reach:
         taken = {budget_key_of(relay.endpoint) for relay in self._relays}
         return sorted(others, key=lambda address: budget_key_of(address.endpoint) in taken)
 
-    async def _hold(self, address: PeerAddress, place: HeldPlace) -> None:
+    async def _hold(self, address: PeerAddress, reservation: Reservation) -> None:
         clock, pause = self._agent.clock, self._pauses.setdefault(address, _Pause())
         began_s = clock.monotonic_s()
-        holding = asyncio.ensure_future(place.hold())
-        checking = asyncio.ensure_future(self._check(address, place, began_s))
+        holding = asyncio.ensure_future(reservation.hold())
+        checking = asyncio.ensure_future(self._check(address, reservation, began_s))
         is_useless = False
         try:
             done, _ = await asyncio.wait([holding, checking], return_when=asyncio.FIRST_COMPLETED)
@@ -242,7 +242,7 @@ class Reach:
             for each in done:
                 each.result()
         except Unavailable as error:
-            logger.info("no place at a relay", extra={"peer": short(address.node_id), "error": str(error)})
+            logger.info("no reservation at a relay", extra={"peer": short(address.node_id), "error": str(error)})
         finally:
             holding.cancel()
             checking.cancel()
@@ -255,15 +255,15 @@ class Reach:
             self._relays.pop(address, None)
             self._advertise()
 
-    async def _check(self, address: PeerAddress, place: HeldPlace, began_s: float) -> None:
-        """Advertises a place once we reached ourselves through it. Raises Unavailable when we do not any more."""
+    async def _check(self, address: PeerAddress, reservation: Reservation, began_s: float) -> None:
+        """Advertises a reservation once we reached ourselves through it. Raises Unavailable when we do not any more."""
         try:
             async with asyncio.timeout(HELD_TIMEOUT_S):
-                await place.held.wait()
+                await reservation.held.wait()
         except TimeoutError:
-            raise Unavailable(f"{address.endpoint} gave no place within {HELD_TIMEOUT_S:.0f} s") from None
+            raise Unavailable(f"{address.endpoint} gave no reservation within {HELD_TIMEOUT_S:.0f} s") from None
         while True:
-            await self._transport.check_place(place, CHECK_TIMEOUT_S)
+            await self._transport.check_reservation(reservation, CHECK_TIMEOUT_S)
             relay = self._relays[address]
             if relay.delay_s == math.inf:
                 relay.delay_s = self._agent.clock.monotonic_s() - began_s

@@ -81,8 +81,8 @@ class AddressBook:
         self.anchors = tuple(anchors)
         self._anchor_ids = frozenset(anchor.node_id for anchor in anchors)
         self.known: dict[NodeId, KnownPeer] = {}
-        self._owners: dict[str, NodeId] = {}  # `PeerAddress.place` -> known peer
-        self._failures = BoundedTable[str, _Failures](MAX_ENDPOINTS)  # by place, whoever claims it
+        self._owners: dict[str, NodeId] = {}  # `PeerAddress.location` -> known peer
+        self._failures = BoundedTable[str, _Failures](MAX_ENDPOINTS)  # by location, whoever claims it
         # relays, by endpoint, through which somebody answered -> dials through them that failed since
         self._leading = BoundedTable[str, int](MAX_ENDPOINTS)
         self._false_claims = BoundedTable[str, int](MAX_ENDPOINTS)  # of a key, and of the subnet that it called from
@@ -93,9 +93,9 @@ class AddressBook:
             True: RateLimiter[str](SUBNET_PER_S, ALIVE_BURST, MAX_ENDPOINTS),
             False: RateLimiter[str](SUBNET_PER_S, SUBNET_BURST, MAX_ENDPOINTS),
         }
-        self.relays: tuple[PeerAddress, ...] = ()  # at which we hold places: others may not be in reach otherwise
+        self.relays: tuple[PeerAddress, ...] = ()  # at which we hold reservations: others may not be in reach otherwise
         self.num_answered = self.num_failed = 0  # dials since the process started
-        self._num_beyond = 0  # that failed in a row at relays where we hold no place, and at nodes themselves
+        self._num_beyond = 0  # that failed in a row at relays where we hold no reservation, and at nodes themselves
 
     # --- whether to dial -------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class AddressBook:
 
     def is_known(self, address: PeerAddress) -> bool:
         """Whether that peer proved to be there."""
-        return self._owners.get(address.place) == address.node_id
+        return self._owners.get(address.location) == address.node_id
 
     def endpoint_of(self, node_id: NodeId) -> str | None:
         """Where that peer proved to be."""
@@ -124,11 +124,11 @@ class AddressBook:
 
     def may_dial(self, address: PeerAddress) -> bool:
         """False where another peer proved to be, and during the pause after failures, of its relay's too."""
-        if self._owners.get(address.place, address.node_id) != address.node_id:
+        if self._owners.get(address.location, address.node_id) != address.node_id:
             return False
         if address.relay is not None and not self.may_dial(address.relay):
             return False
-        failures = self._failures.get(address.place)
+        failures = self._failures.get(address.location)
         return failures is None or failures.next_try_s <= self._clock.monotonic_s()
 
     def begin_dial(self, address: PeerAddress, *, is_alive: bool = False) -> bool:
@@ -173,7 +173,7 @@ class AddressBook:
             self._stranger_dials.put_back(now_s)
             if not self._is_leading(address):
                 self._per_subnet[is_alive].put_back(budget_key_of(address.endpoint), now_s)
-            self._failures.pop(address.place, None)
+            self._failures.pop(address.location, None)
         if address.relay is not None:
             self._leading[address.endpoint] = 0
         self._false_claims.pop(address.node_id, None)
@@ -181,7 +181,7 @@ class AddressBook:
 
     def record_working(self, address: PeerAddress) -> None:
         """A stream from there brought something, or lasted: earlier failures are forgotten."""
-        self._failures.pop(address.place, None)
+        self._failures.pop(address.location, None)
 
     def num_false_claims(self, node_id: NodeId, caller: str = "") -> int:
         """How often an address failed that this key claimed, or another one that called from its subnet."""
@@ -204,9 +204,9 @@ class AddressBook:
             self._count_false_claim(address.node_id, caller)
         if address.endpoint in self._leading:
             self._leading[address.endpoint] += 1
-        failures = self._failures.get(address.place) or _Failures()
+        failures = self._failures.get(address.location) or _Failures()
         failures.num_in_row += 1
-        self._failures[address.place] = failures
+        self._failures[address.location] = failures
         is_trusted = self._is_trusted(address)
         num_pauses = failures.num_in_row - (QUICK_TRIES if is_trusted and address.relay is None else 1)
         if num_pauses >= 0:
@@ -235,7 +235,7 @@ class AddressBook:
             return
         self._count_false_claim(address.node_id, caller)
         self.num_failed += 1
-        self._failures.pop(address.place, None)
+        self._failures.pop(address.location, None)
         self._add(PeerAddress(node_id=other, endpoint=address.endpoint), self._clock.now_s())
 
     def _add(self, address: PeerAddress, since_s: float) -> None:
@@ -243,21 +243,21 @@ class AddressBook:
         if before is not None:
             since_s, credential = before.since_s, before.credential
             if before.address != address:
-                del self._owners[before.address.place]
-        owner = self._owners.get(address.place, address.node_id)
+                del self._owners[before.address.location]
+        owner = self._owners.get(address.location, address.node_id)
         if owner != address.node_id:
             self._forget(owner)
         self.known[address.node_id] = KnownPeer(address=address, since_s=since_s, credential=credential)
-        self._owners[address.place] = address.node_id
+        self._owners[address.location] = address.node_id
         if len(self.known) > MAX_KNOWN:
             others = (peer for peer in self.known.values() if peer.address != address)
             self._forget(max(others, key=lambda peer: (self._is_failing(peer), peer.since_s)).address.node_id)
 
     def _forget(self, node_id: NodeId) -> None:
-        del self._owners[self.known.pop(node_id).address.place]
+        del self._owners[self.known.pop(node_id).address.location]
 
     def _is_failing(self, peer: KnownPeer) -> bool:
-        failures = self._failures.get(peer.address.place)
+        failures = self._failures.get(peer.address.location)
         return failures is not None and failures.num_in_row >= QUICK_TRIES
 
     # --- on the disk -----------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class AddressBook:
         """
         for peer in _read(path):
             node_id = peer.address.node_id
-            if node_id in self.known or peer.address.place in self._owners or not admits(node_id, peer.credential):
+            if node_id in self.known or peer.address.location in self._owners or not admits(node_id, peer.credential):
                 continue
             self._add(peer.address, min(peer.since_s, self._clock.now_s()))
             self.known[node_id].credential = peer.credential

@@ -37,7 +37,7 @@ class Peers:
         self.connected: set[NodeId] = set()
         self.inbound: dict[NodeId, str] = {}  # that proved their key when they called -> subnet called from, or ""
         self._num_streams: Counter[NodeId] = Counter()  # from each peer: an old one may end after a new one began
-        self.relays: frozenset[NodeId] = frozenset()  # that have places for nodes that cannot be dialled
+        self.relays: frozenset[NodeId] = frozenset()  # that have reservations for nodes that cannot be dialled
         self._trains = BoundedTable[NodeId, bool](MAX_PEERS)  # whether it has a policy of its own, as its advert says
 
     def head_of(self, policy_id: NodeId) -> PolicyVersion | None:
@@ -81,7 +81,7 @@ class Peers:
         A generator's advert names the version of its trainer that it serves: no evidence of that trainer's head.
         """
         self._served = frozenset(advert.head.policy_id for advert in adverts if advert.node_id in self.connected)
-        self.relays = frozenset(advert.node_id for advert in adverts if advert.relay_places)
+        self.relays = frozenset(advert.node_id for advert in adverts if advert.relay_reservations)
         for advert in adverts:
             if advert.node_id == self._node_id:
                 continue

@@ -1,1 +1,1 @@
-"""Connections to nodes that cannot be dialled: they hold places at relays, which pass on sealed bytes."""
+"""Connections to nodes that cannot be dialled: they hold reservations at relays, which pass on sealed bytes."""

@@ -1,4 +1,4 @@
-"""A node's own dealings with relays: a place at one, connections through one, and whether it can be dialled at all.
+"""A node's own dealings with relays: a reservation at one, connections through one, whether it can be dialled at all.
 
 Invariant: whatever comes through a relay is a connection like any other: it goes to the node's own server, or to a
 channel of its own, on which both ends prove their keys. Sockets, calls and tickets are bounded: a relay needs no trust.
@@ -34,12 +34,12 @@ from swarm.wire.v1 import relay_service_pb2_grpc as pb_grpc
 logger = logging.getLogger(__name__)
 
 CALLS_PER_SESSION: Final = 7  # of the 8 that a coordinator takes on a connection; more would wait without a word
-# A server keeps eight connections of a node and cuts the oldest beyond, on which its place is held. Some are for groups
-# and weights of the relay's own.
+# A server keeps eight connections of a node and cuts the oldest beyond, on which its reservation is held. Some are
+# for groups and weights of the relay's own.
 SESSIONS_PER_RELAY: Final = 6
 MAX_LOOKED_UP: Final = 4096  # adverts of one look-up
-MAX_TAKEN: Final = 64  # connections through one place
-TICKETS_PER_S: Final = 32.0  # of one place: a relay that sends more is left
+MAX_TAKEN: Final = 64  # connections through one reservation
+TICKETS_PER_S: Final = 32.0  # of one reservation: a relay that sends more is left
 TICKETS_BURST: Final = 256.0
 LOCAL_DIAL_S: Final = 5.0
 
@@ -231,17 +231,17 @@ class RelayedSocket:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
 
-class RelayPlace:
-    """Our place at a relay: connections that others ask for there are taken, and led to our own server.
+class RelayReservation:
+    """Our reservation at a relay: connections that others ask for there are taken, and led to our own server.
 
     Args:
         sessions: with relays.
-        relay: where the place is.
+        relay: where the reservation is.
         own_server: host:port of our own server.
 
     Example:
-        place = RelayPlace(sessions, relay, "0.0.0.0:7700")
-        await place.hold()  # until it is lost
+        reservation = RelayReservation(sessions, relay, "0.0.0.0:7700")
+        await reservation.hold()  # until it is lost
     """
 
     def __init__(self, sessions: RelaySessions, relay: PeerAddress, own_server: str) -> None:
@@ -256,12 +256,12 @@ class RelayPlace:
         self.held = asyncio.Event()  # set once the relay said so
 
     async def hold(self) -> None:
-        """Holds the place and takes connections until the relay ends it.
+        """Holds the reservation and takes connections until the relay ends it.
 
         Raises:
             Unavailable: it ended, or the relay has none for us.
         """
-        what = f"place at {short(self.relay.node_id)}"
+        what = f"reservation at {short(self.relay.node_id)}"
         tickets = TokenBucket(TICKETS_PER_S, TICKETS_BURST, time.monotonic())
         try:
             async with self._sessions.call(self.relay) as (stub, metadata):

@@ -1,8 +1,9 @@
-"""What a relay does for nodes that cannot be dialled: it holds their places, and passes on bytes.
+"""What a relay does for nodes that cannot be dialled: it holds their reservations, and passes on bytes.
 
 Invariant: both ends proved their keys to this node, and what passes is a connection that they prove to each other; the
-relay looks at none of it and needs no trust. Places, connections and bytes are bounded by node, subnet and in all, at
-most one frame of each direction waits here, and who has most of the places or connections makes room for who has fewer.
+relay looks at none of it and needs no trust. Reservations, connections and bytes are bounded by node, subnet and in
+all, at most one frame of each direction waits here, and who has most reservations or connections makes room for who has
+fewer.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ MAX_RECORDS: Final = 256  # in one message
 RECORD_CALLS_PER_S: Final = 0.5  # look-ups and announcements of one node
 RECORD_CALLS_BURST: Final = 8.0
 RECORD_CALLS_OF_SUBNET: Final = 16  # times that
-WAITING_PER_PLACE: Final = 32  # connections that a node was told of and has not taken
+WAITING_PER_RESERVATION: Final = 32  # connections that a node was told of and has not taken
 _ENDINGS: Final = (OSError, TimeoutError, grpc.aio.AioRpcError, grpc.aio.BaseError)
 _EOF: Final = cast(Any, grpc.aio).EOF  # what a read gives at the end of a stream
 
@@ -61,13 +62,13 @@ _EOF: Final = cast(Any, grpc.aio).EOF  # what a read gives at the end of a strea
 class RelayLimits:
     """What relaying may cost this node."""
 
-    places: int = 128  # nodes that hold one
-    places_per_subnet: int = 32
+    reservations: int = 128  # nodes that hold one
+    reservations_per_subnet: int = 32
     connections: int = 512
-    connections_per_node: int = 28  # of the 42 calls of a node that holds a place; the others are its own
+    connections_per_node: int = 28  # of the 42 calls of a node that holds a reservation; the others are its own
     connections_per_caller: int = 32
     connections_per_subnet: int = 128  # of callers
-    # Of one subnet, for places and connections: each costs the node that is asked for, too. A session takes two.
+    # Of one subnet, for reservations and connections: each costs the node that is asked for, too. A session takes two.
     asks_per_s: float = 16.0
     asks_burst: float = 256.0
     bytes_per_s: int = 8 * 2**20  # of all connections together, both directions
@@ -146,10 +147,10 @@ class ByteBudget:
 
 
 @dataclass(eq=False, slots=True)
-class _Place:
+class _Reservation:
     node_id: NodeId
     ending: asyncio.Timeout
-    tickets: asyncio.Queue[pb.ReserveResponse] = field(default_factory=lambda: asyncio.Queue(WAITING_PER_PLACE))
+    tickets: asyncio.Queue[pb.ReserveResponse] = field(default_factory=lambda: asyncio.Queue(WAITING_PER_RESERVATION))
     num_tickets: int = 0  # that it was given and has not shown yet
 
 
@@ -188,7 +189,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         clock: for rates.
         limits: of what it may cost.
         is_open: whether this node relays now: one that cannot be dialled itself does not.
-        standing: of a node; places and connections of those of lower standing make room first.
+        standing: of a node; reservations and connections of those of lower standing make room first.
         directory: where adverts of others are put and looked up; None: nowhere.
     """
 
@@ -205,9 +206,9 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         self._is_open, self._standing, self._directory = is_open, standing, directory
         self._salt = secrets.token_bytes(16)  # so that nobody can choose a subnet with the origin of another
         self._dialled = BoundedTable[NodeId, tuple[str, float]](MAX_DIALLED)  # host:port where a node proved its key
-        self._places: dict[NodeId, _Place] = {}
-        self._places_of = FairTable[str, _Place]()  # by subnet
-        self._subnet_of: dict[_Place, str] = {}
+        self._reservations: dict[NodeId, _Reservation] = {}
+        self._reservations_of = FairTable[str, _Reservation]()  # by subnet
+        self._subnet_of: dict[_Reservation, str] = {}
         self._asked: dict[bytes, _Asked] = {}
         self._connections = FairTable[str, _Connection]()  # by subnet of the caller
         self._connections_to: dict[NodeId, FairTable[str, _Connection]] = {}
@@ -226,14 +227,14 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         add(self, server)
 
     @property
-    def free_places(self) -> int:
-        """Places that nobody holds; 0 where this node does not relay."""
-        return max(0, self.limits.places - len(self._places)) if self._is_open() else 0
+    def free_reservations(self) -> int:
+        """Reservations that nobody holds; 0 where this node does not relay."""
+        return max(0, self.limits.reservations - len(self._reservations)) if self._is_open() else 0
 
     def status(self) -> JsonDict:
         """What relaying costs now, and has cost."""
         return {
-            "places": len(self._places),
+            "reservations": len(self._reservations),
             "connections": len(self._connections),
             "bytes": self._budget.num_bytes,
         }
@@ -270,64 +271,66 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         if not self._is_open():
             raise Unavailable("this node does not relay")
 
-    # --- places ------------------------------------------------------------------------------------
+    # --- reservations ------------------------------------------------------------------------------------
 
     @rpc
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> None:
-        """Holds the caller's place and tells it of connections; a newer place of the same node ends the older one."""
+        """Holds the caller's reservation and tells it of connections; a newer one of the same node ends it."""
         node_id = self._sessions.require(context)
         self._require_open()
         subnet = self._count_ask(context)
-        if node_id in self._places:
-            self._end(self._places[node_id])
-        elif len(self._places_of.of(subnet)) >= self.limits.places_per_subnet:
-            self._make_room(node_id, subnet, list(self._places_of.of(subnet)))
-        elif len(self._places) >= self.limits.places:
-            self._make_room(node_id, subnet, list(self._places.values()))
+        if node_id in self._reservations:
+            self._end(self._reservations[node_id])
+        elif len(self._reservations_of.of(subnet)) >= self.limits.reservations_per_subnet:
+            self._make_room(node_id, subnet, list(self._reservations_of.of(subnet)))
+        elif len(self._reservations) >= self.limits.reservations:
+            self._make_room(node_id, subnet, list(self._reservations.values()))
         try:
             async with asyncio.timeout(None) as ending:
-                place = self._places[node_id] = _Place(node_id, ending)
-                self._places_of.add(subnet, place)
-                self._subnet_of[place] = subnet
+                reservation = self._reservations[node_id] = _Reservation(node_id, ending)
+                self._reservations_of.add(subnet, reservation)
+                self._subnet_of[reservation] = subnet
                 try:
                     await context.write(pb.ReserveResponse())
                     while True:
-                        await context.write(await place.tickets.get())
+                        await context.write(await reservation.tickets.get())
                 finally:
-                    self._forget(place)
+                    self._forget(reservation)
         except TimeoutError:
-            raise Unavailable("the place is another's now") from None
+            raise Unavailable("the reservation is another's now") from None
 
-    def _make_room(self, node_id: NodeId, subnet: str, places: list[_Place]) -> None:
-        """Ends the newest of these places of lower standing; else one of the subnet with most of all places."""
+    def _make_room(self, node_id: NodeId, subnet: str, reservations: list[_Reservation]) -> None:
+        """Ends the newest of these reservations of lower standing; else one of the subnet with most of all."""
         standing = self._standing(node_id)
-        lower = [place for place in places if self._standing(place.node_id) < standing]
+        lower = [reservation for reservation in reservations if self._standing(reservation.node_id) < standing]
         if lower:
             self._end(lower[-1])
             return
-        most = self._places_of.longest(beside=subnet)
-        if most is None or len(places) < len(self._places):
-            raise Unavailable(f"{len(places)} places are taken, of your network or of all; try another relay")
-        self._end(self._places_of.newest(most))
+        most = self._reservations_of.longest(beside=subnet)
+        if most is None or len(reservations) < len(self._reservations):
+            raise Unavailable(
+                f"{len(reservations)} reservations are taken, of your network or of all; try another relay"
+            )
+        self._end(self._reservations_of.newest(most))
 
     def _count_ask(self, context: Context) -> str:
-        """The subnet of a caller that asks for a place or a connection. Raises Unavailable where it asks too often."""
+        """The subnet of who asks for a reservation or a connection. Raises Unavailable where it asks too often."""
         subnet = peer_subnet(context.peer())
         if not self._asks.spend(subnet, self._clock.monotonic_s()):
             error = Unavailable(f"more than {self.limits.asks_per_s:.0f} relayed connections in a second; slow down")
             raise self._sessions.refused(context.peer(), error)
         return subnet
 
-    def _end(self, place: _Place) -> None:
-        place.ending.reschedule(asyncio.get_running_loop().time())
-        self._forget(place)
+    def _end(self, reservation: _Reservation) -> None:
+        reservation.ending.reschedule(asyncio.get_running_loop().time())
+        self._forget(reservation)
 
-    def _forget(self, place: _Place) -> None:
-        subnet = self._subnet_of.pop(place, None)
+    def _forget(self, reservation: _Reservation) -> None:
+        subnet = self._subnet_of.pop(reservation, None)
         if subnet is not None:
-            self._places_of.remove(subnet, place)
-            if self._places.get(place.node_id) is place:
-                del self._places[place.node_id]
+            self._reservations_of.remove(subnet, reservation)
+            if self._reservations.get(reservation.node_id) is reservation:
+                del self._reservations[reservation.node_id]
 
     # --- connections -------------------------------------------------------------------------------
 
@@ -339,12 +342,12 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         first = await self._first(context)
         if not is_hex_digest(first.node_id) or first.data:
             raise TooLarge("the first message names a node, and nothing else")
-        place, dialled = self._places.get(first.node_id), self._dialled.get(first.node_id)
-        if place is None and (dialled is None or dialled[1] + DIALLED_S < self._clock.monotonic_s()):
-            raise NotHeld(f"{short(first.node_id)} holds no place here")
+        reservation, dialled = self._reservations.get(first.node_id), self._dialled.get(first.node_id)
+        if reservation is None and (dialled is None or dialled[1] + DIALLED_S < self._clock.monotonic_s()):
+            raise NotHeld(f"{short(first.node_id)} holds no reservation here")
         async with self._connection(caller, self._count_ask(context), first.node_id) as connection:
-            if place is not None:
-                await self._join(context, connection, place)
+            if reservation is not None:
+                await self._join(context, connection, reservation)
             elif dialled is not None:
                 await self._dial(context, connection, dialled[0])
 
@@ -373,17 +376,17 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         finally:
             writer.transport.abort()  # what was not taken is lost, as at the end of any connection
 
-    async def _join(self, context: Context, connection: _Connection, place: _Place) -> None:
-        """A connection to a node that holds a place, once it took it."""
+    async def _join(self, context: Context, connection: _Connection, reservation: _Reservation) -> None:
+        """A connection to a node that holds a reservation, once it took it."""
         ticket = secrets.token_bytes(TICKET_BYTES)
-        asked = self._asked[ticket] = _Asked(place.node_id, asyncio.get_running_loop().create_future())
+        asked = self._asked[ticket] = _Asked(reservation.node_id, asyncio.get_running_loop().create_future())
         try:
-            place.tickets.put_nowait(pb.ReserveResponse(ticket=ticket, origin=self._origin_of(connection.subnet)))
-            place.num_tickets += 1
+            reservation.tickets.put_nowait(pb.ReserveResponse(ticket=ticket, origin=self._origin_of(connection.subnet)))
+            reservation.num_tickets += 1
             async with asyncio.timeout(ACCEPT_S):
                 far = await asked.taken
         except (TimeoutError, asyncio.QueueFull):
-            raise Unavailable(f"{short(place.node_id)} did not take the connection") from None
+            raise Unavailable(f"{short(reservation.node_id)} did not take the connection") from None
         finally:
             del self._asked[ticket]
         try:
@@ -412,10 +415,10 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         node_id = self._sessions.require(context)
         first = await self._first(context)
         asked = self._asked.get(first.ticket)
-        place = self._places.get(node_id)
-        is_expected = place is not None and place.num_tickets > 0
-        if place is not None:
-            place.num_tickets = max(0, place.num_tickets - 1)
+        reservation = self._reservations.get(node_id)
+        is_expected = reservation is not None and reservation.num_tickets > 0
+        if reservation is not None:
+            reservation.num_tickets = max(0, reservation.num_tickets - 1)
         if asked is None or asked.node_id != node_id or asked.taken.done():
             error = NotHeld("nobody waits for this ticket")  # any more: who waited may have gone meanwhile
             raise error if is_expected else self._sessions.refused(context.peer(), error)

@@ -168,7 +168,7 @@ _LIST = (
     _counter("node/failures_total", "failures", "Unexpected exceptions that ended a loop", "0", "loop"),
     _gauge("node/relays", "relays", "Relays through which others reach this node",
            "2 where it cannot be dialled, else 0"),
-    _gauge("node/relayed_nodes", "nodes", "Nodes that others reach through this one", "under exchange.relay_places"),
+    _gauge("node/relayed_nodes", "nodes", "Nodes that others reach through this one", "under exchange.relay_reservations"),
     _counter("node/relayed_bytes_total", "bytes", "Passed on for them, both directions",
              "at most exchange.relay_bytes_per_s"),
     _gauge("node/advice", "0, 1 or 2", "What the coordinator advises: 0 ok, 1 tightened, 2 alarm", "0"),

@@ -192,7 +192,7 @@ class Telemetry:
         if status.get("reach"):
             self.gauge("node/relays", len(status["reach"]["relays"]))
         if status.get("relayed"):
-            self.gauge("node/relayed_nodes", status["relayed"]["places"])
+            self.gauge("node/relayed_nodes", status["relayed"]["reservations"])
             self.total("node/relayed_bytes_total", status["relayed"]["bytes"])
         self._weights(status)
         for process, count in status["restarts"].items():

@@ -26,7 +26,7 @@ from swarm.wire.v1 import advert_pb2
 MAX_ADVERT_BYTES: Final = 768  # 330 to 400 without a credential, 117 with both kinds of one, 88 for each relay
 MAX_ADVERT_TTL_S: Final = 300.0
 MAX_ENDPOINTS: Final = 4
-MAX_PLACES: Final = 2**20
+MAX_RESERVATIONS: Final = 2**20
 MAX_EPOCH_CHARS: Final = 64
 _MAX_REWARD: Final = 1e6
 
@@ -76,7 +76,7 @@ def advert_to_message(advert: Advert) -> advert_pb2.Advert:
         expires_at_s=advert.expires_at_s,
         credential=advert.credential,
         equivocator=bytes.fromhex(advert.equivocator),
-        relay_places=advert.relay_places,
+        relay_reservations=advert.relay_reservations,
     )
 
 
@@ -86,8 +86,8 @@ def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | No
     is_whole = (
         re.fullmatch(RUN_ID_PATTERN, message.run_id) is not None
         and len(message.endpoints) <= MAX_ENDPOINTS
-        and all(is_place(endpoint) for endpoint in message.endpoints)
-        and message.relay_places < MAX_PLACES
+        and all(is_location(endpoint) for endpoint in message.endpoints)
+        and message.relay_reservations < MAX_RESERVATIONS
         and len(message.roles) == len(set(message.roles) & set(ROLES_BY_NUMBER))
         and len(message.tokenizer_digest) in (0, 32)
         and len(message.equivocator) in (0, 8)
@@ -120,7 +120,7 @@ def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | No
         expires_at_s=message.expires_at_s,
         credential=message.credential,
         equivocator=message.equivocator.hex(),
-        relay_places=message.relay_places,
+        relay_reservations=message.relay_reservations,
     )
 
 
@@ -129,7 +129,7 @@ def is_endpoint(text: str) -> bool:
     return _ENDPOINT.fullmatch(text) is not None and 0 < int(text.rpartition(":")[2]) < 65536
 
 
-def is_place(text: str) -> bool:
+def is_location(text: str) -> bool:
     """True for an endpoint, also of a relay with its node id: where a node is reached."""
     endpoint, relay_id = split_relayed(text)
     return is_endpoint(endpoint) and (endpoint == text or is_hex_digest(relay_id))

@@ -8,7 +8,7 @@ from typing import Final
 
 from swarm.identity import is_hex_digest
 from swarm.types import Advice, EdgeReport, NodeId, NodeReport, PolicyVersion
-from swarm.wire.adverts import MAX_ENDPOINTS, ROLE_NUMBERS, ROLES_BY_NUMBER, is_place
+from swarm.wire.adverts import MAX_ENDPOINTS, ROLE_NUMBERS, ROLES_BY_NUMBER, is_location
 from swarm.wire.rollout_groups import MAX_STEP, Malformed, decimal, version_from_message, version_to_message
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import policy_pb2
@@ -69,7 +69,7 @@ def heartbeat_to_report(message: pb.HeartbeatRequest, node_id: NodeId) -> NodeRe
         and message.name.isprintable()
         and len(message.roles) == len(set(message.roles) & set(ROLES_BY_NUMBER))
         and len(message.endpoints) <= MAX_ENDPOINTS
-        and all(map(is_place, message.endpoints))
+        and all(map(is_location, message.endpoints))
         and len(message.edges) <= MAX_EDGES
         and all(map(_is_edge, message.edges))
         and len(message.evaluations) <= MAX_EVALUATIONS

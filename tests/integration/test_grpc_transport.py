@@ -96,10 +96,10 @@ class BehindRelay:
         await self._inner.serve(handler)
         if not self._relay.endpoint:
             await self._relay.serve(Log())
-        place = self._inner.place_at(PeerAddress(node_id=self._relay_id, endpoint=self._relay.endpoint))
-        self._holding = asyncio.create_task(place.hold())
-        await place.held.wait()
-        return (place.endpoint,)
+        reservation = self._inner.reservation_at(PeerAddress(node_id=self._relay_id, endpoint=self._relay.endpoint))
+        self._holding = asyncio.create_task(reservation.hold())
+        await reservation.held.wait()
+        return (reservation.endpoint,)
 
     async def connect(self, address: PeerAddress, timeout_s: float) -> PeerClient:
         return await self._inner.connect(address, timeout_s)
@@ -226,8 +226,10 @@ async def test_fetch_above_the_bound_is_refused(pair: Pair):
 
 async def test_other_node_than_expected_is_unauthenticated(pair: Pair):
     wrong = PeerAddress(node_id=Identity.create().node_id, endpoint=pair.address.endpoint)
-    at_relay = "/" in pair.address.endpoint  # which knows that nobody of that name holds a place
-    with pytest.raises(Unavailable if at_relay else Unauthenticated, match="holds no place" if at_relay else None):
+    at_relay = "/" in pair.address.endpoint  # which knows that nobody of that name holds a reservation
+    with pytest.raises(
+        Unavailable if at_relay else Unauthenticated, match="holds no reservation" if at_relay else None
+    ):
         await pair.client.connect(wrong, 5.0)
 
 

@@ -1,5 +1,5 @@
 """Relays that lie, over real sockets: what passes is believed by its key alone, nobody else is blamed, and the next
-relay is in use. A node streams groups from one that has places at two relays; the first of them turns."""
+relay is in use. A node streams groups from one that has reservations at two relays; the first of them turns."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ from swarm.loops import reach
 from swarm.loops.neighbours import neighbours_loop
 from swarm.peers.address_book import AddressBook
 from swarm.relay import relay_client
-from swarm.relay.relay_client import MAX_TAKEN, RelayPlace
+from swarm.relay.relay_client import MAX_TAKEN, RelayReservation
 from swarm.relay.relay_servicer import RelayLimits, RelayServicer
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.simulate.virtual.group_store import MemoryGroupStore
@@ -65,11 +65,11 @@ class HostileRelay(RelayServicer):
 
         await super()._pass_on(connection, changed, write)
 
-    async def _join(self, context: Context, connection: Any, place: Any) -> None:
+    async def _join(self, context: Context, connection: Any, reservation: Any) -> None:
         if self.leads_to_itself:
             await self._dial(context, connection, self._own.endpoint)
         else:
-            await super()._join(context, connection, place)
+            await super()._join(context, connection, reservation)
 
 
 async def altered(data: bytes) -> bytes:
@@ -188,13 +188,13 @@ async def playing() -> AsyncGenerator[Scene]:
     for transport in transports:
         await transport.serve(it.log if transport is node else HoldsNothing())
     relays = [PeerAddress(node_id=t._identity.node_id, endpoint=t.endpoint) for t in transports[:2]]
-    places = [node.place_at(relay) for relay in relays]
-    it.through = [PeerAddress(node_id=NODE.node_id, endpoint=place.endpoint) for place in places]
-    advert = make_advert(NODE.node_id, endpoints=tuple(place.endpoint for place in places))
+    reservations = [node.reservation_at(relay) for relay in relays]
+    it.through = [PeerAddress(node_id=NODE.node_id, endpoint=reservation.endpoint) for reservation in reservations]
+    advert = make_advert(NODE.node_id, endpoints=tuple(reservation.endpoint for reservation in reservations))
     it.directory = Directory([advert])
     directory: Any = it.directory
-    tasks = [asyncio.ensure_future(place.hold()) for place in places]
-    await asyncio.gather(*(place.held.wait() for place in places))
+    tasks = [asyncio.ensure_future(reservation.hold()) for reservation in reservations]
+    await asyncio.gather(*(reservation.held.wait() for reservation in reservations))
     tasks.append(asyncio.ensure_future(neighbours_loop(it.agent, it.reader, directory, random.Random(0))))
     try:
         yield it
@@ -300,11 +300,11 @@ async def test_a_relay_that_poses_as_the_node_with_its_own_key_is_not_believed(
             await reader.stop()
 
 
-# --- what it sends to who holds a place ---------------------------------------------------------------------
+# --- what it sends to who holds a reservation ---------------------------------------------------------------------
 
 
 class FloodingRelay(HostileRelay):
-    """Sends tickets of nobody without end to whoever holds a place."""
+    """Sends tickets of nobody without end to whoever holds a reservation."""
 
     num_tickets = 0
 
@@ -317,16 +317,16 @@ class FloodingRelay(HostileRelay):
 
 
 @asynccontextmanager
-async def at_flooding_relay() -> AsyncGenerator[tuple[FloodingRelay, RelayPlace, GrpcTransport]]:
+async def at_flooding_relay() -> AsyncGenerator[tuple[FloodingRelay, RelayReservation, GrpcTransport]]:
     clock = SystemClock()
     transport = GrpcTransport(HOSTILE, TOY_RUN_ID, EXCHANGE, clock)
     relay = transport.relay = FloodingRelay(transport)
     node = GrpcTransport(NODE, TOY_RUN_ID, EXCHANGE, clock)
     await transport.serve(HoldsNothing())
     await node.serve(HoldsNothing())
-    place = node.place_at(PeerAddress(node_id=HOSTILE.node_id, endpoint=transport.endpoint))
+    reservation = node.reservation_at(PeerAddress(node_id=HOSTILE.node_id, endpoint=transport.endpoint))
     try:
-        yield relay, place, node
+        yield relay, reservation, node
     finally:
         await node.stop()
         await transport.stop()
@@ -338,21 +338,21 @@ async def test_a_relay_that_floods_tickets_is_left_and_costs_few_connections(
 ) -> None:
     if not is_defended:
         monkeypatch.setattr(relay_client, "TICKETS_BURST", 1e9)
-    async with at_flooding_relay() as (relay, place, node):
-        holding = asyncio.ensure_future(place.hold())
+    async with at_flooding_relay() as (relay, reservation, node):
+        holding = asyncio.ensure_future(reservation.hold())
         most = 0
         while not holding.done() and relay.num_tickets < 600:
             await asyncio.sleep(0.002)
-            most = max(most, len(place._tasks), len(node._relays._open.get(place.relay, ())))
+            most = max(most, len(reservation._tasks), len(node._relays._open.get(reservation.relay, ())))
         assert holding.done() is is_defended
         assert most <= MAX_TAKEN
         holding.cancel()
         (error,) = await asyncio.gather(holding, return_exceptions=True)
         assert not is_defended or "tickets in a second" in str(error)
-        assert not place.held.is_set() and not place._tasks
+        assert not reservation.held.is_set() and not reservation._tasks
 
 
-# --- the node that holds places -----------------------------------------------------------------------------
+# --- the node that holds reservations -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attack", ["dies", "passes nothing on"])
@@ -371,7 +371,7 @@ async def test_a_node_advertises_relays_that_lead_to_it_and_replaces_one_that_do
         relay.relay = servicer
         await relay.serve(HoldsNothing())
         agent.address_book.record_answer(PeerAddress(node_id=relay._identity.node_id, endpoint=relay.endpoint))
-    adverts = [make_advert(r._identity.node_id, endpoints=(r.endpoint,), relay_places=1) for r in relays]
+    adverts = [make_advert(r._identity.node_id, endpoints=(r.endpoint,), relay_reservations=1) for r in relays]
     agent.peers.observe(adverts)
     agent.endpoints = await node.serve(HoldsNothing())
     it = reach.Reach(agent, node, random.Random(0), is_advertise_set=True)
@@ -382,7 +382,7 @@ async def test_a_node_advertises_relays_that_lead_to_it_and_replaces_one_that_do
         return {endpoint.partition("/")[0] for endpoint in agent.endpoints}
 
     try:
-        await until(lambda: len(advertised()) == reach.NUM_PLACES)
+        await until(lambda: len(advertised()) == reach.NUM_RESERVATIONS)
         turned = next(number for number, relay in enumerate(relays) if relay.endpoint in advertised())
         if attack == "dies":
             await relays[turned].stop()

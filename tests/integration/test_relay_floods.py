@@ -65,7 +65,7 @@ class Caller:
         return call
 
     async def reserve(self) -> Any:
-        """A place, whose tickets are put aside; None where there is none."""
+        """A reservation, whose tickets are put aside; None where there is none."""
         call = self.stub.Reserve(pb.ReserveRequest(), metadata=self.metadata)
         try:
             if (await call.read()) is EOF:
@@ -99,19 +99,19 @@ class Relay:
         return Caller(channel, await channel.metadata(5.0), identity)
 
     async def node(self, limits: ServerLimits | None = None) -> GrpcTransport:
-        """A node that holds a place here."""
+        """A node that holds a reservation here."""
         transport = GrpcTransport(NODE, RUN, ExchangeConfig(), SystemClock(), limits)
         self._stack.push_async_callback(transport.stop)
         await transport.serve(HoldsNothing())
-        place = transport.place_at(self.address)
-        holding = asyncio.ensure_future(place.hold())
+        reservation = transport.reservation_at(self.address)
+        holding = asyncio.ensure_future(reservation.hold())
 
         async def end() -> None:
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
 
         self._stack.push_async_callback(end)
-        await place.held.wait()
+        await reservation.held.wait()
         return transport
 
     async def reaches(self, source: str, timeout_s: float = 5.0) -> str:
@@ -249,7 +249,7 @@ async def test_who_shows_tickets_on_and_on_is_cut_and_who_was_told_of_callers_th
         for _ in range(num_shown // 2):
             assert await code_of(await caller.connect(node.identity)) is CODES.UNAVAILABLE  # nobody took it
             assert await code_of(await node.accept(await node.tickets.get())) is CODES.NOT_FOUND
-        assert relay.servicer.status()["places"] == 1, "it goes on"
+        assert relay.servicer.status()["reservations"] == 1, "it goes on"
         codes: list[grpc.StatusCode] = []
 
         async def show() -> None:
@@ -300,33 +300,33 @@ async def test_free_keys_of_a_few_subnets_keep_nobody_else_from_a_node(
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: newcomers are refused"])
-async def test_free_keys_of_one_subnet_take_few_places_and_make_room(
+async def test_free_keys_of_one_subnet_take_few_reservations_and_make_room(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_defended:
         newcomers_are_refused(monkeypatch)
-    async with relaying(places=6, places_per_subnet=4) as relay:
-        for source, num_places in ((ADDRESSES[0], 4), (ADDRESSES[1], 2)):
-            for _ in range(num_places):
+    async with relaying(reservations=6, reservations_per_subnet=4) as relay:
+        for source, num_reservations in ((ADDRESSES[0], 4), (ADDRESSES[1], 2)):
+            for _ in range(num_reservations):
                 await (await relay.caller(source)).reserve()
         assert await (await relay.caller(ADDRESSES[0])).reserve() is None, "its subnet has enough"
         newcomer = await relay.caller(ADDRESSES[2])
         assert (await newcomer.reserve() is not None) is is_defended
-        assert relay.servicer.status()["places"] == 6
+        assert relay.servicer.status()["reservations"] == 6
 
 
-async def test_an_established_node_has_a_place_where_strangers_of_its_network_have_all() -> None:
+async def test_an_established_node_has_a_reservation_where_strangers_of_its_network_have_all() -> None:
     known = make_identity(7)
-    async with relaying(places_per_subnet=3) as relay:
+    async with relaying(reservations_per_subnet=3) as relay:
         relay.servicer._standing = lambda node_id: int(node_id == known.node_id)
         strangers = [await relay.caller() for _ in range(3)]
         for stranger in strangers:
             await stranger.reserve()
         await (await relay.caller(identity=known)).reserve()
-        assert relay.servicer.status()["places"] == 3 and known.node_id in relay.servicer._places
+        assert relay.servicer.status()["reservations"] == 3 and known.node_id in relay.servicer._reservations
 
 
-async def test_a_second_process_of_a_node_takes_its_place_and_nothing_of_others() -> None:
+async def test_a_second_process_of_a_node_takes_its_reservation_and_nothing_of_others() -> None:
     async with relaying() as relay:
         first, other = await relay.caller(identity=NODE), await relay.caller()
         await other.reserve()
@@ -335,7 +335,7 @@ async def test_a_second_process_of_a_node_takes_its_place_and_nothing_of_others(
         for _ in range(5):
             await second.reserve()
         assert await code_of(held) is CODES.UNAVAILABLE
-        assert set(relay.servicer._places) == {NODE.node_id, other.identity.node_id}
+        assert set(relay.servicer._reservations) == {NODE.node_id, other.identity.node_id}
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: without a rate"])
@@ -410,7 +410,7 @@ async def test_who_uses_up_the_handshakes_of_a_node_does_so_for_its_own_subnet(
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: sessions without end"])
-async def test_who_asks_for_all_connections_of_a_node_does_not_cost_it_its_place(
+async def test_who_asks_for_all_connections_of_a_node_does_not_cost_it_its_reservation(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_defended:
@@ -426,16 +426,16 @@ async def test_who_asks_for_all_connections_of_a_node_does_not_cost_it_its_place
                 before = limiter._open
                 await until(lambda before=before: limiter._open is not before)  # type: ignore[misc]
 
-        await look(2)  # the one that holds the place is the oldest
+        await look(2)  # the one that holds the reservation is the oldest
         attackers = [await relay.caller(source) for source in ADDRESSES[:4]]
         calls = [await attacker.connect() for attacker in attackers for _ in range(12)]
         if is_defended:
             most = RelayLimits().connections_per_node
             await until(lambda: len(servicer._connections_to[NODE.node_id]) == most and not servicer._asked)
             await look(3)
-            assert servicer.status()["places"] == 1
+            assert servicer.status()["reservations"] == 1
         else:
-            await until(lambda: servicer.status()["places"] == 0)
+            await until(lambda: servicer.status()["reservations"] == 0)
         for call in calls:
             call.cancel()
 
@@ -519,7 +519,7 @@ async def test_a_dial_back_leads_to_who_proved_its_key_there_and_not_for_ever(
         assert await code_of(await thief.connect(thief.identity)) is CODES.NOT_FOUND
         if is_defended:
             monkeypatch.setattr(relay_servicer, "DIALLED_S", 0.0)
-        assert ("holds no place" in await relay.reaches(ADDRESSES[2])) is is_defended
+        assert ("holds no reservation" in await relay.reaches(ADDRESSES[2])) is is_defended
         await node.stop()
 
 

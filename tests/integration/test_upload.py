@@ -90,7 +90,7 @@ async def test_all_that_leaves_keeps_to_one_rate_and_givers_go_first(rate: int) 
     giver, taker, owner = Identity.create(), Identity.create(), Identity.create()
     body = random.Random(0).randbytes(SIZE)
     held = Endless(sealed_of(owner, body), body)
-    config = ExchangeConfig(max_upload_bytes_per_s=rate, relay_places=0)
+    config = ExchangeConfig(max_upload_bytes_per_s=rate, relay_reservations=0)
     server = GrpcTransport(owner, "run", config, SystemClock(), is_giver=lambda node_id: node_id == giver.node_id)
     clients = [GrpcTransport(each, "run", ExchangeConfig(), SystemClock()) for each in (giver, taker)]
     try:

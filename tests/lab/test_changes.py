@@ -27,7 +27,9 @@ def test_when_a_relay_dies_or_an_address_changes_both_sides_go_on_where_they_wer
             least = at.admitted_from()[made_by] + more
             return swarm.wait(lambda: at.admitted_from()[made_by] >= least, 60, f"{source.kind} -> {at.kind}")
 
-        swarm.wait(lambda: all(len(relays_of(node)) == 2 for node in (ada, bell)), 90, "both hold places at two relays")
+        swarm.wait(
+            lambda: all(len(relays_of(node)) == 2 for node in (ada, bell)), 90, "both hold reservations at two relays"
+        )
         flows(ada, bell)
         flows(bell, ada)
 

@@ -50,5 +50,5 @@ def test_what_is_sent_and_what_is_passed_on_for_others_keep_to_one_upload_limit(
 
     assert split(max_upload_bytes_per_s=2_000_000) == (1_500_000, 500_000)
     assert split(max_upload_bytes_per_s=2_000_000, relay_bytes_per_s=100_000) == (1_900_000, 100_000)
-    assert split(max_upload_bytes_per_s=2_000_000, relay_places=0)[0] == 2_000_000
+    assert split(max_upload_bytes_per_s=2_000_000, relay_reservations=0)[0] == 2_000_000
     assert split() == (0, 8 * 2**20)

@@ -234,7 +234,7 @@ async def test_the_page_says_how_each_node_is_reached_and_no_address() -> None:
     for node_id, known in endpoints.items():
         name = "ada<b>" if node_id == ADA else ""
         await core.heartbeat(node_id, replace(REPORT, node_id=node_id, name=name, endpoints=known))
-    served = {"places": 3, "connections": 4, "bytes": 5}
+    served = {"reservations": 3, "connections": 4, "bytes": 5}
     dashboard = Dashboard(core, "run", str, Telemetry("coordinator"), relayed=lambda: served)
     status = dashboard.status()
     reached = {member["node_id"]: member["reached"] for member in status["members"]}

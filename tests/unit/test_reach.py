@@ -12,9 +12,9 @@ import pytest
 
 from swarm.config import CoordinatorLink, EntryConfig, ExchangeConfig, NodeConfig
 from swarm.errors import Unavailable
-from swarm.interfaces import DialBack, HeldPlace, PeerAddress
+from swarm.interfaces import DialBack, PeerAddress, Reservation
 from swarm.loops import reach as reach_module
-from swarm.loops.reach import NUM_PLACES, NUM_WITNESSES, Reach, ReachKind
+from swarm.loops.reach import NUM_RESERVATIONS, NUM_WITNESSES, Reach, ReachKind
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.testing.builders import make_advert, make_identity
@@ -41,7 +41,7 @@ def no(host: str = OWN_HOST) -> DialBack:
 class RelayAtWork:
     """What one relay does with us."""
 
-    gives_place: bool = True
+    gives_reservation: bool = True
     refuses: bool = False
     passes_on: bool = True
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -49,7 +49,7 @@ class RelayAtWork:
 
 
 @dataclass(eq=False)
-class FakePlace:
+class FakeReservation:
     endpoint: str
     relay: RelayAtWork
     held: asyncio.Event = field(default_factory=asyncio.Event)
@@ -57,8 +57,8 @@ class FakePlace:
     async def hold(self) -> None:
         self.relay.num_asked += 1
         if self.relay.refuses:
-            raise Unavailable("no place")
-        if self.relay.gives_place:
+            raise Unavailable("no reservation")
+        if self.relay.gives_reservation:
             self.held.set()
         try:
             await self.relay.ended.wait()
@@ -82,13 +82,15 @@ class FakeReach:
             raise Unavailable("not there")
         return self.answers[peer]
 
-    def place_at(self, relay: PeerAddress) -> FakePlace:
-        place = FakePlace(f"{relay.endpoint}/{relay.node_id}", self.relays.setdefault(relay, RelayAtWork(refuses=True)))
-        return place
+    def reservation_at(self, relay: PeerAddress) -> FakeReservation:
+        reservation = FakeReservation(
+            f"{relay.endpoint}/{relay.node_id}", self.relays.setdefault(relay, RelayAtWork(refuses=True))
+        )
+        return reservation
 
-    async def check_place(self, place: HeldPlace, timeout_s: float) -> None:
-        assert isinstance(place, FakePlace)
-        if not place.relay.passes_on:
+    async def check_reservation(self, reservation: Reservation, timeout_s: float) -> None:
+        assert isinstance(reservation, FakeReservation)
+        if not reservation.relay.passes_on:
             await asyncio.sleep(timeout_s)
             raise Unavailable("nobody got through")
 
@@ -122,10 +124,10 @@ class Scene:
         """Peers that proved their key there, and say that they relay."""
         for address in addresses:
             self.agent.address_book.record_answer(address)
-        places = int(relay)
+        reservations = int(relay)
         known = [peer.address for peer in self.agent.address_book.known.values()]
         self.agent.peers.observe(
-            [make_advert(each.node_id, endpoints=(each.endpoint,), relay_places=places) for each in known]
+            [make_advert(each.node_id, endpoints=(each.endpoint,), relay_reservations=reservations) for each in known]
         )
 
     @property
@@ -268,7 +270,7 @@ def test_keys_of_one_subnet_are_one_witness(is_defended: bool, monkeypatch: pyte
     play(scene, monkeypatch)
 
 
-# --- places at relays --------------------------------------------------------------------------------------
+# --- reservations at relays --------------------------------------------------------------------------------------
 
 
 def outward(*relays: PeerAddress, **changes: Any) -> Scene:
@@ -279,7 +281,7 @@ def outward(*relays: PeerAddress, **changes: Any) -> Scene:
     return it
 
 
-def test_places_are_held_at_relays_of_different_subnets_and_advertised_while_they_are_held(
+def test_reservations_are_held_at_relays_of_different_subnets_and_advertised_while_they_are_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scene() -> None:
@@ -290,7 +292,7 @@ def test_places_are_held_at_relays_of_different_subnets_and_advertised_while_the
         async with asyncio.TaskGroup() as tasks:
             keeping = tasks.create_task(it.reach.keep())
             await asyncio.sleep(5.0)
-            assert len(it.advertised) == NUM_PLACES and relays[2].endpoint in it.advertised
+            assert len(it.advertised) == NUM_RESERVATIONS and relays[2].endpoint in it.advertised
             assert {relay.endpoint for relay in it.agent.address_book.relays} == it.advertised
             lost = next(relay for relay in relays if relay.endpoint in it.advertised)
             it.network.relays[lost].ended.set()
@@ -298,22 +300,22 @@ def test_places_are_held_at_relays_of_different_subnets_and_advertised_while_the
             await asyncio.sleep(0.01)
             assert it.advertised == it.advertised - {lost.endpoint}, "at once"
             await asyncio.sleep(5.0)
-            assert len(it.advertised) == NUM_PLACES and lost.endpoint not in it.advertised
+            assert len(it.advertised) == NUM_RESERVATIONS and lost.endpoint not in it.advertised
             keeping.cancel()
 
     play(scene, monkeypatch)
 
 
-async def nothing_to_check(self: FakeReach, place: HeldPlace, timeout_s: float) -> None:
+async def nothing_to_check(self: FakeReach, reservation: Reservation, timeout_s: float) -> None:
     """The defence taken out: a relay is believed."""
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: nothing to check"])
-def test_relays_that_take_places_and_pass_nothing_on_are_not_advertised(
+def test_relays_that_accept_reservations_and_pass_nothing_on_are_not_advertised(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_defended:
-        monkeypatch.setattr(FakeReach, "check_place", nothing_to_check)
+        monkeypatch.setattr(FakeReach, "check_reservation", nothing_to_check)
 
     async def scene() -> None:
         hostile = [address_of(number) for number in range(2)]
@@ -331,7 +333,7 @@ def test_relays_that_take_places_and_pass_nothing_on_are_not_advertised(
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: without a deadline"])
-def test_relays_that_never_say_that_a_place_is_held_make_room_for_others(
+def test_relays_that_never_say_that_a_reservation_is_held_make_room_for_others(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_defended:
@@ -341,7 +343,7 @@ def test_relays_that_never_say_that_a_place_is_held_make_room_for_others(
         hostile = [address_of(number) for number in range(2)]
         it = outward(*hostile)
         for relay in hostile:
-            it.network.relays[relay].gives_place = False
+            it.network.relays[relay].gives_reservation = False
         await it.reach.measure()
         async with asyncio.TaskGroup() as tasks:
             keeping = tasks.create_task(it.reach.keep())
@@ -387,7 +389,7 @@ def test_established_relays_come_before_those_of_free_keys(is_defended: bool, mo
     play(scene, monkeypatch)
 
 
-def test_a_node_that_can_be_dialled_again_gives_its_places_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_can_be_dialled_again_gives_its_reservations_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         it = Scene()
         relay = address_of(0)

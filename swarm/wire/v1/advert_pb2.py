@@ -25,21 +25,21 @@ _sym_db = _symbol_database.Default()
 from swarm.wire.v1 import policy_pb2 as swarm_dot_wire_dot_v1_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aswarm/wire/v1/advert.proto\x12\rswarm.wire.v1\x1a\x1aswarm/wire/v1/policy.proto\")\n\x06\x43ursor\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"\xa6\x03\n\x06\x41\x64vert\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tendpoints\x18\x02 \x03(\t\x12\"\n\x05roles\x18\x03 \x03(\x0e\x32\x13.swarm.wire.v1.Role\x12\x18\n\x10tokenizer_digest\x18\x04 \x01(\x0c\x12*\n\x04head\x18\x05 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\x12\x13\n\x0boldest_step\x18\x06 \x01(\x04\x12\x12\n\nnum_groups\x18\x07 \x01(\r\x12\x13\n\x0breward_mean\x18\x08 \x01(\x02\x12\x12\n\nreward_std\x18\t \x01(\x02\x12-\n\ncorrection\x18\n \x01(\x0e\x32\x19.swarm.wire.v1.Correction\x12\x12\n\nheld_bytes\x18\x0b \x01(\x04\x12%\n\x06\x63ursor\x18\x0c \x01(\x0b\x32\x15.swarm.wire.v1.Cursor\x12\x14\n\x0c\x65xpires_at_s\x18\r \x01(\x01\x12\x12\n\ncredential\x18\x0e \x01(\x0c\x12\x13\n\x0b\x65quivocator\x18\x0f \x01(\x0c\x12\x14\n\x0crelay_places\x18\x10 \x01(\r\"C\n\x0cSignedAdvert\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c*R\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_TRAINER\x10\x01\x12\x12\n\x0eROLE_GENERATOR\x10\x02\x12\x0e\n\nROLE_RELAY\x10\x03*t\n\nCorrection\x12\x1a\n\x16\x43ORRECTION_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43ORRECTION_EXACT\x10\x01\x12\x1a\n\x16\x43ORRECTION_NO_LOGPROBS\x10\x02\x12\x18\n\x14\x43ORRECTION_TEXT_ONLY\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aswarm/wire/v1/advert.proto\x12\rswarm.wire.v1\x1a\x1aswarm/wire/v1/policy.proto\")\n\x06\x43ursor\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"\xac\x03\n\x06\x41\x64vert\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tendpoints\x18\x02 \x03(\t\x12\"\n\x05roles\x18\x03 \x03(\x0e\x32\x13.swarm.wire.v1.Role\x12\x18\n\x10tokenizer_digest\x18\x04 \x01(\x0c\x12*\n\x04head\x18\x05 \x01(\x0b\x32\x1c.swarm.wire.v1.PolicyVersion\x12\x13\n\x0boldest_step\x18\x06 \x01(\x04\x12\x12\n\nnum_groups\x18\x07 \x01(\r\x12\x13\n\x0breward_mean\x18\x08 \x01(\x02\x12\x12\n\nreward_std\x18\t \x01(\x02\x12-\n\ncorrection\x18\n \x01(\x0e\x32\x19.swarm.wire.v1.Correction\x12\x12\n\nheld_bytes\x18\x0b \x01(\x04\x12%\n\x06\x63ursor\x18\x0c \x01(\x0b\x32\x15.swarm.wire.v1.Cursor\x12\x14\n\x0c\x65xpires_at_s\x18\r \x01(\x01\x12\x12\n\ncredential\x18\x0e \x01(\x0c\x12\x13\n\x0b\x65quivocator\x18\x0f \x01(\x0c\x12\x1a\n\x12relay_reservations\x18\x10 \x01(\r\"C\n\x0cSignedAdvert\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c*R\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_TRAINER\x10\x01\x12\x12\n\x0eROLE_GENERATOR\x10\x02\x12\x0e\n\nROLE_RELAY\x10\x03*t\n\nCorrection\x12\x1a\n\x16\x43ORRECTION_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43ORRECTION_EXACT\x10\x01\x12\x1a\n\x16\x43ORRECTION_NO_LOGPROBS\x10\x02\x12\x18\n\x14\x43ORRECTION_TEXT_ONLY\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm.wire.v1.advert_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=610
-  _globals['_ROLE']._serialized_end=692
-  _globals['_CORRECTION']._serialized_start=694
-  _globals['_CORRECTION']._serialized_end=810
+  _globals['_ROLE']._serialized_start=616
+  _globals['_ROLE']._serialized_end=698
+  _globals['_CORRECTION']._serialized_start=700
+  _globals['_CORRECTION']._serialized_end=816
   _globals['_CURSOR']._serialized_start=73
   _globals['_CURSOR']._serialized_end=114
   _globals['_ADVERT']._serialized_start=117
-  _globals['_ADVERT']._serialized_end=539
-  _globals['_SIGNEDADVERT']._serialized_start=541
-  _globals['_SIGNEDADVERT']._serialized_end=608
+  _globals['_ADVERT']._serialized_end=545
+  _globals['_SIGNEDADVERT']._serialized_start=547
+  _globals['_SIGNEDADVERT']._serialized_end=614
 # @@protoc_insertion_point(module_scope)

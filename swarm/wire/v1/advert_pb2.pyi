@@ -39,7 +39,7 @@ class Cursor(_message.Message):
     def __init__(self, epoch: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class Advert(_message.Message):
-    __slots__ = ("run_id", "endpoints", "roles", "tokenizer_digest", "head", "oldest_step", "num_groups", "reward_mean", "reward_std", "correction", "held_bytes", "cursor", "expires_at_s", "credential", "equivocator", "relay_places")
+    __slots__ = ("run_id", "endpoints", "roles", "tokenizer_digest", "head", "oldest_step", "num_groups", "reward_mean", "reward_std", "correction", "held_bytes", "cursor", "expires_at_s", "credential", "equivocator", "relay_reservations")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
@@ -55,7 +55,7 @@ class Advert(_message.Message):
     EXPIRES_AT_S_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     EQUIVOCATOR_FIELD_NUMBER: _ClassVar[int]
-    RELAY_PLACES_FIELD_NUMBER: _ClassVar[int]
+    RELAY_RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     endpoints: _containers.RepeatedScalarFieldContainer[str]
     roles: _containers.RepeatedScalarFieldContainer[Role]
@@ -71,8 +71,8 @@ class Advert(_message.Message):
     expires_at_s: float
     credential: bytes
     equivocator: bytes
-    relay_places: int
-    def __init__(self, run_id: _Optional[str] = ..., endpoints: _Optional[_Iterable[str]] = ..., roles: _Optional[_Iterable[_Union[Role, str]]] = ..., tokenizer_digest: _Optional[bytes] = ..., head: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ..., oldest_step: _Optional[int] = ..., num_groups: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_std: _Optional[float] = ..., correction: _Optional[_Union[Correction, str]] = ..., held_bytes: _Optional[int] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., expires_at_s: _Optional[float] = ..., credential: _Optional[bytes] = ..., equivocator: _Optional[bytes] = ..., relay_places: _Optional[int] = ...) -> None: ...
+    relay_reservations: int
+    def __init__(self, run_id: _Optional[str] = ..., endpoints: _Optional[_Iterable[str]] = ..., roles: _Optional[_Iterable[_Union[Role, str]]] = ..., tokenizer_digest: _Optional[bytes] = ..., head: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ..., oldest_step: _Optional[int] = ..., num_groups: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_std: _Optional[float] = ..., correction: _Optional[_Union[Correction, str]] = ..., held_bytes: _Optional[int] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., expires_at_s: _Optional[float] = ..., credential: _Optional[bytes] = ..., equivocator: _Optional[bytes] = ..., relay_reservations: _Optional[int] = ...) -> None: ...
 
 class SignedAdvert(_message.Message):
     __slots__ = ("public_key", "signature", "body")

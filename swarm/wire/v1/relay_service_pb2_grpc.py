@@ -81,15 +81,15 @@ class RelayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Reserve(self, request, context):
-        """Holds the caller's place for as long as the stream lasts, and names each connection that somebody asks for.
+        """Holds the caller's reservation for as long as the stream lasts, and names each connection that somebody asks for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Connect(self, request_iterator, context):
-        """The caller's end of a connection to a node that holds a place here, or that this server dialled back; the first
-        message names it.
+        """The caller's end of a connection to a node that holds a reservation here, or that this server dialled back; the
+        first message names it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
