@@ -147,6 +147,11 @@ class ModelConfig(Model):
     """Dtype of the published tensors and of every forward pass; optimizer masters are float32 in any case."""
     digest: str = ""
     """Expected SHA-256 of the initial published tensors; empty accepts what is there."""
+    template_arguments: dict[Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,63}$")], bool | int | float | str] = (
+        Field(default_factory=dict, max_length=16)
+    )
+    """Arguments of the model's chat template, such as { enable_thinking = false } of Qwen3. Must be equal on every
+    node: with others the same question is another prompt."""
     lora_rank: NotNegative = 0
     """0 trains all weights; above 0 trains low-rank adapters of this rank."""
     lora_alpha: Annotated[float, Field(ge=0, le=65_536, allow_inf_nan=False)] = 0.0

@@ -15,16 +15,21 @@ from swarm.errors import ConfigError
 from swarm.model.plain_text import with_whole_characters
 
 DATE: Final = datetime(2024, 7, 26)  # what Llama's own templates write where they know no date
+TemplateArgument = bool | int | float | str
 _DATE_FORMAT = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1""")
 _MARKS: Final = range(0xF0000, 0x10FFFE)  # characters that Unicode leaves to private use, more than a prompt has
 
 
 class ChatTemplate:
-    """A jinja template with the tokens that it can name."""
+    """A jinja template with the tokens that it can name, and the arguments that its model is asked with."""
 
-    def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
-        """`tokens` by name, as `bos_token`."""
+    def __init__(self, text: str, tokens: Mapping[str, str], arguments: Mapping[str, TemplateArgument]) -> None:
+        """`tokens` by name, as `bos_token`. Raises ConfigError for an argument that the template never names."""
+        for name in arguments:
+            if re.search(rf"\b{re.escape(name)}\b", text) is None:
+                raise ConfigError(f"model.template_arguments: the chat template never names {name!r}; leave it out")
         self.text = text
+        self.arguments = dict(arguments)
         # Only those that it can write: the names of padding tokens differ between copies of one model.
         self.tokens = {name: token for name, token in tokens.items() if name in text}
         self._formats = {found.group(2) for found in _DATE_FORMAT.finditer(text)}
@@ -53,7 +58,7 @@ class ChatTemplate:
                 render_jinja_template(
                     conversations=[[{"role": m.role, "content": m.content} for m in messages]],
                     chat_template=text,
-                    **cast("dict[str, Any]", options | {"swarm_dates": dates} | self.tokens),
+                    **cast("dict[str, Any]", self.arguments | options | {"swarm_dates": dates} | self.tokens),
                 ),
             )
         except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -62,17 +67,20 @@ class ChatTemplate:
         return rendered[0]
 
 
-def read_chat_template(folder: Path, settings: Mapping[str, Any]) -> ChatTemplate:
+def read_chat_template(
+    folder: Path, settings: Mapping[str, Any], arguments: Mapping[str, TemplateArgument]
+) -> ChatTemplate:
     """The template of a folder in Hugging Face layout; `settings` are those of tokenizer_config.json.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or it has no use for an argument.
     """
     file = folder / "chat_template.jinja"
     text = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
     if not isinstance(text, str):
         raise ConfigError(f"{folder}: no chat template; a base model needs chat_template.jinja beside tokenizer.json")
-    return ChatTemplate(text, {k: token_text(v) for k, v in settings.items() if k.endswith("_token")})
+    tokens = {k: token_text(v) for k, v in settings.items() if k.endswith("_token")}
+    return ChatTemplate(text, tokens, arguments)
 
 
 class MarkedContents:

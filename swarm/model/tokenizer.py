@@ -5,7 +5,7 @@ Invariant: the text of a rollout is always `decode` of its tokens, so that what 
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from swarm.config import ModelConfig
 from swarm.episode import TOOL_SYNTAX, Message
 from swarm.errors import ConfigError
 from swarm.interfaces import Environment, Tokenizer
-from swarm.model.chat_template import MarkedContents, read_chat_template, token_text
+from swarm.model.chat_template import MarkedContents, TemplateArgument, read_chat_template, token_text
 from swarm.model.plain_text import PlainText, inner_encoder
 from swarm.model.source import is_char_model, resolve_source
 from swarm.model.turn_markers import MARKER, OWN_ROLES, TurnMarkers, find_turn_markers
@@ -89,12 +89,13 @@ class HfTokenizer:
     Uses `tokenizers` directly: about 60 MB and 0.5 s where transformers' classes import torch.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, arguments: Mapping[str, TemplateArgument] | None = None) -> None:
+        """`arguments` of the chat template. Raises ConfigError."""
         self._folder = folder
         self._tokenizer = self._read_tokenizer()
         settings = _read_json(folder / "tokenizer_config.json")
         self._eos_token = token_text(settings.get("eos_token", ""))
-        self._template = read_chat_template(folder, settings)
+        self._template = read_chat_template(folder, settings, arguments or {})
         # Embeddings are often padded beyond the tokenizer; such an id is legal and stands for no text.
         in_model = _read_json(folder / "config.json").get("vocab_size", 0)
         self.vocab_size = max(int(in_model), self._tokenizer.get_vocab_size(with_added_tokens=True))
@@ -106,6 +107,7 @@ class HfTokenizer:
                 "template": self._template.text,
                 "tokens": self._template.tokens,
                 "ends": [self._eos_id, *sorted(self.eos_ids)],
+                **({"arguments": self._template.arguments} if arguments else {}),
             }
         )
         self._inner = inner_encoder(self._tokenizer)
@@ -245,11 +247,13 @@ def load_tokenizer(config: ModelConfig, cache_dir: Path | None = None) -> Tokeni
         cache_dir: of converted models; None takes default_cache_dir().
 
     Raises:
-        ConfigError: the source is missing or unusable.
+        ConfigError: the source is missing or unusable, or its template has no use for `template_arguments`.
     """
     if is_char_model(config.source):
+        if config.template_arguments:
+            raise ConfigError(f"model.template_arguments: {config.source!r} has no chat template; leave them out")
         return CharTokenizer()
-    return HfTokenizer(resolve_source(config, cache_dir, with_weights=False))
+    return HfTokenizer(resolve_source(config, cache_dir, with_weights=False), config.template_arguments)
 
 
 def check_turns(tokenizer: Tokenizer, environments: Iterable[Environment]) -> None:

@@ -168,6 +168,29 @@ def test_digest_covers_all_that_decides_the_tokens_of_a_conversation(
     assert (CharTokenizer().digest != tiny) == (change in (_another_tool_syntax, _another_renderer))
 
 
+def test_arguments_of_the_template_change_the_prompt_and_the_digest(folder: Path) -> None:
+    thinking = "{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}"
+    (folder / "chat_template.jinja").write_text(TEMPLATE + thinking)
+    plain, quiet = HfTokenizer(folder), HfTokenizer(folder, {"enable_thinking": False})
+    (said, not_said) = (each._template.render(asked("hi").messages) for each in (plain, quiet))
+    assert said == not_said + "<think>" and plain.digest != quiet.digest
+    assert HfTokenizer(folder, {}).digest == plain.digest
+    assert HfTokenizer(folder, {"enable_thinking": True}).digest != plain.digest
+
+
+@pytest.mark.parametrize("name", ["enable_thinkin", "conversations"])
+def test_an_argument_that_the_template_never_names_is_refused(folder: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"template_arguments.*never names '{name}'"):
+        HfTokenizer(folder, {name: False})
+
+
+def test_the_tiny_model_has_no_template_that_could_take_arguments() -> None:
+    config = ModelConfig(source="tiny", template_arguments={"enable_thinking": False})
+    assert config.template_arguments == {"enable_thinking": False}
+    with pytest.raises(ConfigError, match="'tiny' has no chat template"):
+        load_tokenizer(config)
+
+
 def test_tokens_that_the_template_does_not_write_are_no_part_of_the_digest(folder: Path) -> None:
     first = HfTokenizer(folder).digest
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}))
