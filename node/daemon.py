@@ -76,6 +76,7 @@ PAUSE_LOOK_S = 1.0
 REMEMBER_EVERY_S = 10.0
 PROGRESS_EVERY_S = 30.0
 LEAVE_TIMEOUT_S = 3.0
+DRAIN_S = 2.0  # for what peers are still to have of a node that stops
 
 
 class Daemon(Service):
@@ -128,7 +129,10 @@ class Daemon(Service):
                     beside["alerts"] = AilmentAlerts(config=self.config, alert=self.telemetry.alert).keep
                 for name, loop in beside.items():
                     running.append(tasks.create_task(supervise(name, loop, self.agent, rng)))
-                await self._run_worker()
+                try:
+                    await self._run_worker()
+                finally:  # also where a signal ends it: relays and streams still go on here
+                    await self.agent.streams.drain(DRAIN_S)
                 for task in running:
                     task.cancel()
             await self.agent.journal.stop()

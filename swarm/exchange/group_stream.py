@@ -5,15 +5,16 @@ sent us themselves, nor what is older than anyone may use, nor zero-variance gro
 give groups come first (`send_order.py`).
 """
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from swarm.errors import NotHeld
 from swarm.exchange.novelty import commitment_of
-from swarm.exchange.send_order import SendOrder
+from swarm.exchange.send_order import SendOrder, Stream
 from swarm.exchange.staleness import age_steps
 from swarm.flow import Signal
 from swarm.interfaces import GroupStore, StreamItem
@@ -75,6 +76,9 @@ class GroupStreams:
         self._own_steps: dict[Digest, int] = {}  # of the groups in `_known` that are ours
         self._admitting: Counter[Digest] = Counter()  # under admission
         self._num_putting = 0
+        self._open = set[Stream]()
+        self._behind = set[Stream]()  # while a drain waits for them: open ones that did not look again yet
+        self._caught_up = Signal()  # fires where the last of them did
         self._newest: _SendInfo | None = None  # the group offered last; None: whoever waits has to look again
         self.log_head = Cursor()  # newest entry of the store's log
         self.bytes_sent = 0  # sealed groups to peers, since the process started
@@ -133,6 +137,14 @@ class GroupStreams:
         self._grew.fire()
         self._own_grew.fire()
 
+    async def drain(self, limit_s: float) -> None:
+        """Waits until every peer has what is stored and meant for it: for a node that leaves; at most so long."""
+        self._behind = set(self._open)
+        self.wake()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._caught_up.until(lambda: not self._behind)
+
     @property
     def oldest_own_step(self) -> int:
         """Of our own groups that are remembered; 0 without any."""
@@ -150,7 +162,7 @@ class GroupStreams:
         logger.debug("peer subscribed", extra=extra)
         self._peers.record_call(peer)
         grew = self._grew if wanted.relay else self._own_grew
-        with self._order.stream(peer) as stream:
+        with self._order.stream(peer) as stream, self._counted(stream):
             while True:
                 self._reputation.require_allowed(peer)
                 newest = self.log_head
@@ -191,6 +203,7 @@ class GroupStreams:
                     cursor = newest  # what lies between is not for this peer
                     if self.log_head == newest:
                         self._order.has_all(stream)
+                        self._note_caught_up(stream)
                         await grew.wait(lambda: self._is_news(peer, wanted))
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
@@ -213,6 +226,20 @@ class GroupStreams:
         return await self._weight_server.chunk(peer, digest)
 
     # --- inside ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _counted(self, stream: Stream) -> Generator[None]:
+        self._open.add(stream)
+        try:
+            yield
+        finally:
+            self._open.discard(stream)
+            self._note_caught_up(stream)
+
+    def _note_caught_up(self, stream: Stream) -> None:
+        if stream in self._behind:
+            self._behind.discard(stream)
+            self._caught_up.fire()
 
     def _remember(self, scored: ScoredGroup, via: NodeId) -> _SendInfo:
         group = scored.group

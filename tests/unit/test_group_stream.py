@@ -94,3 +94,32 @@ async def test_the_trainer_that_gave_leave_for_it_gets_it_in_any_case() -> None:
     held = Held()
     zero_variance = await held.add(replace(make_group(OURS.node_id, texts=ZERO_VARIANCE), policy_id=TRAINER.node_id))
     assert await held.sent(TRAINER.node_id, StreamFilter(), 1) == [zero_variance]
+
+
+async def test_who_leaves_waits_until_each_stream_has_sent_what_there_is() -> None:
+    held, may_read, read = Held(), asyncio.Event(), list[Digest]()
+    await asyncio.wait_for(held.streams.drain(60.0), 5.0)  # nobody reads
+
+    async def reader(wanted: StreamFilter) -> None:
+        async for item in held.streams.subscribe(READER.node_id, Cursor(), wanted):
+            await may_read.wait()
+            read.append(item.digest)
+
+    tasks = [asyncio.ensure_future(reader(StreamFilter(relay=relay))) for relay in (False, True)]
+    await asyncio.sleep(0)
+    await held.add(make_group(OURS.node_id, texts=ZERO_VARIANCE))  # for none of them
+    added = [await held.add(make_group(OURS.node_id, task_id=task_id)) for task_id in range(3)]
+    await held.streams.drain(0.01)  # they do not read: it goes on all the same
+    assert read == []
+    leaving = asyncio.ensure_future(held.streams.drain(60.0))
+    await asyncio.sleep(0)
+    assert not leaving.done()
+    may_read.set()
+    await asyncio.wait_for(leaving, 5.0)
+    assert sorted(read) == sorted(2 * added)
+    await asyncio.wait_for(held.streams.drain(60.0), 5.0)  # they are there, and have all
+    leaving = asyncio.ensure_future(held.streams.drain(60.0))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.wait_for(leaving, 5.0)  # a stream that ends is waited for no longer
