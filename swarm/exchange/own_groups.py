@@ -97,7 +97,7 @@ class OwnGroups:
         if self._follower is None:
             self._replay.add(scored)
         else:
-            self._follower.credit.record_stored()
+            self._follower.credit.record_stored(group.created_at_s)
         self._streams.offer(scored, via=self._context.node_id)
         self._context.changed.fire()
         self._context.emit(GroupPut.of(scored))

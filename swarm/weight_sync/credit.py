@@ -385,26 +385,37 @@ class CreditLedger:
 
 @dataclass(slots=True)
 class CreditBalance:
-    """The generator's side: groups granted on the trainer's stream, less those that were stored since it was opened.
+    """The generator's side: groups granted on the trainer's stream, less those that were made and stored since.
 
-    A group that could not be scored or stored never travels, so it does not use up credit.
+    A group that could not be scored or stored never travels, so it does not use up credit. Nor does a group that was
+    made before the stream's first message: if it is too old on arrival the trainer does not settle this credit with
+    it, and would wait for a group that is never begun. Of such groups there are at most one batch.
     """
 
+    batch: int  # groups that are made at a time
     _credit: Credit | None = field(default=None, init=False)
+    _since_s: float = field(default=0.0, init=False)  # wall clock of the first message
+    _num_before: int = field(default=0, init=False)  # groups made before it, and stored after it
     _num_stored: int = field(default=0, init=False)
 
     def reset(self) -> None:
         """A stream was opened or has ended: nothing is granted until the trainer says so."""
-        self._credit, self._num_stored = None, 0
+        self._credit, self._num_before, self._num_stored = None, 0, 0
 
-    def update(self, credit: Credit) -> None:
-        """Takes the trainer's newest message; the granted total never shrinks."""
+    def update(self, credit: Credit, now_s: float) -> None:
+        """Takes the trainer's newest message, at this wall-clock time; the granted total never shrinks."""
+        if self._credit is None:
+            self._since_s = now_s
         granted = credit.granted if self._credit is None else max(credit.granted, self._credit.granted)
         self._credit = Credit(head_step=credit.head_step, granted=granted)
 
-    def record_stored(self) -> None:
-        """One more group was stored, to be sent to the trainer."""
-        self._num_stored += 1
+    def record_stored(self, created_at_s: float) -> None:
+        """One more group, made at this wall-clock time, was stored, to be sent to the trainer."""
+        is_before = self._credit is None or created_at_s < self._since_s
+        if is_before and self._num_before < self.batch:  # a clock that was set back does not make everything free
+            self._num_before += 1
+        else:
+            self._num_stored += 1
 
     @property
     def num_left(self) -> int:

@@ -78,6 +78,7 @@ class WeightFollower:
         on_equivocation: Callable[[NodeId], None] = lambda owner: None,
     ) -> None:
         config, clock = context.config, context.clock
+        self._clock = clock
         self._config = config
         self._node_id = context.node_id
         self._emit = context.emit
@@ -95,7 +96,7 @@ class WeightFollower:
         self.state = FollowerState.SEARCHING
         self.head = self._no_version  # what our advert says: the version that the engine serves
         self.changed = context.changed
-        self.credit = CreditBalance()
+        self.credit = CreditBalance(config.generator.groups_per_batch)
         self.sources = ChunkSources(clock)
         self.fetcher = ChunkFetcher(
             sources=self.sources,
@@ -170,8 +171,9 @@ class WeightFollower:
 
     def on_disconnected(self, peer: NodeId, client: PeerClient) -> None:
         """A connection to a source has ended."""
-        if self.fetcher.clients.get(peer) is client:
-            del self.fetcher.clients[peer]
+        if self.fetcher.clients.get(peer) is not client:
+            return  # another one, through another relay say, took its place
+        del self.fetcher.clients[peer]
         self.sources.disconnect(peer)
         if peer == self.policy_id:
             self.credit.reset()
@@ -243,7 +245,7 @@ class WeightFollower:
         """Takes the trainer's credit. Its message also says where its head is: versions beyond that are abandoned."""
         if peer != self.policy_id or self.state is FollowerState.ENDED:
             return
-        self.credit.update(credit)
+        self.credit.update(credit, self._clock.now_s())
         abandoned = self._planner.known.rewind(credit.head_step)
         if abandoned:
             extra = {"step": credit.head_step, "manifests": len(abandoned)}

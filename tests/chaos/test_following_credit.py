@@ -1,6 +1,7 @@
 """Which trainer a generator follows, and when it may begin: trainers that come, go, or are slow to reach."""
 
 import asyncio
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from swarm.config import FollowConfig, ReplayConfig, WeightsConfig
 from swarm.events import GroupsDrawn
 from swarm.interfaces import PeerClient
 from swarm.simulate.virtual.faults import FaultPlan
-from swarm.types import JsonDict, NodeId
+from swarm.types import JsonDict, NodeId, RefusalReason
+from swarm.weight_sync.credit import CreditBalance
 from swarm.weight_sync.follower import FollowerState
 
 from .following_world import (
@@ -20,6 +22,7 @@ from .following_world import (
     Trainer,
     World,
     follower_of,
+    made_by,
     play,
     serves,
     stepped_far,
@@ -201,5 +204,31 @@ def test_with_a_barrier_everybody_makes_an_equal_share_of_each_round_with_its_ve
         made = [generator.num_made - count for generator, count in zip(generators, before, strict=True)]
         assert abs(made[0] - made[1]) <= 2, made
         assert {group.age_steps for draw in trainer.emitted(GroupsDrawn)[1:] for group in draw.groups} == {0}
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("is_out", [False, True], ids=["mended", "mutation: what was made before counts"])
+def test_a_group_made_before_the_connection_broke_does_not_use_up_the_credit_of_the_next_one(
+    tmp_path: Path, is_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_out:
+        count = CreditBalance.record_stored
+        monkeypatch.setattr(CreditBalance, "record_stored", lambda self, created_at_s: count(self, math.inf))
+
+    async def scene(world: World) -> None:
+        trainer, generator = await trainer_and_follower(world)
+        follower = follower_of(generator)
+        await until(lambda: follower.credit.num_left > 0, "it has credit")
+        group = made_by(generator, generator.engine.version, task_id=1)  # its scoring takes long, say
+        await trainer.learn(3, from_groups=False)
+        await follower.fetcher.clients[trainer.node_id].close()
+        await until(lambda: follower.credit.num_left == 0, "the connection has ended")
+        await until(lambda: follower.credit.num_left > 0, "there is another one")
+        await generator.agent.put(group)
+        refusals = trainer.agent.ingest.refusals
+        await until(lambda: refusals.get(RefusalReason.TOO_OLD) == 1, "it came, too late")
+        await asyncio.sleep(5.0)
+        assert (follower.credit.num_left > 0) != is_out, "else nothing is begun for minutes"
 
     play(tmp_path, scene)

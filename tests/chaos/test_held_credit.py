@@ -44,7 +44,7 @@ class Follower(Generator):
                 if self.has_turned:
                     follower = self.agent.weight_follower
                     assert follower is not None
-                    follower.credit.record_stored()
+                    follower.credit.record_stored(self.world.clock.now_s())
                     continue
                 await self.agent.put(made_by(self, self.engine.version, 1000 * self.number + self.num_made))
 

@@ -367,12 +367,24 @@ def test_who_asks_for_none_gets_none() -> None:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 50), max_size=20), st.integers(0, 30))
 def test_the_balance_is_the_greatest_total_less_what_was_stored(totals: list[int], num_stored: int) -> None:
-    balance = CreditBalance()
+    balance = CreditBalance(batch=4)
     assert balance.num_left == 0 and balance.head_step is None
     for total in totals:
-        balance.update(Credit(head_step=3, granted=total))
+        balance.update(Credit(head_step=3, granted=total), now_s=100.0)
     for _ in range(num_stored):
-        balance.record_stored()
+        balance.record_stored(created_at_s=100.0)
     assert balance.num_left == max(0, max(totals, default=0) - num_stored)
     balance.reset()
     assert balance.num_left == 0 and balance.head_step is None
+
+
+def test_a_clock_that_was_set_back_makes_one_batch_free_and_no_more() -> None:
+    balance = CreditBalance(batch=4)
+    balance.update(Credit(head_step=3, granted=10), now_s=100.0)
+    balance.update(Credit(head_step=4, granted=12), now_s=200.0)
+    for _ in range(4):
+        balance.record_stored(created_at_s=99.0)
+    assert balance.num_left == 12
+    balance.record_stored(created_at_s=150.0)  # since the first message
+    balance.record_stored(created_at_s=99.0)
+    assert balance.num_left == 10
