@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from swarm.errors import NotHeld, Unauthenticated, Unavailable
@@ -51,7 +51,7 @@ async def follow_loop(
                 for address in list(watched):
                     watched.pop(address).cancel()
                 await agent.resumed()
-            wanted = choose_sources(agent, follower, adverts)
+            wanted = choose_sources(agent, follower, adverts, watched)
             is_ended = follower.state is FollowerState.ENDED
             if not is_ended and not any(address.node_id == follower.policy_id for address in wanted):
                 wanted |= {a for a in watched if a.node_id == follower.policy_id}  # where it was, until it says more
@@ -75,10 +75,13 @@ async def _look(directory: Discovery) -> list[Advert]:
         return []
 
 
-def choose_sources(agent: Agent, follower: WeightFollower, adverts: Sequence[Advert]) -> set[PeerAddress]:
+def choose_sources(
+    agent: Agent, follower: WeightFollower, adverts: Sequence[Advert], watched: Collection[PeerAddress] = ()
+) -> set[PeerAddress]:
     """The trainer, and up to NUM_OTHERS nodes that serve the lineage: for each follower another random choice.
 
-    Those that served well come first, so that new identities do not take their places.
+    Those that served well come first, so that new identities do not take their places. Who is `watched` already stays
+    so at the same address as long as it is advertised and works: a connection that ends costs the credit on it.
     """
     policy_id = follower.policy_id
     if follower.state is FollowerState.ENDED:
@@ -93,7 +96,15 @@ def choose_sources(agent: Agent, follower: WeightFollower, adverts: Sequence[Adv
     others.sort(key=lambda a: (not served(a.node_id), hashlib.sha256((agent.node_id + a.node_id).encode()).digest()))
     chosen = [*(advert for advert in adverts if advert.node_id == policy_id), *others[:NUM_OTHERS]]
     chosen += choose_witnesses(agent, follower, adverts)
-    return {agent.address_book.best_address(a.node_id, a.endpoints) for a in chosen if a.endpoints}
+    book = agent.address_book
+    kept = {address.node_id: address for address in watched if book.may_dial(address)}
+    return {
+        kept[a.node_id]
+        if a.node_id in kept and kept[a.node_id].endpoint in a.endpoints
+        else book.best_address(a.node_id, a.endpoints)
+        for a in chosen
+        if a.endpoints
+    }
 
 
 def choose_witnesses(agent: Agent, follower: WeightFollower, adverts: Sequence[Advert]) -> list[Advert]:

@@ -132,6 +132,22 @@ def test_look_ups_that_miss_the_trainer_or_a_follower_end_neither_watch_nor_cred
     play(tmp_path, scene)
 
 
+def test_a_trainer_whose_relays_change_places_stays_connected(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer, generator = await trainer_and_follower(world)
+        await until(lambda: follower_of(generator).credit.num_left > 0, "it has credit")
+        ended, (endpoint,) = list[str](), trainer.agent.endpoints
+        watch_ends(generator, ended)
+        for endpoints in ((endpoint, "nobody:1"), ("nobody:1", endpoint), (endpoint,)):
+            trainer.agent.endpoints = endpoints
+            await asyncio.sleep(12.0)  # adverts and look-ups
+        assert ended == [] and follower_of(generator).credit.num_left > 0
+        trainer.agent.endpoints = ("nobody:1",)  # it moved
+        await until(lambda: ended == ["watch"], "where it is not advertised any more it is not asked")
+
+    play(tmp_path, scene)
+
+
 def test_over_a_slow_link_the_trainer_stays_connected_and_its_version_comes(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         trainer, generator = await trainer_and_follower(world)
