@@ -21,8 +21,8 @@ import math
 import secrets
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from starlette.applications import Starlette
@@ -39,14 +39,16 @@ from swarm.model.lora import with_shared_weights
 from swarm.model.version_digest import PublishedTensors, load_published, weights_digest
 from swarm.serving.http_server import read_body
 from swarm.serving.openai_requests import RequestRefused
-from swarm.serving.tinker_futures import Promises, Reply, RequestOrder
+from swarm.serving.tinker_futures import Promises, Reply
 from swarm.serving.tinker_losses import batch_of, parts_of_similar_length, recipe_of
 from swarm.serving.tinker_requests import (
     CreateModel,
     CreateSampler,
     CreateSession,
+    InOrder,
     InSession,
-    LoadWeights,
+    LoadIntoModel,
+    LoadNewModel,
     LoraSettings,
     OfModel,
     OfRequest,
@@ -58,9 +60,15 @@ from swarm.serving.tinker_requests import (
     read_tinker_request,
 )
 from swarm.serving.tinker_samplers import Sampler, Samplers
-from swarm.serving.tinker_store import Kind, TinkerStore
-from swarm.serving.tinker_wire import TrainingRequest, read_training_request, write_training_reply
-from swarm.types import Digest, PolicyVersion
+from swarm.serving.tinker_sessions import ModelInTraining, TinkerSessions
+from swarm.serving.tinker_store import Kind, SavedWeights, TinkerStore
+from swarm.serving.tinker_wire import (
+    TrainingRequest,
+    parse_training_request,
+    read_training_request,
+    write_training_reply,
+)
+from swarm.types import Digest, JsonDict, PolicyVersion
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +76,6 @@ KEY_PREFIX: Final = "tml-"  # the SDK takes no other keys
 ALPHA: Final = 32.0  # of every adapter: what it adds is scaled by ALPHA / rank, as in Tinker's adapters
 MAX_BODY_BYTES: Final = 64 * 2**20
 MAX_WAITING_BYTES: Final = 2**30  # of bodies whose turn has not come; a client tries again after that
-MAX_SESSIONS: Final = 64
-MAX_MODELS: Final = 8  # in training at once, of all sessions
-IDLE_S: Final = 300.0  # a session without a heartbeat ends; the SDK sends one every 10 s
-AWAY_S: Final = 60.0  # and after so long where another one needs its room
 POLL_S: Final = 25.0  # a client that waits for a result is answered that long after, at the latest
 _PROTOBUF: Final = "application/x-protobuf"
 _NOTE: Final = "adapters are on attention and MLP; the unembedding stays as it is, also with train_unembed"
@@ -79,6 +83,9 @@ _NOTE: Final = "adapters are on attention and MLP; the unembedding stays as it i
 Publish = Callable[[PublishedTensors, float], Awaitable[PolicyVersion | None]]
 """(adapter, its scale) -> the version under which nodes can follow it; None where it could not be published."""
 Result = TypeVar("Result")
+Asked = TypeVar("Asked", bound=InOrder)
+Work = Callable[[ModelInTraining, Asked], Awaitable[Reply | Awaitable[Reply]]]
+"""What a request asks for, in its turn; what it returns to be awaited holds up no later request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,22 +97,6 @@ class TinkerModel:
     digest: Digest  # of its published tensors
     tokenizer: Tokenizer
     context_tokens: int
-
-
-@dataclass(eq=False, slots=True)
-class _Training:
-    """A model of a client."""
-
-    model_id: str
-    session_id: str
-    state: AdapterTraining
-    turns: RequestOrder
-
-
-@dataclass(eq=False, slots=True)
-class _Session:
-    seen_at_s: float
-    models: dict[str, _Training] = field(default_factory=dict[str, _Training])
 
 
 class TinkerApp:
@@ -136,10 +127,9 @@ class TinkerApp:
         self._model, self._store, self._clock, self._publish = model, store, clock, publish
         self.samplers = samplers
         self._key = key.encode()
-        self._sessions: dict[str, _Session] = {}
         self._promises = Promises()
+        self._sessions = TinkerSessions(clock, self._end_work)
         self._trainer = ThreadPoolExecutor(1, "tinker trainer")  # one step at a time, of whatever model
-        self._num_creating = 0
         self._num_waiting_bytes = 0
         routes: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "client/config": self._client_config,
@@ -212,60 +202,24 @@ class TinkerApp:
 
     async def _create_session(self, request: Request) -> Response:
         await self._json(request, CreateSession)
-        self._end_idle()
-        if len(self._sessions) >= MAX_SESSIONS:
-            raise RequestRefused(f"{len(self._sessions)} sessions are open, of at most {MAX_SESSIONS}", status=429)
-        session_id = f"session-{secrets.token_hex(8)}"
-        self._sessions[session_id] = _Session(self._clock.monotonic_s())
+        session_id = self._sessions.begin()
         return JSONResponse({"type": "create_session", "session_id": session_id, "info_message": _NOTE})
 
     async def _heartbeat(self, request: Request) -> Response:
         asked = await self._json(request, InSession)
-        self._end_idle()
-        self._session(asked.session_id, 410)
+        self._sessions.end_silent()
+        self._sessions.note_seen(asked.session_id, 410)
         return JSONResponse({"type": "session_heartbeat"})
 
     async def _finish(self, request: Request) -> Response:
         session_id = request.path_params["session_id"]
-        self._session(session_id, 410)
-        self._end_session(session_id)
+        self._sessions.note_seen(session_id, 410)
+        self._sessions.end(session_id)
         return JSONResponse({})
 
-    def _session(self, session_id: str, status: int = 404) -> _Session:
-        session = self._sessions.get(session_id)
-        if session is None:
-            raise RequestRefused(
-                f"session_id: {session_id[:80]!r} is unknown, or it ended after {IDLE_S:g} s of silence", status=status
-            )
-        session.seen_at_s = self._clock.monotonic_s()
-        return session
-
-    def _end_idle(self) -> None:
-        """Ends sessions whose clients are gone, with what they held."""
-        least_s = self._clock.monotonic_s() - IDLE_S
-        for session_id in [each for each, session in self._sessions.items() if session.seen_at_s < least_s]:
-            self._end_session(session_id)
-
-    def _end_session(self, session_id: str) -> None:
-        logger.info("session ended", extra={"session": session_id})
-        del self._sessions[session_id]
+    def _end_work(self, session_id: str) -> None:
         self._promises.cancel_of(session_id)
         self.samplers.end_of(session_id)
-
-    def _make_room(self) -> None:
-        """Ends the session that is silent for longest, of a client that seems to be gone, where there is no room.
-
-        Raises:
-            RequestRefused: there is no such session.
-        """
-        held = sum(len(each.models) for each in self._sessions.values()) + self._num_creating
-        if held < MAX_MODELS:
-            return
-        away_s = self._clock.monotonic_s() - AWAY_S
-        silent = [each for each, own in self._sessions.items() if own.models and own.seen_at_s < away_s]
-        if not silent:
-            raise RequestRefused(f"{held} models are in training, of at most {MAX_MODELS}; end a client that is done")
-        self._end_session(min(silent, key=lambda each: self._sessions[each].seen_at_s))
 
     # --- training -------------------------------------------------------------------------------------
 
@@ -273,66 +227,52 @@ class TinkerApp:
         asked = await self._json(request, CreateModel)
         self._require_served(asked.base_model)
         shape = _shape(asked.lora_config)
-        model_id = f"{asked.session_id}:train:{asked.model_seq_id}"
-
-        async def work() -> Reply:
-            await self._add_model(model_id, asked.session_id, shape, None, has_moments=False)
-            return {"type": "create_model", "model_id": model_id}
-
-        self._session(asked.session_id)
-        return self._promise(f"{model_id}:0", asked.session_id, work(), model_id)
+        return self._new_model("create_model", asked, lambda: AdapterTraining(self._model.network, shape, self._clock))
 
     async def _load_weights(self, request: Request) -> Response:
-        asked = await self._json(request, LoadWeights)
-        if asked.base_model is not None:
-            self._require_served(asked.base_model)
-        if asked.model_id is not None and asked.seq_id is not None:
-            training = self._training(asked.model_id)
+        """Into a model that is there, or into a new one of a session."""
+        body = await self._decoded(request)
+        if isinstance(body, dict) and cast(JsonDict, body).get("model_id") is not None:
+            return self._in_order(body, LoadIntoModel, self._load_into_model)
+        asked = read_tinker_request(LoadNewModel, body)
+        self._require_served(asked.base_model)
 
-            async def into() -> Reply:
-                async with training.turns.turn(asked.seq_id or 0):
-                    await self._in_trainer(self._load_into, training.state, asked.path, asked.optimizer)
-                return {"type": "load_weights", "path": asked.path, "model_id": training.model_id}
+        def make() -> AdapterTraining:
+            saved = self._store.find(asked.path)
+            state = AdapterTraining(self._model.network, saved.shape, self._clock)
+            return self._load(state, saved, asked)
 
-            return self._promise(f"{training.model_id}:{asked.seq_id}", training.session_id, into(), training.model_id)
-        if asked.session_id is None or asked.model_seq_id is None:
-            raise RequestRefused("load_weights: give session_id and model_seq_id, or model_id and seq_id")
+        return self._new_model("load_weights", asked, make, path=asked.path)
+
+    def _new_model(
+        self, kind: str, asked: CreateModel | LoadNewModel, make: Callable[[], AdapterTraining], **said: str
+    ) -> Response:
+        """Promises a model that `make` makes (blocking)."""
         session_id, model_id = asked.session_id, f"{asked.session_id}:train:{asked.model_seq_id}"
 
         async def work() -> Reply:
-            saved = await asyncio.to_thread(self._store.find, asked.path)
-            await self._add_model(model_id, session_id, saved.shape, asked.path, has_moments=asked.optimizer)
-            return {"type": "load_weights", "path": asked.path, "model_id": model_id}
+            with self._sessions.room_for_model():
+                state = await self._in_trainer(make)
+                self._sessions.add(ModelInTraining(model_id, session_id, state))
+            return {"type": kind, "model_id": model_id, **said}
 
-        self._session(session_id)
+        self._sessions.note_seen(session_id)
         return self._promise(f"{model_id}:0", session_id, work(), model_id)
 
-    async def _add_model(
-        self, model_id: str, session_id: str, shape: AdapterShape, path: str | None, *, has_moments: bool
-    ) -> None:
-        """Makes a model, with saved weights where there is a path. Raises RequestRefused where there is no room."""
-        self._end_idle()
-        self._make_room()
+    async def _load_into_model(self, training: ModelInTraining, asked: LoadIntoModel) -> Reply:
+        self._require_served(asked.base_model)
+        saved = await asyncio.to_thread(self._store.find, asked.path)
+        await self._in_trainer(self._load, training.state, saved, asked)
+        return {"type": "load_weights", "path": asked.path, "model_id": training.model_id}
 
-        def make() -> AdapterTraining:
-            state = AdapterTraining(self._model.network, shape, self._clock)
-            if path is not None:
-                self._load_into(state, path, has_moments)
-            return state
-
-        self._num_creating += 1
-        try:
-            state = await self._in_trainer(make)
-        finally:
-            self._num_creating -= 1
-        self._session(session_id).models[model_id] = _Training(model_id, session_id, state, RequestOrder())
-
-    def _load_into(self, state: AdapterTraining, path: str, has_moments: bool) -> None:
-        saved = self._store.find(path)
-        state.load_state(self._store.state(saved), saved.num_steps, has_moments=has_moments)
+    def _load(
+        self, state: AdapterTraining, saved: SavedWeights, asked: LoadIntoModel | LoadNewModel
+    ) -> AdapterTraining:
+        state.load_state(self._store.state(saved), saved.num_steps, has_moments=asked.optimizer)
+        return state
 
     async def _get_info(self, request: Request) -> Response:
-        training = self._training((await self._json(request, OfModel)).model_id)
+        training = self._sessions.model((await self._json(request, OfModel)).model_id)
         name = self._model.name
         return JSONResponse(
             {
@@ -353,26 +293,29 @@ class TinkerApp:
         if request.headers.get("content-encoding", "identity") != "identity":
             raise RequestRefused("content-encoding: not served; leave proto_compress_fwdbwd off", status=415)
         body = await self._body(request)
-        asked = await asyncio.to_thread(
-            read_training_request, body, self._model.tokenizer.vocab_size, self._model.context_tokens
-        )
-        training = self._training(asked.model_id)
+        message = await asyncio.to_thread(parse_training_request, body)
+        training = self._sessions.model(message.model_id)
+        limits = self._model.tokenizer.vocab_size, self._model.context_tokens
         if self._num_waiting_bytes > MAX_WAITING_BYTES:
             raise RequestRefused(f"{self._num_waiting_bytes} bytes of data wait, of {MAX_WAITING_BYTES}", status=429)
 
         async def work() -> Reply:
             self._num_waiting_bytes += len(body)
             try:
-                async with training.turns.turn(asked.seq_id):
+                async with training.turns.turn(message.seq_id):
+                    asked = await asyncio.to_thread(read_training_request, message, *limits)
                     return await self._in_trainer(_train, training.state, asked)
             finally:
                 self._num_waiting_bytes -= len(body)
 
-        return self._promise(f"{asked.model_id}:{asked.seq_id}", training.session_id, work(), asked.model_id)
+        request_id = f"{training.model_id}:{message.seq_id}"
+        return self._promise(request_id, training.session_id, work(), training.model_id)
 
     async def _optim_step(self, request: Request) -> Response:
-        asked = await self._json(request, OptimStep)
-        training, adam = self._training(asked.model_id), asked.adam
+        return self._in_order(await self._decoded(request), OptimStep, self._step)
+
+    async def _step(self, training: ModelInTraining, asked: OptimStep) -> Reply:
+        adam = asked.adam
         settings = AdamSettings(
             learning_rate=adam.learning_rate,
             betas=(adam.beta1, adam.beta2),
@@ -380,66 +323,69 @@ class TinkerApp:
             weight_decay=adam.weight_decay,
             max_grad_norm=adam.grad_clip_norm or math.inf,
         )
+        norm = await self._in_trainer(training.state.step, settings)
+        return {"metrics": {"grad_norm": norm, "num_steps": float(training.state.num_steps)}}
 
-        async def work() -> Reply:
-            async with training.turns.turn(asked.seq_id):
-                norm = await self._in_trainer(training.state.step, settings)
-            return {"metrics": {"grad_norm": norm, "num_steps": float(training.state.num_steps)}}
+    def _in_order(self, body: object, kind: type[Asked], work: Work[Asked]) -> Response:
+        """Promises what a model is asked for, in its turn.
 
-        return self._promise(f"{asked.model_id}:{asked.seq_id}", training.session_id, work(), asked.model_id)
+        The rest of it is read then: a request that is refused must leave no gap, which all later ones would wait for.
+        """
+        order = read_tinker_request(InOrder, body)
+        training = self._sessions.model(order.model_id)
+
+        async def in_turn() -> Reply:
+            async with training.turns.turn(order.seq_id):
+                done = await work(training, read_tinker_request(kind, body))
+            return await done if isinstance(done, Awaitable) else done
+
+        request_id = f"{training.model_id}:{order.seq_id}"
+        return self._promise(request_id, training.session_id, in_turn(), training.model_id)
 
     # --- saved weights --------------------------------------------------------------------------------
 
     async def _save_weights(self, request: Request) -> Response:
-        asked = await self._json(request, SaveWeights)
-        training = self._training(asked.model_id)
+        return self._in_order(await self._decoded(request), SaveWeights, self._save_to_train)
+
+    async def _save_to_train(self, training: ModelInTraining, asked: SaveWeights) -> Reply:
         if asked.path is None:
             raise RequestRefused("path: give the weights a name")
-
-        async def work() -> Reply:
-            path = await self._save(training, asked, "weights")
-            return {"type": "save_weights", "path": path}
-
-        return self._promise(f"{asked.model_id}:{asked.seq_id}", training.session_id, work(), asked.model_id)
+        return await self._save(training, asked, asked.path, "weights")
 
     async def _save_for_sampler(self, request: Request) -> Response:
-        asked = await self._json(request, SaveWeights)
-        training = self._training(asked.model_id)
+        return self._in_order(await self._decoded(request), SaveWeights, self._save_to_sample)
 
-        async def work() -> Reply:
-            if asked.path is not None:
-                path = await self._save(training, asked, "sampler_weights")
-                return {"type": "save_weights_for_sampler", "path": path}
-            if asked.sampling_session_seq_id is None:
-                raise RequestRefused("save_weights_for_sampler: give a path, or a sampling_session_seq_id")
-            sampler_id = f"{training.session_id}:sample:{asked.sampling_session_seq_id}"
-            async with training.turns.turn(asked.seq_id):
-                adapter = await self._in_trainer(training.state.adapter)
-                step = training.state.num_steps
+    async def _save_to_sample(self, training: ModelInTraining, asked: SaveWeights) -> Reply | Awaitable[Reply]:
+        if asked.path is not None:
+            return await self._save(training, asked, asked.path, "sampler_weights")
+        if asked.sampling_session_seq_id is None:
+            raise RequestRefused("save_weights_for_sampler: give a path, or a sampling_session_seq_id")
+        sampler_id, shape = f"{training.session_id}:sample:{asked.sampling_session_seq_id}", training.state.shape
+        adapter, step = await self._in_trainer(training.state.adapter), training.state.num_steps
 
-            def frozen() -> nn.Module:
-                network = adapted(self._model.network, training.state.shape)
-                load_published(network, adapter)
-                return network
+        def frozen() -> nn.Module:
+            network = adapted(self._model.network, shape)
+            load_published(network, adapter)
+            return network
 
-            await self._add_sampler(sampler_id, training.session_id, frozen, adapter, training.state.shape, step)
+        async def sampler() -> Reply:
+            await self._add_sampler(sampler_id, training.session_id, frozen, adapter, shape, step)
             return {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
 
-        return self._promise(f"{asked.model_id}:{asked.seq_id}", training.session_id, work(), asked.model_id)
+        return sampler()
 
-    async def _save(self, training: _Training, asked: SaveWeights, kind: Kind) -> str:
-        name = checked_name(asked.path or "")
-        async with training.turns.turn(asked.seq_id):
-            return await self._in_trainer(
-                lambda: self._store.save(
-                    training.state,
-                    training.model_id,
-                    kind,
-                    name,
-                    ttl_s=asked.ttl_seconds,
-                    overwrite=asked.overwrite or kind == "sampler_weights",
-                )
+    async def _save(self, training: ModelInTraining, asked: SaveWeights, name: str, kind: Kind) -> Reply:
+        path = await self._in_trainer(
+            lambda: self._store.save(
+                training.state,
+                training.model_id,
+                kind,
+                checked_name(name),
+                ttl_s=asked.ttl_seconds,
+                overwrite=asked.overwrite or kind == "sampler_weights",
             )
+        )
+        return {"type": "save_weights" if kind == "weights" else "save_weights_for_sampler", "path": path}
 
     async def _weights_info(self, request: Request) -> Response:
         asked = await self._json(request, WeightsPath)
@@ -459,7 +405,7 @@ class TinkerApp:
 
     async def _create_sampler(self, request: Request) -> Response:
         asked = await self._json(request, CreateSampler)
-        self._session(asked.session_id)
+        self._sessions.note_seen(asked.session_id)
         sampler_id = f"{asked.session_id}:sample:{asked.sampling_session_seq_id}"
         if asked.model_path is not None:
             path = asked.model_path
@@ -513,7 +459,7 @@ class TinkerApp:
     async def _sample(self, request: Request) -> Response:
         asked = await self._json(request, SampleRequest)
         sampler = self.samplers.get(asked.sampling_session_id)
-        self._session(sampler.session_id)
+        self._sessions.note_seen(sampler.session_id)
         self.samplers.check(asked)
         request_id = f"{sampler.sampler_id}:{asked.seq_id}"
         ids = [f"{request_id}:{place}" for place in range(asked.num_samples)]
@@ -544,14 +490,8 @@ class TinkerApp:
 
     # --- shared ---------------------------------------------------------------------------------------
 
-    def _training(self, model_id: str) -> _Training:
-        session = self._session(model_id.partition(":")[0])
-        if model_id not in session.models:
-            raise RequestRefused(f"model_id: {model_id[:80]!r} is unknown", status=404)
-        return session.models[model_id]
-
-    def _require_served(self, base_model: str) -> None:
-        if base_model != self._model.name:
+    def _require_served(self, base_model: str | None) -> None:
+        if base_model is not None and base_model != self._model.name:
             raise RequestRefused(f"base_model: {base_model[:80]!r} is not served; {self._model.name!r} is", status=404)
 
     async def _in_trainer(self, function: Callable[..., Result], *arguments: Any) -> Result:
@@ -564,11 +504,13 @@ class TinkerApp:
             raise RequestRefused(str(error), status=413) from None
 
     async def _json(self, request: Request, kind: type[Any]) -> Any:
+        return read_tinker_request(kind, await self._decoded(request))
+
+    async def _decoded(self, request: Request) -> object:
         try:
-            data: object = json.loads(await self._body(request))
+            return json.loads(await self._body(request))
         except (ValueError, RecursionError):
             raise RequestRefused("body: not JSON") from None
-        return read_tinker_request(kind, data)
 
     def _guarded(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         """The endpoint for callers with the key, and its refusals as the SDK reads them."""

@@ -106,16 +106,20 @@ class SaveWeights(InOrder):
     overwrite: bool = False
 
 
-class LoadWeights(_Request):
-    """POST /api/v1/load_weights: into a model that is there, or into a new one of a session."""
-
-    model_id: Id | None = None
-    seq_id: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    session_id: Id | None = None
-    model_seq_id: Place | None = None
+class _Load(_Request):
     base_model: str | None = None
     path: str
     optimizer: bool
+
+
+class LoadIntoModel(InOrder, _Load):
+    """POST /api/v1/load_weights with a model_id."""
+
+
+class LoadNewModel(InSession, _Load):
+    """POST /api/v1/load_weights without one: into a new model of a session."""
+
+    model_seq_id: Place
 
 
 class WeightsPath(_Request):

@@ -38,8 +38,6 @@ class TrainingDatum:
 class TrainingRequest:
     """POST /api/v1/forward_backward."""
 
-    model_id: str
-    seq_id: int
     loss: str
     config: Mapping[str, float]
     data: tuple[TrainingDatum, ...]  # not empty
@@ -56,22 +54,25 @@ class SampledAnswer:
     finish: FinishReason
 
 
-def read_training_request(body: bytes, vocabulary: int, context_tokens: int) -> TrainingRequest:
-    """A request as the SDK's protobuf has it.
+def parse_training_request(body: bytes) -> wire.TinkerForwardBackward:
+    """A request as the SDK's protobuf has it; of its content nothing is checked. Raises RequestRefused."""
+    try:
+        return wire.TinkerForwardBackward.FromString(body)
+    except DecodeError:
+        raise RequestRefused("body: no protobuf of a forward_backward request") from None
+
+
+def read_training_request(message: wire.TinkerForwardBackward, vocabulary: int, context_tokens: int) -> TrainingRequest:
+    """What a request asks for.
 
     Args:
-        body: of the request.
+        message: as it came.
         vocabulary: size; every token and target is below it.
         context_tokens: most of one sequence.
 
     Raises:
         RequestRefused: names the datum, the field and the bound.
     """
-    message = wire.TinkerForwardBackward()
-    try:
-        message.ParseFromString(body)
-    except DecodeError:
-        raise RequestRefused("body: no protobuf of a forward_backward request") from None
     if not 0 < len(message.data) <= MAX_DATA:
         raise RequestRefused(f"data: {len(message.data)} of them, there must be 1 to {MAX_DATA}")
     config = dict(message.numbers)
@@ -89,8 +90,6 @@ def read_training_request(body: bytes, vocabulary: int, context_tokens: int) -> 
         if num_targets > MAX_TARGETS:
             raise RequestRefused(f"data: more than {MAX_TARGETS} targets in one request; send fewer data")
     return TrainingRequest(
-        model_id=message.model_id,
-        seq_id=message.seq_id,
         loss=message.loss,
         config=config,
         data=tuple(data),

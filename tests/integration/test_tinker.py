@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from swarm.cli.serve_tinker import TinkerSettings, end_tinker, start_tinker
 from swarm.model.version_digest import published_state, weights_digest
-from swarm.serving import tinker_app
+from swarm.serving import tinker_sessions
 from swarm.trained.model import TrainedModel, load_target
 from swarm.wire.v1 import tinker_pb2 as wire
 from tests.tinker_world import write_model
@@ -329,6 +329,26 @@ def test_a_request_that_fails_changes_nothing_and_the_next_one_goes_on(fresh: Cl
     assert error["error"] == "optim_step: there is no gradient; call forward_backward first"
 
 
+def test_no_refusal_leaves_a_gap_in_the_order_of_a_model(fresh: Client) -> None:
+    model_id = fresh.model(fresh.session())
+    refused: tuple[tuple[str, Any, str], ...] = (
+        ("forward_backward", message_of(model_id, 1, [{**datum_of(2), "tokens": [1, 9999]}], "cross_entropy"), "9999"),
+        ("optim_step", {"adam_params": {"beta1": 2.0}}, "adam_params.beta1"),
+        ("save_weights", {"path": "../x"}, "is no name of weights"),
+        ("save_weights", {}, "give the weights a name"),
+        ("save_weights_for_sampler", {}, "give a path, or a sampling_session_seq_id"),
+        ("save_weights_for_sampler", {"path": "x", "ttl_seconds": -1}, "ttl_seconds"),
+        ("load_weights", {"path": 3, "optimizer": False}, "path"),
+    )
+    for seq_id, (endpoint, body, needle) in enumerate(refused, 1):
+        numbered = body if isinstance(body, bytes) else {"model_id": model_id, "seq_id": seq_id, **body}
+        status, reply = fresh.post(endpoint, numbered)
+        said = reply["detail"] if status != 200 else fresh.retrieve(reply["request_id"])["error"]
+        assert needle in said, said
+    fresh.seq_id = len(refused)
+    assert "no gradient" in fresh.in_order("optim_step", model_id, adam_params={})["error"]
+
+
 def test_a_forward_pass_alone_leaves_no_gradient(fresh: Client) -> None:
     model_id, data = fresh.model(fresh.session()), [datum_of()]
     only, loss = fresh.forward_backward(model_id, data, "cross_entropy", is_forward_only=True)
@@ -570,7 +590,7 @@ def test_no_bytes_make_the_server_fail(fresh: Client, caplog: pytest.LogCaptureF
 def test_a_session_that_falls_silent_ends_with_what_it_held(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tinker_app, "MAX_MODELS", 1)
+    monkeypatch.setattr(tinker_sessions, "MAX_MODELS", 1)
     with served(folder, tmp_path / "store") as client:
         session_id = client.session()
         model_id = client.model(session_id)
@@ -581,9 +601,9 @@ def test_a_session_that_falls_silent_ends_with_what_it_held(
             {"session_id": other, "model_seq_id": 0, "base_model": NAME, "lora_config": {"rank": 2}},
         )
         assert "1 models are in training, of at most 1" in refused["error"]
-        monkeypatch.setattr(tinker_app, "IDLE_S", 0.0)
+        monkeypatch.setattr(tinker_sessions, "IDLE_S", 0.0)
         assert client.post("session_heartbeat", {"session_id": session_id})[0] == 410
-        monkeypatch.setattr(tinker_app, "IDLE_S", 300.0)
+        monkeypatch.setattr(tinker_sessions, "IDLE_S", 300.0)
         assert client.post("get_info", {"model_id": model_id})[0] == 404
         body = {
             "sampling_session_id": made["sampling_session_id"],
@@ -592,7 +612,7 @@ def test_a_session_that_falls_silent_ends_with_what_it_held(
         }
         assert client.post("asample", body)[0] == 404
         client.model(client.session())
-        monkeypatch.setattr(tinker_app, "AWAY_S", 0.0)  # of those who are silent one makes room
+        monkeypatch.setattr(tinker_sessions, "AWAY_S", 0.0)  # of those who are silent one makes room
         client.model(client.session())
 
 
