@@ -42,7 +42,9 @@ class AilmentAlerts:
         """Until cancelled."""
         while True:
             await asyncio.sleep(self.every_s)
-            self.take(await self._diagnose())
+            findings = await self._diagnose()
+            if findings is not None:  # else what was there may be there still
+                self.take(findings)
 
     def take(self, findings: list[dict[str, Any]]) -> None:
         """Alerts of what was not there at the look before."""
@@ -53,8 +55,8 @@ class AilmentAlerts:
                 self.alert(f"{name}: {each['claim']}", text, is_grave=each["gravity"] in _GRAVE)
         self._known = frozenset(ailments)
 
-    async def _diagnose(self) -> list[dict[str, Any]]:
-        """What `swarm why --json` says; nothing where it fails."""
+    async def _diagnose(self) -> list[dict[str, Any]] | None:
+        """What `swarm why --json` says; None where it fails."""
         command = (sys.executable, "-m", "swarm.cli.main", "why", str(self.config.dir), "--json")
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
@@ -65,7 +67,7 @@ class AilmentAlerts:
             return json.loads(out)["findings"]
         except (TimeoutError, ValueError, KeyError) as error:
             logger.warning("no diagnosis for alerts", extra={"error": f"{type(error).__name__}: {error}"})
-            return []
+            return None
         finally:
             if process.returncode is None:
                 process.kill()

@@ -483,11 +483,11 @@ def write_config(config: NodeConfig | CoordinatorConfig, path: Path) -> None:
     write_toml(config.model_dump(mode="json"), path)
 
 
-async def run_daemon(config: NodeConfig) -> None:
-    """Runs a node until SIGTERM or Ctrl-C; a second Ctrl-C forces."""
+async def run_daemon(config: NodeConfig, make: Callable[[NodeConfig], Daemon] = Daemon) -> None:
+    """Runs a node that `make` makes until SIGTERM or Ctrl-C; a second Ctrl-C forces. Raises as `Daemon.run`."""
 
     async def run() -> None:
-        async with Daemon(config) as daemon:
+        async with make(config) as daemon:
             await daemon.run()
 
     defer_gc()

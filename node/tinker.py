@@ -6,10 +6,11 @@ one version.
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable
 from itertools import chain
 from typing import Any
+
+import torch
 
 from node.build import NUM_CANARIES, make_evaluation_tasks, open_weight_store, require_store_room
 from node.daemon import Daemon
@@ -20,7 +21,6 @@ from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.model.lora import merged_tensors
 from swarm.model.network import LoadedModel, load_model
 from swarm.model.version_digest import PublishedTensors, snapshot, weights_digest
-from swarm.process import defer_gc, run_until_signal
 from swarm.trained.model import TrainedModel
 from swarm.types import PolicyVersion
 from swarm.weights.publish import Publisher
@@ -49,6 +49,8 @@ class TinkerNode(Daemon):
         self._start_serving, self._end_serving = start, end
 
     async def _run_worker(self) -> None:
+        await self.agent.resumed()  # a paused node that is started loads no model
+        torch.set_num_threads(self.config.num_threads)
         loaded = await asyncio.to_thread(load_model, self.config.model)
         require_store_room(self.config, loaded)
         versions = await asyncio.to_thread(_Versions, self, loaded)
@@ -115,16 +117,3 @@ class _Versions:
     def _encode(self, version: PolicyVersion, weights: PublishedTensors) -> list[bytes]:
         self._engine.load(version, weights)
         return self._publisher.publish(version, TorchWeights(weights))
-
-
-async def run_tinker_node(config: NodeConfig, start: Start, end: End) -> None:
-    """Runs such a node until SIGTERM or Ctrl-C; a second Ctrl-C forces. Raises as `Daemon.run`."""
-
-    async def run() -> None:
-        async with TinkerNode(config, start, end) as node:
-            await node.run()
-
-    defer_gc()
-    os.umask(0o077)  # whatever this process and its children write is for this user
-    if await run_until_signal(run()):
-        logger.info("node stopped")

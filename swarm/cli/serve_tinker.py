@@ -55,7 +55,8 @@ def serve_tinker(
         wait_for_signal()
         end_tinker(started)
         return
-    from node.tinker import run_tinker_node
+    from node.daemon import run_daemon
+    from node.tinker import TinkerNode
     from swarm.serving.tinker_nodes import SamplingNodes, read_nodes
     from swarm.telemetry import setup_logging
 
@@ -72,9 +73,11 @@ def serve_tinker(
         )
     setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
     nodes = SamplingNodes(read_nodes(samplers), SystemClock())
-    asyncio.run(
-        run_tinker_node(config, lambda model, publish: start_tinker(model, settings, publish, nodes), end_tinker)
-    )
+
+    def make(config: NodeConfig) -> TinkerNode:
+        return TinkerNode(config, lambda model, publish: start_tinker(model, settings, publish, nodes), end_tinker)
+
+    asyncio.run(run_daemon(config, make))
 
 
 def start_tinker(

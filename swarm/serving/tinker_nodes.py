@@ -9,13 +9,15 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from swarm.clock import Clock
 from swarm.errors import ConfigError, TooLarge, Unavailable
-from swarm.generation.http_json import JsonClient
+from swarm.generation.http_json import Cancelled, JsonClient
 from swarm.serving.tinker_wire import SampledAnswer
 from swarm.types import FinishReason, JsonDict, PolicyVersion
 
@@ -24,8 +26,9 @@ logger = logging.getLogger(__name__)
 FOLLOW_WAIT_S: Final = 20.0  # for nodes to take a version, counted from its publication
 ASK_EVERY_S: Final = 0.1  # which version a node has, while one is waited for
 FORGET_S: Final = 5.0  # a node that did not answer is asked again so much later
+MAX_CALLS: Final = 256  # under way at once, a thread each: as many requests of a client go on together
 _FINISHES: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-_FAILURES: Final = (Unavailable, ConfigError, TooLarge)  # of a call; a refusal is a ConfigError
+_FAILURES: Final = (Unavailable, ConfigError, TooLarge, Cancelled)  # of a call; a refusal is a ConfigError
 
 
 @dataclass(eq=False, slots=True)
@@ -47,6 +50,7 @@ class SamplingNodes:
     def __init__(self, addresses: Sequence[tuple[str, str]], clock: Clock) -> None:
         self._nodes = [_Node(JsonClient(url.removesuffix("/").removesuffix("/v1"), key)) for url, key in addresses]
         self._clock = clock
+        self._threads = ThreadPoolExecutor(MAX_CALLS, "tinker sampling")
         self._turn = itertools.count()
         self._published_at_s: dict[bytes, float] = {}  # digest of the newest version -> when
 
@@ -58,6 +62,12 @@ class SamplingNodes:
     def note_published(self, version: PolicyVersion) -> None:
         """A version exists from now on; nodes have a while to take it."""
         self._published_at_s = {version.digest: self._clock.monotonic_s()}
+
+    def close(self) -> None:
+        """Ends all calls (blocking)."""
+        for node in self._nodes:
+            node.client.cancel()
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     async def sample(self, version: PolicyVersion, body: JsonDict, count: int) -> list[SampledAnswer] | None:
         """Answers of one node.
@@ -106,7 +116,8 @@ class SamplingNodes:
     async def _call(self, node: _Node, method: str, path: str, body: JsonDict | None) -> Any:
         """The reply, None where there is none: the node then rests for a while."""
         try:
-            return await asyncio.to_thread(node.client.call, method, path, body, attempts=1)
+            call = partial(node.client.call, method, path, body, attempts=1)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except _FAILURES as error:
             logger.warning("a sampling node does not answer", extra={"url": node.client.url, "error": str(error)[:300]})
             node.digest, node.is_away_until_s = "", self._clock.monotonic_s() + FORGET_S

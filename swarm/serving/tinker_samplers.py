@@ -64,7 +64,9 @@ class Samplers:
         self.num_made_here = 0  # samples
 
     def add(self, sampler: Sampler) -> None:
-        """Takes a sampler; the one that was not used for longest makes room."""
+        """Takes a sampler; one of its id ends, and the one that was not used for longest makes room."""
+        if sampler.sampler_id in self._samplers:  # a client that got no answer asked again
+            self._end(sampler.sampler_id)
         self._samplers[sampler.sampler_id] = sampler
         while len(self._samplers) > MAX_SAMPLERS or (len(self._samplers) > 1 and self._num_bytes > MAX_ADAPTER_BYTES):
             self._end(next(iter(self._samplers)))
@@ -86,7 +88,9 @@ class Samplers:
             self._end(sampler_id)
 
     def close(self) -> None:
-        """Ends all engines (blocking)."""
+        """Ends all engines, and calls of nodes (blocking)."""
+        if self.nodes is not None:
+            self.nodes.close()
         for sampler in self._samplers.values():
             if sampler.engine is not None:
                 sampler.engine.close()

@@ -2,6 +2,8 @@
 
 import asyncio
 import copy
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,19 @@ import pytest
 import torch
 from torch import nn
 
+from node.pause import PAUSED
 from node.tinker import Publish, TinkerNode
 from swarm.clock import ManualClock
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
+from swarm.generation.http_json import JsonClient
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.adapter_training import AdapterShape, adapted
 from swarm.model.lora import merge_adapters
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import snapshot, weights_digest
+from swarm.process import write_json
 from swarm.serving import tinker_samplers
 from swarm.serving.openai_requests import RequestRefused
 from swarm.serving.served_policy import serve
@@ -203,6 +208,51 @@ async def test_who_is_gone_costs_no_sample_and_comes_back(network: nn.Module) ->
     nodes[0].end()
 
 
+async def test_all_requests_of_a_client_are_with_the_nodes_at_once(
+    network: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, version = 64, version_of(network)
+    all_there = threading.Barrier(count, timeout=30)
+
+    def call(_: JsonClient, method: str, path: str, body: object = None, *, attempts: int) -> Any:
+        digest = version.digest.hex()
+        if method == "GET":
+            return {"data": [{"policy_version": {"digest": digest}}]}
+        all_there.wait()
+        tokens = {"token_ids": [3], "logprobs": {"content": [{"logprob": -1.0, "top_logprobs": []}]}}
+        return {"choices": [{**tokens, "finish_reason": "length", "policy_versions": [{"digest": digest}]}]}
+
+    monkeypatch.setattr(JsonClient, "call", call)
+    nodes = SamplingNodes([("http://127.0.0.1:1/v1", KEY)], ManualClock())
+    answers = await asyncio.gather(*(nodes.sample(version, {}, 1) for _ in range(count)))
+    assert all(each is not None and each[0].token_ids == [3] for each in answers)
+    nodes.close()
+
+
+async def test_the_end_waits_for_no_node(network: nn.Module) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        nodes = SamplingNodes([(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", KEY)], ManualClock())
+        asked = asyncio.create_task(nodes.sample(version_of(network), {}, 1))
+        connection, _ = await asyncio.to_thread(silent.accept)
+        nodes.close()
+        assert await asked is None
+        connection.close()
+
+
+async def test_a_sampler_that_is_asked_for_again_takes_the_place_of_the_first(network: nn.Module) -> None:
+    made, sampler = samplers_of(network, [], ManualClock())
+    sampler.published = None
+    await made.sample(sampler, request(num_samples=1))
+    assert sampler.engine is not None
+    ended = asyncio.Event()
+    loop, close = asyncio.get_running_loop(), sampler.engine.close
+    sampler.engine.close = lambda: (close(), loop.call_soon_threadsafe(ended.set))[0]
+    made.add(replace_id(sampler, "s"))
+    await ended.wait()
+    assert made.get("s") is not sampler
+    made.close()
+
+
 async def test_the_sampler_that_was_not_used_for_longest_makes_room(
     network: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,13 +314,18 @@ async def test_what_is_saved_becomes_a_version_of_the_node_and_equal_weights_are
     started: asyncio.Queue[tuple[TrainedModel, Publish]] = asyncio.Queue()
     ended: list[str] = []
     loop = asyncio.get_running_loop()
+    config.dir.mkdir()
+    write_json(config.dir / PAUSED, {"since_s": 1.0})
 
     def start(model: TrainedModel, publish: Publish) -> str:
+        assert not node.agent.is_paused, "it loads no model while it is paused"
         loop.call_soon_threadsafe(started.put_nowait, (model, publish))
         return "serving"
 
     async with TinkerNode(config, start, ended.append) as node:
         running = asyncio.create_task(node.run())
+        assert node.agent.is_paused
+        (config.dir / PAUSED).unlink()
         model, publish = await started.get()
         network = adapted(model.network, AdapterShape(rank=2, alpha=4.0, seed=0, has_attention=True, has_mlp=True))
         with torch.no_grad():

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,31 @@ async def test_what_why_finds_is_said_once(tmp_path: Path) -> None:
     ((title, text, is_grave),) = said
     assert title.startswith("never_ran: the node did not come up") and is_grave
     assert "fix: swarm doctor --config" in text
+
+
+async def test_an_ailment_is_not_said_again_because_a_diagnosis_between_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    looks = iter([True, False, True])
+    all_taken = asyncio.Event()
+
+    async def diagnose(_: AilmentAlerts) -> list[dict[str, Any]] | None:
+        works = next(looks, None)
+        if works is None:
+            all_taken.set()
+        ailment = {"name": "alone", "claim": "no node", "gravity": "harms", "evidence": [], "fix": ""}
+        return [ailment] if works else None
+
+    monkeypatch.setattr(AilmentAlerts, "_diagnose", diagnose)
+    alerts = AilmentAlerts(
+        config=NodeConfig(dir=tmp_path), alert=lambda title, text, *, is_grave: said.append(title), every_s=0.0
+    )
+    looking = asyncio.create_task(alerts.keep())
+    await all_taken.wait()
+    looking.cancel()
+    await asyncio.wait([looking])
+    assert said == ["alone: no node"]
 
 
 def test_a_missing_trackio_is_told_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
