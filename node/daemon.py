@@ -11,16 +11,16 @@ import os
 import random
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node.ailment_alerts import AilmentAlerts
 from node.credential import OwnCredential
+from node.daemon_loops import follow_pause, log_progress, look_for_pause, remember_peers, write_status
 from node.disk_budget import within_budget
 from node.manifest_refresh import ManifestRefresh
-from node.pause import paused_since
 from node.status import STATUS
+from node.status_figures import status_figures, who_counts
 from node.worker import only_cause
 from node.worker_process import WorkerProcess
 from swarm.addresses import advertised
@@ -29,7 +29,7 @@ from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.environments.determinism import examine, require_repeatable
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.environments.soundness import narrow_tokenizer
-from swarm.errors import StorageFull, SwarmError
+from swarm.errors import SwarmError
 from swarm.events import NODE, Event, LoopFailed, NodeFinished, NodeStarted, StoreDamaged, VersionPublished
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
@@ -41,10 +41,10 @@ from swarm.loops.reach import Reach
 from swarm.loops.relayed_directory import RelayedDirectory
 from swarm.loops.supervise import supervise
 from swarm.node_context import NodeContext
-from swarm.peers.address_book import KNOWN_PEERS, save_known_peers
+from swarm.peers.address_book import KNOWN_PEERS
 from swarm.peers.entry import EntryRule
 from swarm.peers.peer_clocks import PeerClocks
-from swarm.peers.reputation import REPUTATION, save_reputation
+from swarm.peers.reputation import REPUTATION
 from swarm.process import (
     Service,
     defer_gc,
@@ -56,7 +56,6 @@ from swarm.process import (
     stand_back,
     thread_limits,
     write_json,
-    written_bytes_of_tree,
 )
 from swarm.relay.relay_servicer import RelayLimits
 from swarm.telemetry import EventLog, Telemetry, make_sinks
@@ -71,10 +70,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STATUS_EVERY_S = 1.0
-PAUSE_LOOK_S = 1.0
-REMEMBER_EVERY_S = 10.0
-PROGRESS_EVERY_S = 30.0
 LEAVE_TIMEOUT_S = 3.0
 DRAIN_S = 2.0  # for what peers are still to have of a node that stops
 
@@ -94,15 +89,15 @@ class Daemon(Service):
         self._on_event = on_event
         self._own_entry = config.entry  # without what a manifest says
         self.clock = SystemClock()
-        self._started_at_s = self.clock.now_s()
+        self.started_at_s = self.clock.now_s()
         self.agent: Agent
         self.directory: HivemindDirectory | None = None
         self.coordinator: GrpcCoordinatorClient | None = None
-        self._worker = WorkerProcess(self._emit)
-        self._is_finished = False  # every step is made
-        self._has_version = False  # the learner has loaded its model
+        self.worker = WorkerProcess(self._emit)
+        self.is_finished = False  # every step is made
+        self.has_version = False  # the learner has loaded its model
         self._refresh: ManifestRefresh | None = None  # of a node that joined by a link
-        self._differences: list[Difference] | None = None  # from the run's manifest; None: none is held
+        self.differences: list[Difference] | None = None  # from the run's manifest; None: none is held
 
     async def run(self) -> None:
         """Runs every loop until cancelled, or until every step is made (`learner.at_end`).
@@ -116,11 +111,11 @@ class Daemon(Service):
                 agent = run_agent(self.agent, self.transport, self._discovery(), self.coordinator, rng)
                 running = [tasks.create_task(agent)]
                 beside = {
-                    "status": self._status_loop,
-                    "pause": self._pause_loop,
-                    "progress": self._progress_loop,
+                    "status": lambda: write_status(self),
+                    "pause": lambda: follow_pause(self.agent),
+                    "progress": lambda: log_progress(self),
                     "credential": self._credential.keep,
-                    "remember": self._remember_loop,
+                    "remember": lambda: remember_peers(self.agent),
                     "reach": self.reach.keep,
                 }
                 if self._refresh is not None:
@@ -173,12 +168,12 @@ class Daemon(Service):
         advertise = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen)
         exchange = config.exchange.model_copy(update={"advertise": advertise})
         self.config = config = config.model_copy(update={"exchange": exchange})
-        logger.info("whose groups count in full", extra={"who": _who_counts(config)})
+        logger.info("whose groups count in full", extra={"who": who_counts(config)})
         self.agent = await self._build_agent(identity)
         self.peer_clocks = PeerClocks(self.clock, self.agent.parties)
         await asyncio.to_thread(self.agent.address_book.restore, config.dir / KNOWN_PEERS, self.entry.readmits)
         await asyncio.to_thread(self.agent.reputation.restore, config.dir / REPUTATION)
-        await self._look_for_pause()
+        await look_for_pause(self.agent)
         await self.agent.restore()  # last: the groups that wait count as their producers do, of whom we know by now
         self.transport = GrpcTransport(
             identity,
@@ -224,9 +219,9 @@ class Daemon(Service):
 
     def _compare(self, signed: SignedManifest) -> None:
         """Notes, and says in the log, where this node is set otherwise than its run."""
-        before, self._differences = self._differences, differences(self.config, signed.manifest)
-        if self._differences and self._differences != before:
-            logger.warning("this node is set otherwise than its run", extra={"how": in_words(self._differences)})
+        before, self.differences = self.differences, differences(self.config, signed.manifest)
+        if self.differences and self.differences != before:
+            logger.warning("this node is set otherwise than its run", extra={"how": in_words(self.differences)})
 
     def _on_manifest(self, signed: SignedManifest) -> None:
         """Follows who may take part, and the coordinator's key, as a newer manifest says."""
@@ -261,16 +256,16 @@ class Daemon(Service):
         if store.moved_aside is not None:
             self._emit(StoreDamaged(moved_to=store.moved_aside.name))
         tokenizer = await asyncio.to_thread(_load_tokenizer, config)
-        self._verifier = SandboxVerifier(config.environments, config.sandbox)
-        self._exit.push_async_callback(self._verifier.close)
+        self.verifier = SandboxVerifier(config.environments, config.sandbox)
+        self._exit.push_async_callback(self.verifier.close)
         context = NodeContext(config=config, identity=identity, clock=self.clock, emit=self._emit)
         agent = Agent(
             context,
             store=store,
             tokenizer=tokenizer,
-            verifier=self._verifier,
-            accounts=self._verifier.accounts,
-            shapes=self._verifier.shapes,
+            verifier=self.verifier,
+            accounts=self.verifier.accounts,
+            shapes=self.verifier.shapes,
             weights=await asyncio.to_thread(_open_weights, config),
             usable=await asyncio.to_thread(_usable_corrections, config),
             entry=self.entry,
@@ -330,8 +325,8 @@ class Daemon(Service):
                 await asyncio.to_thread(worker.close)
         else:
             freeze_gc()
-            await self._worker.run(self.config, self.agent)
-        self._is_finished = True
+            await self.worker.run(self.config, self.agent)
+        self.is_finished = True
         self._emit(NodeFinished(step=self.agent.head.step))
         if self.config.learner.at_end == "serve":
             logger.info("every step is made; the node goes on serving", extra={"step": self.agent.head.step})
@@ -340,142 +335,20 @@ class Daemon(Service):
 
     # --- status and events ---------------------------------------------------------------------------
 
+    def status(self) -> JsonDict:
+        """What status.json says, as of now."""
+        return status_figures(self)
+
     def _emit(self, event: Event) -> None:
-        if isinstance(event, VersionPublished) and not self._has_version:
-            self._has_version = True
-            took_s = round(self.clock.now_s() - self._started_at_s, 1)
+        if isinstance(event, VersionPublished) and not self.has_version:
+            self.has_version = True
+            took_s = round(self.clock.now_s() - self.started_at_s, 1)
             how = "resumed at its newest checkpoint" if event.step else "begun"
             logger.info("the model is loaded", extra={"training": how, "step": event.step, "after_s": took_s})
         self.events.write(event)
         self.telemetry.record(event)
         if self._on_event is not None:
             self._on_event(event)
-
-    async def _status_loop(self) -> None:
-        path, was_written = self.config.dir / STATUS, True
-        while True:
-            status = self.status()
-            self.telemetry.snapshot(status)
-            self.events.flush()
-            try:
-                await asyncio.to_thread(write_json, path, status)
-                was_written = True
-            except StorageFull as error:
-                if was_written:
-                    logger.error("the status is not written until there is room", extra={"error": str(error)})
-                was_written = False
-            await asyncio.sleep(STATUS_EVERY_S)
-
-    async def _pause_loop(self) -> None:
-        """Follows what `swarm pause` and `swarm resume` say."""
-        while True:
-            await asyncio.sleep(PAUSE_LOOK_S)
-            await self._look_for_pause()
-
-    async def _look_for_pause(self) -> None:
-        agent, since_s = self.agent, await asyncio.to_thread(paused_since, self.config.dir)
-        if since_s is not None and not agent.is_paused:
-            agent.pause(since_s)
-            logger.warning("paused: no batch or step begins until: swarm resume", extra={"dir": str(self.config.dir)})
-        elif since_s is None and agent.is_paused:
-            agent.resume()
-            logger.warning("goes on after a pause")
-
-    async def _remember_loop(self) -> None:
-        """Keeps on the disk the peers that answered, to be dialled after a restart, and those that were charged."""
-        path, written = self.config.dir / KNOWN_PEERS, self.agent.address_book.to_remember()
-        had_charged = True  # the file of the process before may name some
-        while True:
-            await asyncio.sleep(REMEMBER_EVERY_S)
-            charged = self.agent.reputation.to_remember()
-            if charged or had_charged:
-                await asyncio.to_thread(save_reputation, self.config.dir / REPUTATION, charged)
-            had_charged = bool(charged)
-            peers = self.agent.address_book.to_remember()
-            if peers and peers != written:  # a node that is cut off keeps what it knew
-                written = peers
-                await asyncio.to_thread(save_known_peers, path, peers)
-
-    async def _progress_loop(self) -> None:
-        """One line in the log now and then, until every step is made."""
-        agent, tokens = self.agent, 0
-        while not self._is_finished:
-            await asyncio.sleep(PROGRESS_EVERY_S)
-            made, tokens = agent.own_groups.tokens_generated - tokens, agent.own_groups.tokens_generated
-            report = agent.node_report(made / PROGRESS_EVERY_S)
-            num_groups = sum(edge.num_groups for edge in report.edges)
-            fields = {
-                "step": report.head.step,
-                "reward": report.reward_mean,
-                "local": report.num_local,
-                "external": report.num_external,
-                "age": sum(edge.age_mean_steps * edge.num_groups for edge in report.edges) / max(num_groups, 1),
-                "tokens_per_s": report.tokens_per_s,
-                "peers": len(agent.peers.connected),
-            }
-            logger.info("progress", extra=fields)
-            if clock := self.peer_clocks.new_finding():
-                logger.warning(clock)
-
-    def status(self) -> JsonDict:
-        """A snapshot for `swarm status` and the simulation."""
-        agent = self.agent
-        return {
-            "node_id": agent.node_id,
-            "name": self.config.name or short(agent.node_id),
-            "run_id": self.config.run_id,
-            "pid": os.getpid(),
-            "at_s": self.clock.now_s(),
-            "started_at_s": self._started_at_s,
-            "is_loading": Role.TRAINER in self.config.roles and not self._has_version and agent.paused_since_s is None,
-            "reward_mean": agent.own_groups.reward_mean.value,
-            "step": agent.newest_version.step,
-            "last_step_at_s": agent.last_step_at_s,
-            "is_finished": self._is_finished,
-            "paused_since_s": agent.paused_since_s,
-            "written_bytes": written_bytes_of_tree(),
-            "endpoints": list(agent.endpoints),
-            "dht": self.maddrs,
-            "reach": self.reach.status(),
-            "relayed": self.transport.relay.status(),
-            "peers": sorted(agent.peers.connected),
-            "known_peers": len(agent.address_book.known),
-            "dials": {"answered": agent.address_book.num_answered, "failed": agent.address_book.num_failed},
-            "num_put": agent.own_groups.num_put,
-            "is_store_full": agent.own_groups.is_full,
-            "num_admitted": agent.ingest.num_admitted,
-            "num_local_used": agent.journal.num_local,
-            "num_external_used": agent.journal.num_external,
-            "num_set_aside": agent.journal.num_set_aside,
-            "tokens_generated": agent.own_groups.tokens_generated,
-            "bytes_sent": agent.streams.bytes_sent,
-            "bytes_received": agent.ingest.bytes_received,
-            "refusals": {str(reason): count for reason, count in agent.ingest.refusals.items()},
-            "newest_refusals": {str(reason): newest for reason, newest in agent.ingest.newest_refusals.items()},
-            "evaluations": agent.coordinator_view.evaluations,
-            "replay_groups": agent.replay.num_groups,
-            "replay_bytes": agent.replay.num_bytes,
-            "num_failures": agent.num_failures,
-            "num_entry_refused": self.entry.num_refused,
-            "differs_from_run": self._differences,
-            "who_counts": _who_counts(self.config),
-            "environments": {each.name: each.exchange for each in self.config.environments},
-            "standing": {peer: agent.parties.standing_of(peer) for peer in sorted(agent.peers.connected)},
-            "max_disk_bytes": self.config.disk.max_bytes,
-            "num_events_lost": self.events.num_lost,
-            "restarts": {
-                "worker": self._worker.num_restarts,
-                "p2pd": self.directory.num_restarts if self.directory is not None else 0,
-                "sandbox": self._verifier.num_replaced,
-            },
-            "guard": dict(agent.idle_figures),
-            **_awaited(self.config, agent),
-            "advice": agent.coordinator_view.advice.state,
-            **_weights_status(agent),
-            **({"is_coordinator_reachable": self.coordinator.is_connected} if self.coordinator is not None else {}),
-            "clock": self.peer_clocks.finding(),
-            "coordinator_refusal": agent.coordinator_view.refusal,
-        }
 
 
 def write_config(config: NodeConfig | CoordinatorConfig, path: Path) -> None:
@@ -499,33 +372,6 @@ async def run_daemon(config: NodeConfig, make: Callable[[NodeConfig], Daemon] = 
             logger.info("node stopped")
     finally:
         freeze_gc()  # also where it failed to start
-
-
-def _awaited(config: NodeConfig, agent: Agent) -> JsonDict:
-    """Whose groups the learner of this node waits for, and what came of them since its newest step."""
-    if Role.TRAINER not in config.roles:
-        return {}
-    if Role.GENERATOR in config.roles and config.replay.local_groups:
-        return {"own_since_step": asdict(agent.own_groups.since_step)}
-    return {"learns_from_others": True}
-
-
-def _weights_status(agent: Agent) -> JsonDict:
-    """Weights that the node serves, the credit it granted, and the policy it follows."""
-    status: JsonDict = {"weights_sent_bytes": agent.weight_server.bytes_sent}
-    if agent.version_publisher is not None:
-        status["published_step"] = agent.weight_server.head_step(agent.node_id)
-        status["followers"] = agent.credit_ledger.status()
-    if agent.weight_follower is not None:
-        status["following"] = agent.weight_follower.status()
-    return status
-
-
-def _who_counts(config: NodeConfig) -> str:
-    """Whose groups count in full; those of all others together fill an eighth of a step."""
-    if config.is_private:
-        return "everybody"
-    return "members and whom they invited" if config.entry.members else "nobody but whom the coordinator invited"
 
 
 def _open_weights(config: NodeConfig) -> WeightStore | None:

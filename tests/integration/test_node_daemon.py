@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from coordinator.daemon import CoordinatorDaemon
-from node.credential import OwnCredential
 from node.daemon import Daemon
 from node.status import problems
 from swarm.config import (
@@ -79,7 +78,7 @@ async def test_a_node_says_whether_its_coordinator_answers_and_where_others_dial
 async def test_a_running_node_says_now_and_then_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("node.daemon.PROGRESS_EVERY_S", 0.3)
+    monkeypatch.setattr("node.daemon_loops.PROGRESS_EVERY_S", 0.3)
     caplog.set_level("INFO")
 
     def told() -> list[dict[str, object]]:
@@ -109,7 +108,10 @@ async def test_a_node_that_cannot_start_leaves_its_directory_free(tmp_path: Path
         assert not (config.dir / "status.json").exists(), "what the process before said is not what this one does"
 
 
-@pytest.mark.parametrize("name", ["credential", "remember", "status", "progress"])
+@pytest.mark.parametrize(
+    "name",
+    ["credential.OwnCredential.keep", "daemon.remember_peers", "daemon.write_status", "daemon.log_progress"],
+)
 async def test_a_fault_of_a_side_loop_ends_no_node(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is logged, counted and tried again, as that of any other loop."""
     calls: list[str] = []
@@ -118,8 +120,7 @@ async def test_a_fault_of_a_side_loop_ends_no_node(tmp_path: Path, name: str, mo
         calls.append(name)
         raise RuntimeError("a fault that nobody thought of")
 
-    owner, method = (OwnCredential, "keep") if name == "credential" else (Daemon, f"_{name}_loop")
-    monkeypatch.setattr(owner, method, fails)
+    monkeypatch.setattr(f"node.{name}", fails)
     async with Daemon(node_config(tmp_path / "node")) as daemon:
         running = asyncio.create_task(daemon.run())
         try:

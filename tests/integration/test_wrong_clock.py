@@ -90,7 +90,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_log_status_and_doctor_name_offset_bound_and_fix(
     is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("node.daemon.PROGRESS_EVERY_S", 0.1)
+    monkeypatch.setattr("node.daemon_loops.PROGRESS_EVERY_S", 0.1)
     monkeypatch.setattr(Daemon, "_run_worker", lambda _: asyncio.Event().wait())  # its model takes long to load
     caplog.set_level("INFO")
     if not is_told:

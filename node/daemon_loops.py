@@ -1,0 +1,100 @@
+"""What a node does every few seconds beside its agent: status file, pause, a line of progress, peers on the disk.
+
+Invariant: none of them holds up the agent: files are read and written in threads.
+"""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from node.pause import paused_since
+from node.status import STATUS
+from swarm.errors import StorageFull
+from swarm.exchange.agent import Agent
+from swarm.peers.address_book import KNOWN_PEERS, save_known_peers
+from swarm.peers.reputation import REPUTATION, save_reputation
+from swarm.process import write_json
+
+if TYPE_CHECKING:
+    from node.daemon import Daemon
+
+logger = logging.getLogger(__name__)
+
+STATUS_EVERY_S: Final = 1.0
+PAUSE_LOOK_S: Final = 1.0
+REMEMBER_EVERY_S: Final = 10.0
+PROGRESS_EVERY_S: Final = 30.0
+
+
+async def write_status(daemon: "Daemon") -> None:
+    """Keeps status.json and the metrics that are of now."""
+    path, was_written = daemon.config.dir / STATUS, True
+    while True:
+        status = daemon.status()
+        daemon.telemetry.snapshot(status)
+        daemon.events.flush()
+        try:
+            await asyncio.to_thread(write_json, path, status)
+            was_written = True
+        except StorageFull as error:
+            if was_written:
+                logger.error("the status is not written until there is room", extra={"error": str(error)})
+            was_written = False
+        await asyncio.sleep(STATUS_EVERY_S)
+
+
+async def follow_pause(agent: Agent) -> None:
+    """Follows what `swarm pause` and `swarm resume` say."""
+    while True:
+        await asyncio.sleep(PAUSE_LOOK_S)
+        await look_for_pause(agent)
+
+
+async def look_for_pause(agent: Agent) -> None:
+    """Takes what they said last."""
+    directory = agent.config.dir
+    since_s = await asyncio.to_thread(paused_since, directory)
+    if since_s is not None and not agent.is_paused:
+        agent.pause(since_s)
+        logger.warning("paused: no batch or step begins until: swarm resume", extra={"dir": str(directory)})
+    elif since_s is None and agent.is_paused:
+        agent.resume()
+        logger.warning("goes on after a pause")
+
+
+async def remember_peers(agent: Agent) -> None:
+    """Keeps on the disk the peers that answered, to be dialled after a restart, and those that were charged."""
+    path, written = agent.config.dir / KNOWN_PEERS, agent.address_book.to_remember()
+    had_charged = True  # the file of the process before may name some
+    while True:
+        await asyncio.sleep(REMEMBER_EVERY_S)
+        charged = agent.reputation.to_remember()
+        if charged or had_charged:
+            await asyncio.to_thread(save_reputation, agent.config.dir / REPUTATION, charged)
+        had_charged = bool(charged)
+        peers = agent.address_book.to_remember()
+        if peers and peers != written:  # a node that is cut off keeps what it knew
+            written = peers
+            await asyncio.to_thread(save_known_peers, path, peers)
+
+
+async def log_progress(daemon: "Daemon") -> None:
+    """One line in the log now and then, until every step is made."""
+    agent, tokens = daemon.agent, 0
+    while not daemon.is_finished:
+        await asyncio.sleep(PROGRESS_EVERY_S)
+        made, tokens = agent.own_groups.tokens_generated - tokens, agent.own_groups.tokens_generated
+        report = agent.node_report(made / PROGRESS_EVERY_S)
+        num_groups = sum(edge.num_groups for edge in report.edges)
+        fields = {
+            "step": report.head.step,
+            "reward": report.reward_mean,
+            "local": report.num_local,
+            "external": report.num_external,
+            "age": sum(edge.age_mean_steps * edge.num_groups for edge in report.edges) / max(num_groups, 1),
+            "tokens_per_s": report.tokens_per_s,
+            "peers": len(agent.peers.connected),
+        }
+        logger.info("progress", extra=fields)
+        if clock := daemon.peer_clocks.new_finding():
+            logger.warning(clock)

@@ -1,0 +1,104 @@
+"""What a running node says of itself in status.json, for `swarm status`, `swarm why`, metrics and simulations.
+
+Invariant: plain JSON, made without waiting for anything; `node.status` reads it, also that of an older release.
+"""
+
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from swarm.config import NodeConfig
+from swarm.exchange.agent import Agent
+from swarm.process import written_bytes_of_tree
+from swarm.types import JsonDict, Role, short
+
+if TYPE_CHECKING:
+    from node.daemon import Daemon
+
+
+def status_figures(daemon: "Daemon") -> JsonDict:
+    """A snapshot."""
+    agent, config = daemon.agent, daemon.config
+    return {
+        "node_id": agent.node_id,
+        "name": config.name or short(agent.node_id),
+        "run_id": config.run_id,
+        "pid": os.getpid(),
+        "at_s": daemon.clock.now_s(),
+        "started_at_s": daemon.started_at_s,
+        "is_loading": Role.TRAINER in config.roles and not daemon.has_version and agent.paused_since_s is None,
+        "reward_mean": agent.own_groups.reward_mean.value,
+        "step": agent.newest_version.step,
+        "last_step_at_s": agent.last_step_at_s,
+        "is_finished": daemon.is_finished,
+        "paused_since_s": agent.paused_since_s,
+        "written_bytes": written_bytes_of_tree(),
+        "endpoints": list(agent.endpoints),
+        "dht": daemon.maddrs,
+        "reach": daemon.reach.status(),
+        "relayed": daemon.transport.relay.status(),
+        "peers": sorted(agent.peers.connected),
+        "known_peers": len(agent.address_book.known),
+        "dials": {"answered": agent.address_book.num_answered, "failed": agent.address_book.num_failed},
+        "num_put": agent.own_groups.num_put,
+        "is_store_full": agent.own_groups.is_full,
+        "num_admitted": agent.ingest.num_admitted,
+        "num_local_used": agent.journal.num_local,
+        "num_external_used": agent.journal.num_external,
+        "num_set_aside": agent.journal.num_set_aside,
+        "tokens_generated": agent.own_groups.tokens_generated,
+        "bytes_sent": agent.streams.bytes_sent,
+        "bytes_received": agent.ingest.bytes_received,
+        "refusals": {str(reason): count for reason, count in agent.ingest.refusals.items()},
+        "newest_refusals": {str(reason): newest for reason, newest in agent.ingest.newest_refusals.items()},
+        "evaluations": agent.coordinator_view.evaluations,
+        "replay_groups": agent.replay.num_groups,
+        "replay_bytes": agent.replay.num_bytes,
+        "num_failures": agent.num_failures,
+        "num_entry_refused": daemon.entry.num_refused,
+        "differs_from_run": daemon.differences,
+        "who_counts": who_counts(config),
+        "environments": {each.name: each.exchange for each in config.environments},
+        "standing": {peer: agent.parties.standing_of(peer) for peer in sorted(agent.peers.connected)},
+        "max_disk_bytes": config.disk.max_bytes,
+        "num_events_lost": daemon.events.num_lost,
+        "restarts": {
+            "worker": daemon.worker.num_restarts,
+            "p2pd": daemon.directory.num_restarts if daemon.directory is not None else 0,
+            "sandbox": daemon.verifier.num_replaced,
+        },
+        "guard": dict(agent.idle_figures),
+        **_awaited(config, agent),
+        "advice": agent.coordinator_view.advice.state,
+        **_weights_status(agent),
+        **({"is_coordinator_reachable": daemon.coordinator.is_connected} if daemon.coordinator is not None else {}),
+        "clock": daemon.peer_clocks.finding(),
+        "coordinator_refusal": agent.coordinator_view.refusal,
+    }
+
+
+def _awaited(config: NodeConfig, agent: Agent) -> JsonDict:
+    """Whose groups the learner of this node waits for, and what came of them since its newest step."""
+    if Role.TRAINER not in config.roles:
+        return {}
+    if Role.GENERATOR in config.roles and config.replay.local_groups:
+        return {"own_since_step": asdict(agent.own_groups.since_step)}
+    return {"learns_from_others": True}
+
+
+def _weights_status(agent: Agent) -> JsonDict:
+    """Weights that the node serves, the credit it granted, and the policy it follows."""
+    status: JsonDict = {"weights_sent_bytes": agent.weight_server.bytes_sent}
+    if agent.version_publisher is not None:
+        status["published_step"] = agent.weight_server.head_step(agent.node_id)
+        status["followers"] = agent.credit_ledger.status()
+    if agent.weight_follower is not None:
+        status["following"] = agent.weight_follower.status()
+    return status
+
+
+def who_counts(config: NodeConfig) -> str:
+    """Whose groups count in full; those of all others together fill an eighth of a step."""
+    if config.is_private:
+        return "everybody"
+    return "members and whom they invited" if config.entry.members else "nobody but whom the coordinator invited"
