@@ -34,7 +34,7 @@ class NetworkReport:
     listened: str  # port that was tried
     detail: str  # why nobody could dial us
     relay_ms: float | None  # from here to here through the coordinator; None: no reservation, or not tried
-    reached: tuple[str, ...]  # host:port of the run that answer
+    reached: tuple[str, ...]  # host:port of the run that answer: the coordinator, and bootstrap peers
     unreached: tuple[str, ...]
     idle_s: float  # so long a connection without a byte was kept
     is_idle_kept: bool  # whether it was kept as long as we looked
@@ -42,9 +42,7 @@ class NetworkReport:
     def lines(self) -> list[str]:
         """Three lines for people: what the network allows, what follows, what would make it better."""
         kept = f"{self.idle_s:.0f} s or more" if self.is_idle_kept else f"at most {self.idle_s:.0f} s"
-        out = (
-            f"out: {', '.join(self.reached) or 'nothing'} answer" if self.reached else "out: nobody of the run answers"
-        )
+        out = f"out: {', '.join(self.reached)} answer"
         if self.unreached:
             out += f", {', '.join(self.unreached)} not"
         inward = "others can dial it" if self.is_dialable else f"others cannot dial it ({self.detail})"
@@ -100,7 +98,7 @@ async def check_network(link: str, directory: Path | None = None, listen_port: i
     key = directory / "identity.key" if directory is not None else None
     identity = Identity.load(key) if key is not None and key.exists() else Identity.create()
     fetched = await fetch_manifest(parsed, identity, TIMEOUT_S)
-    coordinator = PeerAddress(node_id=parsed.fingerprint, endpoint=parsed.addresses[0])
+    coordinator = PeerAddress(node_id=parsed.fingerprint, endpoint=fetched.address)
     shown = b"" if directory is None else _credential(directory, parsed, fetched, identity)
     host = "[::]" if own_address().startswith("[") else "0.0.0.0"
     config = ExchangeConfig(listen=f"{host}:{listen_port}", advertise=f"{own_address()}:{listen_port}")
@@ -117,14 +115,15 @@ async def check_network(link: str, directory: Path | None = None, listen_port: i
     finally:
         await transport.stop()
     reached = [endpoint for endpoint, has_answered in zip(others, answers, strict=True) if has_answered]
+    silent = parsed.addresses[: parsed.addresses.index(fetched.address)]  # of the link, asked before
     return NetworkReport(
         is_dialable=back.is_reached,
         host=back.host,
         listened=endpoint.rpartition(":")[2],
         detail=back.detail,
         relay_ms=relay_ms,
-        reached=(*parsed.addresses[:1], *reached),
-        unreached=tuple(each for each in others if each not in reached),
+        reached=(fetched.address, *reached),
+        unreached=(*silent, *(each for each in others if each not in reached)),
         idle_s=idle[0],
         is_idle_kept=idle[1],
     )

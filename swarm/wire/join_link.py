@@ -67,6 +67,7 @@ class FetchedManifest:
 
     signed: SignedManifest
     bootstrap_peers: tuple[str, ...]  # multiaddresses
+    address: str  # of the link, where it was had
 
     @property
     def manifest(self) -> RunManifest:
@@ -114,7 +115,7 @@ async def _fetch_from(address: str, link: JoinLink, identity: Identity, timeout_
         await channel.close()
     signed = open_manifest(answer.manifest, answer.public_key, answer.signature, link.fingerprint, link.run_id)
     peers = [peer for peer in answer.bootstrap_peers[:MAX_BOOTSTRAP_PEERS] if _MULTIADDRESS.fullmatch(peer)]
-    return FetchedManifest(signed=signed, bootstrap_peers=tuple(peers))
+    return FetchedManifest(signed=signed, bootstrap_peers=tuple(peers), address=address)
 
 
 def node_config_from_manifest(
