@@ -5,7 +5,8 @@ says whether two nodes have the same problems.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,22 +36,18 @@ def write_jsonl(source: str, path: Path, subset: str = "", split: str = "train")
             f"--data {source}: no .jsonl file, so read as a dataset, for which `datasets` is missing: pip install "
             "'swarm-trainer[datasets]', or write a file with a JSON record in each line"
         ) from None
-    try:
+    with _explained(source):
         table = _load(datasets, source, subset, split)
-    except Exception as error:  # the library raises many kinds
-        said = " ".join(str(error).split())[:300]
-        raise ConfigError(
-            f"--data {source}: {said.rstrip('.')}; --subset and --split choose a part of a dataset"
-        ) from None
     draft = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("w", encoding="utf-8") as file:
-            file.writelines(_lines(table))
+            file.writelines(_lines(table, source))
         draft.replace(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise ConfigError(f"{path}: cannot be written: {error.strerror}; make room, or name another --dir") from None
+    finally:
+        draft.unlink(missing_ok=True)
     return path
 
 
@@ -78,5 +75,18 @@ def _load(library: Any, source: str, subset: str, split: str) -> Iterable[Mappin
     return library.load_dataset(str(path.resolve()) if path.is_dir() else source, subset or None, split=split)
 
 
-def _lines(table: Iterable[Mapping[str, Any]]) -> Iterable[str]:
-    return (json.dumps(dict(record), default=str) + "\n" for record in table)
+def _lines(table: Iterable[Mapping[str, Any]], source: str) -> Iterator[str]:
+    with _explained(source):  # some records cannot be decoded: that of an image without its library
+        for record in table:
+            yield json.dumps(dict(record), default=str) + "\n"
+
+
+@contextmanager
+def _explained(source: str) -> Generator[None]:
+    try:
+        yield
+    except Exception as error:  # the library raises many kinds
+        said = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"--data {source}: {said.rstrip('.')}; --subset and --split choose a part of a dataset"
+        ) from None

@@ -2,7 +2,9 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -72,3 +74,18 @@ def test_a_missing_library_is_told_with_its_extra(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"--data quizz: no \.jsonl file.*pip install 'swarm-trainer\[datasets\]'"):
         write_jsonl("quizz", tmp_path / "out.jsonl")
+
+
+def test_a_record_that_cannot_be_decoded_is_told_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def records() -> Iterator[dict[str, str]]:
+        yield ROWS[0]
+        raise ImportError("To support decoding images, please install 'Pillow'.")
+
+    library: Any = ModuleType("datasets")
+    library.load_dataset = lambda *_, **options: records()
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    with pytest.raises(ConfigError, match=r"--data a/b: To support decoding images, please install 'Pillow'; --subset"):
+        write_jsonl("a/b", tmp_path / "made.jsonl")
+    assert not list(tmp_path.iterdir())
