@@ -20,6 +20,7 @@ from swarm import __version__
 from swarm.cli.bench import bench
 from swarm.cli.check import check
 from swarm.cli.directory_command import DirectoryCommand
+from swarm.cli.eval_command import evaluate
 from swarm.cli.machine_options import MaxDisk, MaxUpload, Threads, machine_overrides
 from swarm.cli.pause import pause, resume
 from swarm.cli.plan_command import plan_command
@@ -28,7 +29,7 @@ from swarm.cli.report import report, trace, watch
 from swarm.cli.serve import serve
 from swarm.cli.simulate import simulate
 from swarm.cli.train import train
-from swarm.cli.trained import chat, evaluate, export, samples, verify
+from swarm.cli.trained import chat, export, samples, verify
 from swarm.cli.why import why
 from swarm.errors import SwarmError, missing_extra
 from swarm.printable import printable

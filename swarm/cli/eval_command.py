@@ -1,0 +1,218 @@
+"""The command `swarm eval`: how good a model is on held-out problems of a node or a run, or on own ones."""
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from swarm.cli.reward_weights import RewardWeight, parse_weights
+from swarm.cli.trained import Device, Step, Target, console, hide_progress_bars, plain
+from swarm.config import CoordinatorConfig, EnvironmentConfig, NodeConfig, has_section, load_config
+from swarm.errors import ConfigError
+from swarm.printable import printable
+
+if TYPE_CHECKING:
+    from swarm.trained.evaluation import EnvironmentScore, EvaluationPlan, Mean
+    from swarm.trained.model import TrainedModel
+
+
+def evaluate(
+    target: Target,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="node.toml or coordinator.toml whose environments to use; not for a node."),
+    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Own .jsonl file, with `question` and `answer`.")] = None,
+    reward: Annotated[
+        str, typer.Option("--reward", help="my_file.py:score, with --data; without, the answer must be the same.")
+    ] = "",
+    reward_range: Annotated[
+        tuple[float, float], typer.Option(help="LOW HIGH: what the function may return, rescaled to [0, 1].")
+    ] = (0.0, 1.0),
+    reward_weight: RewardWeight = None,
+    question: Annotated[str, typer.Option(help="Field of a record of --data that asks.")] = "question",
+    answer: Annotated[str, typer.Option(help="Field of it with the right answer.")] = "answer",
+    env: Annotated[list[str] | None, typer.Option("--env", help="Only this environment. Repeatable.")] = None,
+    step: Step = None,
+    split: Annotated[
+        str, typer.Option(help="held_out: never trained on; all: both. Own data: always all of it.")
+    ] = "held_out",
+    problems: Annotated[int, typer.Option(min=1, help="Problems of each environment.")] = 64,
+    tries: Annotated[int, typer.Option(min=0, max=256, help="Sampled tries at each; 0: greedy answers only.")] = 8,
+    temperature: Annotated[float, typer.Option(min=0.01, max=10, help="Of the sampled tries.")] = 1.0,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=0, help="Longest answer or turn; 0: as the configuration says, else 256.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of problems and samples.")] = 0,
+    show: Annotated[int, typer.Option(min=0, help="Print this many problems of each environment with answers.")] = 0,
+    save: Annotated[Path | None, typer.Option("--save", help="Write every try as a line of JSON to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Evaluate a model: greedy, pass@1 and pass@k on the environments of a node, a run, or an own file.
+
+      swarm eval swarm-node                              a node, on its own environments, held-out problems
+      swarm eval my-model -c swarm-node/node.toml        an exported model on the same problems
+      swarm eval smollm2 --data quiz.jsonl --reward my.py:score --show 3
+
+    Equal options give equal problems, so that two models can be compared.
+    """
+    from swarm.trained.evaluation import EvaluationPlan, own_environment, write_tries
+    from swarm.trained.model import is_node, load_target
+    from swarm.types import EpisodeLimits
+
+    if split not in ("held_out", "all"):
+        raise ConfigError(f"--split {split}: expected held_out or all")
+    if reward and data is None:
+        raise ConfigError(f"--reward {reward}: needs the problems, --data FILE.jsonl")
+    if save is not None:
+        _require_writable(save)
+    hide_progress_bars()
+    model = load_target(target, step)
+    settings = _settings(config) if config is not None else model.config if is_node(target) else None
+    if data is not None:
+        fields = {"question": question, "answer": answer}
+        environments: Sequence[EnvironmentConfig] = (
+            own_environment(data, reward, fields, reward_range, parse_weights(reward_weight)),
+        )
+        split = "all"
+    elif settings is not None:
+        environments = _chosen(settings.environments, env or [])
+    else:
+        raise ConfigError(f"{target} is no node: say on what to evaluate it, --config node.toml or --data FILE.jsonl")
+    limits = settings.generator.episode_limits if settings else EpisodeLimits(max_new_tokens=256)
+    if max_new_tokens:
+        limits = EpisodeLimits(max_new_tokens=max_new_tokens, max_episode_tokens=limits.max_episode_tokens)
+    plan = EvaluationPlan(
+        environments=tuple(environments),
+        limits=limits,
+        split=split,
+        num_problems=problems,
+        num_tries=tries,
+        temperature=temperature,
+        seed=seed,
+    )
+    scores = _evaluate(model, plan, device)
+    if save is not None:
+        with save.open("w", encoding="utf-8") as file:
+            write_tries(scores, file)
+    if as_json:
+        typer.echo(json.dumps([_figures(each) for each in scores], indent=2))
+    else:
+        _print_scores(target, model, scores, split)
+        for each in scores:
+            _print_problems(each, show)
+    for each in scores:
+        if each.num_unscored:
+            said = f"{each.num_unscored} problems of {each.env} could not be scored and are left out"
+            typer.echo(printable(f"{said}; the first: {each.why_unscored}"), err=True)
+    if any(each.num_unscored for each in scores):
+        raise typer.Exit(1)
+
+
+def _require_writable(path: Path) -> None:
+    """Before the work whose result it is to hold."""
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"--save {path}: cannot be written: {error.strerror}; name another file") from None
+
+
+def _evaluate(model: "TrainedModel", plan: "EvaluationPlan", device: str) -> "Sequence[EnvironmentScore]":
+    """Behind a bar for each environment."""
+    from swarm.trained.evaluation import evaluate_model
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        lines = {each.name: bar.add_task(each.name, total=None) for each in plan.environments}
+
+        def show(name: str, done: int, total: int) -> None:
+            bar.update(lines[name], completed=done, total=total)
+
+        return asyncio.run(evaluate_model(model, plan, show, device))
+
+
+def _settings(config: Path) -> NodeConfig:
+    if has_section(config, "node"):
+        return load_config(CoordinatorConfig, config).node
+    return load_config(NodeConfig, config)
+
+
+def _chosen(environments: Sequence[EnvironmentConfig], names: Sequence[str]) -> Sequence[EnvironmentConfig]:
+    unknown = sorted(set(names) - {each.name for each in environments})
+    if unknown:
+        known = ", ".join(each.name for each in environments)
+        raise ConfigError(f"--env {unknown[0]}: unknown environment; known: {known}")
+    return [each for each in environments if not names or each.name in names]
+
+
+def _figures(score: "EnvironmentScore") -> dict[str, object]:
+    figures: dict[str, object] = {
+        "environment": score.env,
+        "problems": len(score.problems),
+        "unscored": score.num_unscored,
+        "tries": score.num_tries,
+        "reward": score.reward.value,
+        "greedy": score.greedy.value,
+        "greedy_half_width": score.greedy.half_width,
+    }
+    for k in _ks(score.num_tries):
+        figures[f"pass@{k}"] = score.pass_at(k).value
+        figures[f"pass@{k}_half_width"] = score.pass_at(k).half_width
+    if score.num_tries:
+        figures |= {"tokens": score.mean_tokens, "cut_off": score.cut_off_share}
+    return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in figures.items()}
+
+
+def _ks(num_tries: int) -> list[int]:
+    return sorted({1, num_tries}) if num_tries else []
+
+
+def _print_scores(target: str, model: "TrainedModel", scores: Sequence["EnvironmentScore"], split: str) -> None:
+    of = f", step {model.version.step}" if model.version else ""
+    table = Table(
+        title=Text(f"{target}{of}: {split.replace('_', ' ')} problems"),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    num_tries = max((each.num_tries for each in scores), default=0)
+    table.add_column("environment", no_wrap=True)
+    for name in ("problems", "greedy", *(f"pass@{k}" for k in _ks(num_tries)), "reward"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("tokens", "cut off") if num_tries else ():
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in scores:
+        row = [each.env, str(len(each.problems)), _text(each.greedy)]
+        row += [_text(each.pass_at(k)) if each.num_tries else "-" for k in _ks(num_tries)]
+        row += [_text(each.reward)]
+        row += [f"{each.mean_tokens:.1f}", f"{each.cut_off_share:.0%}"] if num_tries and each.problems else []
+        table.add_row(*row)
+    console.print(table)
+    console.print("means over problems with their 95 % interval", style="dim")
+
+
+def _text(mean: "Mean") -> str:
+    if math.isnan(mean.value):
+        return "-"
+    texts = [f"{each:.2f}".removeprefix("0") for each in (mean.value, mean.half_width) if not math.isnan(each)]
+    return "\u00b1".join(texts)
+
+
+def _print_problems(score: "EnvironmentScore", count: int) -> None:
+    for problem in score.problems[:count]:
+        console.rule(f"{score.env}, problem {problem.task.task_id}", align="left")
+        for each in problem.task.messages:
+            plain(f"{each.role}: {each.content}")
+        for name, tried in (("greedy", problem.greedy), *((f"try {i}", t) for i, t in enumerate(problem.tries, 1))):
+            plain(f"{name} ({tried.reward:g}): {' | '.join(tried.actions)}")
+        plain(f"reference: {problem.reference}")
