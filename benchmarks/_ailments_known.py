@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks._ailing_node import count, make_config, run_nodes, train_alone
 from coordinator.daemon import CoordinatorDaemon
 from node.daemon import Daemon, write_config
+from swarm.causes import Diagnosed
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, CoordinatorLink, DirectoryConfig, EntryConfig, NodeConfig
 from swarm.events import DiskFull, Event, GroupPut, GroupUnscored, StepMade, WorkerDied
@@ -30,8 +31,12 @@ class Ailment:
 
     name: str
     plant: Plant
-    expected: tuple[str, ...]  # names of findings of which one is right; empty: the node is healthy
+    expected: tuple[str, ...]  # findings of which one is right, or keys of node.toml; empty: the node is healthy
     is_running: bool = False  # asked about while it runs: the directory is a file's stem only
+
+    def is_named_by(self, found: Diagnosed) -> bool:
+        """Whether a finding is what is expected: by its name, or by the key of node.toml that it blames."""
+        return found.name in self.expected or found.key in self.expected
 
 
 def in_vain(number: int) -> Callable[[list[Daemon], list[list[Event]]], bool]:

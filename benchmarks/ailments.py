@@ -42,12 +42,12 @@ class Answer:
         """The planted cause is named first; of a healthy node nothing is blamed."""
         if not self.ailment.expected:
             return not self.found and not self.error
-        return bool(self.found) and self.found[0].name in self.ailment.expected
+        return bool(self.found) and self.ailment.is_named_by(self.found[0])
 
     @property
     def is_named(self) -> bool:
         """The planted cause is among what is found."""
-        return self.is_right or any(each.name in self.ailment.expected for each in self.found)
+        return self.is_right or any(self.ailment.is_named_by(each) for each in self.found)
 
 
 def ask(directory: Path, *, runs: bool) -> tuple[Diagnosed, ...]:

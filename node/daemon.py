@@ -150,7 +150,15 @@ class Daemon(Service):
         config = self.config
         make_private(config.dir)
         self._exit.callback(os.close, lock_directory(config.dir))
-        config = self.config = await asyncio.to_thread(within_budget, config)
+        try:
+            await self._start_parts()
+        except Exception as error:
+            await asyncio.to_thread(note_end, config.dir, error)
+            raise
+
+    async def _start_parts(self) -> None:
+        """All that needs the directory to be this process's own."""
+        config = self.config = await asyncio.to_thread(within_budget, self.config)
         held = await asyncio.to_thread(load_held, config.dir, config.run_id)
         config = self.config = with_held(config, held)
         look = examine if config.is_alone else require_repeatable
@@ -470,6 +478,15 @@ class Daemon(Service):
             "clock": self.peer_clocks.finding(),
             "coordinator_refusal": agent.coordinator_view.refusal,
         }
+
+
+def note_end(directory: Path, error: Exception) -> None:
+    """What ended a node, in its events, for whoever asks `swarm why` (blocking)."""
+    line = str(error).partition("\n")[0]
+    with contextlib.suppress(SwarmError, OSError):  # a disk that takes no line must not hide the error itself
+        log = EventLog(directory / "events.jsonl")
+        log.write(LoopFailed(loop=NODE, error=f"{type(error).__name__}: {line}"))
+        log.close()
 
 
 def write_config(config: NodeConfig | CoordinatorConfig, path: Path) -> None:

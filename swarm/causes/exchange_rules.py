@@ -41,6 +41,14 @@ _TOKENS: Final = {
     RefusalReason.BAD_TOKENS: "their tokens do not fit the vocabulary or the length here",
     RefusalReason.UNUSABLE_TEXT: "their text has characters that the tokenizer here does not keep",
 }
+_REST: Final = {
+    RefusalReason.OVER_REPLAY_TIME: "scoring them again takes longer than sandbox.replay_s_per_minute allows",
+    RefusalReason.BAD_VERSION: "they name versions that never were: their node began again with one key",
+    RefusalReason.UNKNOWN_HEAD: "too little is known here of the versions that made them",
+    RefusalReason.LOW_REPUTATION: "their makers sent too much before that was no good",
+    RefusalReason.NO_CREDIT: "more come than this trainer granted credit for",
+    RefusalReason.NO_ROOM: "there is no room for them here",
+}
 OF_REFUSALS: Final = frozenset(
     {
         "clock_is_wrong",
@@ -324,6 +332,36 @@ def quota_too_low(snapshot: Snapshot) -> Diagnosed | None:
     )
 
 
+def others_refused(snapshot: Snapshot) -> Diagnosed | None:
+    """Groups of others are refused for a reason that no other rule tells."""
+    present = _present(snapshot, _REST)
+    if not present:
+        return None
+    return _differing(
+        snapshot,
+        "others_refused",
+        present,
+        f"groups of others are refused: {_REST[present[0]]}",
+        ("docs/operating.md tells what each reason means; ask swarm why on the node that makes them, too"),
+    )
+
+
+def turns_others_away(snapshot: Snapshot) -> Diagnosed | None:
+    """The entry rule here lets nobody in who calls."""
+    count = snapshot.value("num_entry_refused", 0)
+    if count < FEW_REFUSED // 2 or snapshot.value("peers", list[str]()):
+        return None
+    kind = "" if snapshot.config is None else f" (entry.kind = {snapshot.config.entry.kind})"
+    return Diagnosed(
+        name="turns_others_away",
+        claim=f"this node turns away all others: they show nothing that its entry rule asks for{kind}",
+        evidence=(f"num_entry_refused {count}, peers: none (status.json)",),
+        fix="compare [entry] with the run's; list them under entry.members, or invite them: swarm-node invite ID",
+        gravity=Gravity.HARMS,
+        key="entry.kind",
+    )
+
+
 def clock_is_wrong(snapshot: Snapshot) -> Diagnosed | None:
     """Coordinator and peers name another time than this machine."""
     finding = snapshot.value("clock", "")
@@ -510,6 +548,7 @@ def alone(snapshot: Snapshot) -> Diagnosed | None:
         certainty=Certainty.POSSIBLE,
         follows_from=frozenset(
             {"cannot_dial", "coordinator_refuses", "clock_is_wrong", "coordinator_away", "nobody_can_dial", "no_relay"}
+            | {"turns_others_away"}
         ),
     )
 

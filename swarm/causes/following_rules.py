@@ -105,6 +105,24 @@ def versions_refused(snapshot: Snapshot) -> Diagnosed | None:
     )
 
 
+def no_weights_yet(snapshot: Snapshot) -> Diagnosed | None:
+    """A trainer is followed and connected, and no version of it is served."""
+    following = snapshot.following
+    if following is None or not following["is_trainer_connected"] or following["served_step"] is not None:
+        return None
+    if snapshot.up_s < PATIENCE_S / 2 or following.get("last_error") or following["trainers_without_weights"]:
+        return None
+    return Diagnosed(
+        name="no_weights_yet",
+        claim=f"no version of the trainer {short(following['policy'])} has come in {snapshot.up_s:.0f} s",
+        evidence=_evidence(following),
+        fix="a faster connection; room for one version at least in weights.store_bytes, here and on the trainer",
+        gravity=Gravity.HARMS,
+        certainty=Certainty.LIKELY,
+        follows_from=frozenset({"clock_is_wrong", "coordinator_refuses", "equivocated", "cannot_dial", "disk_full"}),
+    )
+
+
 def no_credit(snapshot: Snapshot) -> Diagnosed | None:
     """The trainer is connected, its weights are served, and it grants nothing."""
     following = snapshot.following

@@ -91,7 +91,7 @@ def learning_rate_too_high(snapshot: Snapshot) -> Diagnosed | None:
     if config is None or not snapshot.made:
         return None
     rate, times = config.learner.learning_rate, config.learner.learning_rate / usual_rate(snapshot)
-    harm, signs = _harm(snapshot), _leaps(snapshot)
+    harm, signs = harms(snapshot), leaps(snapshot)
     is_far = times >= FAR
     is_wild = len(harm) >= 1 and len(signs) >= 2
     if times < 1 or not ((is_far and (harm or signs)) or (times >= 2 and is_wild)):
@@ -109,7 +109,7 @@ def learning_rate_too_high(snapshot: Snapshot) -> Diagnosed | None:
     )
 
 
-def _harm(snapshot: Snapshot) -> list[str]:
+def harms(snapshot: Snapshot) -> list[str]:
     """What became worse."""
     found: list[str] = []
     if _has_lost_signal(snapshot):
@@ -135,7 +135,7 @@ def _has_lost_signal(snapshot: Snapshot) -> bool:
     return bool(snapshot.made) and snapshot.num_in_vain >= SOME_IN_VAIN and len(snapshot.made) < 10 * FEW_STEPS
 
 
-def _leaps(snapshot: Snapshot) -> list[str]:
+def leaps(snapshot: Snapshot) -> list[str]:
     """Signs that single steps move the policy far."""
     recent = snapshot.made[-2 * RECENT_STEPS :]
     found: list[str] = []
@@ -383,6 +383,8 @@ def stale(snapshot: Snapshot) -> Diagnosed | None:
     known = [(snapshot.oldest_step_of[digest], draw) for digest, draw in too_old if digest in snapshot.oldest_step_of]
     by_clock = sum(draw.at_s - at_s > bounds.max_age_s for (_, at_s), draw in known)
     by_steps = sum(draw.draw_step - 1 - step > draw.max_age_steps for (step, _), draw in known)
+    if not by_clock + by_steps and any(_is_bounded(snapshot, step) for step in snapshot.steps[-RECENT_STEPS:]):
+        return None  # too old for the guard alone: `stays_on_policy` says why
     evidence = [
         f"{len(too_old)} of {len(too_old) + used} own groups ({share:.0%}) of the newest {len(draws)} "
         f"draws were too "
@@ -477,7 +479,7 @@ def stays_on_policy(snapshot: Snapshot) -> Diagnosed | None:
     """The guard froze the learner, or keeps it at its safe recipe."""
     recent = snapshot.steps[-RECENT_STEPS:]
     high = [step for step in recent if step.diagnostics.get("guard_level", 0) >= 2]
-    if len(recent) < 5 or len(high) < len(recent) / 2:
+    if len(recent) < 3 or len(high) < len(recent) / 2:
         return None
     ess = middle([s.diagnostics["ess_share"] for s in recent if "ess_share" in s.diagnostics], 1.0)
     return Diagnosed(
