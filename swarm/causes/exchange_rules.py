@@ -324,6 +324,7 @@ def quota_too_low(snapshot: Snapshot) -> Diagnosed | None:
         return None
     return Diagnosed(
         name="quota_too_low",
+        key="exchange.groups_per_minute",
         claim=f"this node takes {quota} groups a minute from one peer, and they make more: the rest is refused",
         evidence=(_counted(snapshot, reasons), f"exchange.groups_per_minute = {quota} (node.toml)"),
         fix=snapshot.set_key("exchange.groups_per_minute", 6000),
@@ -485,6 +486,7 @@ def nobody_can_dial(snapshot: Snapshot) -> Diagnosed | None:
     kind = "in a private network" if is_private_host(far[0]) else "on the internet"
     return Diagnosed(
         name="nobody_can_dial",
+        key="exchange.listen",
         claim="no other machine can dial this node: it announces an address of this machine alone",
         evidence=(f"endpoints: {', '.join(endpoints)} (status.json); the run is {kind} ({far[0]})",),
         fix=snapshot.set_key(
@@ -604,6 +606,7 @@ def newcomers(snapshot: Snapshot) -> Diagnosed | None:
     places = sum(draw.num_places for draw in recent)
     return Diagnosed(
         name="newcomers",
+        key="entry.established",
         claim="every other node is a newcomer here: all of them together fill at most an eighth of the places "
         "for groups of "
         "others",
@@ -631,6 +634,7 @@ def barrier_waits(snapshot: Snapshot) -> Diagnosed | None:
         return None
     return Diagnosed(
         name="barrier_waits",
+        key="replay.barrier",
         claim="each step waits for the slowest node: replay.barrier is on",
         evidence=(f"{waited:.0f} s of {span:.0f} s waiting for a draw (seconds of step in events.jsonl)",),
         fix=snapshot.set_key("replay.barrier", "false").replace('"false"', "false"),

@@ -4,7 +4,7 @@ Invariant: a table. A key is a suspect by its value alone; only where a rule fou
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from swarm.causes.exchange_rules import OF_REFUSALS
@@ -44,6 +44,7 @@ OF_WEIGHTS: Final = frozenset(
     {"not_published", "versions_refused", "far_behind", "trainer_away", "no_weights_yet", "ended_with_error"}
     | {"never_ran", "disk_full"}
 )
+OF_FILES: Final = frozenset({"path", "question", "answer"})  # params that say nothing of how hard tasks are
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +57,7 @@ class Far:
     does: str  # what such a value does, in words
     explains: frozenset[str]
     how: str  # low, high, or set
+    certainty: Certainty = Certainty.LIKELY  # POSSIBLE: mostly such a value does no harm
 
 
 def low(key: str, least: float, usual: object, does: str, *explains: frozenset[str]) -> Far:
@@ -77,6 +79,13 @@ def odd(
 ) -> Far:
     """A key that is suspect by a condition."""
     return Far(key=key, is_far=is_far, usual=usual, does=does, explains=frozenset().union(*explains), how="set")
+
+
+def hint(
+    key: str, is_far: Callable[[Any, NodeConfig], bool], usual: object, does: str, *explains: frozenset[str]
+) -> Far:
+    """A key that mostly does no harm, and is named after what it may explain."""
+    return replace(odd(key, is_far, usual, does, *explains), certainty=Certainty.POSSIBLE)
 
 
 def of(*names: str) -> frozenset[str]:
@@ -109,7 +118,9 @@ FAR: Final = (
         "versions that are loaded as they should are refused for rounding",
         of("versions_refused", "far_behind"),
     ),
-    odd("engine.url", lambda v, _: bool(v), None, "another server generates, or does not", SCORING, of("no_group_yet")),
+    hint(
+        "engine.url", lambda v, _: bool(v), None, "another server generates, or does not", SCORING, of("no_group_yet")
+    ),
     # --- the replay buffer
     high("replay.local_groups", 64, 4, "a step waits for that many groups", SLOW),
     odd(
@@ -119,7 +130,7 @@ FAR: Final = (
         "the node learns from groups of others alone, and has none",
         of("no_steps", "no_external", "alone", "no_step_yet"),
     ),
-    odd(
+    hint(
         "replay.external_groups",
         lambda v, c: v == 0 and not c.is_alone,
         4,
@@ -137,10 +148,12 @@ FAR: Final = (
         "steps are made of groups whose rewards are all equal, which have no gradient",
         LITTLE,
     ),
-    odd("replay.barrier", lambda v, _: v, False, "each step waits for the slowest node", of("no_steps", "no_step_yet")),
+    hint(
+        "replay.barrier", lambda v, _: v, False, "each step waits for the slowest node", of("no_steps", "no_step_yet")
+    ),
     # --- the optimizer
     odd("learner.recipe_params", lambda v, _: bool(v), None, "constants are not the recipe's own", WILD, LITTLE),
-    odd(
+    hint(
         "learner.recipe",
         lambda v, _: v.endswith("RECIPE") or ":" in v,
         "sapo_swarm",
@@ -160,7 +173,7 @@ FAR: Final = (
     low("learner.max_grad_norm", 1e-3, 1.0, "gradients are clipped to next to nothing", LITTLE),
     high("learner.max_grad_norm", 100, 1.0, "no gradient is clipped", WILD),
     high("learner.warmup_steps", 500, 20, "the learning rate stays near 0 for so many steps", LITTLE),
-    odd(
+    hint(
         "learner.schedule",
         lambda v, _: v != "constant",
         "constant",
@@ -190,7 +203,7 @@ FAR: Final = (
     high("model.lora_alpha", 512, 0, "adapters add far too much", WILD, ALIKE),
     odd("model.lora_alpha", lambda v, c: 0 < v < 0.1 * c.model.lora_rank, 0, "adapters add next to nothing", LITTLE),
     # --- the guard
-    odd("guard.enabled", lambda v, _: not v, True, "nothing holds back what is far off-policy", WILD),
+    hint("guard.enabled", lambda v, _: not v, True, "nothing holds back what is far off-policy", WILD),
     high("guard.tight_ess", 0.9, 0.5, "usual groups count as off-policy", SET_ASIDE),
     low("guard.tight_kl", 0.02, 0.1, "usual groups count as off-policy", SET_ASIDE),
     low("guard.tight_m2", 0.05, 0.25, "usual groups count as off-policy", SET_ASIDE),
@@ -222,8 +235,8 @@ FAR: Final = (
     low("exchange.dial_timeout_s", 0.5, 5.0, "connections are given up before they stand", LONELY, SLOW),
     high("exchange.lookup_every_s", 60, 2.0, "the directory is hardly ever looked at", LONELY, SLOW),
     high("exchange.advert_every_s", 600, 30.0, "others learn of this node late", LONELY),
-    odd("exchange.reach", lambda v, _: v == "outward", "auto", "others reach it through relays alone", LONELY),
-    odd("exchange.advertise", lambda v, _: bool(v), None, "others dial this address", LONELY, of("no_relay")),
+    hint("exchange.reach", lambda v, _: v == "outward", "auto", "others reach it through relays alone", LONELY),
+    hint("exchange.advertise", lambda v, _: bool(v), None, "others dial this address", LONELY, of("no_relay")),
     odd(
         "directory.kind",
         lambda v, c: v == "none" and (c.replay.local_groups == 0 or len(c.roles) < 2),
@@ -233,10 +246,10 @@ FAR: Final = (
         of("no_steps", "no_step_yet"),
     ),
     high("directory.shards", 1, 1, "adverts are looked for under other keys than those of a run with 1", LONELY),
-    odd("follow.policy", lambda v, _: bool(v), None, "this trainer alone is followed", LONELY),
+    hint("follow.policy", lambda v, _: bool(v), None, "this trainer alone is followed", LONELY),
     high("coordinator.heartbeat_s", 60, 5.0, "the coordinator counts the node as gone", of("coordinator_away"), LONELY),
     high("entry.work_bits", 22, 17, "proof of work takes hours", LONELY, UNUSED, of("never_ran")),
-    odd(
+    hint(
         "entry.kind",
         lambda v, _: v in ("members", "invited", "work"),
         None,
@@ -244,7 +257,7 @@ FAR: Final = (
         LONELY,
         UNUSED,
     ),
-    odd("entry.denied", lambda v, _: bool(v), [], "these are refused, and whom they invited", LONELY, UNUSED),
+    hint("entry.denied", lambda v, _: bool(v), [], "these are refused, and whom they invited", LONELY, UNUSED),
     odd("entry.established", lambda v, _: v == "members", "everybody", "all others are newcomers", of("newcomers")),
     # --- weights
     low("weights.store_bytes", 200 * 2**20, 8 * 2**30, "a version of the weights finds no room", OF_WEIGHTS),
@@ -279,7 +292,8 @@ def far_settings(snapshot: Snapshot) -> list[Suspect]:
     if config is None:
         return []
     found = [_suspect(far, value, snapshot) for far in FAR if far.is_far(value := _value(config, far.key), config)]
-    return [*found, *(_prompt(each, snapshot) for each in config.environments if _shapes_prompt(each))]
+    found += [_prompt(each, snapshot) for each in config.environments if _shapes_prompt(each)]
+    return [*found, *(_params(each, snapshot) for each in config.environments if set(each.params) - OF_FILES)]
 
 
 def _value(config: NodeConfig, key: str) -> Any:
@@ -298,10 +312,25 @@ def _suspect(far: Far, value: object, snapshot: Snapshot) -> Suspect:
         if far.usual is None
         else snapshot.set_key(far.key, far.usual),
         gravity=Gravity.NOTE,
-        certainty=Certainty.POSSIBLE if far.how == "set" else Certainty.LIKELY,
+        certainty=far.certainty,
         key=far.key,
     )
     return Suspect(finding=finding, explains=far.explains)
+
+
+def _params(env: EnvironmentConfig, snapshot: Snapshot) -> Suspect:
+    """Parameters of tasks, which decide how hard they are."""
+    finding = Diagnosed(
+        name="params_set_so",
+        claim=f"tasks of {env.name} are made with params of your own, which decide how hard they are",
+        evidence=(f"params of [[environments]] {env.name} = {env.params} (node.toml)",),
+        fix=f"look at questions and answers: swarm samples {snapshot.directory}; easier or harder ones: "
+        "docs/environments.md",
+        gravity=Gravity.NOTE,
+        certainty=Certainty.POSSIBLE,
+        key="environments.params",
+    )
+    return Suspect(finding=finding, explains=frozenset({"all_wrong", "all_right", "environment_in_vain"}))
 
 
 def _shapes_prompt(env: EnvironmentConfig) -> bool:

@@ -55,18 +55,19 @@ class Suspect:
 
 
 def with_guilty(findings: Sequence[Diagnosed], suspects: Iterable[Suspect]) -> list[Diagnosed]:
-    """Findings, and those suspects that explain one: as grave as what they explain, which follows from them."""
+    """Findings, and those suspects that explain one, as grave as that; what a likely one explains follows from it."""
     found = list(findings)
     for suspect in suspects:
         effects = [each for each in findings if each.name in suspect.explains]
         if not effects:
             continue
         worst = max(effects, key=lambda each: each.weight)
-        name = suspect.finding.name
-        found = [
-            replace(each, follows_from=each.follows_from | {name}) if each.name in suspect.explains else each
-            for each in found
-        ]
+        if suspect.finding.certainty > Certainty.POSSIBLE:
+            cause = {suspect.finding.name}
+            found = [
+                replace(each, follows_from=each.follows_from | cause) if each.name in suspect.explains else each
+                for each in found
+            ]
         found.append(
             replace(
                 suspect.finding,

@@ -186,6 +186,7 @@ def nobody_follows(snapshot: Snapshot) -> Diagnosed | None:
         return None
     return Diagnosed(
         name="nobody_follows",
+        key="roles",
         claim="this node only trains, and nobody generates for it",
         evidence=(f"roles: trainer; followers: none after {snapshot.up_s:.0f} s (status.json)",),
         fix="start generators (swarm join LINK --dir my-generator --generate), or let it generate, too: in "

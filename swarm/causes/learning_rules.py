@@ -98,6 +98,7 @@ def learning_rate_too_high(snapshot: Snapshot) -> Diagnosed | None:
         return None
     return Diagnosed(
         name="learning_rate_too_high",
+        key="learner.learning_rate",
         claim=f"the learning rate is too high: learner.learning_rate = {rate:g}, {times:,.0f} times what such a "
         f"model is "
         "mostly trained with",
@@ -211,6 +212,7 @@ def learning_rate_too_low(snapshot: Snapshot) -> Diagnosed | None:
         return None
     return Diagnosed(
         name="learning_rate_too_low",
+        key="learner.learning_rate",
         claim=f"the learning rate is too low: {len(made)} steps of {rate:g} changed next to nothing",
         evidence=(
             f"learner.learning_rate = {rate:g}; such a model is mostly trained with {usual:g}",
@@ -228,30 +230,19 @@ def steps_change_nothing(snapshot: Snapshot) -> Diagnosed | None:
     config, still = snapshot.config, _stillness(snapshot)
     if config is None or not still:
         return None
-    learner, step, norm = config.learner, snapshot.made[-1].step, middle(snapshot.course("grad_norm"))
-    if learner.warmup_steps > 10 * step:
-        rate = learner.learning_rate * step / learner.warmup_steps
-        claim = f"the warm-up is so long that steps change next to nothing: the rate of step {step} is {rate:.1g}"
-        evidence = f"learner.warmup_steps = {learner.warmup_steps}"
-        fix = snapshot.set_key("learner.warmup_steps", 20)
-    elif norm > 1000 * learner.max_grad_norm:
-        claim = "gradients are clipped to next to nothing, and so are the steps"
-        evidence = (
-            f"learner.max_grad_norm = {learner.max_grad_norm:g}; median learn/grad_norm before clipping {norm:.2g}"
-        )
-        fix = snapshot.set_key("learner.max_grad_norm", 1)
-    else:
-        claim = f"{len(snapshot.made)} steps changed next to nothing"
-        evidence = f"learner.learning_rate = {learner.learning_rate:g}; median learn/grad_norm {norm:.2g}"
-        fix = "compare [learner] with the defaults (swarm check --print), the rate and the recipe's constants first"
+    norm = middle(snapshot.course("grad_norm"))
     return Diagnosed(
         name="steps_change_nothing",
-        claim=claim,
-        evidence=(evidence, *still, _course_words(snapshot)),
-        fix=fix,
+        claim=f"{len(snapshot.made)} steps changed next to nothing",
+        evidence=(
+            f"learner.learning_rate = {config.learner.learning_rate:g}; median learn/grad_norm {norm:.2g}",
+            *still,
+            _course_words(snapshot),
+        ),
+        fix="compare [learner] with the defaults (swarm check --print), the rate and the recipe's constants first",
         gravity=Gravity.HARMS,
         certainty=Certainty.SURE,
-        follows_from=frozenset({"learning_rate_too_low"}),
+        follows_from=frozenset({"learning_rate_too_low", "nothing_trained"}),
     )
 
 
@@ -266,6 +257,7 @@ def weights_decay(snapshot: Snapshot) -> Diagnosed | None:
     left = (1 - min(1.0, taken)) ** snapshot.made[-1].step
     return Diagnosed(
         name="weights_decay",
+        key="learner.weight_decay",
         claim=f"weight decay takes {taken:.2g} of every weight at each step: the model forgets what it knew",
         evidence=(
             f"learner.weight_decay = {learner.weight_decay:g} times learner.learning_rate = {learner.learning_rate:g}",
@@ -462,6 +454,7 @@ def buffer_too_small(snapshot: Snapshot) -> Diagnosed | None:
     key, value = ("max_groups", 4096) if is_small else ("max_bytes", 256 * 2**20)
     return Diagnosed(
         name="buffer_too_small",
+        key=f"replay.{key}",
         claim=f"the replay buffer holds fewer groups than a step needs ({replay.local_groups}): replay.{key} is "
         f"too small",
         evidence=(

@@ -149,8 +149,11 @@ class Snapshot:
     def errors(self) -> tuple[str, ...]:
         """What failed in the present or last process, also before it served anybody, the newest last."""
         since = self.started_at_s or 0.0
-        kinds = LoopFailed | GroupUnscored | ApplyFailed | VersionUnpublished
-        return tuple(event.error for event in self.events if isinstance(event, kinds) and event.at_s >= since)
+        return tuple(
+            event.error
+            for event in self.events
+            if isinstance(event, LoopFailed | GroupUnscored | ApplyFailed | VersionUnpublished) and event.at_s >= since
+        )
 
     # --- steps ----------------------------------------------------------------------------------------
 
