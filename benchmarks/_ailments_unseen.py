@@ -5,13 +5,16 @@ Rules were frozen before these were planted. What is expected is what a person w
 
 import asyncio
 import shutil
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks._ailing_node import count, make_config, run_nodes, train_alone
 from benchmarks._ailments_known import Ailment, coordinator_of, in_vain, linked, pair
 from node.daemon import Daemon
 from swarm.config import NodeConfig, load_config
-from swarm.events import Event, StepMade
+from swarm.errors import SwarmError
+from swarm.events import DiskFull, Event, GroupUnscored, StepMade
 from swarm.process import load_or_create_identity, make_private
 
 
@@ -150,6 +153,133 @@ async def wrong_answers_in_the_data(folder: Path) -> Path:
     return await train_alone(folder, in_vain(110), answer="question")
 
 
+# --- a third set, after settings far from the usual were blamed for what they explain ----------------------------
+
+
+def agents(folder: Path, env: dict[str, object], **sections: object) -> NodeConfig:
+    """A node of the tiny model of episodes, in one environment."""
+    return make_config(
+        folder,
+        environments=[{"name": "play", "seed": 1, **env}],
+        model={"source": "tiny-agents", "dtype": "float32"},
+        **sections,
+    )
+
+
+async def one_turn_only(folder: Path) -> Path:
+    """A way of several steps, and one turn to walk it."""
+    params = {"style": "char", "size": 6, "steps": 6, "max_turns": 6}
+    config = agents(folder, {"kind": "grid_world", "params": params}, generator={"max_episode_tokens": 8})
+    await run_nodes([config], in_vain(110))
+    return config.dir
+
+
+async def weighs_the_wrong_name(folder: Path) -> Path:
+    """Only the part of the reward counts that every answer gets."""
+    return await train_alone(
+        folder,
+        in_vain(110),
+        body='return {"right": float(answer == reference), "polite": 1.0 if len(answer) < 99 else 0.0}',
+        reward_weights={"polite": 1.0},
+    )
+
+
+async def slow_reward(folder: Path) -> Path:
+    """A reward that waits for a second at each answer, as one that asks a server does."""
+    return await train_alone(folder, count(GroupUnscored, 5), body="import time\ntime.sleep(1)\nreturn 0.5")
+
+
+async def little_disk(folder: Path) -> Path:
+    """Room for the checkpoints, and next to none for groups."""
+    directory = await train_alone(folder, count(DiskFull, 3), "disk.max_bytes=8000000")
+    return directory
+
+
+async def follower_with_another_temperature(folder: Path) -> Path:
+    trainer: dict[str, object] = {"roles": ["trainer"], "weights": {"publish": True}, "replay": {"local_groups": 2}}
+    configs = [
+        make_config(folder, "ada", directory={"kind": "dht"}, **trainer),
+        make_config(
+            folder,
+            "bell",
+            directory={"kind": "dht"},
+            roles=["generator"],
+            generator={"max_new_tokens": 9, "temperature": 0.7},
+        ),
+    ]
+    await run_nodes(configs, seconds(70))
+    return configs[0].dir
+
+
+async def nobody_listens_there(folder: Path) -> Path:
+    """Both nodes name a port to each other that their routers do not forward."""
+    wrong = {"exchange": {"advertise": "127.0.0.1:9", "reach": "dialable", "lookup_every_s": 0.3}}
+    return await pair(folder, dict(wrong), seconds(75), **wrong)  # type: ignore[arg-type]
+
+
+async def broken_download(folder: Path) -> Path:
+    """A folder of a model whose weights were not loaded to the end."""
+    first = await train_alone(folder, count(StepMade, 3))
+    out = folder / "model"
+    command = [sys.executable, "-m", "swarm.cli.main", "export", str(first), str(out)]
+    await (await asyncio.create_subprocess_exec(*command)).wait()
+    weights = next(out.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:5000])
+    config = make_config(folder, "second", model={"source": str(out), "dtype": "float32"})
+    with suppress(SwarmError):
+        await run_nodes([config], seconds(40))
+    return config.dir
+
+
+async def actions_cut_off(folder: Path) -> Path:
+    """A search needs four tokens, and a turn has two."""
+    params = {"style": "char"}
+    config = agents(folder, {"kind": "look_up", "params": params}, generator={"max_new_tokens": 2})
+    await run_nodes([config], in_vain(110))
+    return config.dir
+
+
+async def misspelt_member(folder: Path) -> Path:
+    """A run of listed nodes, in whose list the id of this one is misspelt."""
+    for name in ("ada", "bell"):
+        make_private(folder / name)
+    ids = [load_or_create_identity(folder / name / "identity.key").node_id for name in ("ada", "bell")]
+    entry = {"entry": {"kind": "members", "members": [ids[0], ids[1][:-1] + ("0" if ids[1][-1] != "0" else "1")]}}
+    return await pair(folder, dict(entry), seconds(75), **entry)  # type: ignore[arg-type]
+
+
+async def dead_bootstrap(folder: Path) -> Path:
+    """The only address of another node is one of last week."""
+    known = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+    config = make_config(folder, directory={"kind": "dht", "bootstrap": [known]})
+    with suppress(SwarmError):
+        await run_nodes([config], seconds(75))
+    return config.dir
+
+
+THIRD = tuple(
+    Ailment(name=name, plant=plant, expected=expected)
+    for name, plant, expected in (
+        (
+            "episodes end before the goal can be reached",
+            one_turn_only,
+            ("generator.max_episode_tokens", "environments.params", "cut_off"),
+        ),
+        ("weights name the reward that all get", weighs_the_wrong_name, ("environments.reward_weights",)),
+        ("a reward that waits a second for each answer", slow_reward, ("cannot_be_scored", "sandbox.timeout_s")),
+        ("little room on the disk by disk.max_bytes", little_disk, ("disk.max_bytes",)),
+        ("a follower has another temperature", follower_with_another_temperature, ("settings_differ",)),
+        ("addresses that nobody listens on", nobody_listens_there, ("cannot_dial", "exchange.advertise")),
+        ("a model that was not loaded to the end", broken_download, ("ended_with_error", "worker_dies")),
+        ("actions of an episode are cut off", actions_cut_off, ("cut_off", "generator.max_new_tokens")),
+        (
+            "a list of members with a misspelt id",
+            misspelt_member,
+            ("entry.kind", "entry.members", "no_entry", "turns_others_away"),
+        ),
+        ("a bootstrap address of last week", dead_bootstrap, ("alone", "directory.bootstrap", "cannot_dial")),
+    )
+)
 SECOND = tuple(
     Ailment(name=name, plant=plant, expected=expected)
     for name, plant, expected in (
