@@ -283,30 +283,30 @@ THIRD = tuple(
 SECOND = tuple(
     Ailment(name=name, plant=plant, expected=expected)
     for name, plant, expected in (
-        ("a replay buffer of one group", buffer_of_one, ("buffer_too_small", "stale")),
-        ("a replay buffer of 1,000 bytes", buffer_of_bytes, ("buffer_too_small", "stale")),
+        ("a replay buffer of one group", buffer_of_one, ("replay.max_groups",)),
+        ("a replay buffer of 1,000 bytes", buffer_of_bytes, ("replay.max_bytes",)),
         ("groups larger than max_group_bytes", groups_too_large, ("cannot_be_scored",)),
-        ("no room for the trainer's weights", no_room_for_weights, ("disk_full", "versions_refused")),
-        ("a barrier with a peer thirty times as slow", slow_barrier, ("barrier_waits",)),
+        ("no room for the trainer's weights", no_room_for_weights, ("weights.store_bytes",)),
+        ("a barrier with a peer thirty times as slow", slow_barrier, ("barrier_waits", "replay.max_age_steps")),
         ("every checkpoint is damaged", damaged_checkpoints, ("ended_with_error",)),
-        ("two answers a question, hardly ever one right", two_answers_a_group, ("all_wrong",)),
+        ("two answers a question, hardly ever one right", two_answers_a_group, ("all_wrong", "generator.group_size")),
         ("the right answers are another column", wrong_answers_in_the_data, ("all_wrong", "cut_off")),
     )
 )
 UNSEEN = tuple(
     Ailment(name=name, plant=plant, expected=expected)
     for name, plant, expected in (
-        ("temperature .01: equal answers", always_the_likeliest, ("all_equal", "all_wrong")),
-        ("max_grad_norm 1e-12", gradients_clipped_away, ("steps_change_nothing",)),
-        ("a warm-up without end", endless_warm_up, ("steps_change_nothing",)),
+        ("temperature .01: equal answers", always_the_likeliest, ("generator.temperature",)),
+        ("max_grad_norm 1e-12", gradients_clipped_away, ("learner.max_grad_norm",)),
+        ("a warm-up without end", endless_warm_up, ("learner.warmup_steps",)),
         ("weight decay takes a tenth a step", weights_decay, ("weights_decay", "learning_rate_too_high")),
         ("a prompt unlike all that the model knows", prompt_unlike_training, ("all_wrong",)),
         ("twelve problems, 250 steps", few_problems, ("overfits",)),
         ("two nodes with one key", one_key_twice, ("one_key_twice",)),
-        ("a quota of two groups a minute", low_quota, ("quota_too_low",)),
+        ("a quota of two groups a minute", low_quota, ("exchange.groups_per_minute",)),
         ("a peer that keeps its episodes", peer_keeps_all, ("no_external",)),
         ("a peer of another run_id", other_run, ("alone",)),
-        ("max_neighbours = 0", no_neighbours, ("alone", "no_neighbours")),
+        ("max_neighbours = 0", no_neighbours, ("exchange.max_neighbours",)),
         ("a peer that admits members only", members_of_another, ("alone", "cannot_dial", "no_entry")),
     )
 )

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from swarm.causes.exchange_rules import PATIENCE_S
+from swarm.causes.exchange_rules import OF_REFUSALS, PATIENCE_S
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
 from swarm.causes.snapshot import Snapshot, shortened
 from swarm.events import ApplyFailed, OwnerEquivocated, VersionApplied, VersionUnpublished, events_of
@@ -194,7 +194,7 @@ def nobody_follows(snapshot: Snapshot) -> Diagnosed | None:
         gravity=Gravity.STOPS,
         certainty=Certainty.SURE,
         follows_from=frozenset(
-            {"clock_is_wrong", "coordinator_refuses", "not_published", "nobody_can_dial", "no_relay"}
+            {"clock_is_wrong", "coordinator_refuses", "not_published", "nobody_can_dial", "no_relay"} | OF_REFUSALS
         ),
     )
 
