@@ -6,16 +6,18 @@ Rules were frozen before these were planted. What is expected is what a person w
 import asyncio
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks._ailing_node import count, make_config, run_nodes, train_alone
-from benchmarks._ailments_known import Ailment, coordinator_of, in_vain, linked, pair
+from benchmarks._ailing_node import LETTERS, count, make_config, run_nodes, train_alone, write_letters
+from benchmarks._ailments_known import Ailment, SkewedClock, coordinator_of, in_vain, linked, pair, refused
 from node.daemon import Daemon
 from swarm.config import NodeConfig, load_config
 from swarm.errors import SwarmError
 from swarm.events import DiskFull, Event, GroupUnscored, StepMade
 from swarm.process import load_or_create_identity, make_private
+from swarm.types import RefusalReason
 
 
 async def always_the_likeliest(folder: Path) -> Path:
@@ -278,6 +280,119 @@ THIRD = tuple(
             ("entry.kind", "entry.members", "no_entry", "turns_others_away"),
         ),
         ("a bootstrap address of last week", dead_bootstrap, ("alone", "directory.bootstrap", "cannot_dial")),
+    )
+)
+# --- a fourth set, after what the third one showed ---------------------------------------------------------------
+
+
+async def peer_tries_less(folder: Path) -> Path:
+    """The other node asks each question four times, this one eight times."""
+    other: dict[str, object] = {"generator": {"max_new_tokens": 9, "group_size": 4}}
+    return await pair(folder, other, refused(10, RefusalReason.WRONG_GROUP_SIZE))
+
+
+async def three_questions(folder: Path) -> Path:
+    """A data file that has the same three questions a hundred times."""
+    data = folder / "letters.jsonl"
+
+    def repeat(daemons: list[Daemon], events: list[list[Event]]) -> bool:
+        return in_vain(110)(daemons, events) or count(StepMade, 150)(daemons, events)
+
+    write_letters(folder, 3)
+    data.write_text("".join(data.read_text().splitlines(keepends=True) * 100))
+    env = {"name": "own", "kind": "jsonl", "dataset": str(data)}
+    config = make_config(folder, environments=[env], learner={"learning_rate": 1e-3})
+    await run_nodes([config], repeat)
+    return config.dir
+
+
+async def first_come_first_served(folder: Path) -> Path:
+    """A reward that pays every third call."""
+    body = "calls = globals().setdefault('calls', [])\ncalls.append(1)\nreturn float(len(calls) % 3 == 0)"
+    return await train_alone(folder, count(StepMade, 20), body=body)
+
+
+async def peer_of_another_base(folder: Path) -> Path:
+    """The other node began with the other model of the same tokenizer."""
+    other: dict[str, object] = {"model": {"source": "tiny-agents", "dtype": "float32"}}
+    return await pair(folder, other, seconds(45))
+
+
+async def peer_edited_its_data(folder: Path) -> Path:
+    """A line more in the other node's copy of the data."""
+    envs: list[dict[str, object]] = []
+    for name in ("mine", "theirs"):
+        (folder / name).mkdir()
+        path = write_letters(folder / name)
+        envs.append({"name": "own", "kind": "jsonl", "dataset": str(path)})
+    with path.open("a") as file:
+        file.write('{"question": "sort:hga=", "answer": "agh"}\n')
+    return await pair(folder, {"environments": envs[1:]}, seconds(45), environments=envs[:1])
+
+
+async def peer_with_a_clock_ahead(folder: Path) -> Path:
+    """The other node's clock is an hour ahead of this one's, which is right."""
+
+    def made(config: NodeConfig, on_event: Callable[[Event], None]) -> Daemon:
+        daemon = Daemon(config, on_event)
+        if config.name == "ada":
+            daemon.clock = SkewedClock()
+        return daemon
+
+    configs = [make_config(folder, name, directory={"kind": "dht"}) for name in ("ada", "bell")]
+    await run_nodes(configs, seconds(45), made=made)
+    return configs[1].dir
+
+
+async def checkpoints_deleted(folder: Path) -> Path:
+    """To make room, while the node did not run."""
+    directory = await train_alone(folder, count(StepMade, 40))
+    shutil.rmtree(directory / "checkpoints")
+    await run_nodes([load_config(NodeConfig, directory / "node.toml")], count(StepMade, 10))
+    return directory
+
+
+async def no_vllm_there(folder: Path) -> Path:
+    """engine.kind = "vllm" on a machine without vLLM."""
+    config = make_config(folder, engine={"kind": "vllm"}, worker="process")
+    await run_nodes([config], seconds(40))
+    return config.dir
+
+
+async def model_changed_between_runs(folder: Path) -> Path:
+    """Another base model in node.toml, and the checkpoints of the one before."""
+    first = make_config(folder)
+    await run_nodes([first], count(StepMade, 12))
+    second = make_config(folder, model={"source": "tiny-agents", "dtype": "float32", "lora_rank": 4})
+    await run_nodes([second], seconds(25))
+    return second.dir
+
+
+async def second_task_unknown(folder: Path) -> Path:
+    """Of two tasks the model knows one."""
+    envs = [LETTERS, {**LETTERS, "name": "odd", "prompt": "what is {question}"}]
+    config = make_config(folder, environments=envs)
+    await run_nodes([config], count(StepMade, 30))
+    return config.dir
+
+
+FOURTH = tuple(
+    Ailment(name=name, plant=plant, expected=expected)
+    for name, plant, expected in (
+        ("a peer asks each question half as often", peer_tries_less, ("settings_differ", "generator.group_size")),
+        ("three questions a hundred times", three_questions, ("few_questions", "overfits")),
+        ("a reward that pays every third call", first_come_first_served, ("reward_is_random",)),
+        ("a peer of another base model", peer_of_another_base, ("tokens_differ", "settings_differ", "model.source")),
+        ("a peer edited its copy of the data", peer_edited_its_data, ("environments_differ",)),
+        ("a peer's clock is an hour ahead", peer_with_a_clock_ahead, ("clock_is_wrong", "come_too_late")),
+        ("checkpoints are deleted", checkpoints_deleted, ("steps_made_again", "ended_with_error")),
+        (
+            "an engine that is not installed",
+            no_vllm_there,
+            ("package_missing", "file_gone", "ended_with_error", "worker_dies", "engine.kind"),
+        ),
+        ("another model between two runs", model_changed_between_runs, ("ended_with_error", "model.source")),
+        ("of two tasks the model knows one", second_task_unknown, ("environment_in_vain", "environments.prompt")),
     )
 )
 SECOND = tuple(

@@ -24,7 +24,7 @@ import psutil
 from benchmarks._ailing_node import empty
 from benchmarks._ailments_known import KNOWN, Ailment
 from benchmarks._ailments_mended import MENDINGS, mend
-from benchmarks._ailments_unseen import SECOND, THIRD, UNSEEN
+from benchmarks._ailments_unseen import FOURTH, SECOND, THIRD, UNSEEN
 from swarm.causes import Diagnosed, Gravity, diagnose, read_snapshot
 
 
@@ -133,7 +133,7 @@ def main() -> None:
     words = [word for word in arguments.only.split(",") if word]
     chosen = [
         each
-        for each in (UNSEEN + SECOND + THIRD if arguments.unseen else KNOWN)
+        for each in (UNSEEN + SECOND + THIRD + FOURTH if arguments.unseen else KNOWN)
         if not words or any(word in each.name for word in words)
     ]
     with tempfile.TemporaryDirectory() as folder:
