@@ -100,6 +100,7 @@ class Daemon(Service):
         self._worker = WorkerProcess(self._emit)
         self._is_finished = False  # every step is made
         self._has_version = False  # the learner has loaded its model
+        self._peers: JsonDict = {}  # of the newest status: all are gone by the time that a stop is noted
         self._refresh: ManifestRefresh | None = None  # of a node that joined by a link
         self._differences: list[Difference] | None = None  # from the run's manifest; None: none is held
 
@@ -136,7 +137,7 @@ class Daemon(Service):
         except asyncio.CancelledError:
             await self.agent.journal.stop()
             with contextlib.suppress(OSError):  # else it reads as if it had been killed
-                await asyncio.to_thread(write_json, self.config.dir / STATUS, self.status() | {"was_stopped": True})
+                await asyncio.to_thread(write_json, self.config.dir / STATUS, self._status_at_stop())
             raise
         except BaseExceptionGroup as group:
             cause = only_cause(group)
@@ -357,6 +358,7 @@ class Daemon(Service):
         path, was_written = self.config.dir / STATUS, True
         while True:
             status = self.status()
+            self._peers = {"peers": status["peers"], "standing": status["standing"]}
             self.telemetry.snapshot(status)
             self.events.flush()
             try:
@@ -418,6 +420,10 @@ class Daemon(Service):
             logger.info("progress", extra=fields)
             if clock := self.peer_clocks.new_finding():
                 logger.warning(clock)
+
+    def _status_at_stop(self) -> JsonDict:
+        """What is left for whoever asks why: with the peers that were there before."""
+        return {**self.status(), **self._peers, "was_stopped": True}
 
     def status(self) -> JsonDict:
         """A snapshot for `swarm status` and the simulation."""

@@ -51,7 +51,7 @@ RULES: Final[tuple[Rule, ...]] = (
     signal_rules.cut_off,
     signal_rules.equal_rewards,
     signal_rules.small_signal,
-    group_rules.prompt_without_question,
+    group_rules.one_question,
     group_rules.reward_is_random,
     group_rules.rewards_hardly_differ,
     group_rules.one_answer,

@@ -350,4 +350,4 @@ def _prompt(env: EnvironmentConfig, snapshot: Snapshot) -> Suspect:
         certainty=Certainty.POSSIBLE,
         key=f"environments.{key}",
     )
-    return Suspect(finding=finding, explains=frozenset({"all_wrong", "empty_answers", "prompt_without_question"}))
+    return Suspect(finding=finding, explains=frozenset({"all_wrong", "empty_answers"}))

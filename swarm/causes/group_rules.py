@@ -20,19 +20,19 @@ RARELY: Final = 0.01
 _EDGE: Final = 1e-6
 
 
-def prompt_without_question(snapshot: Snapshot) -> Diagnosed | None:
+def one_question(snapshot: Snapshot) -> Diagnosed | None:
     """Different tasks are asked with one and the same prompt."""
     for env, groups in _by_env(snapshot).items():
         tasks, prompts = {each.task_id for each in groups}, {each.prompt for each in groups}
         if len(tasks) >= FEW_GROUPS and len(prompts) == 1:
             return Diagnosed(
-                name="prompt_without_question",
-                claim=f"every task of {env} is asked with the same prompt: the model never sees the question",
+                name="one_question",
+                claim=f"every task of {env} is the same question",
                 evidence=(f"{len(tasks)} different tasks, 1 prompt (groups.sqlite)",),
-                fix=f"put {{question}} into prompt of [[environments]] {env}, or look at what its question is: "
-                f"swarm samples {snapshot.directory}; then {snapshot.start}",
+                fix=f"a data file whose records differ, and a prompt with what differs in them: "
+                f"swarm samples {snapshot.directory} shows it; then {snapshot.start}",
                 gravity=Gravity.HARMS,
-                key="environments.prompt",
+                key="environments.dataset",
             )
     return None
 
@@ -95,7 +95,7 @@ def one_answer(snapshot: Snapshot) -> Diagnosed | None:
         "has to be mended; then begin again from a checkpoint before",
         gravity=Gravity.HARMS,
         certainty=Certainty.LIKELY,
-        follows_from=frozenset({"prompt_without_question", "learning_rate_too_high", "weights_decay"}),
+        follows_from=frozenset({"one_question", "learning_rate_too_high", "weights_decay"}),
     )
 
 
@@ -157,14 +157,15 @@ def suspects(snapshot: Snapshot) -> list[Suspect]:
 
 
 def _few_questions(snapshot: Snapshot, groups: list[AnsweredGroup]) -> Suspect | None:
-    count = len({(each.env, each.task_id) for each in groups})
+    count = len({(each.env, each.prompt) for each in groups})
     if count > FEW_QUESTIONS or count > len(groups) * 2 / 3:
         return None
     finding = Diagnosed(
         name="few_questions",
         claim=f"the same few questions are asked again and again: the newest {len(groups)} groups are of {count}",
-        evidence=("task ids of the newest own groups (groups.sqlite)",),
-        fix="more problems: a larger data file, or a greater num_tasks under [[environments]]",
+        evidence=("prompts of the newest own groups (groups.sqlite)",),
+        fix="more problems: a larger data file without the same ones again, or a greater num_tasks under "
+        "[[environments]]",
         gravity=Gravity.NOTE,
         certainty=Certainty.LIKELY,
         key="environments.num_tasks",

@@ -4,7 +4,7 @@ from swarm.causes import Certainty, Diagnosed, Gravity, Snapshot, diagnose
 from swarm.causes.all_rules import RULES, SYMPTOMS
 from swarm.causes.far_settings import FAR, far_settings
 from swarm.causes.finding import Suspect, by_cause, with_guilty
-from swarm.causes.group_rules import prompt_without_question, reward_is_random, suspects
+from swarm.causes.group_rules import one_question, reward_is_random, suspects
 from swarm.causes.signal_rules import NO_SIGNAL
 from swarm.causes.snapshot import AnsweredGroup
 from swarm.config import NodeConfig
@@ -74,10 +74,10 @@ def test_equal_answers_with_different_rewards_are_a_reward_by_chance() -> None:
     assert reward_is_random(Snapshot(now_s=0.0, answers=groups(8, rewards=(1.0, 1.0)))) is None
 
 
-def test_different_tasks_with_one_prompt_never_show_their_question() -> None:
-    found = prompt_without_question(Snapshot(now_s=0.0, answers=groups(8, prompt=5)))
-    assert found is not None and found.key == "environments.prompt"
-    assert prompt_without_question(Snapshot(now_s=0.0, answers=groups(8))) is None
+def test_different_tasks_with_one_prompt_are_one_question() -> None:
+    found = one_question(Snapshot(now_s=0.0, answers=groups(8, prompt=5)))
+    assert found is not None and found.key == "environments.dataset"
+    assert one_question(Snapshot(now_s=0.0, answers=groups(8))) is None
 
 
 def test_answers_that_are_all_alike_are_a_suspect() -> None:
