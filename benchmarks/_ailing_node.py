@@ -102,7 +102,11 @@ async def run_nodes(
             config.dir.mkdir(parents=True, exist_ok=True)
             write_config(config, config.dir / "node.toml")
             daemon = made(config, events[number].append)
-            await daemon.__aenter__()
+            try:
+                await daemon.__aenter__()
+            except ConfigError as error:  # it is asked about all the same
+                print(f"a node did not start: {error}")
+                return
             daemons.append(daemon)
             running.append(asyncio.create_task(daemon.run()))
         async with asyncio.timeout(timeout_s):

@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks._ailing_node import count, make_config, run_nodes, train_alone
 from coordinator.daemon import CoordinatorDaemon
 from node.daemon import Daemon, write_config
+from swarm.causes import Diagnosed
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, CoordinatorLink, DirectoryConfig, EntryConfig, NodeConfig
 from swarm.events import DiskFull, Event, GroupPut, GroupUnscored, StepMade, WorkerDied
@@ -30,8 +31,12 @@ class Ailment:
 
     name: str
     plant: Plant
-    expected: tuple[str, ...]  # names of findings of which one is right; empty: the node is healthy
+    expected: tuple[str, ...]  # findings of which one is right, or keys of node.toml; empty: the node is healthy
     is_running: bool = False  # asked about while it runs: the directory is a file's stem only
+
+    def is_named_by(self, found: Diagnosed) -> bool:
+        """Whether a finding is what is expected: by its name, or by the key of node.toml that it blames."""
+        return found.name in self.expected or found.key in self.expected
 
 
 def in_vain(number: int) -> Callable[[list[Daemon], list[list[Event]]], bool]:
@@ -445,21 +450,21 @@ KNOWN = tuple(
         ("learning rate 300 times too high", rate_too_high, ("learning_rate_too_high",)),
         ("learning rate 30 times too high", rate_high, ("learning_rate_too_high",)),
         ("learning rate 100,000 times too low", rate_too_low, ("learning_rate_too_low",)),
-        ("groups too old by the clock", stale_by_clock, ("stale",)),
-        ("the group store is full", store_too_small, ("disk_full",)),
+        ("groups too old by the clock", stale_by_clock, ("replay.max_age_s",)),
+        ("the group store is full", store_too_small, ("exchange.store_bytes",)),
         ("the worker is killed three times", worker_killed, ("out_of_memory",)),
         ("kill -9 of a healthy node", killed, ("does_not_run",)),
         ("a peer has another max_new_tokens", other_lengths, ("settings_differ",)),
         ("a peer has another prompt template", other_prompt, ("environments_differ",)),
         ("a peer has another name of the environment", other_name, ("environments_differ",)),
-        ("groups of others are looked at too late", slow_to_look, ("come_too_late",)),
+        ("groups of others are looked at too late", slow_to_look, ("faults.latency_ms", "replay.max_age_steps")),
         ("one of two peers claims false rewards", a_liar, ("liar",)),
         ("the clock is an hour ahead", wrong_clock, ("clock_is_wrong",)),
         ("the coordinator denies the node", denied, ("coordinator_refuses",)),
         ("a generator without a trainer", no_trainer, ("no_trainer",)),
         ("a trainer that does not publish", not_publishing, ("no_trainer",)),
         ("a generator with another model", other_model, ("versions_refused",)),
-        ("all peers are newcomers", newcomers, ("newcomers",)),
+        ("all peers are newcomers", newcomers, ("entry.established",)),
         ("a trainer without generators", only_trains, ("nobody_follows",)),
         ("a node frozen with Ctrl-Z", frozen, ("hangs",)),
         ("the disk is full", disk_quota, ("disk_full",)),

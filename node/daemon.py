@@ -96,6 +96,7 @@ class Daemon(Service):
         self.worker = WorkerProcess(self._emit)
         self.is_finished = False  # every step is made
         self.has_version = False  # the learner has loaded its model
+        self.last_peers: JsonDict = {}  # of the newest status: all are gone by the time that a stop is noted
         self._refresh: ManifestRefresh | None = None  # of a node that joined by a link
         self.differences: list[Difference] | None = None  # from the run's manifest; None: none is held
 
@@ -135,7 +136,9 @@ class Daemon(Service):
         except asyncio.CancelledError:
             await self.agent.journal.stop()
             with contextlib.suppress(OSError):  # else it reads as if it had been killed
-                await asyncio.to_thread(write_json, self.config.dir / STATUS, self.status() | {"was_stopped": True})
+                await asyncio.to_thread(
+                    write_json, self.config.dir / STATUS, self.status() | self.last_peers | {"was_stopped": True}
+                )
             raise
         except BaseExceptionGroup as group:
             cause = only_cause(group)
@@ -149,7 +152,15 @@ class Daemon(Service):
         config = self.config
         make_private(config.dir)
         self._exit.callback(os.close, lock_directory(config.dir))
-        config = self.config = await asyncio.to_thread(within_budget, config)
+        try:
+            await self._start_parts()
+        except Exception as error:
+            await asyncio.to_thread(note_end, config.dir, error)
+            raise
+
+    async def _start_parts(self) -> None:
+        """All that needs the directory to be this process's own."""
+        config = self.config = await asyncio.to_thread(within_budget, self.config)
         held = await asyncio.to_thread(load_held, config.dir, config.run_id)
         config = self.config = with_held(config, held)
         look = examine if config.is_alone else require_repeatable
@@ -349,6 +360,15 @@ class Daemon(Service):
         self.telemetry.record(event)
         if self._on_event is not None:
             self._on_event(event)
+
+
+def note_end(directory: Path, error: Exception) -> None:
+    """What ended a node, in its events, for whoever asks `swarm why` (blocking)."""
+    line = str(error).partition("\n")[0]
+    with contextlib.suppress(SwarmError, OSError):  # a disk that takes no line must not hide the error itself
+        log = EventLog(directory / "events.jsonl")
+        log.write(LoopFailed(loop=NODE, error=f"{type(error).__name__}: {line}"))
+        log.close()
 
 
 def write_config(config: NodeConfig | CoordinatorConfig, path: Path) -> None:

@@ -31,6 +31,7 @@ async def write_status(daemon: "Daemon") -> None:
     path, was_written = daemon.config.dir / STATUS, True
     while True:
         status = daemon.status()
+        daemon.last_peers = {"peers": status["peers"], "standing": status["standing"]}
         daemon.telemetry.snapshot(status)
         daemon.events.flush()
         try:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from node.daemon import Daemon
+from node.daemon import Daemon, note_end
 from node.local_nodes import LocalNodes
 from node.sampled_tasks import SampledEnvironment, doubts, sample_environments, task_lines
 from node.takes import takes_line
@@ -17,10 +17,10 @@ from node.train_options import TrainOptions, resolve
 from node.training_watch import TrainingWatch
 from swarm.config import NODE_FILE, NodeConfig
 from swarm.errors import ConfigError
-from swarm.events import NODE, Event, LoopFailed
+from swarm.events import Event
 from swarm.model.tokenizer import load_tokenizer
 from swarm.process import defer_gc, freeze_gc, run_until_signal, stand_back
-from swarm.telemetry import EventLog, read_events
+from swarm.telemetry import read_events
 from swarm.trained.newest_groups import newest_groups
 from swarm.trained.samples import STORE
 from swarm.wire.run_manifest import write_toml
@@ -82,7 +82,7 @@ async def train(
         os.umask(umask)  # whoever called may go on
     if watch.is_hopeless:
         reason = await asyncio.to_thread(watch.explain)
-        await asyncio.to_thread(_note_end, config, reason)
+        await asyncio.to_thread(note_end, config.dir, ConfigError(reason))
         raise ConfigError(reason)
     for line in watch.summary(was_stopped):
         say(line)
@@ -121,13 +121,6 @@ def _has_changed(config: NodeConfig, sampled: SampledEnvironment) -> bool:
     path = config.dir / STORE
     newest = newest_groups(path, 1, "own", {sampled.section.name}) if path.exists() else []
     return any(scored.group.verifier != sampled.verifier for scored in newest)
-
-
-def _note_end(config: NodeConfig, reason: str) -> None:
-    """For `swarm why` (blocking)."""
-    log = EventLog(config.dir / "events.jsonl")
-    log.write(LoopFailed(loop=NODE, error=f"ConfigError: {reason.splitlines()[0]}"))
-    log.close()
 
 
 async def _run(config: NodeConfig, watch: TrainingWatch, see: Callable[[Event], None], others: LocalNodes) -> None:

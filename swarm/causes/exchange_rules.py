@@ -41,6 +41,14 @@ _TOKENS: Final = {
     RefusalReason.BAD_TOKENS: "their tokens do not fit the vocabulary or the length here",
     RefusalReason.UNUSABLE_TEXT: "their text has characters that the tokenizer here does not keep",
 }
+_REST: Final = {
+    RefusalReason.OVER_REPLAY_TIME: "scoring them again takes longer than sandbox.replay_s_per_minute allows",
+    RefusalReason.BAD_VERSION: "they name versions that never were: their node began again with one key",
+    RefusalReason.UNKNOWN_HEAD: "too little is known here of the versions that made them",
+    RefusalReason.LOW_REPUTATION: "their makers sent too much before that was no good",
+    RefusalReason.NO_CREDIT: "more come than this trainer granted credit for",
+    RefusalReason.NO_ROOM: "there is no room for them here",
+}
 OF_REFUSALS: Final = frozenset(
     {
         "clock_is_wrong",
@@ -316,11 +324,42 @@ def quota_too_low(snapshot: Snapshot) -> Diagnosed | None:
         return None
     return Diagnosed(
         name="quota_too_low",
+        key="exchange.groups_per_minute",
         claim=f"this node takes {quota} groups a minute from one peer, and they make more: the rest is refused",
         evidence=(_counted(snapshot, reasons), f"exchange.groups_per_minute = {quota} (node.toml)"),
         fix=snapshot.set_key("exchange.groups_per_minute", 6000),
         gravity=Gravity.HARMS,
         certainty=Certainty.SURE,
+    )
+
+
+def others_refused(snapshot: Snapshot) -> Diagnosed | None:
+    """Groups of others are refused for a reason that no other rule tells."""
+    present = _present(snapshot, _REST)
+    if not present:
+        return None
+    return _differing(
+        snapshot,
+        "others_refused",
+        present,
+        f"groups of others are refused: {_REST[present[0]]}",
+        ("docs/operating.md tells what each reason means; ask swarm why on the node that makes them, too"),
+    )
+
+
+def turns_others_away(snapshot: Snapshot) -> Diagnosed | None:
+    """The entry rule here lets nobody in who calls."""
+    count = snapshot.value("num_entry_refused", 0)
+    if count < FEW_REFUSED // 2 or snapshot.value("peers", list[str]()):
+        return None
+    kind = "" if snapshot.config is None else f" (entry.kind = {snapshot.config.entry.kind})"
+    return Diagnosed(
+        name="turns_others_away",
+        claim=f"this node turns away all others: they show nothing that its entry rule asks for{kind}",
+        evidence=(f"num_entry_refused {count}, peers: none (status.json)",),
+        fix="compare [entry] with the run's; list them under entry.members, or invite them: swarm-node invite ID",
+        gravity=Gravity.HARMS,
+        key="entry.kind",
     )
 
 
@@ -447,6 +486,7 @@ def nobody_can_dial(snapshot: Snapshot) -> Diagnosed | None:
     kind = "in a private network" if is_private_host(far[0]) else "on the internet"
     return Diagnosed(
         name="nobody_can_dial",
+        key="exchange.listen",
         claim="no other machine can dial this node: it announces an address of this machine alone",
         evidence=(f"endpoints: {', '.join(endpoints)} (status.json); the run is {kind} ({far[0]})",),
         fix=snapshot.set_key(
@@ -510,6 +550,7 @@ def alone(snapshot: Snapshot) -> Diagnosed | None:
         certainty=Certainty.POSSIBLE,
         follows_from=frozenset(
             {"cannot_dial", "coordinator_refuses", "clock_is_wrong", "coordinator_away", "nobody_can_dial", "no_relay"}
+            | {"turns_others_away"}
         ),
     )
 
@@ -565,6 +606,7 @@ def newcomers(snapshot: Snapshot) -> Diagnosed | None:
     places = sum(draw.num_places for draw in recent)
     return Diagnosed(
         name="newcomers",
+        key="entry.established",
         claim="every other node is a newcomer here: all of them together fill at most an eighth of the places "
         "for groups of "
         "others",
@@ -592,6 +634,7 @@ def barrier_waits(snapshot: Snapshot) -> Diagnosed | None:
         return None
     return Diagnosed(
         name="barrier_waits",
+        key="replay.barrier",
         claim="each step waits for the slowest node: replay.barrier is on",
         evidence=(f"{waited:.0f} s of {span:.0f} s waiting for a draw (seconds of step in events.jsonl)",),
         fix=snapshot.set_key("replay.barrier", "false").replace('"false"', "false"),

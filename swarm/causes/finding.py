@@ -1,7 +1,7 @@
 """A finding of a diagnosis: what is wrong, how sure that is, by which figures, and what to do."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 
@@ -33,6 +33,7 @@ class Diagnosed:
     gravity: Gravity = Gravity.HARMS
     certainty: Certainty = Certainty.SURE
     follows_from: frozenset[str] = frozenset()  # rules whose findings explain this one
+    key: str = ""  # of node.toml, where a value there is the cause
 
     @property
     def weight(self) -> tuple[int, int]:
@@ -43,6 +44,38 @@ class Diagnosed:
 def is_healthy(findings: Iterable[Diagnosed]) -> bool:
     """Whether notes are all that was found."""
     return all(each.gravity is Gravity.NOTE for each in findings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suspect:
+    """What is odd and may do no harm: a finding only where something else was found that it explains."""
+
+    finding: Diagnosed  # without gravity of its own
+    explains: frozenset[str]  # names of findings, notes among them
+
+
+def with_guilty(findings: Sequence[Diagnosed], suspects: Iterable[Suspect]) -> list[Diagnosed]:
+    """Findings, and those suspects that explain one, as grave as that; what a likely one explains follows from it."""
+    found = list(findings)
+    for suspect in suspects:
+        effects = [each for each in findings if each.name in suspect.explains]
+        if not effects:
+            continue
+        worst = max(effects, key=lambda each: each.weight)
+        if suspect.finding.certainty > Certainty.POSSIBLE:
+            cause = {suspect.finding.name}
+            found = [
+                replace(each, follows_from=each.follows_from | cause) if each.name in suspect.explains else each
+                for each in found
+            ]
+        found.append(
+            replace(
+                suspect.finding,
+                evidence=(*suspect.finding.evidence, f"seen of it: {worst.claim}", *worst.evidence),
+                gravity=max(worst.gravity, Gravity.WASTES),
+            )
+        )
+    return found
 
 
 def by_cause(findings: Iterable[Diagnosed]) -> list[Diagnosed]:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from swarm.causes.exchange_rules import PATIENCE_S
+from swarm.causes.exchange_rules import OF_REFUSALS, PATIENCE_S
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
 from swarm.causes.snapshot import Snapshot, shortened
 from swarm.events import ApplyFailed, OwnerEquivocated, VersionApplied, VersionUnpublished, events_of
@@ -105,6 +105,24 @@ def versions_refused(snapshot: Snapshot) -> Diagnosed | None:
     )
 
 
+def no_weights_yet(snapshot: Snapshot) -> Diagnosed | None:
+    """A trainer is followed and connected, and no version of it is served."""
+    following = snapshot.following
+    if following is None or not following["is_trainer_connected"] or following["served_step"] is not None:
+        return None
+    if snapshot.up_s < PATIENCE_S / 2 or following.get("last_error") or following["trainers_without_weights"]:
+        return None
+    return Diagnosed(
+        name="no_weights_yet",
+        claim=f"no version of the trainer {short(following['policy'])} has come in {snapshot.up_s:.0f} s",
+        evidence=_evidence(following),
+        fix="a faster connection; room for one version at least in weights.store_bytes, here and on the trainer",
+        gravity=Gravity.HARMS,
+        certainty=Certainty.LIKELY,
+        follows_from=frozenset({"clock_is_wrong", "coordinator_refuses", "equivocated", "cannot_dial", "disk_full"}),
+    )
+
+
 def no_credit(snapshot: Snapshot) -> Diagnosed | None:
     """The trainer is connected, its weights are served, and it grants nothing."""
     following = snapshot.following
@@ -168,6 +186,7 @@ def nobody_follows(snapshot: Snapshot) -> Diagnosed | None:
         return None
     return Diagnosed(
         name="nobody_follows",
+        key="roles",
         claim="this node only trains, and nobody generates for it",
         evidence=(f"roles: trainer; followers: none after {snapshot.up_s:.0f} s (status.json)",),
         fix="start generators (swarm join LINK --dir my-generator --generate), or let it generate, too: in "
@@ -175,7 +194,7 @@ def nobody_follows(snapshot: Snapshot) -> Diagnosed | None:
         gravity=Gravity.STOPS,
         certainty=Certainty.SURE,
         follows_from=frozenset(
-            {"clock_is_wrong", "coordinator_refuses", "not_published", "nobody_can_dial", "no_relay"}
+            {"clock_is_wrong", "coordinator_refuses", "not_published", "nobody_can_dial", "no_relay"} | OF_REFUSALS
         ),
     )
 

@@ -91,13 +91,14 @@ def learning_rate_too_high(snapshot: Snapshot) -> Diagnosed | None:
     if config is None or not snapshot.made:
         return None
     rate, times = config.learner.learning_rate, config.learner.learning_rate / usual_rate(snapshot)
-    harm, signs = _harm(snapshot), _leaps(snapshot)
+    harm, signs = harms(snapshot), leaps(snapshot)
     is_far = times >= FAR
     is_wild = len(harm) >= 1 and len(signs) >= 2
     if times < 1 or not ((is_far and (harm or signs)) or (times >= 2 and is_wild)):
         return None
     return Diagnosed(
         name="learning_rate_too_high",
+        key="learner.learning_rate",
         claim=f"the learning rate is too high: learner.learning_rate = {rate:g}, {times:,.0f} times what such a "
         f"model is "
         "mostly trained with",
@@ -109,7 +110,7 @@ def learning_rate_too_high(snapshot: Snapshot) -> Diagnosed | None:
     )
 
 
-def _harm(snapshot: Snapshot) -> list[str]:
+def harms(snapshot: Snapshot) -> list[str]:
     """What became worse."""
     found: list[str] = []
     if _has_lost_signal(snapshot):
@@ -135,7 +136,7 @@ def _has_lost_signal(snapshot: Snapshot) -> bool:
     return bool(snapshot.made) and snapshot.num_in_vain >= SOME_IN_VAIN and len(snapshot.made) < 10 * FEW_STEPS
 
 
-def _leaps(snapshot: Snapshot) -> list[str]:
+def leaps(snapshot: Snapshot) -> list[str]:
     """Signs that single steps move the policy far."""
     recent = snapshot.made[-2 * RECENT_STEPS :]
     found: list[str] = []
@@ -211,6 +212,7 @@ def learning_rate_too_low(snapshot: Snapshot) -> Diagnosed | None:
         return None
     return Diagnosed(
         name="learning_rate_too_low",
+        key="learner.learning_rate",
         claim=f"the learning rate is too low: {len(made)} steps of {rate:g} changed next to nothing",
         evidence=(
             f"learner.learning_rate = {rate:g}; such a model is mostly trained with {usual:g}",
@@ -228,30 +230,19 @@ def steps_change_nothing(snapshot: Snapshot) -> Diagnosed | None:
     config, still = snapshot.config, _stillness(snapshot)
     if config is None or not still:
         return None
-    learner, step, norm = config.learner, snapshot.made[-1].step, middle(snapshot.course("grad_norm"))
-    if learner.warmup_steps > 10 * step:
-        rate = learner.learning_rate * step / learner.warmup_steps
-        claim = f"the warm-up is so long that steps change next to nothing: the rate of step {step} is {rate:.1g}"
-        evidence = f"learner.warmup_steps = {learner.warmup_steps}"
-        fix = snapshot.set_key("learner.warmup_steps", 20)
-    elif norm > 1000 * learner.max_grad_norm:
-        claim = "gradients are clipped to next to nothing, and so are the steps"
-        evidence = (
-            f"learner.max_grad_norm = {learner.max_grad_norm:g}; median learn/grad_norm before clipping {norm:.2g}"
-        )
-        fix = snapshot.set_key("learner.max_grad_norm", 1)
-    else:
-        claim = f"{len(snapshot.made)} steps changed next to nothing"
-        evidence = f"learner.learning_rate = {learner.learning_rate:g}; median learn/grad_norm {norm:.2g}"
-        fix = "compare [learner] with the defaults (swarm check --print), the rate and the recipe's constants first"
+    norm = middle(snapshot.course("grad_norm"))
     return Diagnosed(
         name="steps_change_nothing",
-        claim=claim,
-        evidence=(evidence, *still, _course_words(snapshot)),
-        fix=fix,
+        claim=f"{len(snapshot.made)} steps changed next to nothing",
+        evidence=(
+            f"learner.learning_rate = {config.learner.learning_rate:g}; median learn/grad_norm {norm:.2g}",
+            *still,
+            _course_words(snapshot),
+        ),
+        fix="compare [learner] with the defaults (swarm check --print), the rate and the recipe's constants first",
         gravity=Gravity.HARMS,
         certainty=Certainty.SURE,
-        follows_from=frozenset({"learning_rate_too_low"}),
+        follows_from=frozenset({"learning_rate_too_low", "nothing_trained"}),
     )
 
 
@@ -266,6 +257,7 @@ def weights_decay(snapshot: Snapshot) -> Diagnosed | None:
     left = (1 - min(1.0, taken)) ** snapshot.made[-1].step
     return Diagnosed(
         name="weights_decay",
+        key="learner.weight_decay",
         claim=f"weight decay takes {taken:.2g} of every weight at each step: the model forgets what it knew",
         evidence=(
             f"learner.weight_decay = {learner.weight_decay:g} times learner.learning_rate = {learner.learning_rate:g}",
@@ -383,6 +375,8 @@ def stale(snapshot: Snapshot) -> Diagnosed | None:
     known = [(snapshot.oldest_step_of[digest], draw) for digest, draw in too_old if digest in snapshot.oldest_step_of]
     by_clock = sum(draw.at_s - at_s > bounds.max_age_s for (_, at_s), draw in known)
     by_steps = sum(draw.draw_step - 1 - step > draw.max_age_steps for (step, _), draw in known)
+    if not by_clock + by_steps and any(_is_bounded(snapshot, step) for step in snapshot.steps[-RECENT_STEPS:]):
+        return None  # too old for the guard alone: `stays_on_policy` says why
     evidence = [
         f"{len(too_old)} of {len(too_old) + used} own groups ({share:.0%}) of the newest {len(draws)} "
         f"draws were too "
@@ -460,6 +454,7 @@ def buffer_too_small(snapshot: Snapshot) -> Diagnosed | None:
     key, value = ("max_groups", 4096) if is_small else ("max_bytes", 256 * 2**20)
     return Diagnosed(
         name="buffer_too_small",
+        key=f"replay.{key}",
         claim=f"the replay buffer holds fewer groups than a step needs ({replay.local_groups}): replay.{key} is "
         f"too small",
         evidence=(
@@ -477,7 +472,7 @@ def stays_on_policy(snapshot: Snapshot) -> Diagnosed | None:
     """The guard froze the learner, or keeps it at its safe recipe."""
     recent = snapshot.steps[-RECENT_STEPS:]
     high = [step for step in recent if step.diagnostics.get("guard_level", 0) >= 2]
-    if len(recent) < 5 or len(high) < len(recent) / 2:
+    if len(recent) < 3 or len(high) < len(recent) / 2:
         return None
     ess = middle([s.diagnostics["ess_share"] for s in recent if "ess_share" in s.diagnostics], 1.0)
     return Diagnosed(

@@ -93,6 +93,9 @@ def _read_answers(directory: Path, config: NodeConfig | None) -> tuple[AnsweredG
                 0 if rollout.trace is None else int(rollout.trace.action_mask.sum())
                 for rollout in scored.group.rollouts
             ),
+            task_id=scored.group.task_id,
+            prompt=hash(scored.group.prompt_ids.tobytes()),
+            texts=tuple(hash(rollout.actions) for rollout in scored.group.rollouts),
         )
         for scored in groups
     )

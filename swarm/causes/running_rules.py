@@ -25,6 +25,7 @@ from swarm.types import short
 STALE_AFTER_S: Final = 15.0  # the daemon writes status.json every second
 SIGKILL: Final = -9  # what the kernel sends to the process that takes the memory of all
 FEW_STEPS: Final = 3  # since a death: it may come again
+MANY_RESTARTS: Final = 8
 FULL_FOR_S: Final = 60.0  # since the newest event of a full disk
 ENDINGS: Final = frozenset(
     {
@@ -237,6 +238,28 @@ def killer_group(snapshot: Snapshot) -> Diagnosed | None:
         fix="nothing, if it stays one: the producer was charged; else put its id under entry.denied, or lower "
         "generator.max_new_tokens on every node",
         gravity=Gravity.WASTES,
+    )
+
+
+def helpers_die(snapshot: Snapshot) -> Diagnosed | None:
+    """The scoring process, or that of the DHT, is started again and again."""
+    restarts: dict[str, int] = snapshot.value("restarts", {})
+    num_groups = snapshot.value("num_put", 0) + snapshot.value("num_admitted", 0)
+    if restarts.get("p2pd", 0) >= MANY_RESTARTS:
+        what, count, fix = "the DHT's process", restarts["p2pd"], "look for p2pd in the node's log"
+    elif restarts.get("sandbox", 0) >= max(MANY_RESTARTS, 0.3 * num_groups):
+        what, count = "the process that scores answers", restarts["sandbox"]
+        fix = "a faster reward, or more sandbox.cpu_s and sandbox.memory_bytes"
+    else:
+        return None
+    return Diagnosed(
+        name="helpers_die",
+        claim=f"{what} was started again {count} times",
+        evidence=(f"restarts {restarts}, {num_groups} groups (status.json)",),
+        fix=f"{fix}; then {snapshot.start}",
+        gravity=Gravity.WASTES,
+        certainty=Certainty.LIKELY,
+        follows_from=frozenset({"out_of_memory", "cannot_be_scored"}),
     )
 
 

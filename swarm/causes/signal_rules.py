@@ -163,6 +163,7 @@ def cut_off(snapshot: Snapshot) -> Diagnosed | None:
     evidence += [_waits(num_equal)] if is_vain else []
     return Diagnosed(
         name="cut_off",
+        key="generator.max_new_tokens",
         claim=f"answers are cut off at generator.max_new_tokens = {longest} before they are finished",
         evidence=tuple(evidence),
         fix=snapshot.set_key("generator.max_new_tokens", 4 * longest, why=" (the same on every node of the run)")

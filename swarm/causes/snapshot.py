@@ -14,15 +14,18 @@ from typing import Any, Final, TypeVar
 
 from swarm.config import NodeConfig
 from swarm.events import (
+    ApplyFailed,
     Event,
     GroupPut,
     GroupRefused,
     GroupsDrawn,
     GroupStored,
     GroupUnscored,
+    LoopFailed,
     NodeStarted,
     PolicyEvaluated,
     StepMade,
+    VersionUnpublished,
     events_of,
 )
 from swarm.types import JsonDict, NodeId, RefusalReason, Role
@@ -41,6 +44,9 @@ class AnsweredGroup:
     rewards: tuple[float, ...]
     is_cut: tuple[bool, ...]  # the answer ended at the longest length, not by itself
     num_tokens: tuple[int, ...]
+    task_id: int = -1
+    prompt: int = 0  # equal for equal prompts
+    texts: tuple[int, ...] = ()  # equal for equal answers; empty: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +145,16 @@ class Snapshot:
         num_put, num_with_signal, num_unscored, _ = self.own
         return 0 if num_with_signal else num_put + num_unscored
 
+    @cached_property
+    def errors(self) -> tuple[str, ...]:
+        """What failed in the present or last process, also before it served anybody, the newest last."""
+        since = self.started_at_s or 0.0
+        return tuple(
+            event.error
+            for event in self.events
+            if isinstance(event, LoopFailed | GroupUnscored | ApplyFailed | VersionUnpublished) and event.at_s >= since
+        )
+
     # --- steps ----------------------------------------------------------------------------------------
 
     @cached_property
@@ -150,6 +166,17 @@ class Snapshot:
     def made(self) -> tuple[StepMade, ...]:
         """Steps that made a version."""
         return tuple(step for step in self.steps if not step.was_skipped)
+
+    @cached_property
+    def recent_span_s(self) -> float:
+        """Wall clock from the first to the last of the newest steps; 0 of fewer than two."""
+        recent = self.made[-RECENT_STEPS:]
+        return recent[-1].at_s - recent[0].at_s if recent else 0.0
+
+    @cached_property
+    def idle_s(self) -> float:
+        """Since the newest step, or group of a generator, of the present process."""
+        return self.at_s - max(self.value("last_step_at_s", 0.0), self.started_at_s or 0.0)
 
     @cached_property
     def draws(self) -> tuple[GroupsDrawn, ...]:

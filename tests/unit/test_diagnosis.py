@@ -161,8 +161,8 @@ def moving(config: NodeConfig, std: float, **changes: Any) -> list[str]:
     ("learner", "expected"),
     [
         ({}, "steps_change_nothing"),
-        ({"warmup_steps": 10**6}, "steps_change_nothing"),
-        ({"max_grad_norm": 1e-9}, "steps_change_nothing"),
+        ({"warmup_steps": 10**6}, "warmup_steps_too_high"),
+        ({"max_grad_norm": 1e-9}, "max_grad_norm_too_low"),
         ({"learning_rate": 1e-8}, "learning_rate_too_low"),
     ],
 )

@@ -1,0 +1,101 @@
+"""What errors say: causes outside of the node that every program meets, known by the words of the system.
+
+Invariant: only the words of Python and of the operating system are looked for, in errors of every part alike.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from swarm.causes.finding import Certainty, Diagnosed, Gravity, Suspect
+from swarm.causes.snapshot import Snapshot, shortened
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownError:
+    """A cause, and the words by which it is known."""
+
+    name: str
+    words: str  # a regular expression
+    claim: str
+    fix: str
+
+
+NEWEST: Final = 20
+EFFECTS: Final = frozenset(
+    {
+        "ended_with_error",
+        "never_ran",
+        "restarts_often",
+        "worker_dies",
+        "loops_fail",
+        "cannot_be_scored",
+        "versions_refused",
+        "not_published",
+    }
+)
+KNOWN: Final = (
+    KnownError(
+        name="port_taken",
+        words=r"address already in use|failed to bind|errno 98\b|cannot bind|could not bind",
+        claim="another process holds a port that this node is to listen on",
+        fix="end the other one (ss -ltnp names it), or change the port in node.toml: exchange.listen, "
+        "directory.listen, telemetry.metrics_listen or serve.listen",
+    ),
+    KnownError(
+        name="no_permission",
+        words=r"permission denied|permissionerror|read-?only (file system|database)|not permitted|errno (13|30)\b",
+        claim="this user may not write, or read, a file that the node needs",
+        fix="who owns it: ls -la; then chown -R it to the user that runs the node, or mount the disk for writing",
+    ),
+    KnownError(
+        name="file_gone",
+        words=r"no such file or directory|filenotfounderror|errno 2\b",
+        claim="a file or directory that the configuration names is not there",
+        fix="put it back, or name the one that is meant in node.toml",
+    ),
+    KnownError(
+        name="package_missing",
+        words=r"no module named|modulenotfounderror|importerror",
+        claim="a Python package that this configuration needs is not installed",
+        fix="install it where the node runs (swarm doctor says which), or choose what needs none",
+    ),
+    KnownError(
+        name="too_many_files",
+        words=r"too many open files|errno 24\b",
+        claim="the node may not open so many files at once",
+        fix="ulimit -n 65536 before the start (LimitNOFILE= of its service)",
+    ),
+    KnownError(
+        name="nobody_answers",
+        words=r"connection refused|name or service not known|name resolution|network is unreachable|no route to host"
+        r"|errno (101|111|113)\b",
+        claim="a server that this node needs does not answer",
+        fix="is it running, is its address right, and is the network there?",
+    ),
+    KnownError(
+        name="device_fails",
+        words=r"\bcuda\b|\bcudnn\b|\bnccl\b|no kernel image|nvidia",
+        claim="the GPU, or its driver, does not do what is asked of it",
+        fix='nvidia-smi and swarm gpu-check say what is there; device = "cpu" does without',
+    ),
+)
+
+
+def suspects(snapshot: Snapshot) -> list[Suspect]:
+    """Causes whose words the newest errors have, one of each."""
+    errors = [*(line for line in snapshot.log.splitlines() if "Error" in line), *snapshot.errors][-NEWEST:]
+    found: list[Suspect] = []
+    for known in KNOWN:
+        of = [error for error in errors if re.search(known.words, error, re.IGNORECASE)]
+        if of:
+            finding = Diagnosed(
+                name=known.name,
+                claim=f"{known.claim}: {shortened(of[-1])}",
+                evidence=(f"{len(of)} of the newest {len(errors)} errors (events.jsonl, log.txt)",),
+                fix=known.fix,
+                gravity=Gravity.NOTE,
+                certainty=Certainty.LIKELY,
+            )
+            found.append(Suspect(finding=finding, explains=EFFECTS))
+    return found
