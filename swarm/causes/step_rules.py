@@ -13,6 +13,7 @@ from swarm.types import Role
 
 MANY_STEPS: Final = 50  # fewer need not have taught anything yet
 MOST: Final = 0.5
+LEAST_EVALUATED_S: Final = 10.0  # of a run that has just begun the first evaluation is most
 LONG_S: Final = 600.0  # for one step
 PATIENCE_S: Final = 20.0
 NO_MEASURE: Final = frozenset({"learning_rate_too_high", "weights_decay", "not_a_number"})  # that make policies wild
@@ -130,7 +131,7 @@ def evaluations_take_time(snapshot: Snapshot) -> Diagnosed | None:
             took_s += event.at_s - before_s if before_s and isinstance(event, PolicyEvaluated) else 0.0
             before_s = ends_s = event.at_s
     waiting_s = snapshot.at_s - ends_s if ends_s else 0.0
-    if len(snapshot.made) < 3 or took_s <= max(MOST * (ends_s - began_s), waiting_s):
+    if len(snapshot.made) < 3 or took_s <= max(LEAST_EVALUATED_S, MOST * (ends_s - began_s), waiting_s):
         return None
     return Diagnosed(
         name="evaluations_take_time",
