@@ -77,6 +77,9 @@ class LocalNodes:
         }
         changes = [f"directory.bootstrap={json.dumps(daemon.maddrs)}", 'telemetry.metrics_listen=""', 'serve.listen=""']
         changes += ["learner.num_steps=0"]  # they go on as long as the first
+        for key in ("listen", "advertise"):  # on a port of its own
+            host, _, port = getattr(first.exchange, key).rpartition(":")
+            changes += [f'exchange.{key}="{host}:0"'] if port else []
         if not is_trainer:
             changes += ['roles=["generator"]', "weights.publish=false", f'follow.policy="{daemon.agent.node_id}"']
         elif first.weights.publish:
