@@ -135,7 +135,10 @@ class RolloutSource:
                 found.append(self._next(end_s))
         except Unavailable:
             with self._arrived:
-                self._waiting.extendleft((each.digest, each.age_steps) for each in reversed(found))
+                assert self._waiting.maxlen is not None
+                kept = found[max(0, len(found) + len(self._waiting) - self._waiting.maxlen) :]  # others came meanwhile
+                self.num_dropped += len(found) - len(kept)
+                self._waiting.extendleft((each.digest, each.age_steps) for each in reversed(kept))
             raise
         return found
 
