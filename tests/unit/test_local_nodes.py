@@ -20,7 +20,7 @@ from swarm.config import EnvironmentConfig, ExchangeConfig, ModelConfig, NodeCon
 def test_each_listens_at_a_port_of_its_own(tmp_path: Path, exchange: ExchangeConfig, expected: tuple[str, str]) -> None:
     config = NodeConfig(
         dir=tmp_path,
-        environments=(EnvironmentConfig(name="copy", kind="char", dataset="copy"),),
+        environments=(EnvironmentConfig(name="sort", kind="char", dataset="sort"),),
         model=ModelConfig(source="tiny"),
         exchange=exchange,
     )

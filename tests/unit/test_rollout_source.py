@@ -14,7 +14,7 @@ from swarm.errors import Unavailable
 def test_groups_that_are_put_back_make_room_for_younger_ones_and_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environments = (EnvironmentConfig(name="copy", kind="char", dataset="copy"),)
+    environments = (EnvironmentConfig(name="sort", kind="char", dataset="sort"),)
     source = RolloutSource(
         NodeConfig(dir=tmp_path, environments=environments, model=ModelConfig(source="tiny")), max_waiting=3
     )
