@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import variance
 from typing import Final
 
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
@@ -91,7 +92,7 @@ def learning_rate_too_high(snapshot: Snapshot) -> Diagnosed | None:
     if config is None or not snapshot.made:
         return None
     rate, times = config.learner.learning_rate, config.learner.learning_rate / usual_rate(snapshot)
-    harm, signs = harms(snapshot), leaps(snapshot)
+    harm, signs = _harms(snapshot), leaps(snapshot)
     is_far = times >= FAR
     is_wild = len(harm) >= 1 and len(signs) >= 2
     if times < 1 or not ((is_far and (harm or signs)) or (times >= 2 and is_wild)):
@@ -110,21 +111,27 @@ def learning_rate_too_high(snapshot: Snapshot) -> Diagnosed | None:
     )
 
 
-def harms(snapshot: Snapshot) -> list[str]:
-    """What became worse."""
+def _harms(snapshot: Snapshot) -> list[str]:
+    """What became worse, or looks so where the rate is to blame."""
     found: list[str] = []
     if _has_lost_signal(snapshot):
         before = [put.reward_mean for put in snapshot.puts if put.at_s <= snapshot.made[0].at_s]
         had = f" (mean reward before the first step {mean(before):.3g})" if before else ""
         found.append(f"after step {snapshot.made[-1].step} no own group has differing rewards any more{had}")
+    return found + losses(snapshot)
+
+
+def losses(snapshot: Snapshot) -> list[str]:
+    """What became worse, beyond chance."""
+    found: list[str] = []
     rewards = snapshot.course("reward_mean")
     if len(rewards) >= FEW_STEPS:
-        tenth = max(4, len(rewards) // 10)
-        best = max(mean(rewards[start : start + tenth]) for start in range(0, len(rewards) - tenth + 1, tenth))
-        if mean(rewards[-tenth:]) < best / 2 and best > 0.1:
-            found.append(
-                f"learn/reward_mean fell from {best:.2f} to {mean(rewards[-tenth:]):.2f} (step in events.jsonl)"
-            )
+        fifth = len(rewards) // 5
+        parts = [rewards[start : start + fifth] for start in range(0, len(rewards) - fifth + 1, fifth)]
+        best, now = max(parts, key=mean), rewards[-fifth:]
+        noise = math.sqrt((variance(best) + variance(now)) / fifth)  # the best of several is partly luck, too
+        if mean(now) < mean(best) / 2 and mean(best) - mean(now) > FALL_SIGMAS * noise:
+            found.append(f"learn/reward_mean fell from {mean(best):.2f} to {mean(now):.2f} (step in events.jsonl)")
     found += [_fall_words(of, best) for of, best in _falls(snapshot)]
     num_bad = sum(step.was_skipped and not math.isfinite(step.grad_norm) for step in snapshot.steps[-RECENT_STEPS:])
     found += [f"{num_bad} steps were not finite"] if num_bad else []

@@ -6,7 +6,7 @@ Invariant: what is found here is seen of some cause; where that is a setting, `f
 from typing import Final
 
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
-from swarm.causes.learning_rules import FEW_STEPS, harms, leaps
+from swarm.causes.learning_rules import FEW_STEPS, leaps, losses
 from swarm.causes.snapshot import RECENT_STEPS, Snapshot, mean, middle
 from swarm.events import PolicyEvaluated, StepMade
 from swarm.types import Role
@@ -21,7 +21,7 @@ NO_MEASURE: Final = frozenset({"learning_rate_too_high", "weights_decay", "not_a
 
 def gets_worse(snapshot: Snapshot) -> Diagnosed | None:
     """What the policy could it can no more."""
-    found = harms(snapshot)
+    found = losses(snapshot)
     if not found:
         return None
     return Diagnosed(
