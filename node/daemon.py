@@ -96,7 +96,7 @@ class Daemon(Service):
         self.worker = WorkerProcess(self._emit)
         self.is_finished = False  # every step is made
         self.has_version = False  # the learner has loaded its model
-        self.last_peers: JsonDict = {}  # of the newest status: all are gone by the time that a stop is noted
+        self.last_connections: JsonDict = {}  # of the newest status: none is left by the time that a stop is noted
         self._refresh: ManifestRefresh | None = None  # of a node that joined by a link
         self.differences: list[Difference] | None = None  # from the run's manifest; None: none is held
 
@@ -137,7 +137,7 @@ class Daemon(Service):
             await self.agent.journal.stop()
             with contextlib.suppress(OSError):  # else it reads as if it had been killed
                 await asyncio.to_thread(
-                    write_json, self.config.dir / STATUS, self.status() | self.last_peers | {"was_stopped": True}
+                    write_json, self.config.dir / STATUS, self.status() | self.last_connections | {"was_stopped": True}
                 )
             raise
         except BaseExceptionGroup as group:

@@ -24,6 +24,8 @@ STATUS_EVERY_S: Final = 1.0
 PAUSE_LOOK_S: Final = 1.0
 REMEMBER_EVERY_S: Final = 10.0
 PROGRESS_EVERY_S: Final = 30.0
+# keys of a status that are of connections
+OF_CONNECTIONS: Final = ("peers", "standing", "following", "followers", "is_coordinator_reachable")
 
 
 async def write_status(daemon: "Daemon") -> None:
@@ -31,7 +33,7 @@ async def write_status(daemon: "Daemon") -> None:
     path, was_written = daemon.config.dir / STATUS, True
     while True:
         status = daemon.status()
-        daemon.last_peers = {"peers": status["peers"], "standing": status["standing"]}
+        daemon.last_connections = {key: status[key] for key in OF_CONNECTIONS if key in status}
         daemon.telemetry.snapshot(status)
         daemon.events.flush()
         try:
