@@ -637,7 +637,7 @@ def barrier_waits(snapshot: Snapshot) -> Diagnosed | None:
         key="replay.barrier",
         claim="each step waits for the slowest node: replay.barrier is on",
         evidence=(f"{waited:.0f} s of {span:.0f} s waiting for a draw (seconds of step in events.jsonl)",),
-        fix=snapshot.set_key("replay.barrier", "false").replace('"false"', "false"),
+        fix=snapshot.set_key("replay.barrier", False),
         gravity=Gravity.WASTES,
         certainty=Certainty.LIKELY,
     )

@@ -10,7 +10,7 @@ from typing import Any, Final
 from swarm.causes.exchange_rules import OF_REFUSALS
 from swarm.causes.finding import Certainty, Diagnosed, Gravity, Suspect
 from swarm.causes.signal_rules import NO_SIGNAL
-from swarm.causes.snapshot import Snapshot
+from swarm.causes.snapshot import Snapshot, as_toml
 from swarm.config import EnvironmentConfig, NodeConfig
 
 # What settings lead to, as names of findings.
@@ -306,8 +306,8 @@ def _suspect(far: Far, value: object, snapshot: Snapshot) -> Suspect:
     words = {"low": "too low", "high": "too high", "set": "set so"}[far.how]
     finding = Diagnosed(
         name=f"{name}_{words.replace(' ', '_')}",
-        claim=f"{far.key} = {value} is {words}: {far.does}",
-        evidence=(f"{far.key} (node.toml)" + ("" if far.usual is None else f"; usual is {far.usual}"),),
+        claim=f"{far.key} = {as_toml(value)} is {words}: {far.does}",
+        evidence=(f"{far.key} (node.toml)" + ("" if far.usual is None else f"; usual is {as_toml(far.usual)}"),),
         fix=f"change {far.key} in {snapshot.directory / 'node.toml'}; then {snapshot.start}"
         if far.usual is None
         else snapshot.set_key(far.key, far.usual),

@@ -240,9 +240,8 @@ class Snapshot:
     def set_key(self, key: str, value: object, why: str = "") -> str:
         """How to change one key of the configuration: file, line and command."""
         section, _, name = key.rpartition(".")
-        shown = f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
         where = f"under [{section}] " if section else ""
-        return f"in {self.directory / 'node.toml'} {where}set {name} = {shown}{why}; then {self.start}"
+        return f"in {self.directory / 'node.toml'} {where}set {name} = {as_toml(value)}{why}; then {self.start}"
 
     @property
     def start(self) -> str:
@@ -254,6 +253,13 @@ class Snapshot:
         if is_training:
             return f"swarm train --dir {self.directory}"
         return f"swarm-node start --config {self.directory / 'node.toml'}"
+
+
+def as_toml(value: object) -> str:
+    """A plain value as node.toml has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def shortened(text: str) -> str:
