@@ -13,7 +13,7 @@ from node.credential import read_credential
 from swarm.addresses import endpoint_of, own_address
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig, NodeConfig, parse_config
-from swarm.errors import NotHeld, Unavailable
+from swarm.errors import ConfigError, NotHeld, Unavailable
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
@@ -91,7 +91,7 @@ async def check_network(link: str, directory: Path | None = None, listen_port: i
         listen_port: to be tried; 0 picks a free one.
 
     Raises:
-        ConfigError: the link cannot be used.
+        ConfigError: the link cannot be used, or leads to this machine.
         Unavailable: the coordinator does not answer, or refuses the key.
     """
     parsed = JoinLink.parse(link)
@@ -112,6 +112,13 @@ async def check_network(link: str, directory: Path | None = None, listen_port: i
             asyncio.gather(*map(_answers, others)),
         )
         relay_ms = None if back.is_reached else await _through_relay_ms(transport, coordinator, identity.node_id)
+    except Unavailable:
+        if fetched.address.startswith(("127.", "localhost:", "[::1]:")):
+            raise ConfigError(
+                f"{fetched.address}: the coordinator is on this machine, so only nodes on it can dial one that joins "
+                "here; run this on the machine that is to join, with a link that leads here from there"
+            ) from None
+        raise
     finally:
         await transport.stop()
     reached = [endpoint for endpoint, has_answered in zip(others, answers, strict=True) if has_answered]

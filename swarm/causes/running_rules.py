@@ -89,7 +89,7 @@ def ended_with_error(snapshot: Snapshot) -> Diagnosed | None:
         name="ended_with_error",
         claim=f"the node ended with an error: {shortened(error)}",
         evidence=(f"{where}; {len(snapshot.made)} steps were made before",),
-        fix=f"change what it names in {snapshot.directory / 'node.toml'}; then {snapshot.start}"
+        fix=f"change what it names (keys are in {snapshot.directory / 'node.toml'}); then {snapshot.start}"
         if is_config
         else f"mend what the traceback above that line of the node's log names; then {snapshot.start}",
         gravity=Gravity.STOPS,

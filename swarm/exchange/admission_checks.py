@@ -145,10 +145,10 @@ def _check_answers(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
 def _check_sampling(sampling: Sampling, limits: AdmissionLimits) -> Finding:
     """Sampling is as the run has it: objectives weigh by length limits, and gradients grow as a temperature falls."""
     if not abs(sampling.temperature - limits.temperature) <= _TEMPERATURE_TOLERANCE * limits.temperature:  # NaN too
-        return RefusalReason.BAD_SAMPLING, f"temperature {sampling.temperature}, not the run's {limits.temperature}"
+        return RefusalReason.BAD_SAMPLING, f"temperature {sampling.temperature}, here {limits.temperature}"
     if sampling.max_new_tokens != limits.max_new_tokens:
         allowed = sampling.max_new_tokens
-        return RefusalReason.BAD_SAMPLING, f"generator allowed {allowed} tokens, not the run's {limits.max_new_tokens}"
+        return RefusalReason.BAD_SAMPLING, f"max_new_tokens {allowed} at its maker, {limits.max_new_tokens} here"
     if not 0 < sampling.top_p <= 1 or sampling.top_k < 0 or not 0 < sampling.repetition_penalty <= 10:
         return RefusalReason.BAD_SAMPLING, "top_p, top_k or repetition_penalty out of range"
     return None

@@ -53,6 +53,7 @@ class NodeProgress:
     ess_share: float | None = None
     puts: list[tuple[float, int, float]] = field(default_factory=list[tuple[float, int, float]])  # at_s, tokens, reward
     accuracy: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    evaluated_at_step: int = 0
     refusals: Counter[str] = field(default_factory=Counter[str])
     brought: Counter[NodeId] = field(default_factory=Counter[NodeId])  # groups admitted, by producer
     drawn: Counter[NodeId] = field(default_factory=Counter[NodeId])  # groups, by producer
@@ -70,6 +71,7 @@ class NodeProgress:
                 self.ages = list(event.ages_steps)
             case PolicyEvaluated():
                 self.accuracy[(event.env, event.split)] = event.accuracy
+                self.evaluated_at_step = event.step
             case GroupPut():
                 self.puts.append((event.at_s, event.num_tokens, event.reward_mean))
                 self.puts = [put for put in self.puts if put[0] > event.at_s - _RATE_WINDOW_S]

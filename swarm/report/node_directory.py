@@ -55,7 +55,7 @@ class NodeDirectory:
         """Why it makes no progress, as `swarm status` says."""
         if not self.status:
             return ()
-        return tuple(problems(self.status, time.time(), MAX_IDLE_S, self.is_running))
+        return tuple(problems(self.status, time.time(), MAX_IDLE_S, self.is_running, self.path))
 
 
 def open_directory(path: Path) -> NodeDirectory:

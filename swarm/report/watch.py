@@ -56,7 +56,7 @@ class WatchedNode:
         self.is_running = is_running(self.path)
         try:
             self.status = read_status(self.path)
-            self.problems = tuple(problems(self.status, now_s, MAX_IDLE_S, self.is_running))
+            self.problems = tuple(problems(self.status, now_s, MAX_IDLE_S, self.is_running, self.path))
         except SwarmError:  # it is starting, or was never started
             self.status, self.problems = {}, ()
         return num_new > 0 or before != (self.status, self.problems, self.is_running)
@@ -138,9 +138,10 @@ def plain_line(nodes: Sequence[WatchedNode]) -> str:
 def _plain(node: WatchedNode) -> str:
     progress = node.progress
     held_out = "".join(f" {_line(env)} {figure(value)}" for env, value in node.held_out.items())
+    at_step = f" (step {progress.evaluated_at_step})" if held_out else ""
     problem = f" problem: {_line(node.problems[0])}" if node.problems else ""
     return (
-        f"{node.name} {node.state} step {node.step} reward {figure(node.reward)} held out{held_out or ' -'} "
+        f"{node.name} {node.state} step {node.step} reward {figure(node.reward)} held out{held_out or ' -'}{at_step} "
         f"age {figure(node.age, 1)} {figure(node.tokens_per_s, 0)} tok/s own/others "
         f"{progress.num_local}/{progress.num_external} refused {progress.refusals.total()}{problem}"
     )
@@ -180,7 +181,8 @@ def _notes(node: WatchedNode, names: dict[NodeId, str]) -> list[Text]:
 
     if node.is_running and node.status.get("paused_since_s") is not None:
         note("paused", f"{paused_words(node.status['paused_since_s'])}; swarm resume {node.path} goes on")
-    note("held out", ", ".join(f"{_line(env)} {figure(value)}" for env, value in node.held_out.items()))
+    held_out = ", ".join(f"{_line(env)} {figure(value)}" for env, value in node.held_out.items())
+    note("held out", f"{held_out} at step {progress.evaluated_at_step}" if held_out else "")
     named = {producer: names.get(producer, short(producer)) for producer in (*progress.drawn, *progress.brought)}
     own_id = node.status.get("node_id")
     others = Counter({named[each]: count for each, count in progress.brought.items() if each != own_id})

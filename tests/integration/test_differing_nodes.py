@@ -67,7 +67,7 @@ async def test_both_are_told_the_key_and_the_fix_and_join_warns(tmp_path: Path) 
     assert "differs_from_run" not in found["ada"]
     adas = found["ada"]["settings_differ"]
     assert "generator.max_new_tokens must be equal on all nodes" in adas.claim
-    assert "generator allowed 12 tokens, not the run's 8" in adas.claim
+    assert "max_new_tokens 12 at its maker, 8 here" in adas.claim
     assert f"node {bell.agent.node_id[:8]} has to take" in adas.fix
 
 

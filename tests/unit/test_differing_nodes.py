@@ -29,8 +29,8 @@ def status(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("sampling", "seen"),
     [
-        (Sampling(temperature=0.5, max_new_tokens=8), "temperature 0.5, not the run's 1.0"),
-        (Sampling(max_new_tokens=16), "generator allowed 16 tokens, not the run's 8"),
+        (Sampling(temperature=0.5, max_new_tokens=8), "temperature 0.5, here 1.0"),
+        (Sampling(max_new_tokens=16), "max_new_tokens 16 at its maker, 8 here"),
     ],
 )
 def test_a_refusal_keeps_who_and_what_and_status_says_it_with_the_key(sampling: Sampling, seen: str) -> None:
