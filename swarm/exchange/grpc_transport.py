@@ -19,7 +19,8 @@ from swarm.identity import Identity, is_hex_digest
 from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, RecordKeeper, Reservation, StreamItem
 from swarm.peers.upload_limit import UploadLimit
 from swarm.relay.relay_client import RelayedSocket, RelayReservation, RelaySessions, announce_at, dial_back, records_at
-from swarm.relay.relay_servicer import RelayLimits, RelayServicer
+from swarm.relay.relay_servicer import RelayServicer
+from swarm.relay.reservation_table import RelayLimits
 from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
 from swarm.wire.adverts import cursor_from_message, cursor_to_message
 from swarm.wire.envelopes import (

@@ -24,7 +24,8 @@ from swarm.loops.neighbours import neighbours_loop
 from swarm.peers.address_book import AddressBook
 from swarm.relay import relay_client
 from swarm.relay.relay_client import MAX_TAKEN, RelayReservation
-from swarm.relay.relay_servicer import RelayLimits, RelayServicer
+from swarm.relay.relay_servicer import RelayServicer
+from swarm.relay.reservation_table import RelayLimits
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import TOY_RUN_ID, HoldsNothing, make_advert, make_group, make_identity
