@@ -6,8 +6,8 @@
 Each plan is a line of the file: seed, digest of its event log, and what broke. Started again with the same file it
 goes on after the plans that are there; at the end it prints one digest of all. Every 50th plan runs twice: equal seeds
 have to give equal logs. A failing plan is made smaller until no fault can be taken out of it; the smallest is printed
-as Python, to be given to `run_seed`. With `--episodes` the nodes play episodes of several turns; such plans need a
-file of their own.
+as Python, to be given to `run_seed`. With `--episodes` the nodes play episodes of several turns, with `--outward .7`
+nobody can dial seven in ten of them; such plans need a file of their own.
 """
 
 import argparse
@@ -24,18 +24,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarm.simulate.virtual.faults import FaultPlan, shrink
-from swarm.simulate.virtual.run import run_seed
-from swarm.simulate.virtual.swarm import SECONDS_PER_STEP
+from swarm.simulate.virtual.run import draw_plan, run_seed
 
 NUM_NODES: Final = 10
 NUM_ROUNDS: Final = 6
 TWICE_EVERY: Final = 50
 
 
-def run_plan(seed: int, *, has_episodes: bool = False) -> dict[str, Any]:
+def run_plan(seed: int, *, has_episodes: bool = False, outward_share: float | None = None) -> dict[str, Any]:
     """One plan: its line of the file."""
     logging.disable(logging.CRITICAL)
-    plan = FaultPlan.random(seed, NUM_NODES, NUM_ROUNDS * SECONDS_PER_STEP, has_episodes=has_episodes)
+    plan = draw_plan(seed, NUM_NODES, NUM_ROUNDS, has_episodes=has_episodes, outward_share=outward_share)
     digest, broken = _judge(seed, plan)
     if seed % TWICE_EVERY == 0 and _judge(seed, plan)[0] != digest:
         broken.append("equal seeds gave two event logs")
@@ -62,6 +61,7 @@ def main() -> None:
     parser.add_argument("--plans", type=int, default=1000, help="seeds up to this minus 1")
     parser.add_argument("--file", type=Path, default=Path("runs/fault_plans.jsonl"), help="one line for each plan")
     parser.add_argument("--episodes", action="store_true", help="episodes in place of single answers")
+    parser.add_argument("--outward", type=float, help="share of nodes that nobody can dial; else the seed draws it")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     arguments.file.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,8 @@ def main() -> None:
     known: list[dict[str, Any]] = [json.loads(line) for line in lines]
     seeds = sorted(set(range(arguments.first, arguments.plans)) - {line["seed"] for line in known})
     failed = [line for line in known if line["broken"]]
-    began_s, play = time.monotonic(), partial(run_plan, has_episodes=arguments.episodes)
+    began_s = time.monotonic()
+    play = partial(run_plan, has_episodes=arguments.episodes, outward_share=arguments.outward)
     with (
         ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool,
         arguments.file.open("a", encoding="utf-8") as file,

@@ -37,7 +37,7 @@ WIDE: Final = {"reservations_per_subnet": 4096, "connections_per_subnet": 4096, 
 
 async def serve() -> None:
     """The relay: says where it is, and at each line of its input what it costs."""
-    from swarm.relay.relay_servicer import RelayLimits
+    from swarm.relay.reservation_table import RelayLimits
 
     transport = GrpcTransport(
         RELAY,

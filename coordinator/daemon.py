@@ -39,7 +39,8 @@ from swarm.process import (
     run_until_signal,
     write_json,
 )
-from swarm.relay.relay_servicer import RelayLimits, RelayServicer
+from swarm.relay.relay_servicer import RelayServicer
+from swarm.relay.reservation_table import RelayLimits
 from swarm.telemetry import Telemetry
 from swarm.types import JsonDict, short
 from swarm.wire.join_link import JoinLink

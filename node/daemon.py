@@ -57,7 +57,7 @@ from swarm.process import (
     thread_limits,
     write_json,
 )
-from swarm.relay.relay_servicer import RelayLimits
+from swarm.relay.reservation_table import RelayLimits
 from swarm.telemetry import EventLog, Telemetry, make_sinks
 from swarm.types import Correction, JsonDict, Role, short
 from swarm.weights.store import WeightStore

@@ -55,13 +55,19 @@ VirtualOption = Annotated[
     bool,
     typer.Option(
         "--virtual",
-        help="The whole swarm in this process on virtual time; takes --nodes, --rounds, --seed and --episodes alone.",
+        help="The whole swarm in this process on virtual time; takes --nodes, --rounds, --seed, --episodes, --outward.",
     ),
 ]
 EpisodesOption = Annotated[
     bool, typer.Option("--episodes", help="virtual: episodes of several turns in place of single answers.")
 ]
-VIRTUAL_TAKES = ("virtual", "episodes", "nodes", "rounds", "seed")
+OutwardOption = Annotated[
+    float | None,
+    typer.Option(
+        "--outward", min=0.0, max=1.0, help="virtual: share of nodes that nobody can dial; else the seed draws it."
+    ),
+]
+VIRTUAL_TAKES = ("virtual", "episodes", "outward", "nodes", "rounds", "seed")
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Any key of every node: --set learner.learning_rate=2e-5.")
 ]
@@ -93,6 +99,7 @@ def simulate(
     mode: ModeOption = "push",
     virtual: VirtualOption = False,
     episodes: EpisodesOption = False,
+    outward: OutwardOption = None,
     set_: SetOption = None,
     out: OutOption = None,
     keep_checkpoints: KeepOption = False,
@@ -107,9 +114,11 @@ def simulate(
         from swarm.simulate.virtual.run import run_virtual_command
 
         num_nodes, num_rounds = 10 if nodes is None else nodes, 50 if rounds is None else rounds
-        _end(run_virtual_command(num_nodes, num_rounds, seed, Console(), has_episodes=episodes))
+        _end(run_virtual_command(num_nodes, num_rounds, seed, Console(), has_episodes=episodes, outward_share=outward))
     if episodes:
         raise ConfigError("--episodes: applies to --virtual alone; the presets name their environments")
+    if outward is not None:
+        raise ConfigError("--outward: applies to --virtual alone; local processes all listen on this machine")
     from swarm.simulate.presets import SimulationOptions
 
     options = SimulationOptions(
@@ -147,7 +156,8 @@ def _refuse_beside_virtual(context: typer.Context) -> None:
     ]
     if given:
         raise ConfigError(
-            f"{', '.join(given)}: does not apply to --virtual, which takes --nodes, --rounds, --seed and --episodes"
+            f"{', '.join(given)}: does not apply to --virtual, which takes --nodes, --rounds, --seed, --episodes and "
+            "--outward"
         )
 
 

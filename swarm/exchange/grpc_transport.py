@@ -19,7 +19,8 @@ from swarm.identity import Identity, is_hex_digest
 from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, RecordKeeper, Reservation, StreamItem
 from swarm.peers.upload_limit import UploadLimit
 from swarm.relay.relay_client import RelayedSocket, RelayReservation, RelaySessions, announce_at, dial_back, records_at
-from swarm.relay.relay_servicer import RelayLimits, RelayServicer
+from swarm.relay.relay_servicer import RelayServicer
+from swarm.relay.reservation_table import RelayLimits
 from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
 from swarm.wire.adverts import cursor_from_message, cursor_to_message
 from swarm.wire.envelopes import (
@@ -30,7 +31,7 @@ from swarm.wire.envelopes import (
 from swarm.wire.grpc_errors import calling
 from swarm.wire.rollout_groups import Malformed
 from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
-from swarm.wire.session import PING_S, AuthenticatedChannel, NoteClock, open_channel
+from swarm.wire.session import PING_S, AuthenticatedChannel, NoteClock, fetch_certificate, open_channel
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 from swarm.wire.weights import (
@@ -44,8 +45,10 @@ STALL_TIMEOUT_S: Final = 120.0
 DRAIN_S: Final = 0.2
 _HASH_IN_THREAD_BYTES: Final = 2**20
 MAX_BEGUN_BYTES: Final = 16 * 2**20
-# Who is behind a relay, or holds a reservation at one, notices a dead one within twice that; routers forget no sooner.
+# Seconds of silence after which the other end is asked for a sign of life; whatever comes ends a silence. Who does not
+# answer behind a relay is missed within twice that.
 RELAY_PING_S: Final = 3.0
+ROUTER_PING_S: Final = 6.0  # from behind a router: the strictest that was tried forgets after 8 s
 _WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "[::]", ""})
 
 
@@ -166,7 +169,7 @@ class GrpcTransport:
 
     async def _open(self, address: PeerAddress, timeout_s: float, **options: Any) -> AuthenticatedChannel:
         # behind a router, which forgets idle connections
-        options.setdefault("ping_s", PING_S if self.is_dialable else RELAY_PING_S)
+        options.setdefault("ping_s", PING_S if self.is_dialable else ROUTER_PING_S)
         return await open_channel(
             address.endpoint,
             address.node_id,
@@ -184,7 +187,7 @@ class GrpcTransport:
             host, _, port = self._own_server.rpartition(":")
             local = f"127.0.0.1:{port}" if host in _WILDCARD_HOSTS or host == "::" else self._own_server
             relay = PeerAddress(node_id=relay.node_id, endpoint=local)
-        return await self._open(relay, timeout_s, ping_s=RELAY_PING_S, is_prompt=True)
+        return await self._open(relay, timeout_s, ping_s=ROUTER_PING_S, is_prompt=True)
 
     async def dial_back(self, peer: PeerAddress, timeout_s: float) -> DialBack:
         """Asks a peer to dial the address that our call comes from, at the port that we advertise."""
@@ -197,19 +200,19 @@ class GrpcTransport:
         return RelayReservation(self._relays, relay, self._own_server)
 
     async def check_reservation(self, reservation: Reservation, timeout_s: float) -> None:
-        """Connects to ourselves through a reservation. Raises Unavailable."""
+        """Looks at our own certificate through a reservation: only who has its key can show it. Raises Unavailable."""
         address = PeerAddress(node_id=self._identity.node_id, endpoint=reservation.endpoint)
         assert address.relay is not None
         way = RelayedSocket(self._relays, address.relay, address.node_id)
         try:
-            # no Hello: our own rules of entry say nothing of the relay
-            options: dict[str, Any] = {"credential": None, "socket_path": await way.__aenter__()}
-            channel = await open_channel(
-                address.endpoint, address.node_id, self._identity, self._run_id, timeout_s, self._clock, **options
-            )
-            await channel.close()
+            async with asyncio.timeout(timeout_s):
+                shown = await fetch_certificate(address.endpoint, await way.__aenter__())
+        except TimeoutError:
+            raise Unavailable(f"{address.endpoint}: no answer within {timeout_s} s") from None
         finally:
             await way.close()
+        if hashlib.sha256(shown).digest() != self._sessions.certificate.digest:
+            raise Unavailable(f"{address.endpoint}: somebody else answers")
 
     async def announce_at(self, relay: PeerAddress, advert: bytes) -> None:
         """Hands a relay our signed advert, to be put into the directory. Raises Unavailable."""

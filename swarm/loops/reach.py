@@ -9,9 +9,10 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from swarm.addresses import own_address
@@ -37,7 +38,8 @@ USELESS_PAUSE_S: Final = 10.0  # at least, after a relay did not lead to us: ano
 LASTING_S: Final = 30.0
 MAX_PAUSES: Final = 1024
 HELD_TIMEOUT_S: Final = 10.0
-CHECK_EVERY_S: Final = 60.0  # whether a reservation leads to us; before it is advertised, too
+CHECK_EVERY_S: Final = 60.0  # whether a reservation leads to us; before it is advertised, too. Doubles while it does
+LONGEST_CHECK_S: Final = 480.0
 CHECK_TIMEOUT_S: Final = 5.0
 
 
@@ -81,6 +83,7 @@ class Reach:
         transport: asks and holds.
         rng: jitter; seeded differently at each node.
         is_advertise_set: whether the owner said where others dial this node; else it is where they reached it.
+        find_address: this machine's address.
 
     Example:
         reach = Reach(agent, transport, rng)
@@ -88,11 +91,19 @@ class Reach:
         await reach.keep()  # until cancelled
     """
 
-    def __init__(self, agent: Agent, transport: Reachability, rng: random.Random, *, is_advertise_set: bool) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        transport: Reachability,
+        rng: random.Random,
+        *,
+        is_advertise_set: bool,
+        find_address: Callable[[], Awaitable[str]] = partial(asyncio.to_thread, own_address),
+    ) -> None:
         self._agent, self._transport, self._rng = agent, transport, rng
         self._config = agent.config.exchange
         self._direct = agent.endpoints  # as the transport serves
-        self._is_advertise_set = is_advertise_set
+        self._is_advertise_set, self._find_address = is_advertise_set, find_address
         self._relays: dict[PeerAddress, _Relay] = {}
         self._pauses = BoundedTable[PeerAddress, _Pause](MAX_PAUSES)
         self._measured_s = -math.inf
@@ -199,7 +210,7 @@ class Reach:
     async def _network(self) -> tuple[str, float]:
         """This machine's address, and how far its wall clock is ahead of its monotonic one."""
         clock = self._agent.clock
-        return await asyncio.to_thread(own_address), clock.now_s() - clock.monotonic_s()
+        return await self._find_address(), clock.now_s() - clock.monotonic_s()
 
     def _fill(self, tasks: asyncio.TaskGroup) -> None:
         now_s = self._agent.clock.monotonic_s()
@@ -262,6 +273,7 @@ class Reach:
                 await reservation.held.wait()
         except TimeoutError:
             raise Unavailable(f"{address.endpoint} gave no reservation within {HELD_TIMEOUT_S:.0f} s") from None
+        every_s = CHECK_EVERY_S
         while True:
             await self._transport.check_reservation(reservation, CHECK_TIMEOUT_S)
             relay = self._relays[address]
@@ -270,7 +282,8 @@ class Reach:
                 extra = {"peer": short(address.node_id), "endpoint": address.endpoint}
                 logger.info("reached through a relay", extra=extra)
                 self._advertise()
-            await asyncio.sleep(CHECK_EVERY_S * self._rng.uniform(0.5, 1.0))
+            await asyncio.sleep(every_s * self._rng.uniform(0.5, 1.0))
+            every_s = min(2 * every_s, LONGEST_CHECK_S)
 
     @property
     def helpers(self) -> list[PeerAddress]:

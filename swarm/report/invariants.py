@@ -72,6 +72,7 @@ class Invariants:
     _published: dict[str, dict[int, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
     _named: dict[Named, str] = field(default_factory=dict["Named", str])  # where each version was named first
     _num_named: int = 0
+    _num_reach: Counter[str] = field(default_factory=Counter)  # checks, by the invariant that they were of
     _num_judged: Counter[str] = field(default_factory=Counter)  # draws, by the invariant that they were judged by
     _num_journals_lost: int = 0
     _places_of: dict[tuple[NodeId, str, int], str] = field(default_factory=dict[tuple[NodeId, str, int], str])
@@ -272,6 +273,12 @@ class Invariants:
         for what in wrong:
             self._violate(name, f"{node[:8]}: draw {draw}: {what}")
 
+    def reach(self, name: str, wrong: str = "") -> None:
+        """One check of how nodes are reached that cannot be dialled, and what is wrong there."""
+        self._num_reach[name] += 1
+        if wrong:
+            self._violate(name, wrong)
+
     def _knows(self, node: NodeId) -> bool:
         return self.known is None or node in self.known
 
@@ -285,6 +292,7 @@ class Invariants:
         learned = list(self._num_judged)
         honest = [HONEST] if self.honest else []
         seen = [SENT_WHOLE, ONE_PLACE, COORDINATED] if self._num_calls else []
+        reach = [REACHED, RESUMED, RELAY_BUDGET, ADVERTISED] if self._num_reach else []
         details = {
             REUSE: f"{self._num_consumed} groups consumed in {self._num_draws} draws",
             AGE: f"oldest consumed: {self._max_age} steps",
@@ -298,6 +306,7 @@ class Invariants:
             SENT_WHOLE: f"{self._num_sent} groups sent",
             ONE_PLACE: f"{len(self._places_of)} positions",
             COORDINATED: f"{self._num_calls} calls",
+            **{name: f"{count} checks" for name, count in self._num_reach.items()},
         }
         return [
             InvariantVerdict(
@@ -307,6 +316,7 @@ class Invariants:
             )
             for name in (
                 *(REUSE, AGE, *shares, ADMITTED, *honest, *learned, EXISTED, ONCE, REPEAT, *seen),
+                *reach,
                 *(PROGRESS, NO_FAILURE, BOUNDS),
             )
         ]
@@ -332,6 +342,10 @@ REPEAT = "a step made again after a crash learned from the same draw"
 SENT_WHOLE = "no honest node sent a group that its disk had changed"
 ONE_PLACE = "a position in a node's log was never that of two groups"
 COORDINATED = "the coordinator's answers are those of one ledger and one table of members"
+REACHED = "what a node gives to who dials it comes through its relays where nobody can dial it"
+RESUMED = "no stream began behind a group that its reader never got"
+RELAY_BUDGET = "no relay held more reservations or connections than its budget"
+ADVERTISED = "a reservation was advertised only while it was held"
 PROGRESS = "every live node made optimizer steps"
 NO_FAILURE = "no task or exception swallowed"
 BOUNDS = "memory and buffers within their bounds"

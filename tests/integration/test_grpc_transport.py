@@ -17,7 +17,7 @@ from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import DOMAIN_GROUP, Identity
 from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamItem, Transport
-from swarm.relay.relay_servicer import RelayLimits
+from swarm.relay.reservation_table import RelayLimits
 from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
 

@@ -24,7 +24,8 @@ from swarm.loops.neighbours import neighbours_loop
 from swarm.peers.address_book import AddressBook
 from swarm.relay import relay_client
 from swarm.relay.relay_client import MAX_TAKEN, RelayReservation
-from swarm.relay.relay_servicer import RelayLimits, RelayServicer
+from swarm.relay.relay_servicer import RelayServicer
+from swarm.relay.reservation_table import RelayLimits
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import TOY_RUN_ID, HoldsNothing, make_advert, make_group, make_identity
@@ -151,7 +152,9 @@ class Scene:
     directory: Directory
     hostile: HostileRelay
     hostile_transport: GrpcTransport
-    through: list[PeerAddress]  # the hostile relay, the honest one
+    node: GrpcTransport
+    reservations: list[RelayReservation]  # of the node, at the hostile relay and the honest one
+    through: list[PeerAddress]  # the same
     num_sent = 0
 
     async def pass_groups(self, count: int) -> None:
@@ -180,6 +183,7 @@ async def playing() -> AsyncGenerator[Scene]:
     clock, it = SystemClock(), Scene()
     transports = [GrpcTransport(each, TOY_RUN_ID, EXCHANGE, clock) for each in (HOSTILE, HONEST, NODE)]
     it.hostile_transport, _, node = transports
+    it.node = node
     it.hostile = it.hostile_transport.relay = HostileRelay(it.hostile_transport)
     it.log = Log()
     context = make_context(NodeConfig(run_id=TOY_RUN_ID, exchange=EXCHANGE), READER)
@@ -188,7 +192,7 @@ async def playing() -> AsyncGenerator[Scene]:
     for transport in transports:
         await transport.serve(it.log if transport is node else HoldsNothing())
     relays = [PeerAddress(node_id=t._identity.node_id, endpoint=t.endpoint) for t in transports[:2]]
-    reservations = [node.reservation_at(relay) for relay in relays]
+    reservations = it.reservations = [node.reservation_at(relay) for relay in relays]
     it.through = [PeerAddress(node_id=NODE.node_id, endpoint=reservation.endpoint) for reservation in reservations]
     advert = make_advert(NODE.node_id, endpoints=tuple(reservation.endpoint for reservation in reservations))
     it.directory = Directory([advert])
@@ -275,6 +279,15 @@ async def test_mutation_with_grpcs_own_deadline_of_pings_a_relay_that_withholds_
         # as many look-ups as the defence needs several times over; gRPC's own deadline is a minute
         await until(lambda: scene.directory.num_lookups > num_looks + 5 * SHORT_PING_S / EXCHANGE.lookup_every_s)
         assert scene.used == scene.through[0].endpoint and scene.agent.ingest.num_admitted == 2
+
+
+async def test_a_relay_that_poses_as_the_node_does_not_lead_it_to_itself() -> None:
+    async with playing() as scene:
+        for reservation in scene.reservations:
+            await scene.node.check_reservation(reservation, 5.0)
+        scene.hostile.leads_to_itself = True
+        with pytest.raises(Unavailable, match="somebody else answers"):
+            await scene.node.check_reservation(scene.reservations[0], 5.0)
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: whoever answers"])

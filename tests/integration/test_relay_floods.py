@@ -20,8 +20,9 @@ from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.fairness import FairTable
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
-from swarm.relay import relay_client, relay_servicer
-from swarm.relay.relay_servicer import RelayLimits, RelayServicer
+from swarm.relay import relay_client, relay_servicer, reservation_table
+from swarm.relay.relay_servicer import RelayServicer
+from swarm.relay.reservation_table import RelayLimits
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.testing.builders import HoldsNothing, make_identity
 from swarm.testing.call_flood import forwarding
@@ -172,7 +173,7 @@ async def test_calls_without_a_session_or_a_whole_first_message_end_and_hold_not
             assert await code_of(await caller.connect(first=first)) is CODES.RESOURCE_EXHAUSTED
         for nobody in (NODE, RELAY, caller.identity):
             assert await code_of(await caller.connect(nobody)) is CODES.NOT_FOUND
-        assert relay.num_connections == 0 and not relay.servicer._connections_to
+        assert relay.num_connections == 0 and not relay.servicer.table._connections_to
 
 
 async def test_a_node_that_connects_to_itself_has_one_connection_and_its_end() -> None:
@@ -318,12 +319,12 @@ async def test_free_keys_of_one_subnet_take_few_reservations_and_make_room(
 async def test_an_established_node_has_a_reservation_where_strangers_of_its_network_have_all() -> None:
     known = make_identity(7)
     async with relaying(reservations_per_subnet=3) as relay:
-        relay.servicer._standing = lambda node_id: int(node_id == known.node_id)
+        relay.servicer.table._standing = lambda node_id: int(node_id == known.node_id)
         strangers = [await relay.caller() for _ in range(3)]
         for stranger in strangers:
             await stranger.reserve()
         await (await relay.caller(identity=known)).reserve()
-        assert relay.servicer.status()["reservations"] == 3 and known.node_id in relay.servicer._reservations
+        assert relay.servicer.status()["reservations"] == 3 and known.node_id in relay.servicer.table._held
 
 
 async def test_a_second_process_of_a_node_takes_its_reservation_and_nothing_of_others() -> None:
@@ -335,7 +336,7 @@ async def test_a_second_process_of_a_node_takes_its_reservation_and_nothing_of_o
         for _ in range(5):
             await second.reserve()
         assert await code_of(held) is CODES.UNAVAILABLE
-        assert set(relay.servicer._reservations) == {NODE.node_id, other.identity.node_id}
+        assert set(relay.servicer.table._held) == {NODE.node_id, other.identity.node_id}
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: without a rate"])
@@ -431,7 +432,7 @@ async def test_who_asks_for_all_connections_of_a_node_does_not_cost_it_its_reser
         calls = [await attacker.connect() for attacker in attackers for _ in range(12)]
         if is_defended:
             most = RelayLimits().connections_per_node
-            await until(lambda: len(servicer._connections_to[NODE.node_id]) == most and not servicer._asked)
+            await until(lambda: servicer.table.num_connections_to(NODE.node_id) == most and not servicer._asked)
             await look(3)
             assert servicer.status()["reservations"] == 1
         else:
@@ -485,8 +486,8 @@ async def test_a_subnet_has_few_ports_of_its_own_address_tried_and_none_of_servi
 ) -> None:
     everybody_is_elsewhere(monkeypatch)
     if not is_defended:
-        monkeypatch.setattr(relay_servicer, "DIAL_BACKS_BURST", 1e6)
-        monkeypatch.setattr(relay_servicer, "LEAST_PORT", 1)
+        monkeypatch.setattr(reservation_table, "DIAL_BACKS_BURST", 1e6)
+        monkeypatch.setattr(reservation_table, "LEAST_PORT", 1)
     calls: list[int] = []
     server, port = await count_dials(calls)
     async with relaying() as relay:
@@ -496,7 +497,7 @@ async def test_a_subnet_has_few_ports_of_its_own_address_tried_and_none_of_servi
             for _ in range(4):
                 answer = await dial_back(caller, port)
                 assert isinstance(answer, grpc.StatusCode) or not answer.is_reached
-        assert (len(calls) <= relay_servicer.DIAL_BACKS_BURST) is is_defended or len(calls) == 12
+        assert (len(calls) <= reservation_table.DIAL_BACKS_BURST) is is_defended or len(calls) == 12
         assert (len(calls) == 12) is not is_defended
     server.close()
 
@@ -518,7 +519,7 @@ async def test_a_dial_back_leads_to_who_proved_its_key_there_and_not_for_ever(
         assert await relay.reaches(ADDRESSES[1]) == ""
         assert await code_of(await thief.connect(thief.identity)) is CODES.NOT_FOUND
         if is_defended:
-            monkeypatch.setattr(relay_servicer, "DIALLED_S", 0.0)
+            monkeypatch.setattr(reservation_table, "DIALLED_S", 0.0)
         assert ("holds no reservation" in await relay.reaches(ADDRESSES[2])) is is_defended
         await node.stop()
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from swarm.relay.relay_servicer import ByteBudget
+from swarm.relay.byte_budget import ByteBudget
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 

@@ -14,7 +14,7 @@ from swarm.config import CoordinatorLink, EntryConfig, ExchangeConfig, NodeConfi
 from swarm.errors import Unavailable
 from swarm.interfaces import DialBack, PeerAddress, Reservation
 from swarm.loops import reach as reach_module
-from swarm.loops.reach import NUM_RESERVATIONS, NUM_WITNESSES, Reach, ReachKind
+from swarm.loops.reach import LONGEST_CHECK_S, NUM_RESERVATIONS, NUM_WITNESSES, Reach, ReachKind
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.testing.builders import make_advert, make_identity
@@ -46,6 +46,7 @@ class RelayAtWork:
     passes_on: bool = True
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     num_asked: int = 0
+    num_checks: int = 0
 
 
 @dataclass(eq=False)
@@ -90,6 +91,7 @@ class FakeReach:
 
     async def check_reservation(self, reservation: Reservation, timeout_s: float) -> None:
         assert isinstance(reservation, FakeReservation)
+        reservation.relay.num_checks += 1
         if not reservation.relay.passes_on:
             await asyncio.sleep(timeout_s)
             raise Unavailable("nobody got through")
@@ -327,6 +329,25 @@ def test_relays_that_accept_reservations_and_pass_nothing_on_are_not_advertised(
             keeping = tasks.create_task(it.reach.keep())
             await asyncio.sleep(10.0)
             assert (it.advertised == {COORDINATOR.endpoint}) is is_defended
+            keeping.cancel()
+
+    play(scene, monkeypatch)
+
+
+def test_a_relay_that_led_here_is_checked_less_and_less_often_and_left_when_it_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene() -> None:
+        relay = address_of(0)
+        it = outward(relay)
+        await it.reach.measure()
+        async with asyncio.TaskGroup() as tasks:
+            keeping = tasks.create_task(it.reach.keep())
+            await asyncio.sleep(3600.0)
+            assert 3600 / LONGEST_CHECK_S < it.network.relays[relay].num_checks < 22, "every 480 s at the rarest"
+            it.network.relays[relay].passes_on = False
+            await asyncio.sleep(LONGEST_CHECK_S + 10.0)
+            assert it.advertised == {COORDINATOR.endpoint}
             keeping.cancel()
 
     play(scene, monkeypatch)

@@ -34,6 +34,7 @@ def simulate(*arguments: object) -> Result:
         ("--virtual --nodes=-3", "--nodes"),
         ("--virtual --nodes 1 --kill ada@1 --preset nope", "--preset, --kill: does not apply to --virtual"),
         ("--episodes", "--episodes: applies to --virtual alone"),
+        ("--outward=0.7", "--outward: applies to --virtual alone"),
         ("--virtual --restart", "--restart: does not apply to --virtual"),
         ("--preset nope", "--preset nope: unknown"),
         ("--preset nope --compare silo", "--preset nope: unknown"),

@@ -32,6 +32,9 @@ class MemoryDirectory:
         self.can_see = can_see
         self.is_parted = is_parted
         self.adverts: dict[tuple[str, NodeId], Advert] = {}
+        self.inspect: Callable[[Advert, int], None] | None = None  # called with each advert and its bytes
+        self.note_lookup: Callable[[int], None] | None = None  # called with the bytes of all that a look-up found
+        self.sizes: dict[NodeId, int] = {}  # bytes of adverts
 
     def put(self, run_id: str, advert: Advert) -> None:
         """Keeps an opened advert; the table stays ordered by run and node id."""
@@ -60,9 +63,13 @@ class MemoryView:
         self._check_running()
         now_s = self._clock.now_s()
         check_own(advert, self._identity.node_id, self._run_id, now_s)
-        opened = open_advert(seal_advert(advert, self._identity), now_s, self._directory.verify)
+        sealed = seal_advert(advert, self._identity)
+        opened = open_advert(sealed, now_s, self._directory.verify)
         assert opened is not None, f"own advert does not open: {advert}"
         self._directory.put(self._run_id, opened)
+        self._directory.sizes[advert.node_id] = len(sealed)
+        if self._directory.inspect is not None:
+            self._directory.inspect(opened, len(sealed))
 
     async def lookup(self) -> list[Advert]:
         """Unexpired adverts of the run that this node can see now, by node id."""
@@ -78,6 +85,8 @@ class MemoryView:
                 key for key, advert in directory.adverts.items() if advert.expires_at_s < now_s - MAX_ADVERT_TTL_S
             ]:
                 del directory.adverts[key]
+        if directory.note_lookup is not None:
+            directory.note_lookup(sum(directory.sizes.get(advert.node_id, 0) for advert in found))
         can_see = directory.can_see
         if can_see is None or not directory.is_parted():
             return found

@@ -85,6 +85,24 @@ class Turncoat:
     honest_s: float = 0.0  # network time until which it does what honest nodes do
 
 
+class RelayVice(StrEnum):
+    """What is wrong with a relay."""
+
+    LIES = "lies"  # about whether it could dial a node
+    WITHHOLDS = "withholds"  # passes on nothing
+    THROTTLES = "throttles"  # passes on a few bytes a second
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelayFault:
+    """From `start_s` to `end_s` (network time) something is wrong with what a node does as a relay."""
+
+    node: int  # node number
+    vice: RelayVice
+    start_s: float
+    end_s: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultPlan:
     """The network and node faults of one run. The defaults are a perfect network.
@@ -114,6 +132,14 @@ class FaultPlan:
     damages: tuple[DiskDamage, ...] = ()
     episodes: EpisodePlan | None = None  # what the nodes play in place of single answers
     coordinator_write_s: float = 0.0  # most that a write of the coordinator to its disk takes; a crash may undo it
+    outward_share: float | None = None  # of the nodes: nobody can dial them; None: nobody relays or measures that
+    relay_reservations: int = 0  # of every node that relays, and twice as many connections; 0: as configured
+    relay_faults: tuple[RelayFault, ...] = ()
+
+    def is_outward(self, number: int) -> bool:
+        """Whether nobody can dial that node; such nodes are spread evenly over the numbers."""
+        share = self.outward_share or 0.0
+        return int((number + 1) * share + 1e-9) > int(number * share + 1e-9)
 
     @classmethod
     def random(cls, seed: int, num_nodes: int, duration_s: float, *, has_episodes: bool = False) -> "FaultPlan":
@@ -157,12 +183,14 @@ class FaultPlan:
             settings=_random_settings(rng),
             turncoats=_random_turncoats(rng, num_nodes, duration_s),
         )
-        return replace(
+        plan = replace(
             plan,
             damages=tuple(damage for crash in plan.crashes for damage in _random_damages(rng, crash.node)),
             coordinator_write_s=rng.choice([0.0, 0.02, 0.1]),
             episodes=EpisodePlan.random(seed) if has_episodes else None,
         )
+        # with episodes only where it is asked for: such plans are those of before
+        return plan if has_episodes else with_outward(plan, _random_share(rng), rng, num_nodes, duration_s)
 
     def faults(self) -> "list[FaultPlan]":
         """This plan without one of its faults, in every way: one step of making a failing plan smaller."""
@@ -183,6 +211,20 @@ class FaultPlan:
                 if len(rates) > 1:
                     smaller += [replace(self, seams=replace(value, **{rate.name: rate.default})) for rate in rates]
         return smaller
+
+
+def with_outward(
+    plan: FaultPlan, share: float | None, rng: random.Random, num_nodes: int, duration_s: float
+) -> FaultPlan:
+    """The plan with a share of nodes that nobody can dial, and with faults of relays; None: without both."""
+    if share is None:
+        return replace(plan, outward_share=None, relay_reservations=0, relay_faults=())
+    most = rng.choice([0, 0, 2, 4])
+    # the coordinator's reservations are enough for all of a small swarm: only there everybody can be reached so
+    plan = replace(plan, outward_share=share, relay_reservations=most if num_nodes < 100 else 0)
+    dialable = [number for number in range(num_nodes) if not plan.is_outward(number)]
+    faulty = rng.sample(dialable, rng.randint(0, (len(dialable) + 1) // 2))
+    return replace(plan, relay_faults=tuple(_random_relay_fault(rng, node, duration_s) for node in faulty))
 
 
 def shrink(plan: FaultPlan, is_failing: Callable[[FaultPlan], bool]) -> FaultPlan:
@@ -256,6 +298,16 @@ def _random_clocks(rng: random.Random, num_nodes: int, duration_s: float) -> tup
         )
         for node in nodes
     )
+
+
+def _random_share(rng: random.Random) -> float | None:
+    return rng.choice([0.3, 0.7, 0.7, 0.9, 1.0]) if rng.random() < 0.5 else None
+
+
+def _random_relay_fault(rng: random.Random, node: int, duration_s: float) -> RelayFault:
+    start_s = rng.choice([0.0, rng.uniform(0.0, duration_s * 0.5)])
+    end_s = start_s + rng.uniform(0.05, 0.25) * duration_s
+    return RelayFault(node=node, vice=rng.choice(sorted(RelayVice)), start_s=start_s, end_s=end_s)
 
 
 def _random_partition(rng: random.Random, num_nodes: int, duration_s: float) -> Partition:

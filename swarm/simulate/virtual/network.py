@@ -11,15 +11,22 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+from swarm.addresses import split_relayed
 from swarm.errors import Unavailable
-from swarm.interfaces import ExchangeHandler
+from swarm.interfaces import ExchangeHandler, PeerAddress
 from swarm.simulate.virtual.faults import FaultPlan
-from swarm.types import NodeId, SealedGroup
+from swarm.types import Cursor, NodeId, SealedGroup
+from swarm.wire.session import PING_S
+
+if TYPE_CHECKING:
+    from swarm.simulate.virtual.relay import MemoryRelay
 
 Item = TypeVar("Item")
 
+HANDSHAKE_BYTES = 6226  # measured: two TLS greetings and the proofs of both ends, both directions
+PING_BYTES = 160  # a ping and its answer as IP packets, both directions
 WINDOW = 8  # items in flight on one stream before its sender has to wait
 
 Observer = Callable[[float, str, NodeId, NodeId], None]
@@ -48,6 +55,14 @@ class MemoryNetwork:
         self._nodes_at: dict[str, NodeId] = {}  # endpoint -> node
         self._lines: dict[NodeId, dict[Line, None]] = {}  # open ones, in the order in which they were opened
         self._uplink_free_s: dict[NodeId, float] = {}
+        self.control_bytes: Counter[str] = Counter()  # all that is no group and no weights, by kind
+        self.outward: frozenset[NodeId] = frozenset()  # nodes that nobody can dial
+        self.relays: dict[NodeId, MemoryRelay] = {}  # of live nodes, and the coordinator's
+        self.lost_s: dict[tuple[NodeId, str], float] = {}  # when a node lost its reservation with that endpoint last
+        self.lied_to: set[NodeId] = set()  # by those who were to dial them
+        self.check_relay: Callable[[MemoryRelay], None] = lambda relay: None  # called when it holds more
+        self.check_stream: Callable[[NodeId, NodeId, Cursor, bool], None] = lambda reader, author, at, is_begun: None
+        """Called with reader, author and position of a stream that begins there, or brings an item."""
 
     def now_s(self) -> float:
         """Seconds since the network was made."""
@@ -70,8 +85,9 @@ class MemoryNetwork:
         return any(p.start_s <= now_s < p.end_s and p.cuts(first, second) for p in self.faults.partitions)
 
     def crash(self, node_id: NodeId) -> None:
-        """The node is gone at once: it answers nobody and every connection from or to it breaks."""
+        """The node is gone at once: it answers nobody and every connection from, to or through it breaks."""
         self._handlers.pop(node_id, None)
+        self.relays.pop(node_id, None)
         for line in self._lines.pop(node_id, {}):
             line.cut(f"{node_id[:8]} is gone")
 
@@ -81,15 +97,57 @@ class MemoryNetwork:
         """Registers who answers for a node; returns its endpoint."""
         self.add(node_id)
         self._handlers[node_id] = handler
-        endpoint = f"{node_id[:16]}.memory:1"
+        return self.name(node_id)
+
+    def name(self, node_id: NodeId) -> str:
+        """Gives a node its endpoint."""
+        endpoint = self.endpoint_of(node_id)
         self._nodes_at[endpoint] = node_id
         return endpoint
+
+    def endpoint_of(self, node_id: NodeId) -> str:
+        """Where a node is, whether or not it can be dialled there."""
+        return f"{node_id[:16]}.memory:1"
+
+    def is_dialable(self, node_id: NodeId) -> bool:
+        """Whether a connection to its own endpoint gets there."""
+        return node_id not in self.outward
+
+    async def reach_relay(self, caller: NodeId, relay: PeerAddress, timeout_s: float = 5.0) -> "MemoryRelay":
+        """The live relay at an address, once a call has got there. Raises Unavailable."""
+        if self.is_cut(caller, relay.node_id) or not self.is_dialable(relay.node_id):
+            await asyncio.sleep(timeout_s)
+            raise Unavailable(f"no answer from {relay.endpoint} in {timeout_s} s")
+        await asyncio.sleep(2 * self.faults.latency_s)
+        found = self.relays.get(relay.node_id)
+        if found is None or self._nodes_at.get(relay.endpoint) != relay.node_id:
+            raise Unavailable(f"{relay.endpoint} refused the connection")
+        if not found.has_session(caller):
+            self.count("connect", HANDSHAKE_BYTES)
+        return found
+
+    def is_held(self, node_id: NodeId, endpoint: str) -> bool:
+        """Whether a node holds the reservation that this endpoint leads through."""
+        relay = self.relays.get(split_relayed(endpoint)[1])
+        return relay is not None and node_id in relay.held
+
+    def lines_of(self, client: NodeId) -> "list[Line]":
+        """The open connections that a node opened."""
+        return [line for line in self._lines.get(client, {}) if line.client == client]
+
+    def count(self, kind: str, num_bytes: float) -> None:
+        """Control bytes of one kind."""
+        self.control_bytes[kind] += int(num_bytes)
 
     def handler_at(self, endpoint: str) -> tuple[NodeId, ExchangeHandler] | None:
         """The live node behind an endpoint."""
         node_id = self._nodes_at.get(endpoint, "")
         handler = self._handlers.get(node_id)
         return None if handler is None else (node_id, handler)
+
+    def handler(self, node_id: NodeId) -> ExchangeHandler | None:
+        """The handler of a node; None where it is not live."""
+        return self._handlers.get(node_id)
 
     def handler_of(self, node_id: NodeId) -> ExchangeHandler:
         """The handler of a live node. Raises Unavailable."""
@@ -108,12 +166,12 @@ class MemoryNetwork:
 
     def attach(self, line: "Line") -> None:
         """Remembers an open connection under both its ends."""
-        for node_id in (line.client, line.server):
+        for node_id in line.ends:
             self._lines.setdefault(node_id, {})[line] = None
 
     def detach(self, line: "Line") -> None:
         """Forgets a closed connection."""
-        for node_id in (line.client, line.server):
+        for node_id in line.ends:
             self._lines.get(node_id, {}).pop(line, None)
 
     def happens(self, rate: float) -> bool:
@@ -148,12 +206,20 @@ class MemoryNetwork:
 class Line:
     """One open connection: whatever waits on it wakes when it is cut, as it is when a partition begins."""
 
-    def __init__(self, network: "MemoryNetwork", client: NodeId, server: NodeId) -> None:
+    def __init__(
+        self, network: "MemoryNetwork", client: NodeId, server: NodeId, ping_s: float = PING_S, via: NodeId = ""
+    ) -> None:
+        """`via` is the relay that it goes through, if it does; `ping_s` the silence after which the client asks for a
+        sign of life."""
         self._network, self.client, self.server = network, client, server
+        self.ends = (client, server, via) if via else (client, server)
+        self._ping_s, self._quiet_since_s = ping_s, network.now_s()
+        self._num_carried = 0  # connections through a relay that this line carries: their bytes are its signs of life
         self._loop = asyncio.get_running_loop()
         self._reason = ""  # why it broke; empty while it holds
-        self._wakers: dict[object, Callable[[], None]] = {}
-        until_cut_s = network.next_cut_s(client, server)
+        self._wakers: dict[object, Callable[[], object]] = {}
+        halves = ((client, via), (via, server)) if via else ((client, server),)
+        until_cut_s = min(network.next_cut_s(*half) for half in halves)
         self._partition = None if math.isinf(until_cut_s) else self._loop.call_later(until_cut_s, self.cut, "partition")
         network.attach(self)
 
@@ -161,6 +227,7 @@ class Line:
         """Breaks the connection; idempotent."""
         if self._reason:
             return
+        self.note_arrival()
         self._reason = reason
         if self._partition is not None:
             self._partition.cancel()
@@ -168,13 +235,37 @@ class Line:
         for wake in list(self._wakers.values()):
             wake()
 
+    def note_arrival(self) -> None:
+        """Something reached the client: in the silence before it pinged, and each answer broke the silence."""
+        now_s = self._network.now_s()
+        num_pings = 0 if self._num_carried else int((now_s - self._quiet_since_s) / self._ping_s)
+        if num_pings:
+            self._network.count("ping", num_pings * PING_BYTES * (len(self.ends) - 1))
+        self._quiet_since_s = now_s
+
+    def carry(self, change: int) -> None:
+        """One more (1) or one less (-1) connection goes through this line."""
+        self.note_arrival()
+        self._num_carried += change
+
+    def transit_s(self, sender: NodeId, size_bytes: int) -> float:
+        """Seconds until a message that one end sends now has reached the other."""
+        return self._network.transit_s(sender, size_bytes)
+
+    async def until_cut(self) -> None:
+        """Waits until it breaks, for ever if need be. Raises Unavailable then."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        with self.waking(partial(_wake, waiter)):
+            await waiter
+        self.check()
+
     def check(self) -> None:
         """Raises Unavailable when the connection is broken."""
         if self._reason:
             raise Unavailable(f"connection to {self.server[:8]} broke: {self._reason}")
 
     @contextmanager
-    def waking(self, wake: Callable[[], None]) -> Generator[None]:
+    def waking(self, wake: Callable[[], object]) -> Generator[None]:
         """Calls `wake` if the connection breaks within. Raises Unavailable when it is broken already."""
         self.check()
         key = object()

@@ -22,7 +22,9 @@ from swarm.exchange.admission import Admission
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import Environment, LocalExchange, Observe, Result, Tokenizer
 from swarm.loops import Worker
+from swarm.loops.reach import Reach
 from swarm.loops.worker import Ask
+from swarm.relay.reservation_table import ReservationTable
 from swarm.simulate.virtual.adversaries import Adversary
 from swarm.simulate.virtual.episode_generator import EpisodeEngine
 from swarm.simulate.virtual.episode_plan import EpisodePlan
@@ -227,6 +229,8 @@ class Parts:
     store: type[MemoryGroupStore] = MemoryGroupStore
     checkpoints: type[Checkpoints] = Checkpoints
     coordinator: type[CoordinatorCore] = CoordinatorCore
+    reach: type[Reach] = Reach
+    reservations: type[ReservationTable] = ReservationTable
 
 
 @dataclass

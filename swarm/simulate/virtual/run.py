@@ -4,6 +4,7 @@ Invariant: a failing seed can be replayed by one printed command.
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from rich.table import Table
 
 from swarm.process import defer_gc, freeze_gc
 from swarm.report.invariants import Invariants
-from swarm.simulate.virtual.faults import FaultPlan
+from swarm.simulate.virtual.faults import FaultPlan, with_outward
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.simulate.virtual.node import Parts
 from swarm.simulate.virtual.scale import Scale
@@ -41,12 +42,36 @@ class VirtualRun:
     wall_s: float
     cpu_s: float  # of this process
     plan: FaultPlan
+    control_bytes: dict[str, int]  # all that is no group and no weights, by kind
+    outward_share: float | None = None  # as asked for; None: as the plan was drawn
+
+    @property
+    def control_bytes_per_step(self) -> float:
+        """Of a node."""
+        return sum(self.control_bytes.values()) / max(1, sum(self.steps.values()))
 
     @property
     def command(self) -> str:
         """Command line that replays this run."""
         sizes = f"--nodes {len(self.steps)} --rounds {self.num_rounds} --seed {self.seed}"
-        return f"swarm simulate --virtual {'--episodes ' if self.plan.episodes else ''}{sizes}"
+        outward = "" if self.outward_share is None else f"--outward {self.outward_share:g} "
+        return f"swarm simulate --virtual {'--episodes ' if self.plan.episodes else ''}{outward}{sizes}"
+
+
+def draw_plan(
+    seed: int, num_nodes: int, num_rounds: int, *, has_episodes: bool = False, outward_share: float | None = None
+) -> FaultPlan:
+    """What goes wrong in a run of that seed.
+
+    Args:
+        has_episodes: whether it has episodes.
+        outward_share: of the nodes, that nobody can dial; 0: they measure that, and all can be dialled; None: as drawn.
+    """
+    duration_s = num_rounds * SECONDS_PER_STEP
+    plan = FaultPlan.random(seed, num_nodes, duration_s, has_episodes=has_episodes)
+    if outward_share is None:
+        return plan
+    return with_outward(plan, outward_share, random.Random(f"outward {seed}"), num_nodes, duration_s)
 
 
 def run_seed(
@@ -58,6 +83,7 @@ def run_seed(
     on_progress: Callable[[float], None] | None = None,
     *,
     has_episodes: bool = False,
+    outward_share: float | None = None,
 ) -> VirtualRun:
     """Runs a virtual swarm from a seed.
 
@@ -69,10 +95,11 @@ def run_seed(
         parts: what the nodes are built of, for mutation tests.
         on_progress: gets the share of the run that is done, in [0, 1].
         has_episodes: whether a plan that is drawn has episodes.
+        outward_share: of a plan that is drawn, as of `draw_plan`.
     """
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    duration_s = num_rounds * SECONDS_PER_STEP
-    chosen = FaultPlan.random(seed, num_nodes, duration_s, has_episodes=has_episodes) if plan is None else plan
+    drawn = draw_plan(seed, num_nodes, num_rounds, has_episodes=has_episodes, outward_share=outward_share)
+    chosen = drawn if plan is None else plan
 
     async def main() -> VirtualRun:
         clock = LoopClock(asyncio.get_running_loop())
@@ -81,7 +108,9 @@ def run_seed(
         return _outcome(swarm, clock.monotonic_s())
 
     run = run_virtual(main())
-    return replace(run, wall_s=time.perf_counter() - began_s, cpu_s=time.process_time() - began_cpu_s)
+    return replace(
+        run, outward_share=outward_share, wall_s=time.perf_counter() - began_s, cpu_s=time.process_time() - began_cpu_s
+    )
 
 
 def _outcome(swarm: VirtualSwarm, virtual_s: float) -> VirtualRun:
@@ -100,15 +129,24 @@ def _outcome(swarm: VirtualSwarm, virtual_s: float) -> VirtualRun:
         wall_s=0.0,
         cpu_s=0.0,
         plan=swarm.plan,
+        control_bytes=dict(swarm.network.control_bytes),
     )
 
 
 def run_virtual_command(
-    num_nodes: int, num_steps: int, seed: int, console: Console, *, has_episodes: bool = False
+    num_nodes: int,
+    num_steps: int,
+    seed: int,
+    console: Console,
+    *,
+    has_episodes: bool = False,
+    outward_share: float | None = None,
 ) -> bool:
     """`swarm simulate --virtual`: runs one seed, shows plan, counts and invariants; True when they hold."""
     with _progress(console) as on_progress, _without_garbage_collection():
-        run = run_seed(seed, num_nodes, num_steps, on_progress=on_progress, has_episodes=has_episodes)
+        run = run_seed(
+            seed, num_nodes, num_steps, on_progress=on_progress, has_episodes=has_episodes, outward_share=outward_share
+        )
     console.print(
         f"virtual swarm, seed {seed}: {num_nodes} nodes, {run.virtual_s:.0f} virtual seconds in {run.wall_s:.1f} s"
         f" ({run.cpu_s:.1f} s of CPU)"
@@ -121,6 +159,8 @@ def run_virtual_command(
     table.add_row("events", str(run.num_events))
     table.add_row("optimizer steps", f"{min(run.steps.values())} to {max(run.steps.values())} per node")
     table.add_row("CPU per step of a node", f"{1000 * run.cpu_s / max(1, sum(run.steps.values())):.2f} ms")
+    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(run.control_bytes.items()))
+    table.add_row("control bytes per step of a node", f"{run.control_bytes_per_step:.0f} ({kinds})")
     for name, count in (*sorted(run.network.items()), *sorted(run.refusals.items())):
         table.add_row(name, str(count))
     console.print(table)
@@ -134,10 +174,11 @@ def run_virtual_command(
 
 
 def _describe(plan: FaultPlan) -> str:
-    """The plan in one line; of many crashes only their number."""
-    if len(plan.crashes) <= MAX_SHOWN_CRASHES:
+    """The plan in one line; of many crashes and faults of relays only their number."""
+    if max(len(plan.crashes), len(plan.relay_faults)) <= MAX_SHOWN_CRASHES:
         return str(plan)
-    return f"{replace(plan, crashes=())}, and {len(plan.crashes)} crashes"
+    more = f"{len(plan.crashes)} crashes and {len(plan.relay_faults)} faults of relays"
+    return f"{replace(plan, crashes=(), relay_faults=())}, and {more}"
 
 
 @contextmanager

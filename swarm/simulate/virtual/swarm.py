@@ -34,9 +34,12 @@ from swarm.identity import Identity, Verify, verify
 from swarm.interfaces import CoordinatorClient
 from swarm.loops import KEPT_SHARE, run_agent, run_worker
 from swarm.loops.notices import MAX_AT_ONCE
+from swarm.loops.reach import Reach, ReachKind
+from swarm.loops.supervise import supervise
 from swarm.node_context import NodeContext
 from swarm.peers.coordinator_client import MAX_PENDING_VERSIONS
 from swarm.peers.peer_table import MAX_IN_USE, MAX_PEERS
+from swarm.relay.reservation_table import RelayLimits
 from swarm.report.invariants import LEARNED, TRAINED, TURNS, WHOLE_EPISODES, Invariants
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator, observe
 from swarm.simulate.virtual.directory import MemoryDirectory
@@ -48,6 +51,8 @@ from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.hostile_node import HostileNode
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.node import STEP_S, Disk, Parts, scripted_worker
+from swarm.simulate.virtual.reach_checks import ReachChecks
+from swarm.simulate.virtual.relay import MemoryRelay
 from swarm.simulate.virtual.scale import Scale, scale_of, virtual_config
 from swarm.simulate.virtual.seam_faults import NodeClock, SeamFaults
 from swarm.simulate.virtual.shared_work import (
@@ -59,12 +64,13 @@ from swarm.simulate.virtual.shared_work import (
 )
 from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.testing.builders import ToyTokenizer
-from swarm.types import Draw, NodeId, SealedGroup
+from swarm.types import Advert, Draw, NodeId, SealedGroup
 from swarm.wire.reports import MAX_EDGES
 
 SECONDS_PER_STEP = 4.0  # virtual; a node of middling pace makes one or two steps in it
 TIGHT_TIDY_S = 2.0  # virtual seconds between two tidyings of a store that the fault plan made tight
 NUM_OBSERVERS = 2  # clients that watch and list at the coordinator, in a swarm that is not large
+ADDRESS = "10.0.0.1"  # of every machine, in its own network
 LONGEST_STEP_S = 16.0  # of the slowest node: generation and step at half speed, twice
 
 
@@ -91,6 +97,10 @@ class EventDigest:
     def digest(self) -> str:
         """SHA-256 of everything so far, hex."""
         return self._hash.hexdigest()
+
+
+async def _find_address() -> str:
+    return ADDRESS
 
 
 class VirtualSwarm:
@@ -142,6 +152,7 @@ class VirtualSwarm:
         self.longest_step_s = LONGEST_STEP_S if episodes is None else 4 * (episodes.longest_s + STEP_S)
         self._first_steps = FirstSteps(self.longest_step_s)
         self.agents: dict[int, Agent] = {}
+        self.reaches: dict[NodeId, Reach] = {}
         self.num_rounds = num_rounds
         self._on_progress = on_progress or (lambda share: None)
         self._num_steps = 0
@@ -163,6 +174,16 @@ class VirtualSwarm:
         self._all_finished = asyncio.Event()
         for identity in self.identities:
             self.network.add(identity.node_id)
+        self._reach_checks: ReachChecks | None = None
+        self._relay_id = self._identity(hashlib.sha256(f"coordinator {seed}".encode()).digest()).node_id
+        self.directory.inspect = self._inspect_advert
+        self.directory.note_lookup = partial(self.network.count, "look_up")
+        if plan.outward_share is not None:
+            self.network.outward = frozenset(
+                identity.node_id for index, identity in enumerate(self.identities) if plan.is_outward(index)
+            )
+            self._reach_checks = ReachChecks(self.network, self.invariants, self._honest)
+            self._start_coordinator_relay()
         if not self.scale.ends_by_steps:  # every item and every call is remembered: for short runs
             self.network.inspect = self._inspect
             self._observers = NUM_OBSERVERS
@@ -170,6 +191,57 @@ class VirtualSwarm:
     def _inspect(self, node: NodeId, sealed: SealedGroup) -> None:
         if node in self._honest:
             self.invariants.sent(node, sealed)
+
+    def _inspect_advert(self, advert: Advert, size_bytes: int) -> None:
+        self.network.count("advert", size_bytes)
+        if self._reach_checks is not None:
+            self._reach_checks.check_advert(advert)
+
+    def _start_coordinator_relay(self) -> None:
+        """The coordinator relays for those who have nobody else, and dials back."""
+        self.network.add(self._relay_id)
+        self.network.name(self._relay_id)
+        table = self.parts.reservations(RelayLimits())
+        self.network.relays[self._relay_id] = MemoryRelay(
+            self.network, self._relay_id, self.clock, table, is_open=lambda: True
+        )
+
+    def _make_relay(self, index: int, agent: Agent, is_open: Callable[[], bool]) -> MemoryRelay:
+        limits, most = RelayLimits(reservations=agent.config.exchange.relay_reservations), self.plan.relay_reservations
+        if most:
+            limits = replace(limits, reservations=most, connections=2 * most)
+        faults = tuple(fault for fault in self.plan.relay_faults if fault.node == index)
+        table = self.parts.reservations(limits, agent.standing)
+        return MemoryRelay(self.network, agent.node_id, self.clock, table, is_open, faults)
+
+    async def _measure_reach(self, agent: Agent, transport: MemoryTransport, incarnation: str) -> Reach:
+        """As the daemon does before it announces itself."""
+        relay = transport.relay
+        assert relay is not None
+        agent.relay_reservations = lambda: relay.free_reservations
+        reach = self.parts.reach(
+            agent,
+            transport,
+            random.Random(f"reach {incarnation}"),
+            is_advertise_set=False,
+            find_address=_find_address,
+        )
+        await reach.measure()
+        return reach
+
+    async def _probe(self) -> None:
+        """Whether those are reached in the end that nobody can dial."""
+        assert self._reach_checks is not None
+        live = {node_id: self.network.handler(node_id) for node_id in sorted(self._honest & self.network.outward)}
+        # who was told by a majority of liars that it can be dialled asks again in ten minutes
+        deceived = {node_id for node_id in self.network.lied_to if not self._is_outward(node_id)}
+        handlers = {node_id: handler for node_id, handler in live.items() if handler and node_id not in deceived}
+        agents = {agent.node_id: agent for agent in self.agents.values()}
+        await self._reach_checks.probe(handlers, lambda node_id: agents[node_id].endpoints)
+
+    def _is_outward(self, node_id: NodeId) -> bool:
+        reach = self.reaches.get(node_id)
+        return reach is not None and reach.state.kind is ReachKind.OUTWARD
 
     def _open_store(self, index: int, epoch: str) -> MemoryGroupStore:
         clock, seams = self._clocks[index], self._seams[index]
@@ -189,6 +261,8 @@ class VirtualSwarm:
         others += [asyncio.create_task(self._observe(number)) for number in range(self._observers)]
         try:
             await (self._until_all_finished() if self.scale.ends_by_steps else self._until_time_is_over())
+            if self._reach_checks is not None:
+                await self._probe()
             history = self.coordinator.history
             if self._observers:
                 self.invariants.coordinator(history.violations(), history.num_calls)
@@ -249,9 +323,12 @@ class VirtualSwarm:
         await asyncio.sleep(crash.at_s)
         self.log.add(self.clock.monotonic_s(), "coordinator", NodeKilled())
         self.coordinator.crash()
+        self.network.crash(self._relay_id)
         await asyncio.sleep(crash.down_s)
         self.log.add(self.clock.monotonic_s(), "coordinator", NodeRestarted())
         await self.coordinator.restart()
+        if self.plan.outward_share is not None:
+            self._start_coordinator_relay()
 
     async def _observe(self, number: int) -> None:
         rng = random.Random(f"observer {self.seed} {number}")
@@ -340,7 +417,8 @@ class VirtualSwarm:
         config = self._config(index)
         agent = self._agent(index, identity, disk, config)
         await agent.restore()
-        transport = MemoryTransport(self.network, identity.node_id)
+        make_relay = partial(self._make_relay, index, agent) if self.plan.outward_share is not None else None
+        transport = MemoryTransport(self.network, identity.node_id, make_relay)
         agent.endpoints = await transport.serve(agent.streams)
         directory = self.directory.view(identity, config.run_id, self._clocks[index])
         client: CoordinatorClient = CoreClient(self.coordinator, identity.node_id)
@@ -362,6 +440,10 @@ class VirtualSwarm:
         )
         try:
             async with asyncio.TaskGroup() as tasks:
+                if self.plan.outward_share is not None:
+                    reach = self.reaches[identity.node_id] = await self._measure_reach(agent, transport, incarnation)
+                    rng = random.Random(f"reach loop {incarnation}")
+                    tasks.create_task(supervise("reach", reach.keep, agent, rng), name="reach")
                 tasks.create_task(run_agent(agent, transport, directory, client, random.Random(incarnation)))
                 if self.plan.store_bytes:
                     tasks.create_task(_tidy_often(agent))
@@ -385,6 +467,12 @@ class VirtualSwarm:
     def _config(self, index: int) -> NodeConfig:
         num_steps = self.num_rounds if self.scale.ends_by_steps else 0
         config = virtual_config(index, self.seed, self.scale, num_steps, self.plan.settings, self.plan.episodes)
+        if self.plan.outward_share is not None:  # neither of them is loopback, of which there is nothing to measure
+            exchange = config.exchange.model_copy(update={"listen": f"{ADDRESS}:1"})
+            link = config.coordinator.model_copy(
+                update={"address": self.network.endpoint_of(self._relay_id), "fingerprint": self._relay_id}
+            )
+            config = config.model_copy(update={"exchange": exchange, "coordinator": link})
         return config.model_copy(update={"entry": self._entry})
 
     def _agent(self, index: int, identity: Identity, disk: Disk, config: NodeConfig) -> Agent:

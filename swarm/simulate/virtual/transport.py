@@ -11,10 +11,13 @@ from dataclasses import replace
 from typing import TypeVar, cast
 
 from swarm.errors import Forged, NotHeld, OtherNode, SwarmError, TooLarge, Unavailable
-from swarm.interfaces import ExchangeHandler, PeerAddress, StreamItem
-from swarm.simulate.virtual.network import Line, MemoryNetwork, UnderWay
+from swarm.exchange.grpc_transport import ROUTER_PING_S
+from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, Reservation, StreamItem
+from swarm.simulate.virtual.network import HANDSHAKE_BYTES, Line, MemoryNetwork, UnderWay
+from swarm.simulate.virtual.relay import CHECK_BYTES, RESERVE_BYTES, MemoryRelay, MemoryReservation, RelayedLine
 from swarm.types import Credit, Cursor, Digest, NodeId, SealedGroup, SealedManifest, StreamFilter
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
+from swarm.wire.session import PING_S
 
 _HEADER_BYTES = 128  # of a message without a body, for the bandwidth cap
 
@@ -25,20 +28,32 @@ Watched = SealedManifest | Credit
 class MemoryTransport:
     """`swarm.interfaces.Transport` of one node over a MemoryNetwork."""
 
-    def __init__(self, network: MemoryNetwork, node_id: NodeId) -> None:
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        node_id: NodeId,
+        make_relay: Callable[[Callable[[], bool]], MemoryRelay] | None = None,
+    ) -> None:
+        """`make_relay` gets whether the node can be dialled, as far as it knows; None: the node never relays."""
         self._network = network
         self._node_id = node_id
+        self.is_dialable = True
+        self.relay = None if make_relay is None else make_relay(lambda: self.is_dialable)
         network.add(node_id)
 
     async def serve(self, handler: ExchangeHandler) -> tuple[str, ...]:
         """Starts answering; returns the one endpoint of the node."""
+        if self.relay is not None:
+            self._network.relays[self._node_id] = self.relay
         return (self._network.serve(self._node_id, handler),)
 
     async def connect(self, address: PeerAddress, timeout_s: float) -> "MemoryClient":
         """A connection to a live node. Raises Unavailable, Unauthenticated."""
+        if address.relay is not None:
+            return await self._connect_through(address.relay, address.node_id, timeout_s)
         network = self._network
-        if network.is_cut(self._node_id, address.node_id):
-            await asyncio.sleep(timeout_s)  # a partition swallows packets; nobody refuses
+        if network.is_cut(self._node_id, address.node_id) or not network.is_dialable(address.node_id):
+            await asyncio.sleep(timeout_s)  # a partition, or a router, swallows packets; nobody refuses
             raise Unavailable(f"no answer from {address.endpoint} in {timeout_s} s")
         await asyncio.sleep(2 * network.faults.latency_s)
         found = network.handler_at(address.endpoint)
@@ -46,9 +61,71 @@ class MemoryTransport:
             raise Unavailable(f"{address.endpoint} refused the connection")
         if found[0] != address.node_id:
             raise OtherNode(f"{address.endpoint} is {found[0][:8]}, not {address.node_id[:8]}", found[0])
-        line = Line(network, self._node_id, address.node_id)
+        is_behind_router = not network.is_dialable(self._node_id)
+        line = Line(network, self._node_id, address.node_id, ROUTER_PING_S if is_behind_router else PING_S)
+        network.count("connect", HANDSHAKE_BYTES)
         network.note("connect", self._node_id, address.node_id)
         return MemoryClient(line, network)
+
+    async def _connect_through(
+        self,
+        relay: PeerAddress,
+        node_id: NodeId,
+        timeout_s: float,
+        num_bytes: int = 2 * HANDSHAKE_BYTES + RESERVE_BYTES,
+    ) -> "MemoryClient":
+        network = self._network
+        found = await network.reach_relay(self._node_id, relay, timeout_s)
+        found.require_open()
+        found.check_way(self._node_id, node_id)
+        line = RelayedLine(network, self._node_id, node_id, found)
+        try:
+            network.handler_of(node_id)
+            network.count("connect_through" if node_id != self._node_id else "check", num_bytes)
+            async with asyncio.timeout(timeout_s):
+                for sender, size_bytes in ((self._node_id, HANDSHAKE_BYTES), (node_id, _HEADER_BYTES)):
+                    await line.pass_on(size_bytes)
+                    await line.wait(line.transit_s(sender, size_bytes))
+        except TimeoutError:
+            line.cut("no answer")
+            raise Unavailable(f"no answer from {node_id[:8]} through {relay.endpoint} in {timeout_s} s") from None
+        except BaseException:
+            line.cut("it did not begin")
+            raise
+        network.note("connect_through", self._node_id, node_id)
+        return MemoryClient(line, network)
+
+    # --- whether others reach this node: `swarm.interfaces.Reachability` ------------------------------
+
+    async def dial_back(self, peer: PeerAddress, timeout_s: float) -> DialBack:
+        """Whether a peer can dial this node, as it says. Raises Unavailable."""
+        relay = await self._network.reach_relay(self._node_id, peer, timeout_s)
+        self._network.count("dial_back", HANDSHAKE_BYTES + 2 * _HEADER_BYTES)
+        return relay.dial_back(self._node_id)
+
+    def reservation_at(self, relay: PeerAddress) -> MemoryReservation:
+        """A reservation at a relay, not held yet."""
+        return MemoryReservation(self._network, self._node_id, relay)
+
+    async def check_reservation(self, reservation: Reservation, timeout_s: float) -> None:
+        """Connects to this node through a reservation. Raises Unavailable where nobody gets through."""
+        relay = PeerAddress(node_id=self._node_id, endpoint=reservation.endpoint).relay
+        assert relay is not None, reservation.endpoint
+        client = await self._connect_through(relay, self._node_id, timeout_s, CHECK_BYTES)
+        await client.close()
+
+    async def announce_at(self, relay: PeerAddress, advert: bytes) -> None:
+        """Refused: every node reaches the directory itself."""
+        raise Unavailable("this relay has no directory")
+
+    async def records_at(self, relay: PeerAddress) -> list[bytes]:
+        """Refused: every node reaches the directory itself."""
+        raise Unavailable("this relay has no directory")
+
+    async def renew_connections(self) -> None:
+        """Ends every connection that this node opened."""
+        for line in self._network.lines_of(self._node_id):
+            line.cut("connections begin anew")
 
     async def stop(self) -> None:
         self._network.crash(self._node_id)
@@ -61,13 +138,24 @@ class MemoryClient:
         self._line = line
         self._network = network
 
+    async def _transit_s(self, sender: NodeId, body_bytes: int = 0) -> float:
+        """Seconds that a message takes, with a group or weights of `body_bytes` in it, once a relay has room for it."""
+        line, size_bytes = self._line, _HEADER_BYTES + body_bytes
+        if isinstance(line, RelayedLine):
+            await line.pass_on(size_bytes)
+        # through a relay all of it passes twice
+        self._network.count("message", _HEADER_BYTES * (len(line.ends) - 1))
+        return line.transit_s(sender, size_bytes)
+
     @property
     def node_id(self) -> NodeId:
         return self._line.server
 
     def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         """The peer's groups after `cursor`. Raises Unavailable when the line breaks."""
-        return self._stream(lambda handler: handler.subscribe(self._line.client, cursor, wanted), self._send_groups)
+        line, network = self._line, self._network
+        network.check_stream(line.client, line.server, cursor, True)
+        return self._stream(lambda handler: handler.subscribe(line.client, cursor, wanted), self._send_groups)
 
     def watch(self, policy_id: str, window: int) -> AsyncIterator[Watched]:
         """What the peer holds of a lineage, then what is new. Raises NotHeld, Unavailable when the line breaks."""
@@ -94,7 +182,10 @@ class MemoryClient:
                         raise arrived
                     if isinstance(arrived, Exception):
                         raise Unavailable(f"stream from {line.server[:8]} ended: {arrived!r}") from arrived
+                    line.note_arrival()
                     network.note("delivered", line.server, line.client)
+                    if isinstance(arrived, StreamItem):
+                        network.check_stream(line.client, line.server, arrived.cursor, False)
                     yield arrived
         finally:
             pump.cancel()
@@ -132,7 +223,7 @@ class MemoryClient:
         line.check()
         try:
             async with asyncio.timeout(timeout_s):
-                await line.wait(network.transit_s(line.client, _HEADER_BYTES))
+                await line.wait(await self._transit_s(line.client))
                 yield network.handler_of(line.server)
         except TimeoutError:
             raise Unavailable(f"no {what} from {line.server[:8]} in {timeout_s} s") from None
@@ -145,7 +236,8 @@ class MemoryClient:
         """Lets an answer travel, with the faults of its way."""
         line, network = self._line, self._network
         late_s = self._lateness_s()
-        await line.wait(network.transit_s(line.server, size_bytes + _HEADER_BYTES) + late_s)
+        await line.wait(await self._transit_s(line.server, size_bytes) + late_s)
+        line.note_arrival()
         self._maybe_drop()
         network.note(what, line.server, line.client)
 
@@ -174,16 +266,16 @@ class MemoryClient:
         ordered_s = 0.0  # a stream keeps its order: nothing arrives before what was sent before it
         async for item in source:
             self._maybe_drop()
-            changed, size_bytes, late_s = item, _HEADER_BYTES, 0.0
+            changed, body_bytes, late_s = item, 0, 0.0
             if item.sealed is None:
                 late_s = self._lateness_s()  # own groups keep the order of their log; notices may take longer
             else:
                 if network.inspect is not None:
                     network.inspect(line.server, item.sealed)
-                size_bytes += item.sealed.size_bytes
+                body_bytes = item.sealed.size_bytes
                 sealed = self._corrupt(item.sealed)
                 changed = item if sealed is item.sealed else replace(item, sealed=sealed)
-            ordered_s = max(ordered_s, loop.time() + network.transit_s(line.server, size_bytes))
+            ordered_s = max(ordered_s, await self._transit_s(line.server, body_bytes) + loop.time())
             await under_way.room()
             if late_s > 0:
                 under_way.send_late(changed, ordered_s + late_s)
@@ -195,17 +287,17 @@ class MemoryClient:
                 under_way.send(changed, ordered_s)
 
     async def _send_weights(self, source: AsyncIterator[Watched], under_way: UnderWay[Watched]) -> None:
-        line, network, loop = self._line, self._network, asyncio.get_running_loop()
+        line, loop = self._line, asyncio.get_running_loop()
         ordered_s = 0.0
         async for item in source:
             self._maybe_drop()
-            changed, size_bytes = item, _HEADER_BYTES
+            changed, body_bytes = item, 0
             if isinstance(item, SealedManifest):
-                size_bytes += len(item.body)
+                body_bytes = len(item.body)
                 body = self._maybe_corrupt(item.body)
                 changed = item if body is item.body else replace(item, body=body)
             for _ in range(self._num_copies()):
-                ordered_s = max(ordered_s, loop.time() + network.transit_s(line.server, size_bytes))
+                ordered_s = max(ordered_s, await self._transit_s(line.server, body_bytes) + loop.time())
                 await under_way.room()
                 under_way.send(changed, ordered_s)
 

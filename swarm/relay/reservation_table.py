@@ -1,0 +1,256 @@
+"""Reservations and connections of a relay, and who gets one: what decides, without a call or a socket.
+
+Invariant: reservations and connections are bounded by node, subnet and in all, and who has most of them makes room for
+who has fewer. The relays of a virtual swarm decide by the same.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from swarm.errors import NotHeld, TooLarge, Unavailable
+from swarm.fairness import FairTable
+from swarm.flow import BoundedTable, RateLimiter
+from swarm.types import NodeId, short
+
+DIAL_BACKS_PER_S: Final = 1 / 20  # of one subnet
+DIAL_BACKS_BURST: Final = 8.0
+# A caller that shares its address with others could have their services tried: none of these is a node's.
+LEAST_PORT: Final = 1024
+HTTPS_PORT: Final = 443
+DIALLED_S: Final = 1500.0  # that a dial-back counts: nodes ask every 600 s, and an address may be another's later
+MAX_DIALLED: Final = 4096
+MAX_SUBNETS: Final = 4096
+WAITING_PER_RESERVATION: Final = 32  # connections that a node was told of and has not taken
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelayLimits:
+    """What relaying may cost this node."""
+
+    reservations: int = 128  # nodes that hold one
+    reservations_per_subnet: int = 32
+    connections: int = 512
+    connections_per_node: int = 28  # of the 42 calls of a node that holds a reservation; the others are its own
+    connections_per_caller: int = 32
+    connections_per_subnet: int = 128  # of callers
+    # Of one subnet, for reservations and connections: each costs the node that is asked for, too. A session takes two.
+    asks_per_s: float = 16.0
+    asks_burst: float = 256.0
+    bytes_per_s: int = 8 * 2**20  # of all connections together, both directions
+    burst_bytes: int = 4 * 2**20
+    idle_s: float = 90.0  # a connection without a byte ends; both ends send something every few seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a node is told of a connection that somebody asked for."""
+
+    ticket: bytes
+    origin: bytes  # the same for all callers of one subnet
+
+
+@dataclass(eq=False, slots=True)
+class HeldReservation:
+    """A reservation of a node."""
+
+    node_id: NodeId
+    subnet: str
+    end: Callable[[], None]  # called when another one takes its place
+    tickets: asyncio.Queue[Ticket] = field(default_factory=lambda: asyncio.Queue(WAITING_PER_RESERVATION))
+    num_tickets: int = 0  # that it was given and has not shown yet
+
+
+@dataclass(eq=False, slots=True)
+class RelayedConnection:
+    """A connection as the bounds see it."""
+
+    caller: NodeId
+    subnet: str  # of the caller
+    node_id: NodeId  # asked for
+    end: Callable[[], None]  # called when another one takes its place
+
+
+class ReservationTable:
+    """The reservations and open connections of one relay, and who proved to be dialable.
+
+    Args:
+        limits: of both.
+        standing: of a node; reservations and connections of those of lower standing make room first.
+
+    Example:
+        reservation = table.add(node_id, subnet, end=lambda: ...)
+        with table.connection(node_id, caller, subnet_of_caller, end=lambda: ...):
+            ...
+        table.remove(reservation)
+    """
+
+    def __init__(self, limits: RelayLimits, standing: Callable[[NodeId], int] = lambda node_id: 0) -> None:
+        self.limits, self._standing = limits, standing
+        self._held: dict[NodeId, HeldReservation] = {}
+        self._held_by = FairTable[str, HeldReservation]()  # by subnet
+        self._connections = FairTable[str, RelayedConnection]()  # by subnet of the caller
+        self._connections_to: dict[NodeId, FairTable[str, RelayedConnection]] = {}
+        self._num_of_caller = Counter[NodeId]()
+        self._dialled = BoundedTable[NodeId, tuple[str, float]](MAX_DIALLED)  # host:port where a node proved its key
+        self._dial_backs = RateLimiter[str](DIAL_BACKS_PER_S, DIAL_BACKS_BURST, MAX_SUBNETS)
+        self._asks = RateLimiter[str](limits.asks_per_s, limits.asks_burst, MAX_SUBNETS)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def num_free(self) -> int:
+        """Reservations that nobody holds."""
+        return max(0, self.limits.reservations - len(self))
+
+    @property
+    def num_connections(self) -> int:
+        """Open ones."""
+        return len(self._connections)
+
+    def num_connections_to(self, node_id: NodeId) -> int:
+        """Open ones to one node."""
+        return len(self._connections_to.get(node_id, ()))
+
+    def count_ask(self, subnet: str, now_s: float) -> None:
+        """Somebody of a subnet asks for a reservation or a connection. Raises Unavailable where it asks too often."""
+        if not self._asks.spend(subnet, now_s):
+            raise Unavailable(f"more than {self.limits.asks_per_s:.0f} relayed connections in a second; slow down")
+
+    # --- whether a node can be dialled --------------------------------------------------------------
+
+    def count_dial_back(self, subnet: str, now_s: float) -> None:
+        """One dial-back for a caller of a subnet. Raises Unavailable where there were too many."""
+        if not self._dial_backs.spend(subnet, now_s):
+            raise Unavailable(f"more than {60 * DIAL_BACKS_PER_S:.0f} dial-backs in a minute; ask another node")
+
+    def note_dialled(self, node_id: NodeId, endpoint: str, now_s: float) -> None:
+        """A node proved its key at host:port; an empty one: it did not, where it was tried."""
+        if endpoint:
+            self._dialled[node_id] = endpoint, now_s
+        else:
+            self._dialled.pop(node_id, None)
+
+    def way_to(self, node_id: NodeId, now_s: float) -> HeldReservation | str:
+        """How a node is connected to: its reservation, or host:port where it was dialled. Raises NotHeld."""
+        reservation, dialled = self._held.get(node_id), self._dialled.get(node_id)
+        if reservation is not None:
+            return reservation
+        if dialled is None or dialled[1] + DIALLED_S < now_s:
+            raise NotHeld(f"{short(node_id)} holds no reservation here")
+        return dialled[0]
+
+    # --- reservations ------------------------------------------------------------------------------
+
+    def get(self, node_id: NodeId) -> HeldReservation | None:
+        """The reservation of a node."""
+        return self._held.get(node_id)
+
+    def add(self, node_id: NodeId, subnet: str, end: Callable[[], None]) -> HeldReservation:
+        """A reservation for a node, until `remove`; a newer one of the same node ends the older one.
+
+        Raises:
+            Unavailable: there is no room for it.
+        """
+        if node_id in self._held:
+            self._end(self._held[node_id])
+        elif len(self._held_by.of(subnet)) >= self.limits.reservations_per_subnet:
+            self._make_room(node_id, subnet, list(self._held_by.of(subnet)))
+        elif len(self) >= self.limits.reservations:
+            self._make_room(node_id, subnet, list(self._held.values()))
+        reservation = self._held[node_id] = HeldReservation(node_id, subnet, end)
+        self._held_by.add(subnet, reservation)
+        return reservation
+
+    def remove(self, reservation: HeldReservation) -> None:
+        """The reservation is free again; idempotent."""
+        if self._held_by.remove(reservation.subnet, reservation):
+            del self._held[reservation.node_id]
+
+    def _make_room(self, node_id: NodeId, subnet: str, reservations: list[HeldReservation]) -> None:
+        """Ends the newest of these reservations of lower standing; else one of the subnet with most of all."""
+        standing = self._standing(node_id)
+        lower = [each for each in reservations if self._standing(each.node_id) < standing]
+        if lower:
+            self._end(lower[-1])
+            return
+        most = self._held_by.longest(beside=subnet)
+        if most is None or len(reservations) < len(self):
+            count = len(reservations)
+            raise Unavailable(f"{count} reservations are taken, of your network or of all; try another relay")
+        self._end(self._held_by.newest(most))
+
+    def _end(self, reservation: HeldReservation) -> None:
+        reservation.end()
+        self.remove(reservation)
+
+    # --- connections -------------------------------------------------------------------------------
+
+    @contextmanager
+    def connection(
+        self, node_id: NodeId, caller: NodeId, subnet: str, end: Callable[[], None]
+    ) -> Generator[RelayedConnection]:
+        """Counts a connection while it lasts.
+
+        Args:
+            node_id: who is connected to.
+            caller: who asked for it.
+            subnet: of the caller.
+            end: called where another connection takes its place.
+
+        Raises:
+            Unavailable: at a bound.
+        """
+        limits, own = self.limits, self._connections_to.setdefault(node_id, FairTable())
+        connection = RelayedConnection(caller, subnet, node_id, end)
+        try:
+            if self._num_of_caller[caller] >= limits.connections_per_caller:
+                raise Unavailable(f"{limits.connections_per_caller} connections of yours are open here")
+            if len(self._connections.of(subnet)) >= limits.connections_per_subnet:
+                raise Unavailable(f"{limits.connections_per_subnet} connections of your network are open here")
+            if len(own) >= limits.connections_per_node:
+                self._replace(connection, own, "to this node")
+            if len(self._connections) >= limits.connections:
+                self._replace(connection, self._connections, "in all")
+            self._connections.add(subnet, connection)
+            own.add(subnet, connection)
+            self._num_of_caller[caller] += 1
+            try:
+                yield connection
+            finally:
+                self._forget(connection)
+        finally:
+            if not own and self._connections_to.get(node_id) is own:
+                del self._connections_to[node_id]
+            if not self._num_of_caller[caller]:
+                del self._num_of_caller[caller]
+
+    def _replace(self, newcomer: RelayedConnection, connections: FairTable[str, RelayedConnection], which: str) -> None:
+        """Ends the newest connection of a caller of lower standing; else of the subnet with most."""
+        standing = self._standing(newcomer.caller)
+        every = [connection for subnet in connections.parties for connection in connections.of(subnet)]
+        lower = [connection for connection in every if self._standing(connection.caller) < standing]
+        if lower:
+            found = lower[-1]
+        else:
+            most = connections.longest(beside=newcomer.subnet)
+            if most is None:
+                raise Unavailable(f"{len(connections)} relayed connections {which} are open; try another relay")
+            found = connections.newest(most)
+        found.end()
+        self._forget(found)
+
+    def _forget(self, connection: RelayedConnection) -> None:
+        if self._connections.remove(connection.subnet, connection):
+            self._connections_to[connection.node_id].remove(connection.subnet, connection)
+            self._num_of_caller[connection.caller] -= 1
+
+
+def check_port(port: int) -> None:
+    """Raises TooLarge where no dial-back is made to a port."""
+    if port != HTTPS_PORT and not LEAST_PORT <= port < 65536:
+        raise TooLarge(f"port {port}, expected {HTTPS_PORT}, or {LEAST_PORT} to 65535")
