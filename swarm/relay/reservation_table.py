@@ -205,29 +205,23 @@ class ReservationTable:
         Raises:
             Unavailable: at a bound.
         """
-        limits, own = self.limits, self._connections_to.setdefault(node_id, FairTable())
-        connection = RelayedConnection(caller, subnet, node_id, end)
+        limits, connection = self.limits, RelayedConnection(caller, subnet, node_id, end)
+        if self._num_of_caller[caller] >= limits.connections_per_caller:
+            raise Unavailable(f"{limits.connections_per_caller} connections of yours are open here")
+        if len(self._connections.of(subnet)) >= limits.connections_per_subnet:
+            raise Unavailable(f"{limits.connections_per_subnet} connections of your network are open here")
+        if self.num_connections_to(node_id) >= limits.connections_per_node:
+            self._replace(connection, self._connections_to[node_id], "to this node")
+        if len(self._connections) >= limits.connections:
+            self._replace(connection, self._connections, "in all")
+        # only now, as the end of a replaced one may have been the end of all to this node
+        self._connections.add(subnet, connection)
+        self._connections_to.setdefault(node_id, FairTable()).add(subnet, connection)
+        self._num_of_caller[caller] += 1
         try:
-            if self._num_of_caller[caller] >= limits.connections_per_caller:
-                raise Unavailable(f"{limits.connections_per_caller} connections of yours are open here")
-            if len(self._connections.of(subnet)) >= limits.connections_per_subnet:
-                raise Unavailable(f"{limits.connections_per_subnet} connections of your network are open here")
-            if len(own) >= limits.connections_per_node:
-                self._replace(connection, own, "to this node")
-            if len(self._connections) >= limits.connections:
-                self._replace(connection, self._connections, "in all")
-            self._connections.add(subnet, connection)
-            own.add(subnet, connection)
-            self._num_of_caller[caller] += 1
-            try:
-                yield connection
-            finally:
-                self._forget(connection)
+            yield connection
         finally:
-            if not own and self._connections_to.get(node_id) is own:
-                del self._connections_to[node_id]
-            if not self._num_of_caller[caller]:
-                del self._num_of_caller[caller]
+            self._forget(connection)
 
     def _replace(self, newcomer: RelayedConnection, connections: FairTable[str, RelayedConnection], which: str) -> None:
         """Ends the newest connection of a caller of lower standing; else of the subnet with most."""
@@ -246,8 +240,13 @@ class ReservationTable:
 
     def _forget(self, connection: RelayedConnection) -> None:
         if self._connections.remove(connection.subnet, connection):
-            self._connections_to[connection.node_id].remove(connection.subnet, connection)
+            own = self._connections_to[connection.node_id]
+            own.remove(connection.subnet, connection)
+            if not own:
+                del self._connections_to[connection.node_id]
             self._num_of_caller[connection.caller] -= 1
+            if not self._num_of_caller[connection.caller]:
+                del self._num_of_caller[connection.caller]
 
 
 def check_port(port: int) -> None:

@@ -55,6 +55,8 @@ def test_it_is_watched_at_its_end_and_beside_a_copy(trained: Path, tmp_path: Pat
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
     done = RUN.invoke(app, ["watch", str(trained), str(copy), "--once"])
-    assert re.match(r"letters finished step 3 reward [\d.]+ held out sort [\d.]+ age ", done.output), done.output
+    assert re.match(r"letters finished step 3 reward [\d.]+ held out sort [\d.]+ \(step 3\) age ", done.output), (
+        done.output
+    )
     both = RUN.invoke(app, ["report", "--dir", str(trained), "--dir", str(copy), "--out", str(tmp_path / "both.html")])
     assert both.exit_code == 0 and (tmp_path / "both.html").read_text().count("Where the time went") == 1

@@ -78,6 +78,15 @@ def test_the_newest_connection_of_the_subnet_with_most_makes_room() -> None:
     assert table.num_connections == 0, "one that made room is not counted down twice"
 
 
+def test_a_connection_may_take_the_place_of_one_that_ends_at_once() -> None:
+    table, older = _table(connections=1), ExitStack()
+    older.enter_context(table.connection("a", "eve", "x", end=older.close))
+    with table.connection("a", "known ada", "y", end=lambda: None):
+        assert table.num_connections == table.num_connections_to("a") == 1
+    older.close()
+    assert table.num_connections == table.num_connections_to("a") == 0
+
+
 def test_a_node_that_was_dialled_is_connected_to_for_a_while() -> None:
     table = _table()
     with pytest.raises(NotHeld):
