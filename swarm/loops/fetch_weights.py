@@ -98,13 +98,14 @@ def choose_sources(
     chosen += choose_witnesses(agent, follower, adverts)
     book = agent.address_book
     kept = {address.node_id: address for address in watched if book.may_dial(address)}
-    return {
-        kept[a.node_id]
-        if a.node_id in kept and kept[a.node_id].endpoint in a.endpoints
-        else book.best_address(a.node_id, a.endpoints)
-        for a in chosen
-        if a.endpoints
-    }
+
+    def address_of(advert: Advert) -> PeerAddress:
+        address = kept.get(advert.node_id)
+        if address is not None and (address.endpoint in advert.endpoints or address.relay in book.relays):
+            return address  # one of our relays leads to nodes that advertise something else
+        return book.best_address(advert.node_id, advert.endpoints)
+
+    return {address_of(advert) for advert in chosen if advert.endpoints}
 
 
 def choose_witnesses(agent: Agent, follower: WeightFollower, adverts: Sequence[Advert]) -> list[Advert]:
@@ -198,7 +199,8 @@ class SourceWatcher:
         try:
             return await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
         except Unavailable:
-            self._note_relay_failure()
+            if self._address.relay is not None or self._agent.address_book.relays:  # else there is no other way
+                self._agent.address_book.record_failure(self._address)
             raise
 
     def _note_relay_failure(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from swarm.causes import Snapshot, status_findings
 from swarm.config import FollowConfig, ReplayConfig, WeightsConfig
 from swarm.events import GroupsDrawn
-from swarm.interfaces import PeerClient
+from swarm.interfaces import PeerAddress, PeerClient
 from swarm.simulate.virtual.faults import FaultPlan
 from swarm.types import JsonDict, NodeId, RefusalReason
 from swarm.weight_sync.credit import CreditBalance
@@ -144,6 +145,35 @@ def test_a_trainer_whose_relays_change_places_stays_connected(tmp_path: Path) ->
         assert ended == [] and follower_of(generator).credit.num_left > 0
         trainer.agent.endpoints = ("nobody:1",)  # it moved
         await until(lambda: ended == ["watch"], "where it is not advertised any more it is not asked")
+
+    play(tmp_path, scene)
+
+
+def test_a_trainer_that_only_our_relays_can_dial_is_reached_through_one_and_stays_so(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
+        await trainer.start()
+        await trainer.publish()
+        (endpoint,) = trainer.agent.endpoints
+        trainer.agent.endpoints = ("nobody:1",)  # as its address is to a network that lets out port 443 alone
+        await generator.start()
+        relay, connect = PeerAddress(node_id="f" * 64, endpoint="relay:443"), generator.transport.connect
+        dialled = list[str]()
+
+        async def through(address: PeerAddress, timeout_s: float) -> PeerClient:
+            if address.node_id != trainer.node_id:
+                return await connect(address, timeout_s)
+            dialled.append(address.endpoint)
+            is_reached = address.relay == relay
+            return await connect(replace(address, endpoint=endpoint) if is_reached else address, timeout_s)
+
+        generator.transport.connect = through  # type: ignore[method-assign]
+        generator.agent.address_book.relays = (relay,)
+        await serves(generator, trainer)
+        await asyncio.sleep(300.0)  # any pause of the other address is over
+        assert dialled[-1].startswith("relay:443/") and "nobody:1" in dialled
+        assert sum(each.startswith("relay:443/") for each in dialled) == 1, "it stays connected"
+        assert follower_of(generator).credit.num_left > 0
 
     play(tmp_path, scene)
 
