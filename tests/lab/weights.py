@@ -1,6 +1,6 @@
 """Weights and groups between a trainer in each kind of network and generators in all of them: every ordered pair.
 
-    python -m tests.lab.weights                     # as root; a minute for each kind of the trainer
+    python -m tests.lab.weights                     # as root; half a minute for each kind of the trainer
     python -m tests.lab.weights --trainers nat      # a trainer in this kind only
 
 A trainer without a generator of its own publishes its policy; a generator in each kind of network, its own kind too,
