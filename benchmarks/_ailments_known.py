@@ -110,6 +110,7 @@ async def store_too_small(folder: Path) -> Path:
 
 
 async def worker_killed(folder: Path) -> Path:
+    """The kernel ends the worker three times, as where memory is short."""
     config = make_config(folder, worker="process", learner={"learning_rate": 1e-4, "num_steps": 0})
 
     async def kill(_: list[Daemon]) -> None:
@@ -320,6 +321,8 @@ class SkewedClock(SystemClock):
 
 
 async def wrong_clock(folder: Path) -> Path:
+    """The clock of one of two nodes is an hour ahead."""
+
     def made(config: NodeConfig, on_event: Callable[[Event], None]) -> Daemon:
         daemon = Daemon(config, on_event)
         if config.name == "bell":
@@ -409,6 +412,7 @@ async def two_trainers(folder: Path) -> Path:
 
 
 async def other_fingerprint(folder: Path) -> Path:
+    """A node expects another coordinator at the address of its own."""
     config = make_config(folder, "bell")
     async with coordinator_of(folder, config) as run:
         config = linked(config, run)

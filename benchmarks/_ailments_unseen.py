@@ -199,6 +199,7 @@ async def little_disk(folder: Path) -> Path:
 
 
 async def follower_with_another_temperature(folder: Path) -> Path:
+    """What it makes for its trainer is refused."""
     trainer: dict[str, object] = {"roles": ["trainer"], "weights": {"publish": True}, "replay": {"local_groups": 2}}
     configs = [
         make_config(folder, "ada", directory={"kind": "dht"}, **trainer),

@@ -124,6 +124,7 @@ async def run_mendings(out: Path, words: Sequence[str]) -> bool:
 
 
 def main() -> None:
+    """Plants, asks and prints a table; what it is started with is in the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="words of names, separated by commas")
     parser.add_argument("--out", type=Path, default=None, help="folder to keep the directories in")

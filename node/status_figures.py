@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def status_figures(daemon: "Daemon") -> JsonDict:
-    """A snapshot."""
+    """How a node stands now: lineage, groups, peers, weights and trouble, in the units that the names say."""
     agent, config = daemon.agent, daemon.config
     return {
         "node_id": agent.node_id,

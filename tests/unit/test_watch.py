@@ -193,7 +193,7 @@ def test_ctrl_c_ends_it_without_a_word(held: Path) -> None:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline().startswith("ada not started")
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=15) == 0
         assert process.stderr.read() == ""
 
 
