@@ -5,14 +5,13 @@ node.toml is written; it can name only built-in environments and recipes. An opt
 """
 
 import asyncio
-import ipaddress
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node.credential import keep_invitation, read_invitation
 from node.disk_budget import within_budget
 from node.takes import takes_line
-from swarm.addresses import own_address
+from swarm.addresses import is_loopback, own_address
 from swarm.clock import SystemClock
 from swarm.config import NODE_FILE, NodeConfig, apply_overrides, load_config, parse_config
 from swarm.errors import ConfigError, SwarmError, Unauthenticated, Unavailable
@@ -210,7 +209,7 @@ def listen_towards(data: JsonDict, own: str) -> str:
         data: plain data of node.toml; changed in place.
         own: this machine's address as the coordinator sees it.
     """
-    if ipaddress.ip_address(own.strip("[]")).is_loopback:
+    if is_loopback(own):
         return "the coordinator is on this machine: only nodes on it can dial this one"
     kind, host = ("ip6", "[::]") if own.startswith("[") else ("ip4", "0.0.0.0")
     data["exchange"] |= {"listen": f"{host}:0", "advertise": f"{own}:0"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from node.credential import read_credential
-from swarm.addresses import endpoint_of, own_address
+from swarm.addresses import endpoint_of, is_loopback, own_address
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig, NodeConfig, parse_config
 from swarm.errors import ConfigError, NotHeld, Unavailable
@@ -113,7 +113,7 @@ async def check_network(link: str, directory: Path | None = None, listen_port: i
         )
         relay_ms = None if back.is_reached else await _through_relay_ms(transport, coordinator, identity.node_id)
     except Unavailable:
-        if fetched.address.startswith(("127.", "localhost:", "[::1]:")):
+        if is_loopback(fetched.address.rpartition(":")[0]):
             raise ConfigError(
                 f"{fetched.address}: the coordinator is on this machine, so only nodes on it can dial one that joins "
                 "here; run this on the machine that is to join, with a link that leads here from there"

@@ -132,6 +132,16 @@ def is_private_host(host: str) -> bool:
     return not address.is_global
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host leads to this machine alone: a loopback address, also one of IPv4 as IPv6 writes it, or localhost.
+
+    Example:
+        is_loopback("[::ffff:127.0.0.1]")  # True
+    """
+    address = _ip_of(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
 def is_wildcard(listen: str) -> bool:
     """Whether a host:port listens on every interface: nothing that others could dial."""
     return listen.rpartition(":")[0] in _WILDCARDS

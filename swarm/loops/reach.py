@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Final
 
-from swarm.addresses import own_address
+from swarm.addresses import is_loopback, own_address
 from swarm.errors import Unavailable
 from swarm.exchange.agent import ESTABLISHED, Agent
 from swarm.flow import BoundedTable
@@ -113,7 +113,7 @@ class Reach:
     def _is_fixed(self) -> bool:
         """Whether there is nothing to measure: it is configured, or only this machine is listened to."""
         host = self._config.listen.rpartition(":")[0]
-        return self._config.reach != "auto" or host.startswith("127.") or host in ("localhost", "[::1]")
+        return self._config.reach != "auto" or is_loopback(host)
 
     # --- whether we can be dialled -----------------------------------------------------------------
 

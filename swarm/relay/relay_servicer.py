@@ -7,7 +7,6 @@ bounds reservations and connections, `byte_budget.py` bytes.
 
 import asyncio
 import hashlib
-import ipaddress
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -16,6 +15,7 @@ from typing import Any, Final, cast
 
 import grpc
 
+from swarm.addresses import is_loopback
 from swarm.clock import Clock
 from swarm.errors import NotHeld, TooLarge, Unavailable
 from swarm.flow import RateLimiter
@@ -358,11 +358,6 @@ async def _data_of(context: Context) -> bytes:
     """The bytes of the next message of a call; none at its end."""
     message: Any = await context.read()
     return b"" if message is _EOF else message.data
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a caller's address says no more than that something on this machine called."""
-    return ipaddress.ip_address(host).is_loopback
 
 
 async def _until_set(event: asyncio.Event) -> None:

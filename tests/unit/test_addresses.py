@@ -7,6 +7,7 @@ from swarm.addresses import (
     dialable_endpoint,
     dialable_multiaddress,
     endpoint_of,
+    is_loopback,
     is_wildcard,
     own_address,
     subnet_of,
@@ -100,3 +101,15 @@ def test_the_way_to_this_machine_itself_is_loopback_and_to_nowhere_too() -> None
 )
 def test_a_public_address_stands_for_its_subnet_and_any_other_for_itself(host: str, subnet: str) -> None:
     assert subnet_of(host) == subnet
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.0.1", "::1", "[::1]", "[::ffff:127.0.0.1]", "localhost"])
+def test_a_host_that_leads_to_this_machine_alone_is_loopback_however_it_is_written(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["10.0.0.7", "0.0.0.0", "[::]", "::ffff:10.0.0.7", "swarm.example.org", "127.example.org"]
+)
+def test_no_other_host_is_loopback(host: str) -> None:
+    assert not is_loopback(host)
