@@ -209,13 +209,14 @@ def rollout_from_message(message: rollout_pb2.Rollout) -> Rollout:
     finish = _FINISH_BACK.get(message.finish)
     if finish is None:
         raise Malformed(RefusalReason.MALFORMED, f"unknown finish reason {int(message.finish)}")
+    later_texts, claimed_turns = message.later_texts, message.claimed_turns  # of single answers there are none
     return Rollout(
-        actions=(message.text, *message.later_texts),
+        actions=(message.text, *later_texts) if later_texts else (message.text,),
         trace=_trace_from_message(message.trace) if message.HasField("trace") else None,
         sampling=sampling_from_message(message.sampling),
         finish=finish,
         claimed_reward=decimal(message.claimed_reward),
-        claimed_turns=tuple(_claimed_turn(claim) for claim in message.claimed_turns),
+        claimed_turns=tuple([_claimed_turn(claim) for claim in claimed_turns]) if claimed_turns else (),
     )
 
 

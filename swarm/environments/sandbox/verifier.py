@@ -102,14 +102,17 @@ class SandboxVerifier:
             OverBudget: the producer's actions have taken all the time that they may for now.
             ConfigError: the environments cannot be built.
         """
-        request = self._request(env, task_id, episodes)
-        if producer is None:
+        if producer is None:  # each is played: that equal answers have different rewards, its owner wants to know
             async with self._own_turn:
-                reply = await self._ask_one_of(self._own, request)
+                reply = await self._ask_one_of(self._own, self._request(env, task_id, episodes))
         else:
-            reply = await self._score_external(request, producer)
+            distinct = list(dict.fromkeys(episodes))  # of a model that is sure of its answer few are
+            reply = await self._score_external(self._request(env, task_id, distinct), producer)
             if isinstance(reply, TaskFailed):  # nobody else's fault, as one that does not exist
                 raise LookupError(str(reply))
+            if isinstance(reply, Verdict) and len(distinct) < len(episodes):
+                outcome_of = dict(zip(distinct, reply.outcomes, strict=True))
+                reply = replace(reply, outcomes=tuple([outcome_of[actions] for actions in episodes]))
         if isinstance(reply, Verdict):
             return reply
         raise reply
