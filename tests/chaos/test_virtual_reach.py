@@ -19,7 +19,7 @@ from swarm.loops.notices import StreamPositions
 from swarm.loops.reach import Reach, ReachKind
 from swarm.relay.reservation_table import HeldReservation, RelayedConnection, ReservationTable
 from swarm.report.invariants import ADVERTISED, REACHED, RELAY_BUDGET, RESUMED
-from swarm.simulate.virtual.faults import Crash, FaultPlan, RelayFault, RelayVice, with_outward
+from swarm.simulate.virtual.faults import Crash, FaultPlan, RelayFault, RelayVice, Turncoat, with_outward
 from swarm.simulate.virtual.loop import run_virtual
 from swarm.simulate.virtual.node import Parts
 from swarm.simulate.virtual.reach_checks import SNAPSHOT_S, _groups
@@ -151,6 +151,14 @@ def test_a_broken_part_turns_its_invariant_red(parts: Parts, plan: FaultPlan, br
     assert sound.invariants.hold, sound.invariants.violations
     run = run_seed(6, 8, 12, plan, parts)
     assert run.invariants.violations.get(broken), run.invariants.verdicts()
+
+
+def test_who_makes_room_at_a_relay_without_delay_counts_there_no_more() -> None:
+    members = (Turncoat(attack="rare", is_member=True, honest_s=10.8), Turncoat(attack="flood", is_member=False))
+    away = Crash(node=-1, at_s=8.204626700724864, down_s=1.811641854574492)
+    plan = FaultPlan(outward_share=0.7, relay_reservations=4, coordinator_crash=away, turncoats=members)
+    run = run_seed(16861, NUM_NODES, NUM_ROUNDS, plan)
+    assert run.invariants.hold, run.invariants.violations
 
 
 class SkippingCursors(dict[NodeId, Cursor]):

@@ -223,6 +223,11 @@ class Line:
         self._partition = None if math.isinf(until_cut_s) else self._loop.call_later(until_cut_s, self.cut, "partition")
         network.attach(self)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not cut yet."""
+        return not self._reason
+
     def cut(self, reason: str) -> None:
         """Breaks the connection; idempotent."""
         if self._reason:

@@ -46,8 +46,9 @@ class ReachChecks:
         ends = {"node": limits.connections_per_node, "caller": limits.connections_per_caller}
         per_end = {"node": Counter(line.server for line in relay.lines)}
         per_end["caller"] = Counter(line.client for line in relay.lines)
+        num_held = sum(line.is_open for line in relay.held.values())  # who made room for this one hears of it next
         held = [
-            ("reservations", len(relay.held), limits.reservations),
+            ("reservations", num_held, limits.reservations),
             ("connections", len(relay.lines), limits.connections),
         ]
         held += [(f"connections of a {end}", max(per_end[end].values(), default=0), most) for end, most in ends.items()]
