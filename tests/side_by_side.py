@@ -2,7 +2,7 @@
 
 `python tests/side_by_side.py test|check [flags for all]` prints what each says, line by line, and ends with the sum of
 all, after what failed; with the flag `-x` the first failure ends everything. Each side has tests of its own first; who
-is through with them takes the next folder that is left, so that both end at about the same time on any machine. Workers
+is through with them takes the next part that is left, so that both end at about the same time on any machine. Workers
 of pytest-xdist gained nothing here, nor did a third side of low priority. A side that says nothing for 10 minutes shows
 where its threads stand and is killed: a test has a time limit of its own, but not what it leaves for pytest's end.
 """
@@ -23,21 +23,28 @@ ROOT = Path(__file__).parents[1]
 OUTCOMES = ("passed", "failed", "error", "errors", "skipped", "xfailed", "xpassed")
 TOLD = ("--color=no", "--durations=10", "--durations-min=10")  # and what is slow, for whoever looks for time
 Sides = dict[str, list[str]]
+NUM_PARTS = 6  # of tests/integration, which is more than half of all
 SILENCE_S = 600.0  # a line of dots is 72 tests: 90 s here
 LAST_WORDS_S = 10.0  # what pytest's own children may still print once it has ended
 
 
-def sides_of(which: str) -> tuple[Sides, list[str]]:
-    """Name of each side -> what it runs first, and the folders that either takes then, longest first."""
+def sides_of(which: str) -> tuple[Sides, list[list[str]]]:
+    """Name of each side -> what it runs first, and the parts that either takes then, the longest early."""
     if which == "test":  # one computes, beside one that mostly waits for processes
-        firsts = {"computes": ["tests/unit", "tests/packaging"], "waits": ["tests/integration"]}
-        return firsts, ["tests/chaos", "tests/property", "tests/lab", "tests/golden"]
-    unit = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/test_*.py"))
+        files = _files("integration")
+        first, *parts = [files[number::NUM_PARTS] for number in range(NUM_PARTS)]
+        firsts = {"computes": ["tests/unit", "tests/packaging"], "waits": first}
+        return firsts, [*parts[:2], ["tests/chaos"], *parts[2:], ["tests/property"], ["tests/lab", "tests/golden"]]
+    unit = _files("unit")
     return {"even": [*unit[::2], "tests/property"], "odd": unit[1::2]}, []
 
 
+def _files(folder: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(f"tests/{folder}/test_*.py"))
+
+
 class Side:
-    """One side: a pytest process, and another one for each folder that it takes after it."""
+    """One side: a pytest process, and another one for each part that it takes after it."""
 
     def __init__(
         self,
@@ -135,8 +142,8 @@ def main(which: str, *flags: str) -> int:
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the sides are sessions of their own: end them too
     firsts, left = sides_of(which)
-    folders, stop = deque([folder] for folder in left), threading.Event()
-    sides = [Side(name, flags, folders, stop) for name in firsts]
+    parts, stop = deque(left), threading.Event()
+    sides = [Side(name, flags, parts, stop) for name in firsts]
     for side in sides:
         side.others = [other for other in sides if other is not side]
     threads = [threading.Thread(target=side.run, args=(firsts[side.name],)) for side in sides]
