@@ -1,7 +1,8 @@
 """Reach: whether others can dial this node, and reservations at relays where they cannot.
 
 Invariant: what a node advertises is where it was reached, or a relay where it holds a reservation now. Only the address
-that our own calls come from is ever tried, and only relays that proved their keys to us before are asked for one.
+that our own calls come from is ever tried. Relays that proved their keys to us before are asked for one; others, that
+adverts alone speak of, only where none of those has room, one at a time and within the budget for dials to strangers.
 """
 
 import asyncio
@@ -220,9 +221,28 @@ class Reach:
             pause = self._pauses.get(address)
             if address in self._relays or (pause is not None and pause.until_s > now_s):
                 continue
-            reservation = self._transport.reservation_at(address)
-            task = tasks.create_task(self._hold(address, reservation), name=f"reservation at {short(address.node_id)}")
-            self._relays[address] = _Relay(address, task, reservation)
+            self._begin(address, tasks)
+        if not self._relays:  # in a large swarm those whom a node knows may all be full
+            stranger = self._stranger(now_s)
+            if stranger is not None and self._agent.address_book.begin_dial(stranger):
+                self._begin(stranger, tasks)
+
+    def _begin(self, address: PeerAddress, tasks: asyncio.TaskGroup) -> None:
+        reservation = self._transport.reservation_at(address)
+        task = tasks.create_task(self._hold(address, reservation), name=f"reservation at {short(address.node_id)}")
+        self._relays[address] = _Relay(address, task, reservation)
+
+    def _stranger(self, now_s: float) -> PeerAddress | None:
+        """A relay of which an advert speaks, and that was not asked lately."""
+        book, reputation = self._agent.address_book, self._agent.reputation
+        offered = [
+            address
+            for node_id, address in self._agent.peers.relays.items()
+            if node_id not in book.known and reputation.is_allowed(node_id) and book.may_dial(address)
+        ]
+        pauses = {address: self._pauses[address] for address in offered if address in self._pauses}
+        offered = [address for address in offered if address not in pauses or pauses[address].until_s <= now_s]
+        return self._rng.choice(offered) if offered else None
 
     def _candidates(self) -> list[PeerAddress]:
         """Relays that may be asked, the best first: established peers that relay and answered us, then anchors, then
@@ -281,6 +301,8 @@ class Reach:
                 relay.delay_s = self._agent.clock.monotonic_s() - began_s
                 extra = {"peer": short(address.node_id), "endpoint": address.endpoint}
                 logger.info("reached through a relay", extra=extra)
+                if self._agent.peers.relays.get(address.node_id) == address:
+                    self._agent.address_book.record_answer(address)  # it is known from now on
                 self._advertise()
             await asyncio.sleep(every_s * self._rng.uniform(0.5, 1.0))
             every_s = min(2 * every_s, LONGEST_CHECK_S)

@@ -4,9 +4,10 @@ Invariant: every table is bounded, a head never goes back, and those of lineages
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from swarm.flow import BoundedTable
+from swarm.interfaces import PeerAddress
 from swarm.types import Advert, NodeId, PolicyVersion, Role, RolloutGroup
 
 MAX_INBOUND = 1024
@@ -37,7 +38,8 @@ class Peers:
         self.connected: set[NodeId] = set()
         self.inbound: dict[NodeId, str] = {}  # that proved their key when they called -> subnet called from, or ""
         self._num_streams: Counter[NodeId] = Counter()  # from each peer: an old one may end after a new one began
-        self.relays: frozenset[NodeId] = frozenset()  # that have reservations for nodes that cannot be dialled
+        # that have reservations for nodes that cannot be dialled, where their adverts say that they are
+        self.relays: Mapping[NodeId, PeerAddress] = {}
         self._trains = BoundedTable[NodeId, bool](MAX_PEERS)  # whether it has a policy of its own, as its advert says
 
     def head_of(self, policy_id: NodeId) -> PolicyVersion | None:
@@ -81,7 +83,9 @@ class Peers:
         A generator's advert names the version of its trainer that it serves: no evidence of that trainer's head.
         """
         self._served = frozenset(advert.head.policy_id for advert in adverts if advert.node_id in self.connected)
-        self.relays = frozenset(advert.node_id for advert in adverts if advert.relay_reservations)
+        offered = [each for each in adverts if each.relay_reservations and each.endpoints]
+        addresses = [PeerAddress(node_id=each.node_id, endpoint=each.endpoints[0]) for each in offered]
+        self.relays = {address.node_id: address for address in addresses if address.relay is None}
         for advert in adverts:
             if advert.node_id == self._node_id:
                 continue

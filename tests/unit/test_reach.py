@@ -308,6 +308,50 @@ def test_reservations_are_held_at_relays_of_different_subnets_and_advertised_whi
     play(scene, monkeypatch)
 
 
+def advertise(it: Scene, *strangers: PeerAddress) -> None:
+    """Adverts of relays that never answered this node, beside those of the peers that did."""
+    known = [peer.address for peer in it.agent.address_book.known.values()]
+    adverts = [make_advert(each.node_id, endpoints=(each.endpoint,), relay_reservations=1) for each in known]
+    adverts += [make_advert(each.node_id, endpoints=(each.endpoint,), relay_reservations=1) for each in strangers]
+    it.agent.peers.observe(adverts)
+
+
+def test_where_all_known_relays_are_full_strangers_are_asked_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        known = [address_of(number) for number in range(3)]
+        it = outward(*known)
+        for relay in (*known, COORDINATOR):
+            it.network.relays[relay].refuses = True
+        strangers = [address_of(number, f"9.0.{number}.1") for number in range(20, 28)]
+        for relay in strangers[1:]:
+            it.network.relays[relay] = RelayAtWork(gives_reservation=False)
+        it.network.relays[strangers[0]] = RelayAtWork()
+        advertise(it, *strangers)
+        await it.reach.measure()
+        async with asyncio.TaskGroup() as tasks:
+            keeping = tasks.create_task(it.reach.keep())
+            while not it.advertised:
+                await asyncio.sleep(0.1)
+                assert sum(address in strangers for address in it.reach._relays) <= 1
+            assert it.advertised == {strangers[0].endpoint}
+            assert strangers[0].node_id in it.agent.address_book.known
+            keeping.cancel()
+
+    play(scene, monkeypatch)
+
+
+def test_strangers_are_not_asked_while_those_that_answered_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        it = outward(address_of(0))
+        stranger = address_of(20, "9.0.0.1")
+        advertise(it, stranger)
+        await it.reach.measure()
+        await keep(it.reach, 60.0)
+        assert stranger not in it.network.relays
+
+    play(scene, monkeypatch)
+
+
 async def nothing_to_check(self: FakeReach, reservation: Reservation, timeout_s: float) -> None:
     """The defence taken out: a relay is believed."""
 
