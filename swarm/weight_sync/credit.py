@@ -39,6 +39,7 @@ class GeneratorRecord:
 
     max_outstanding: int = 1  # doubles with each useful group, back to 1 with a useless one or when a grant expires
     late_s: deque[float] = field(default_factory=deque[float])  # of ended grants whose groups may still arrive
+    left_s: deque[float] = field(default_factory=deque[float])  # grants of ended streams that brought no group yet
     delivery_s: float | None = None  # from a grant to its group, the most lately; None before the first
     too_many: float = 0.0  # groups of the capacity that were too many for its own to be drawn in time, as of late
     num_to_prove: int = 0  # groups that have to come in time, one after the other, until what it holds counts again
@@ -173,6 +174,8 @@ class CreditLedger:
         if self._lines.get(line.peer) is line:
             del self._lines[line.peer]
             self._add_late(line.record, line.num_outstanding)
+            left_s = line.record.left_s
+            left_s.extend(list(line.outstanding_s)[: self._max_window - len(left_s)])
 
     def grant(self, capacity: int) -> None:
         """Expires old grants, then grants what is free and the trials that are due.
@@ -279,6 +282,8 @@ class CreditLedger:
         nobody learns from, and steps would be made of what is left.
         """
         record, line = self._record_of(producer), self._lines.get(producer)
+        if is_admitted and record.left_s:
+            record.left_s.popleft()
         if line is not None:
             line.party, line.is_newcomer = self._parties.party_of(producer), not self._parties.is_established(producer)
         if line is not None and line.outstanding_s:
@@ -320,7 +325,11 @@ class CreditLedger:
         late_s, num_late = now_s - self.patience_s, 0
         for line in self._lines.values():
             was_late, line.is_late = line.is_late, bool(line.outstanding_s) and line.outstanding_s[0] < late_s
-            if line.is_late and not was_late:
+            left_s = line.record.left_s
+            has_left_some = bool(left_s) and left_s[0] < late_s  # a new stream makes no grant younger
+            if has_left_some:
+                left_s.clear()
+            if has_left_some or (line.is_late and not was_late):
                 line.record.num_to_prove = self._max_window
                 num_late += 1
         return num_expired + num_late > 0

@@ -162,6 +162,10 @@ class Node:
     async def kill(self) -> None:
         """As kill -9 would: without a message, and the disk stays as it is."""
         self.world.network.crash(self.node_id)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Ends its loops; its transport is there."""
         assert self._running is not None
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)

@@ -4,12 +4,15 @@ Agents, admission, credit and draws are the product's own, over the in-memory ne
 """
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swarm.config import EntryConfig, ExchangeConfig, GeneratorConfig, ReplayConfig
+from swarm.errors import Unavailable
+from swarm.interfaces import PeerAddress
 from swarm.testing.builders import make_identity
 from swarm.weight_sync.credit import CreditLedger
 
@@ -94,3 +97,57 @@ def test_members_that_hold_credit_stop_no_step(tmp_path: Path, is_out: bool, mon
         assert taken_s[0] > MAX_AGE_S / 4, taken_s
     else:
         assert taken_s[0] < 8 * NUM_STEPS, taken_s
+
+
+async def watch_anew(world: World, follower: Follower) -> None:
+    """Follows no more; watches for its credit, and again before it is late: the newer stream ends the older one."""
+    await follower.stop()
+    address = PeerAddress(node_id=TRAINER.node_id, endpoint=world.network.endpoint_of(TRAINER.node_id))
+    client = await follower.transport.connect(address, 5.0)
+
+    async def watch() -> None:
+        with suppress(Unavailable):
+            async for _ in client.watch(TRAINER.node_id, follower.config.generator.groups_per_batch):
+                continue
+
+    async with asyncio.TaskGroup() as tasks:
+        while True:
+            tasks.create_task(watch())
+            await asyncio.sleep(1.5)
+
+
+def with_a_stream_all_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: who watches anew has held nothing."""
+    plain = CreditLedger.close
+
+    def close(self: CreditLedger, line: Any) -> None:
+        plain(self, line)
+        line.record.left_s.clear()
+
+    monkeypatch.setattr(CreditLedger, "close", close)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: all is forgotten"])
+def test_members_that_hold_credit_and_watch_anew_stop_no_step(
+    tmp_path: Path, is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        with_a_stream_all_is_forgotten(monkeypatch)
+    num_made: list[int] = []
+
+    async def scene(world: World) -> None:
+        trainer, followers = await swarm_of(world)
+        await seconds_of_steps(trainer, NUM_STEPS)
+        turned = followers[-NUM_HOLDING:]
+        watching = [asyncio.create_task(watch_anew(world, follower)) for follower in turned]
+        before = trainer.step
+        with suppress(TimeoutError):
+            async with asyncio.timeout(8 * NUM_STEPS):
+                await seconds_of_steps(trainer, NUM_STEPS)
+        num_made.append(trainer.step - before)
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+
+    play(tmp_path, scene)
+    assert num_made[0] == NUM_STEPS if is_defended else num_made[0] < NUM_STEPS / 2, num_made
