@@ -22,7 +22,7 @@ from swarm.addresses import is_wildcard, relayed_endpoint
 from swarm.errors import NotHeld, Unauthenticated, Unavailable
 from swarm.flow import TokenBucket
 from swarm.interfaces import DialBack, PeerAddress
-from swarm.relay.relay_servicer import MAX_RECORDS, TICKET_BYTES
+from swarm.relay.relay_servicer import MAX_RECORDS, ORIGIN_BYTES, TICKET_BYTES
 from swarm.relay.tunnel import pump
 from swarm.types import NodeId, short
 from swarm.wire.adverts import MAX_ADVERT_BYTES, is_endpoint
@@ -283,7 +283,7 @@ class RelayReservation:
 
     def _take(self, ticket: bytes, origin: bytes) -> None:
         self.held.set()
-        if len(ticket) != TICKET_BYTES or len(self._tasks) >= MAX_TAKEN:
+        if len(ticket) != TICKET_BYTES or len(origin) > ORIGIN_BYTES or len(self._tasks) >= MAX_TAKEN:
             return
         task = asyncio.ensure_future(self._lead_in(ticket, origin))
         self._tasks.add(task)

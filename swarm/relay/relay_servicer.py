@@ -18,13 +18,15 @@ import grpc
 from swarm.addresses import is_loopback
 from swarm.clock import Clock
 from swarm.errors import NotHeld, TooLarge, Unavailable
-from swarm.flow import RateLimiter
+from swarm.flow import RateLimiter, TokenBucket
 from swarm.identity import is_hex_digest, node_id_of
 from swarm.interfaces import RecordKeeper
 from swarm.relay.byte_budget import ByteBudget
 from swarm.relay.reservation_table import (
     MAX_DIALLED,
     MAX_SUBNETS,
+    TICKETS_BURST,
+    TICKETS_PER_S,
     HeldReservation,
     RelayedConnection,
     RelayLimits,
@@ -162,13 +164,16 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         node_id = self._sessions.require(context)
         self._require_open()
         subnet, loop = self._count_ask(context), asyncio.get_running_loop()
+        tickets = TokenBucket(TICKETS_PER_S, TICKETS_BURST, self._clock.monotonic_s())
         try:
             async with asyncio.timeout(None) as ending:
                 reservation = self.table.add(node_id, subnet, lambda: ending.reschedule(loop.time()))
                 try:
                     await context.write(pb.ReserveResponse())
                     while True:
-                        next_one = await reservation.tickets.get()
+                        while not tickets.try_take(self._clock.monotonic_s()):  # noqa: ASYNC110 - the clock decides
+                            await asyncio.sleep(1 / TICKETS_PER_S)
+                        next_one = await reservation.next_ticket()
                         await context.write(pb.ReserveResponse(ticket=next_one.ticket, origin=next_one.origin))
                 finally:
                     self.table.remove(reservation)
@@ -194,8 +199,9 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         first = await self._first(context)
         if not is_hex_digest(first.node_id) or first.data:
             raise TooLarge("the first message names a node, and nothing else")
+        subnet = self._count_ask(context)  # also of who asks for nodes that are not here
         way = self.table.way_to(first.node_id, self._clock.monotonic_s())
-        async with self._connection(caller, self._count_ask(context), first.node_id) as connection:
+        async with self._connection(caller, subnet, first.node_id) as connection:
             if isinstance(way, HeldReservation):
                 await self._join(context, connection, way)
             else:
@@ -231,15 +237,15 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         ticket = secrets.token_bytes(TICKET_BYTES)
         asked = self._asked[ticket] = _Asked(reservation.node_id, asyncio.get_running_loop().create_future())
         try:
-            reservation.tickets.put_nowait(Ticket(ticket, self._origin_of(connection.subnet)))
-            reservation.num_tickets += 1
-            async with asyncio.timeout(ACCEPT_S):
-                far = await asked.taken
-        except (TimeoutError, asyncio.QueueFull):
-            raise Unavailable(f"{short(reservation.node_id)} did not take the connection") from None
-        finally:
-            del self._asked[ticket]
-        try:
+            reservation.ask(Ticket(ticket, self._origin_of(connection.subnet)))
+            try:
+                async with asyncio.timeout(ACCEPT_S):
+                    far = await asked.taken
+            except TimeoutError:
+                raise Unavailable(f"{short(reservation.node_id)} did not take the connection") from None
+            finally:
+                del self._asked[ticket]
+                reservation.waiting.pop(ticket, None)
             await until_first_ends(
                 self._pass_on(
                     connection,
@@ -254,7 +260,8 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
                 _until_set(far.is_gone),
             )
         finally:
-            far.is_over.set()
+            if asked.taken.done() and not asked.taken.cancelled():  # also where this call ended just then
+                asked.taken.result().is_over.set()
 
     def _origin_of(self, subnet: str) -> bytes:
         return hashlib.blake2b(subnet.encode(), key=self._salt, digest_size=ORIGIN_BYTES).digest()

@@ -4,7 +4,6 @@ Invariant: reservations and connections are bounded by node, subnet and in all, 
 who has fewer. The relays of a virtual swarm decide by the same.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Final
 
 from swarm.errors import NotHeld, TooLarge, Unavailable
 from swarm.fairness import FairTable
-from swarm.flow import BoundedTable, RateLimiter
+from swarm.flow import BoundedTable, RateLimiter, Signal
 from swarm.types import NodeId, short
 
 DIAL_BACKS_PER_S: Final = 1 / 20  # of one subnet
@@ -24,7 +23,10 @@ HTTPS_PORT: Final = 443
 DIALLED_S: Final = 1500.0  # that a dial-back counts: nodes ask every 600 s, and an address may be another's later
 MAX_DIALLED: Final = 4096
 MAX_SUBNETS: Final = 4096
-WAITING_PER_RESERVATION: Final = 32  # connections that a node was told of and has not taken
+# Connections that a node is told of; the others wait. A node leaves a relay that tells it of more (`relay_client.py`),
+# and callers of a few subnets together ask for more.
+TICKETS_PER_S: Final = 24.0
+TICKETS_BURST: Final = 192.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +62,20 @@ class HeldReservation:
     node_id: NodeId
     subnet: str
     end: Callable[[], None]  # called when another one takes its place
-    tickets: asyncio.Queue[Ticket] = field(default_factory=lambda: asyncio.Queue(WAITING_PER_RESERVATION))
-    num_tickets: int = 0  # that it was given and has not shown yet
+    waiting: dict[bytes, Ticket] = field(default_factory=dict[bytes, Ticket])  # that it is to be told of, oldest first
+    changed: Signal = field(default_factory=Signal)  # fires when one more waits
+    num_tickets: int = 0  # that it was told of and has not shown yet
+
+    def ask(self, ticket: Ticket) -> None:
+        """Somebody waits for the node to take a connection."""
+        self.waiting[ticket.ticket] = ticket
+        self.changed.fire()
+
+    async def next_ticket(self) -> Ticket:
+        """The one that waits longest; who gave up does not wait any more."""
+        await self.changed.until(lambda: bool(self.waiting))
+        self.num_tickets += 1
+        return self.waiting.pop(next(iter(self.waiting)))
 
 
 @dataclass(eq=False, slots=True)

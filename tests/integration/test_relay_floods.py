@@ -22,7 +22,7 @@ from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
 from swarm.relay import relay_client, relay_servicer, reservation_table
 from swarm.relay.relay_servicer import RelayServicer
-from swarm.relay.reservation_table import RelayLimits
+from swarm.relay.reservation_table import RelayLimits, ReservationTable
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.testing.builders import HoldsNothing, make_identity
 from swarm.testing.call_flood import forwarding
@@ -356,6 +356,68 @@ async def test_connections_asked_for_without_end_cost_a_node_few(is_defended: bo
                     continue
                 call.cancel()
         assert (node.tickets.qsize() <= 20) is is_defended
+
+
+def nobody_asks_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: who asks for a connection is not counted."""
+    monkeypatch.setattr(ReservationTable, "count_ask", lambda self, subnet, now_s: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: nobody counts"])
+async def test_who_asks_for_nodes_that_are_not_here_is_counted_as_well(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        nobody_asks_too_often(monkeypatch)
+    async with relaying(asks_per_s=0.1, asks_burst=16.0) as relay:
+        attacker = await relay.caller(ADDRESSES[1])
+        codes = [await code_of(await attacker.connect(Identity.create())) for _ in range(19)]
+        assert codes[:16] == 16 * [CODES.NOT_FOUND]
+        assert (CODES.UNAVAILABLE in codes) is is_defended
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as many as ask"])
+async def test_callers_of_a_few_subnets_do_not_make_a_relay_look_as_if_it_flooded(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(relay_servicer, "TICKETS_BURST", 1e9)
+    async with relaying() as relay:
+        await relay.node()
+        table = relay.servicer.table
+        held = table.get(NODE.node_id)
+
+        async def flood(source: str) -> None:
+            attacker = await relay.caller(source)
+            for _ in range(220):
+                call = await attacker.connect()
+                await asyncio.sleep(0.005)  # so that the node is told of it
+                call.cancel()
+
+        await asyncio.gather(*map(flood, ADDRESSES[1:4]))
+        assert (table.get(NODE.node_id) is held) is is_defended
+        assert not is_defended or await relay.reaches(ADDRESSES[9]) == ""
+
+
+async def test_a_connection_that_makes_room_just_as_it_is_taken_leaves_no_call_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with relaying() as relay:
+        node, caller = await relay.caller(), await relay.caller()
+        await node.reserve()
+        asking = await caller.connect(node.identity)
+        ticket = await node.tickets.get()
+        own, far_end = relay.servicer.table._connections_to[node.identity.node_id], relay_servicer._FarEnd
+
+        def taken_too_late(context: Any) -> Any:
+            (connection,) = [each for subnet in own.parties for each in own.of(subnet)]
+            connection.end()
+            return far_end(context)
+
+        monkeypatch.setattr(relay_servicer, "_FarEnd", taken_too_late)
+        taken = await node.accept(ticket)
+        assert await code_of(asking) is CODES.UNAVAILABLE
+        assert await code_of(taken) is CODES.OK
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: for ever"])

@@ -84,11 +84,11 @@ class MemoryRelay:
 
     def check_way(self, caller: NodeId, node_id: NodeId) -> None:
         """A caller asks for a connection to a node. Raises Unavailable where there is no way there."""
+        self.count_ask(caller)
         try:
             self.table.way_to(node_id, self._clock.monotonic_s())
         except NotHeld as error:
             raise Unavailable(str(error)) from None
-        self.count_ask(caller)
 
     def dial_back(self, caller: NodeId) -> DialBack:
         """Whether the caller can be dialled. Raises Unavailable."""
