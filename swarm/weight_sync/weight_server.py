@@ -190,12 +190,18 @@ class ChunkCall:
     is_late: bool = False
     is_cut: bool = False
 
+    def cut(self) -> None:
+        """Ends it."""
+        self.is_cut = True
+        self.task.cancel()
+
 
 class ChunkSlots:
     """Slots for the chunks that a server has in memory at once, held until the last byte was sent.
 
     No peer has more than CHUNKS_PER_PEER calls, waiting ones included. A free slot goes to the peer that holds the
-    fewest, in turn; a peer that has not read its chunk within the stall timeout loses its slot as soon as others wait.
+    fewest, in turn; a peer that has not read its chunk within the stall timeout loses its slot as soon as others wait,
+    or newer calls of its own.
 
     Example:
         await slots.acquire(peer, context)  # given back when the call has ended
@@ -213,7 +219,7 @@ class ChunkSlots:
         Raises:
             Unavailable: the peer asks for too many at a time, or too many calls wait already.
         """
-        if self._num_held[peer] + len(self._waiting.of(peer)) >= CHUNKS_PER_PEER:
+        if self._num_held[peer] + len(self._waiting.of(peer)) >= CHUNKS_PER_PEER and not self._cut_one_of(peer):
             raise Unavailable(f"{CHUNKS_PER_PEER} chunks of this peer are under way; ask for fewer at a time")
         if len(self._waiting) >= CHUNKS_WAITING:
             self._turn_one_away(peer)
@@ -259,8 +265,14 @@ class ChunkSlots:
                 call.turn.set_result(None)
         for late in [call for call in self._held if call.is_late][: len(self._waiting)]:
             if not late.is_cut:
-                late.is_cut = True
-                late.task.cancel()
+                late.cut()
+
+    def _cut_one_of(self, peer: NodeId) -> bool:
+        """Cuts the oldest late call of a peer, whose connection may have broken without a word; False without one."""
+        late = next((call for call in self._held if call.peer == peer and call.is_late and not call.is_cut), None)
+        if late is not None:
+            late.cut()
+        return late is not None
 
     def _mark_late(self, call: ChunkCall) -> None:
         call.is_late = True

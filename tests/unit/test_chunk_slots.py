@@ -133,3 +133,14 @@ async def test_a_chunk_that_waits_for_the_upload_limit_is_not_late():
     await asyncio.sleep(0.5)  # now it is they who do not read
     assert waiting[0].has_slot
     await end([*holders, *waiting])
+
+
+async def test_a_peer_whose_connection_broke_without_a_word_has_slots_over_the_next_one():
+    slots = ChunkSlots(0.05)
+    dead = await begin(slots, "peer", CHUNKS_PER_PEER)
+    await asyncio.sleep(0.2)
+    anew = await begin(slots, "peer", 3)
+    assert [call.has_slot for call in anew] == [True] * 3
+    assert [call.task.cancelled() for call in dead] == [True] * 3 + [False] * (CHUNKS_PER_PEER - 3)
+    assert not any(call.task.done() for call in anew)
+    await end([*dead, *anew])
