@@ -1,7 +1,7 @@
 """The directory of a node whose network lets it dial none of the directory's peers: a relay asks and stores for it.
 
-Invariant: adverts are signed, so a relay can withhold some and change none; the directory's own peers are used wherever
-they answer.
+Invariant: adverts are signed, so a relay can withhold them and change none; relays are asked in turn, and all of them
+told, so that one that withholds hides nobody for long. The directory's own peers are used wherever they answer.
 """
 
 import logging
@@ -46,6 +46,7 @@ class RelayedDirectory:
         self._directory, self._transport, self._relays = directory, transport, relays
         self._identity, self._clock = identity, clock
         self._looked_s = -math.inf
+        self._num_looks = 0
 
     def _helpers(self) -> list[PeerAddress]:
         return [] if self._directory.num_peers else self._relays()
@@ -53,21 +54,23 @@ class RelayedDirectory:
     async def announce(self, advert: Advert) -> None:
         """Publishes our advert. Raises Unavailable."""
         await self._directory.announce(advert)
-        failure: Unavailable | None = None
-        for relay in self._helpers():
+        helpers, failures = self._helpers(), list[Unavailable]()
+        for relay in helpers:
             try:
                 await self._transport.announce_at(relay, seal_advert(advert, self._identity))
-                return
             except Unavailable as error:
-                failure = error
-        if failure is not None:
-            raise failure
+                failures.append(error)
+        if helpers and len(failures) == len(helpers):
+            raise failures[0]
 
     async def lookup(self) -> list[Advert]:
         """Verified adverts of the run. Raises Unavailable."""
         now_s = self._clock.monotonic_s()
         if now_s - self._looked_s >= LOOKUP_EVERY_S:
-            for relay in self._helpers():
+            helpers = self._helpers()
+            first = self._num_looks % max(1, len(helpers))
+            self._num_looks += 1
+            for relay in (*helpers[first:], *helpers[:first]):
                 self._looked_s = now_s
                 try:
                     for data in await self._transport.records_at(relay):

@@ -1,0 +1,94 @@
+"""The directory behind relays: one that withholds adverts, or takes an announcement and drops it, hides nobody."""
+
+from typing import Any
+
+import pytest
+
+from swarm.clock import ManualClock
+from swarm.errors import Unavailable
+from swarm.interfaces import PeerAddress
+from swarm.loops.relayed_directory import LOOKUP_EVERY_S, RelayedDirectory
+from swarm.testing.builders import make_advert, make_identity
+from swarm.types import Advert
+
+RELAYS = [PeerAddress(node_id=make_identity(number).node_id, endpoint=f"8.{number}.0.1:7700") for number in range(1, 3)]
+OWN = make_identity(9)
+
+
+class NoPeers:
+    """A DHT peer that reaches nobody."""
+
+    num_peers = 0
+
+    def __init__(self) -> None:
+        self.taken: list[bytes] = []
+
+    async def announce(self, advert: Advert) -> None:
+        """Nobody is there."""
+
+    async def lookup(self) -> list[Advert]:
+        return []
+
+    def take(self, data: bytes) -> bool:
+        self.taken.append(data)
+        return True
+
+
+class AtRelays:
+    """What relays were asked; those in `refusing` refuse."""
+
+    def __init__(self) -> None:
+        self.told: list[PeerAddress] = []
+        self.asked: list[PeerAddress] = []
+        self.refusing: set[PeerAddress] = set()
+        self.withholding: set[PeerAddress] = set()
+
+    async def announce_at(self, relay: PeerAddress, advert: bytes) -> None:
+        if relay in self.refusing:
+            raise Unavailable("no room")
+        self.told.append(relay)
+
+    async def records_at(self, relay: PeerAddress) -> list[bytes]:
+        self.asked.append(relay)
+        if relay in self.refusing:
+            raise Unavailable("slow down")
+        return [] if relay in self.withholding else [b"advert"]
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.clock, self.peer, self.at = ManualClock(), NoPeers(), AtRelays()
+        parts: Any = (self.peer, self.at)
+        self.directory = RelayedDirectory(*parts, lambda: RELAYS, OWN, self.clock)
+
+
+def the_nearest_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: the first relay is asked and told, and no other one while it answers."""
+    monkeypatch.setattr(RelayedDirectory, "_helpers", lambda self: RELAYS[:1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: the nearest alone"])
+async def test_a_relay_that_withholds_adverts_and_drops_announcements_hides_nobody(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        the_nearest_alone(monkeypatch)
+    it = Scene()
+    it.at.withholding = {RELAYS[0]}
+    for _ in range(4):
+        await it.directory.lookup()
+        it.clock.advance(LOOKUP_EVERY_S)
+    await it.directory.announce(make_advert(OWN.node_id))
+    assert (it.at.asked == 2 * RELAYS) is is_defended and len(it.peer.taken) == (2 if is_defended else 0)
+    assert (it.at.told == RELAYS) is is_defended
+
+
+async def test_relays_that_refuse_are_an_error_where_all_do() -> None:
+    it = Scene()
+    it.at.refusing = {RELAYS[0]}
+    await it.directory.announce(make_advert(OWN.node_id))
+    await it.directory.lookup()
+    assert it.at.told == [RELAYS[1]] and it.peer.taken == [b"advert"]
+    it.at.refusing = set(RELAYS)
+    with pytest.raises(Unavailable):
+        await it.directory.announce(make_advert(OWN.node_id))
