@@ -129,6 +129,7 @@ class Daemon(Service):
                     await self._run_worker()
                 finally:  # also where a signal ends it: relays and streams still go on here
                     await self.agent.streams.drain(DRAIN_S)
+                    await self.transport.stop_serving()
                 for task in running:
                     task.cancel()
             await self.agent.journal.stop()

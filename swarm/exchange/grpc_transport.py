@@ -6,6 +6,7 @@ Invariant: what a peer sends is bounded before it is read, and nothing of it is 
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, Final, cast
@@ -44,6 +45,7 @@ from swarm.wire.weights import (
 STALL_TIMEOUT_S: Final = 120.0
 DRAIN_S: Final = 0.2
 _HASH_IN_THREAD_BYTES: Final = 2**20
+LEAST_PIECE_BYTES: Final = 2**16  # but for the last: a byte at a time, one body would take a million calls
 MAX_BEGUN_BYTES: Final = 16 * 2**20
 # Seconds of silence after which the other end is asked for a sign of life; whatever comes ends a silence. Who does not
 # answer behind a relay is missed within twice that.
@@ -227,12 +229,16 @@ class GrpcTransport:
         await asyncio.gather(*(client.close() for client in list(self._clients)))
         await self._relays.close()
 
+    async def stop_serving(self) -> None:
+        """Ends what peers call here, within DRAIN_S; relays lead here until then, so that what was sent arrives."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(DRAIN_S)
+
     async def stop(self) -> None:
         """Ends every connection and stream, ours and theirs, within DRAIN_S."""
+        await self.stop_serving()
         await self.renew_connections()
-        if self._server is not None:
-            await self._server.stop(DRAIN_S)
-            self._server = None
 
 
 class GrpcPeer:
@@ -371,7 +377,8 @@ class _FalsePiece(Unavailable):
 class BegunBodies:
     """What came of bodies whose transfer broke off, for who asks the same peer for them again.
 
-    By peer: who sent a false beginning spoils only what it sends itself. The oldest make room beyond `max_bytes`.
+    By peer: who sent a false beginning spoils only what it sends itself. Beyond `max_bytes` who has most loses the
+    oldest.
     """
 
     def __init__(self, max_bytes: int = MAX_BEGUN_BYTES) -> None:
@@ -387,7 +394,11 @@ class BegunBodies:
         if data:
             self._bodies[peer, digest] = data
         while sum(map(len, self._bodies.values())) > self._max_bytes:
-            del self._bodies[next(iter(self._bodies))]
+            num_bytes = Counter[NodeId]()
+            for (owner, _), body in self._bodies.items():
+                num_bytes[owner] += len(body)
+            most, _ = num_bytes.most_common(1)[0]
+            del self._bodies[next(key for key in self._bodies if key[0] == most)]
 
 
 def _sha256(data: bytes) -> Digest:
@@ -431,7 +442,8 @@ def append_piece(data: bytearray, response: Any, total: int | None, max_bytes: i
         raise _FalsePiece(f"{what}: the total changed from {total} to {size} bytes")
     if response.offset != len(data):
         raise _FalsePiece(f"{what}: piece at {response.offset}, expected {len(data)}")
-    if not 0 < len(response.data) <= min(FETCH_BYTES, size - len(data)):
+    rest = size - len(data)
+    if not 0 < min(LEAST_PIECE_BYTES, rest) <= len(response.data) <= min(FETCH_BYTES, rest):
         raise _FalsePiece(f"{what}: piece of {len(response.data)} bytes at {len(data)} of {size}")
     data += response.data
     return size

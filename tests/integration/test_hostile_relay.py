@@ -2,6 +2,7 @@
 relay is in use. A node streams groups from one that has reservations at two relays; the first of them turns."""
 
 import asyncio
+import hashlib
 import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -320,13 +321,14 @@ class FloodingRelay(HostileRelay):
     """Sends tickets of nobody without end to whoever holds a reservation."""
 
     num_tickets = 0
+    origin = b""
 
     @rpc
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> None:
         self._sessions.require(context)
         while True:
             self.num_tickets += 1
-            await context.write(pb.ReserveResponse(ticket=secrets.token_bytes(16)))
+            await context.write(pb.ReserveResponse(ticket=secrets.token_bytes(16), origin=self.origin))
 
 
 @asynccontextmanager
@@ -363,6 +365,21 @@ async def test_a_relay_that_floods_tickets_is_left_and_costs_few_connections(
         (error,) = await asyncio.gather(holding, return_exceptions=True)
         assert not is_defended or "tickets in a second" in str(error)
         assert not reservation.held.is_set() and not reservation._tasks
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: of any length"])
+async def test_what_a_relay_writes_at_length_is_not_kept(is_defended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_defended:
+        monkeypatch.setattr(relay_client, "ORIGIN_BYTES", 2**20)
+    async with at_flooding_relay() as (relay, reservation, _):
+        relay.origin = bytes(2**17)
+        holding = asyncio.ensure_future(reservation.hold())
+        most = 0
+        while not holding.done():
+            await asyncio.sleep(0.001)
+            most = max(most, len(reservation._tasks))
+        assert (most == 0) is is_defended, most
+        await asyncio.gather(holding, return_exceptions=True)
 
 
 # --- the node that holds reservations -----------------------------------------------------------------------------
@@ -412,3 +429,70 @@ async def test_a_node_advertises_relays_that_lead_to_it_and_replaces_one_that_do
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         await asyncio.gather(*(transport.stop() for transport in (node, *relays)))
+
+
+NUM_SENT = 100_000  # bytes: written before the other end has read any
+
+
+class Once(HoldsNothing):
+    """Streams one group, and notes when it was written."""
+
+    def __init__(self) -> None:
+        body = random.Random(0).randbytes(NUM_SENT)
+        digest = hashlib.sha256(body).digest()
+        self.sealed = SealedGroup(
+            digest=digest,
+            producer=NODE.node_id,
+            public_key=NODE.public_key,
+            signature=bytes(64),
+            is_compressed=False,
+            body=body,
+        )
+        self.is_written = asyncio.Event()
+
+    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
+        cursor, sealed = Cursor(epoch="e", sequence=1), self.sealed
+        yield StreamItem(cursor=cursor, digest=sealed.digest, size_bytes=sealed.size_bytes, sealed=sealed)
+        self.is_written.set()
+        await asyncio.Event().wait()
+
+
+def ways_end_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: the connections to relays end before the streams that go through them."""
+    plain = GrpcTransport.stop
+
+    async def stop(self: GrpcTransport) -> None:
+        await self.renew_connections()
+        await plain(self)
+
+    monkeypatch.setattr(GrpcTransport, "stop", stop)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: ways end first"])
+async def test_what_a_node_sent_before_it_stopped_comes_through_its_relay(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_transport, "DRAIN_S", 1.0)  # a busy machine is slow
+    if not is_defended:
+        ways_end_first(monkeypatch)
+    slow = RelayLimits(bytes_per_s=2**21, burst_bytes=2**14)
+    relay, node, reader = [
+        GrpcTransport(each, TOY_RUN_ID, EXCHANGE, SystemClock(), relay_limits=slow) for each in (HONEST, NODE, READER)
+    ]
+    once = Once()
+    await relay.serve(HoldsNothing())
+    await node.serve(once)
+    reservation = node.reservation_at(PeerAddress(node_id=HONEST.node_id, endpoint=relay.endpoint))
+    holding = asyncio.ensure_future(reservation.hold())
+    await reservation.held.wait()
+    client = await reader.connect(PeerAddress(node_id=NODE.node_id, endpoint=reservation.endpoint), 5.0)
+    reading = asyncio.ensure_future(anext(aiter(client.subscribe(Cursor(), StreamFilter()))))
+    try:
+        await once.is_written.wait()
+        await node.stop()
+        (found,) = await asyncio.gather(reading, return_exceptions=True)
+        assert isinstance(found, StreamItem) is is_defended, found
+    finally:
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+        await asyncio.gather(*(transport.stop() for transport in (reader, node, relay)))

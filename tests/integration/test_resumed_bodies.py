@@ -13,7 +13,7 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import Forged, Unavailable
-from swarm.exchange import grpc_transport
+from swarm.exchange import exchange_servicer, grpc_transport
 from swarm.exchange.exchange_servicer import FETCH_BYTES
 from swarm.exchange.grpc_transport import BegunBodies, GrpcTransport
 from swarm.identity import Identity
@@ -174,6 +174,35 @@ async def test_a_body_shorter_than_what_came_of_it_is_fetched_anew(pair: Pair):
         await fetch_chunk(peer)
     pair.holder.chunk_data = CHUNK
     assert await fetch_chunk(peer) == CHUNK
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: any piece is progress"])
+async def test_a_body_that_comes_byte_by_byte_is_left_at_the_first(
+    pair: Pair, is_defended: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(exchange_servicer, "FETCH_BYTES", 1)  # of the server alone
+    if not is_defended:
+        monkeypatch.setattr(grpc_transport, "LEAST_PIECE_BYTES", 1)
+    come, num_pieces = grpc_transport.append_piece, 0
+
+    def counted(*arguments: Any) -> int:
+        nonlocal num_pieces
+        num_pieces += 1
+        return come(*arguments)
+
+    monkeypatch.setattr(grpc_transport, "append_piece", counted)
+    peer = await pair.connect()
+    with pytest.raises(Forged if is_defended else Unavailable):
+        await peer.fetch_chunk(hashlib.sha256(CHUNK).digest(), 2.0)
+    assert (num_pieces == 1) is is_defended, num_pieces
+
+
+def test_a_peer_that_breaks_off_on_and_on_costs_what_others_began_nothing():
+    begun = BegunBodies(max_bytes=100)
+    begun.keep("honest", bytes(32), bytearray(40))
+    for number in range(20):
+        begun.keep("eve", bytes([number]) * 32, bytearray(40))
+    assert len(begun.take("honest", bytes(32))) == 40
 
 
 def test_what_is_kept_is_bounded_and_by_peer():
