@@ -30,9 +30,11 @@ class Signal:
 
     def __init__(self) -> None:
         self._waiters: dict[asyncio.Future[None], Callable[[], bool] | None] = {}  # in order of arrival
+        self.num_fired = 0
 
     def fire(self) -> None:
         """Wakes every waiter whose condition holds, and those without one."""
+        self.num_fired += 1
         waiters, self._waiters = self._waiters, {}
         for waiter, holds in waiters.items():
             if waiter.done():

@@ -197,8 +197,7 @@ class CreditLedger:
             while wanting := self._wanting(established, capacity):
                 self._grant(self._next_of(wanting), 1)
             num_new = max(0, self._max_trials(capacity) - sum(line.is_trial for line in established))
-            for _ in range(num_new):
-                self._try_next([line for line in established if line.awaits_trial])
+            self._try_next(established, num_new)
         self._grant_newcomers(for_newcomers, capacity)
 
     @property
@@ -249,16 +248,18 @@ class CreditLedger:
         """In turn, those that deliver before those that are tried."""
         for _ in range(count):
             free = capacity - self.num_outstanding
-            wanting = [line for line in self._newcomers() if free > 0 and line.wants_more]
-            on_trial = [line for line in self._newcomers() if line.awaits_trial]
+            newcomers = self._newcomers()
+            wanting = [line for line in newcomers if free > 0 and line.wants_more]
             if wanting:
                 self._grant(self._next_of(wanting), 1)
             else:
-                self._try_next(on_trial)
+                self._try_next(newcomers, 1)
 
-    def _try_next(self, lines: list[CreditLine]) -> None:
-        if lines:
-            line = self._next_of(lines)
+    def _try_next(self, lines: list[CreditLine], count: int) -> None:
+        waiting = [line for line in lines if line.awaits_trial]
+        for _ in range(min(count, len(waiting))):
+            line = self._next_of(waiting)
+            waiting.remove(line)
             line.is_trial = True
             self._grant(line, 1)
 

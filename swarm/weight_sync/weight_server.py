@@ -56,6 +56,7 @@ class WeightServer:
         self._publishes = self._context.config.weights.publish and self._store is not None
         self._held: dict[NodeId, dict[Digest, _Held]] = {}  # by lineage and manifest, in order of arrival
         self._number = 0
+        self._granted_at = -1  # `num_fired` of `changed`: credit was given since
         self.bytes_sent = 0  # of chunks, since the process started
         self.proofs = BoundedTable[NodeId, EquivocationProof](MAX_PROOFS)  # against owners of lineages
 
@@ -153,12 +154,17 @@ class WeightServer:
                 continue
             await self._changed.until(lambda: self._has_news(line, policy_id, number, sent))  # noqa: B023
 
-    def _grant(self, line: CreditLine, policy_id: str) -> Credit | None:
-        """The newest credit of a follower; None where it wants none, or nothing was published yet."""
+    def _grant(self, line: CreditLine, policy_id: str, *, is_asked_again: bool = False) -> Credit | None:
+        """The newest credit of a follower; None where it wants none, or nothing was published yet.
+
+        `is_asked_again`: nothing is given where that was done since the last change: each change asks every follower.
+        """
         head_step = self.head_step(policy_id)
         if not line.window or head_step is None:
             return None
-        self._credit_ledger.grant(self._capacity())
+        if not is_asked_again or self._granted_at != self._changed.num_fired:
+            self._granted_at = self._changed.num_fired
+            self._credit_ledger.grant(self._capacity())
         return Credit(head_step=head_step, granted=line.num_granted)
 
     def _has_news(self, line: CreditLine, policy_id: str, number: int, sent: Credit | None) -> bool:
@@ -166,7 +172,7 @@ class WeightServer:
             return True
         if any(held.number > number for held in self._held.get(policy_id, {}).values()):
             return True
-        credit = self._grant(line, policy_id)
+        credit = self._grant(line, policy_id, is_asked_again=True)
         return credit is not None and credit != sent
 
     async def chunk(self, peer: NodeId, digest: Digest) -> bytes:

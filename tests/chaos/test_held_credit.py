@@ -15,6 +15,7 @@ from swarm.errors import Unavailable
 from swarm.interfaces import PeerAddress
 from swarm.testing.builders import make_identity
 from swarm.weight_sync.credit import CreditLedger
+from swarm.weight_sync.weight_server import WeightServer
 
 from . import following_world
 from .following_world import TRAINER, Generator, Trainer, World, made_by, play, until
@@ -151,3 +152,54 @@ def test_members_that_hold_credit_and_watch_anew_stop_no_step(
 
     play(tmp_path, scene)
     assert num_made[0] == NUM_STEPS if is_defended else num_made[0] < NUM_STEPS / 2, num_made
+
+
+NUM_WATCHING = 40
+
+
+def every_watch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: each watch that asks whether there is news gives credit to all."""
+    plain = WeightServer._grant
+
+    def grant(self: WeightServer, line: Any, policy_id: str, **_: Any) -> Any:
+        return plain(self, line, policy_id)
+
+    monkeypatch.setattr(WeightServer, "_grant", grant)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: every watch gives"])
+def test_who_watches_anew_on_and_on_has_the_credit_of_all_looked_at_once_each_time(
+    tmp_path: Path, is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        every_watch_gives(monkeypatch)
+    plain, num_looks = CreditLedger.grant, 0
+
+    def grant(self: CreditLedger, capacity: int) -> None:
+        nonlocal num_looks
+        num_looks += 1
+        plain(self, capacity)
+
+    monkeypatch.setattr(CreditLedger, "grant", grant)
+
+    async def scene(world: World) -> None:
+        trainer = Trainer(world, replay=REPLAY)
+        await trainer.start()
+        await trainer.publish()
+
+        async def watch(number: int) -> None:
+            async for _ in trainer.agent.weight_server.watch(make_identity(200 + number).node_id, TRAINER.node_id, 2):
+                continue
+
+        watching = [asyncio.create_task(watch(number)) for number in range(NUM_WATCHING)]
+        await until(lambda: len(trainer.agent.credit_ledger.followers) == NUM_WATCHING, "all watch")
+        await asyncio.sleep(1.0)
+        before = num_looks
+        watching.pop().cancel()
+        await asyncio.sleep(0.01)
+        assert (num_looks - before < 5) is is_defended, num_looks - before
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+
+    play(tmp_path, scene)

@@ -1,6 +1,6 @@
 """The directory behind relays: one that withholds adverts, or takes an announcement and drops it, hides nobody."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -58,8 +58,7 @@ class AtRelays:
 class Scene:
     def __init__(self) -> None:
         self.clock, self.peer, self.at = ManualClock(), NoPeers(), AtRelays()
-        parts: Any = (self.peer, self.at)
-        self.directory = RelayedDirectory(*parts, lambda: RELAYS, OWN, self.clock)
+        self.directory = RelayedDirectory(cast(Any, self.peer), cast(Any, self.at), lambda: RELAYS, OWN, self.clock)
 
 
 def the_nearest_alone(monkeypatch: pytest.MonkeyPatch) -> None:
