@@ -117,14 +117,15 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
 
     @asynccontextmanager
     async def _one_stream(self, peer: NodeId, context: Context) -> AsyncGenerator[None]:
-        """Counts a stream while it is open. Raises Unavailable at the bounds, or when it has to make room."""
+        """Counts a stream while it is open. Raises Unavailable where there is no room, or when it has to make room: for
+        others, or for the newest of its own peer."""
         subnet = peer_subnet(context.peer())
         self._note_call(peer, subnet)
-        num_own = len(self._streams.get(peer, ()))
-        if num_own >= STREAMS_PER_PEER:
-            raise Unavailable(f"{STREAMS_PER_PEER} streams of this peer are open; close one first")
-        if sum(map(len, self._streams.values())) >= STREAMS_TOTAL:
-            self._make_room(peer, subnet, num_own + 1)
+        own = self._streams.get(peer, [])
+        if len(own) >= STREAMS_PER_PEER:  # the connection of the oldest may have broken without a word
+            own.pop(0).reschedule(asyncio.get_running_loop().time())
+        elif sum(map(len, self._streams.values())) >= STREAMS_TOTAL:
+            self._make_room(peer, subnet, len(own) + 1)
         async with _ended_by_timeout() as ending:
             self._streams.setdefault(peer, []).append(ending)
             self._subnets[peer] = subnet
@@ -181,7 +182,7 @@ async def _ended_by_timeout() -> AsyncGenerator[asyncio.Timeout]:
     except TimeoutError:
         if not ending.expired():
             raise
-        raise Unavailable("others have fewer streams open; begin again later, or at another holder") from None
+        raise Unavailable("it made room for a stream of others with fewer, or a newer one of its own; begin again") from None
 
 
 def _pieces(data: bytes, first: int, kind: Callable[..., Piece]) -> Iterator[Piece]:

@@ -9,7 +9,7 @@ import pytest
 
 from swarm.errors import Unavailable
 from swarm.exchange import exchange_servicer
-from swarm.exchange.exchange_servicer import ExchangeServicer
+from swarm.exchange.exchange_servicer import STREAMS_PER_PEER, ExchangeServicer
 
 NUM_STREAMS = 8
 
@@ -105,3 +105,20 @@ async def test_many_keys_of_one_subnet_hold_no_stream_of_others(
         assert sum(task.done() for task in hostile) == int(is_defended)
         for task in (*hostile, honest):
             task.cancel()
+
+
+async def test_the_oldest_stream_of_a_peer_makes_room_for_one_over_its_next_connection() -> None:
+    servicer, opened = ExchangeServicer(cast(Any, None), cast(Any, None), 60.0), asyncio.Queue[str]()
+    calls: list[asyncio.Task[str]] = []
+    for _ in range(STREAMS_PER_PEER + 3):  # the connection of those before may have broken without a word
+        calls.append(asyncio.create_task(hold(servicer, "peer", "9.0.0.1", opened)))
+        while (await opened.get()) == "":
+            continue
+    for call in calls[:3]:
+        assert "newer one of its own" in await call
+    assert not any(call.done() for call in calls[3:])
+    assert sum(map(len, servicer._streams.values())) == STREAMS_PER_PEER  # pyright: ignore[reportPrivateUsage]
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert not servicer._streams and not servicer._subnets  # pyright: ignore[reportPrivateUsage]
