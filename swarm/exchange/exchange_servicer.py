@@ -182,7 +182,7 @@ async def _ended_by_timeout() -> AsyncGenerator[asyncio.Timeout]:
     except TimeoutError:
         if not ending.expired():
             raise
-        raise Unavailable("it made room for a stream of others with fewer, or a newer one of its own; begin again") from None
+        raise Unavailable("it made room for one of others with fewer, or a newer one of its own; begin again") from None
 
 
 def _pieces(data: bytes, first: int, kind: Callable[..., Piece]) -> Iterator[Piece]:

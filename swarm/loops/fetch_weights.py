@@ -2,7 +2,7 @@
 
 Invariant: what is fetched always belongs to the chain that is planned now; a source that breaks, stalls or lies costs
 one connection and a few seconds, and the trainer is never given up: neither a look-up that misses it nor a chunk that
-is slow to come ends the connection over which it grants credit.
+is slow to come ends the connection over which it grants credit, unless a relay that may be at fault leads there.
 """
 
 import asyncio
@@ -180,6 +180,7 @@ class SourceWatcher:
             client = await dial(self._agent, self._transport, self._address)
         self._follower.on_connected(peer, client)
         num_idle = 0
+        leaving = asyncio.ensure_future(self._leave_where_no_chunk_comes(client))
         try:
             async for item in client.watch(policy_id, self._window):
                 num_idle = 0 if await self._take(item) else num_idle + 1
@@ -192,7 +193,16 @@ class SourceWatcher:
             self._note_relay_failure()
             raise
         finally:
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
             self._follower.on_disconnected(peer, client)
+            await client.close()
+
+    async def _leave_where_no_chunk_comes(self, client: PeerClient) -> None:
+        """Ends a connection through a relay that passes on too little: another one may lead there, too."""
+        if self._address.relay is not None:
+            sources, peer = self._follower.sources, self._address.node_id
+            await self._follower.changed.until(lambda: sources.keeps_failing(peer))
             await client.close()
 
     async def _connect_trainer(self) -> PeerClient:

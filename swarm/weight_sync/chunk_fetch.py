@@ -80,6 +80,7 @@ class _Connection:
     held: set[Digest] = field(default_factory=set[Digest])  # of chunks that its manifests name; the origin has them all
     lacking: set[Digest] = field(default_factory=set[Digest])  # that it answered it lacks
     num_asked: int = 0  # under way
+    num_failed: int = 0  # in a row
 
 
 class ChunkSources:
@@ -129,6 +130,11 @@ class ChunkSources:
         """Whether something came of it, and nothing failed since."""
         score = self.scores.get(peer)
         return score is not None and score.num_chunks > 0 and score.num_in_row == 0
+
+    def keeps_failing(self, peer: NodeId) -> bool:
+        """Whether nothing came of MAX_FAILURES requests in a row on its connection."""
+        connection = self._connections.get(peer)
+        return connection is not None and connection.num_failed >= MAX_FAILURES
 
     @property
     def connected(self) -> frozenset[NodeId]:
@@ -195,6 +201,8 @@ class ChunkSources:
             connection.num_asked = max(0, connection.num_asked - 1)
         if outcome is Outcome.SERVED:
             score.num_chunks, score.num_bytes, score.num_in_row = score.num_chunks + 1, score.num_bytes + num_bytes, 0
+            if connection is not None:
+                connection.num_failed = 0
             if seconds < _TIMELY * TIMEOUT_S * score.patience:
                 score.patience = max(1.0, score.patience / 2)
             score.bytes_per_s.add(num_bytes / max(seconds, 1e-6))
@@ -210,6 +218,8 @@ class ChunkSources:
                 score.bytes_per_s.value = _FAILED * (self._guess() if rate is None else rate)
                 score.patience = min(2 * score.patience, _LONGEST_PATIENCE)
                 self._add_failure(peer, score)
+                if connection is not None:
+                    connection.num_failed += 1
 
     def record_unreachable(self, peer: NodeId) -> None:
         """A connection could not be opened, or nothing came over it."""
