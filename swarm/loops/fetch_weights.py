@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 NUM_OTHERS: Final = 2  # sources besides the trainer that are watched
 NUM_WITNESSES: Final = 2  # besides, of those who claim that the trainer showed others something else
 NUM_FETCHERS: Final = 4  # chunks on their way at a time
-MAX_IDLE_MANIFESTS: Final = 4096  # without news that a source may send on one watch
+MAX_IDLE_ITEMS: Final = 4096  # without news that a source may send on one watch
 
 
 async def follow_loop(
@@ -184,9 +184,9 @@ class SourceWatcher:
         try:
             async for item in client.watch(policy_id, self._window):
                 num_idle = 0 if await self._take(item) else num_idle + 1
-                if num_idle > MAX_IDLE_MANIFESTS and peer != policy_id:
+                if num_idle > MAX_IDLE_ITEMS and peer != policy_id:
                     self._follower.sources.record_forgery(peer)
-                    raise Unavailable(f"{short(peer)} sent {num_idle} manifests without news")
+                    raise Unavailable(f"{short(peer)} sent {num_idle} items without news")
                 self._came = True
                 self._backoff.reset()
         except Unavailable:
@@ -223,7 +223,7 @@ class SourceWatcher:
         peer = self._address.node_id
         if isinstance(item, Credit):
             await self._follower.on_credit(peer, item)
-            return True
+            return peer == self._follower.policy_id  # nobody else has any to give
         news = await self._follower.on_manifest(peer, item)
         if isinstance(news, Unusable):
             self._follower.sources.record_forgery(peer)

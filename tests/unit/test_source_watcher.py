@@ -1,8 +1,8 @@
-"""A source behind relays: one that passes on too little for a chunk to come is left for another one."""
+"""Sources of weights that are left: a relay over which no chunk comes, a peer that sends no news."""
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
@@ -11,11 +11,11 @@ from swarm.clock import SystemClock
 from swarm.errors import Unavailable
 from swarm.flow import Signal
 from swarm.interfaces import PeerAddress
-from swarm.loops.fetch_weights import SourceWatcher
+from swarm.loops.fetch_weights import MAX_IDLE_ITEMS, SourceWatcher
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import make_identity
 from swarm.testing.nodes import make_agent, make_context
-from swarm.types import NodeId
+from swarm.types import Credit, NodeId
 from swarm.weight_sync.chunk_fetch import MAX_FAILURES, ChunkSources, Outcome
 
 TRAINER, RELAY = make_identity(2), make_identity(3)
@@ -38,6 +38,15 @@ class Client:
         self.closed.set()
 
 
+class Crediting(Client):
+    """Grants credit, which is not its own to give, without end."""
+
+    async def watch(self, policy_id: str, window: int) -> AsyncIterator[Any]:
+        for number in range(3 * MAX_IDLE_ITEMS):
+            yield Credit(head_step=1, granted=number)
+        await asyncio.Event().wait()
+
+
 class Scene:
     """A follower that watches its trainer at one address."""
 
@@ -48,10 +57,12 @@ class Scene:
         self.sources, self.changed = ChunkSources(clock), Signal()
         self.policy_id, self.known_head_step = TRAINER.node_id, 0
         self.clients: list[Client] = []
+        self.make_client: Callable[[], Client] = Client
+        self.num_credits = 0
         self.watcher = SourceWatcher(self.agent, cast(Any, self), cast(Any, self), address, random.Random(0))
 
     async def connect(self, address: PeerAddress, timeout_s: float) -> Client:
-        self.clients.append(Client())
+        self.clients.append(self.make_client())
         return self.clients[-1]
 
     def on_connected(self, peer: NodeId, client: Client) -> None:
@@ -60,10 +71,21 @@ class Scene:
     def on_disconnected(self, peer: NodeId, client: Client) -> None:
         self.sources.disconnect(peer)
 
+    async def on_credit(self, peer: NodeId, credit: Credit) -> None:
+        self.num_credits += 1
+
     def end(self, outcome: Outcome) -> None:
         """A chunk that the trainer was asked for came, or did not."""
         self.sources.end(self.sources.begin(TRAINER.node_id, bytes(32)), outcome)
         self.changed.fire()
+
+
+async def test_a_source_that_grants_credit_without_end_is_left() -> None:
+    other = PeerAddress(node_id=make_identity(4).node_id, endpoint="8.3.0.1:7700")
+    it = Scene(other)
+    it.make_client = Crediting
+    await asyncio.wait_for(it.watcher.run(), 10.0)
+    assert it.sources.is_banned(other.node_id) and it.num_credits == MAX_IDLE_ITEMS + 1
 
 
 async def settle() -> None:
