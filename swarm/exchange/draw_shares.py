@@ -30,8 +30,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self
 
-from swarm.exchange.task_quota import WINDOW, TaskQuota
 from swarm.peers.parties import SHARE, Parties
+from swarm.peers.task_quota import WINDOW, TaskQuota
 from swarm.types import DrawPlace, NodeId, TaskName
 
 LEAST_BOUND: Final = WINDOW // SHARE  # of one established party, however many there are

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from swarm.errors import NotHeld
 from swarm.exchange.novelty import commitment_of
-from swarm.exchange.send_order import SendOrder, Stream
 from swarm.exchange.staleness import age_steps
 from swarm.flow import Signal
 from swarm.interfaces import GroupStore, StreamItem
 from swarm.node_context import NodeContext
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation
+from swarm.peers.send_order import SendOrder, Stream
 from swarm.types import (
     Credit,
     Cursor,

@@ -1,52 +1,34 @@
-"""The data plane between nodes: ExchangeService on authenticated TLS connections.
+"""The data plane between nodes: ExchangeService on authenticated TLS connections, direct or through a relay.
 
-Invariant: what a peer sends is bounded before it is read, and nothing of it is opened here. What peers may call is in
-`exchange_servicer.py`.
+Invariant: both ends of a connection proved their keys. What peers may call is in `exchange_servicer.py`, what we call
+in `grpc_peer.py`.
 """
 
 import asyncio
 import hashlib
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig
-from swarm.errors import ConfigError, Forged, NotHeld, TooLarge, Unavailable
-from swarm.exchange.exchange_servicer import FETCH_BYTES, ExchangeServicer
-from swarm.exchange.group_stream import SUBSCRIBE_BATCH
-from swarm.identity import Identity, is_hex_digest
-from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, RecordKeeper, Reservation, StreamItem
+from swarm.errors import ConfigError, Unavailable
+from swarm.exchange.begun_bodies import BegunBodies
+from swarm.exchange.exchange_servicer import ExchangeServicer
+from swarm.exchange.grpc_peer import GrpcPeer
+from swarm.identity import Identity
+from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, RecordKeeper, Reservation
 from swarm.peers.upload_limit import UploadLimit
 from swarm.relay.relay_client import RelayedSocket, RelayReservation, RelaySessions, announce_at, dial_back, records_at
 from swarm.relay.relay_servicer import RelayServicer
 from swarm.relay.reservation_table import RelayLimits
-from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
-from swarm.wire.adverts import cursor_from_message, cursor_to_message
-from swarm.wire.envelopes import (
-    MAX_ENVELOPE_BYTES,
-    sealed_from_bytes,
-    sealed_from_message,
-)
-from swarm.wire.grpc_errors import calling
-from swarm.wire.rollout_groups import Malformed
+from swarm.types import NodeId
 from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
 from swarm.wire.session import PING_S, AuthenticatedChannel, NoteClock, fetch_certificate, open_channel
-from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
-from swarm.wire.weights import (
-    MAX_CHUNK_BYTES,
-    watch_to_message,
-    watched_from_message,
-)
 
 # A write that flow control blocks for this long ends the stream; the peer begins again where it is.
 STALL_TIMEOUT_S: Final = 120.0
 DRAIN_S: Final = 0.2
-_HASH_IN_THREAD_BYTES: Final = 2**20
-LEAST_PIECE_BYTES: Final = 2**16  # but for the last: a byte at a time, one body would take a million calls
-MAX_BEGUN_BYTES: Final = 16 * 2**20
 # Seconds of silence after which the other end is asked for a sign of life; whatever comes ends a silence. Who does not
 # answer behind a relay is missed within twice that.
 RELAY_PING_S: Final = 3.0
@@ -164,7 +146,7 @@ class GrpcTransport:
             raise
         return self._peer(channel, way)
 
-    def _peer(self, channel: AuthenticatedChannel, way: RelayedSocket | None = None) -> "GrpcPeer":
+    def _peer(self, channel: AuthenticatedChannel, way: RelayedSocket | None = None) -> GrpcPeer:
         peer = GrpcPeer(channel, self._config.dial_timeout_s, self._clients, self._begun, way)
         self._clients.add(peer)
         return peer
@@ -239,211 +221,3 @@ class GrpcTransport:
         """Ends every connection and stream, ours and theirs, within DRAIN_S."""
         await self.stop_serving()
         await self.renew_connections()
-
-
-class GrpcPeer:
-    """One authenticated connection to a peer; implements `swarm.interfaces.PeerClient`, where its methods are told.
-
-    Nothing that it returns was opened: signature and content are for admission to check.
-    """
-
-    def __init__(
-        self,
-        channel: AuthenticatedChannel,
-        call_timeout_s: float,
-        registry: "set[GrpcPeer]",
-        begun: "BegunBodies",
-        way: RelayedSocket | None = None,
-    ) -> None:
-        self._channel = channel
-        self._way = way  # through a relay
-        self._call_timeout_s = call_timeout_s
-        self._registry = registry
-        self._begun = begun
-        self._stub: Any = pb_grpc.ExchangeServiceStub(channel.channel)
-
-    @property
-    def node_id(self) -> NodeId:
-        return self._channel.node_id
-
-    async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-        what = f"subscription to {short(self.node_id)}"
-        request = pb.SubscribeRequest(
-            cursor=cursor_to_message(cursor),
-            relay=wanted.relay,
-            zero_variance=wanted.wants_zero_variance,
-            turn_signal=wanted.wants_turn_signal,
-            commitments=wanted.wants_commitments,
-        )
-        call = self._stub.Subscribe(request, metadata=await self._metadata())
-        try:
-            with calling(what):
-                async for response in call:
-                    yield _item_of(response, what)
-        finally:
-            call.cancel()
-        raise Unavailable(f"{what}: the peer ended it")
-
-    async def watch(self, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
-        what = f"watch of {short(policy_id)} at {short(self.node_id)}"
-        call = self._stub.Watch(watch_to_message(policy_id, window), metadata=await self._metadata())
-        try:
-            with calling(what, NotHeld):
-                async for response in call:
-                    yield watched_from_message(response)
-        finally:
-            call.cancel()
-        raise Unavailable(f"{what}: the peer ended it")
-
-    async def fetch_chunk(self, digest: Digest, timeout_s: float) -> bytes:
-        what = f"chunk {short(digest)} from {short(self.node_id)}"
-        request = partial(pb.FetchChunkRequest, digest=digest)
-        try:
-            data = await self._fetch_body(digest, self._stub.FetchChunk, request, MAX_CHUNK_BYTES, timeout_s, what)
-        except (_FalsePiece, TooLarge) as error:
-            raise Forged(str(error)) from None
-        found = await asyncio.to_thread(_sha256, data)
-        if found != digest:
-            raise Forged(f"{what}: the content hashes to {short(found)}")
-        return data
-
-    async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
-        what = f"fetch of {short(digest)} from {short(self.node_id)}"
-        most, request = max_bytes + MAX_ENVELOPE_BYTES, partial(pb.FetchRequest, digest=digest)
-        data = await self._fetch_body(digest, self._stub.Fetch, request, most, timeout_s, what)
-        if len(data) > _HASH_IN_THREAD_BYTES:
-            sealed = await asyncio.to_thread(sealed_from_bytes, data)
-        else:
-            sealed = sealed_from_bytes(data)
-        if isinstance(sealed, Refused):
-            raise Unavailable(f"{what}: {sealed.detail}")
-        if sealed.digest != digest:
-            raise Unavailable(f"{what}: the content hashes to {short(sealed.digest)}")
-        return sealed
-
-    async def _fetch_body(
-        self, digest: Digest, method: Any, request: Callable[..., Any], max_bytes: int, timeout_s: float, what: str
-    ) -> bytes:
-        """A whole body, from where the last transfer of it from this peer broke off; its content was not checked."""
-        data = self._begun.take(self.node_id, digest)
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not await self._fetch_rest(data, method, request, max_bytes, what):
-                    continue
-        except BaseException as error:  # also where nobody waits for it any more
-            if not isinstance(error, _FalsePiece | TooLarge):
-                self._begun.keep(self.node_id, digest, data)
-            if isinstance(error, TimeoutError):
-                raise Unavailable(f"{what}: {len(data)} bytes within {timeout_s} s") from None
-            raise
-        return bytes(data)
-
-    async def _fetch_rest(
-        self, data: bytearray, method: Any, request: Callable[..., Any], max_bytes: int, what: str
-    ) -> bool:
-        """Appends to `data` what one stream brings; True when whole, False when broken off after some progress."""
-        before = len(data)
-        total = None
-        call = method(request(offset=before), metadata=await self._metadata())
-        try:
-            with calling(what, NotHeld):
-                async for response in call:
-                    total = append_piece(data, response, total, max_bytes, what)
-                    if len(data) == total:
-                        return True
-        except Unavailable as error:
-            if len(data) == before or isinstance(error, _FalsePiece):
-                raise
-        finally:
-            call.cancel()
-        if len(data) == before:
-            raise _FalsePiece(f"{what}: the peer ended it at {before} bytes")
-        return False
-
-    async def _metadata(self) -> Any:
-        return await self._channel.metadata(self._call_timeout_s)
-
-    async def close(self) -> None:
-        self._registry.discard(self)
-        await self._channel.close()
-        if self._way is not None:
-            await self._way.close()
-
-
-class _FalsePiece(Unavailable):
-    """A body does not go on as it must: what came of it is of no use."""
-
-
-class BegunBodies:
-    """What came of bodies whose transfer broke off, for who asks the same peer for them again.
-
-    By peer: who sent a false beginning spoils only what it sends itself. Beyond `max_bytes` who has most loses the
-    oldest.
-    """
-
-    def __init__(self, max_bytes: int = MAX_BEGUN_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._bodies: dict[tuple[NodeId, Digest], bytearray] = {}
-
-    def take(self, peer: NodeId, digest: Digest) -> bytearray:
-        """What came, which is no longer kept; empty where nothing is known."""
-        return self._bodies.pop((peer, digest), bytearray())
-
-    def keep(self, peer: NodeId, digest: Digest, data: bytearray) -> None:
-        """Remembers what came."""
-        if data:
-            self._bodies[peer, digest] = data
-        while sum(map(len, self._bodies.values())) > self._max_bytes:
-            num_bytes = Counter[NodeId]()
-            for (owner, _), body in self._bodies.items():
-                num_bytes[owner] += len(body)
-            most, _ = num_bytes.most_common(1)[0]
-            del self._bodies[next(key for key in self._bodies if key[0] == most)]
-
-
-def _sha256(data: bytes) -> Digest:
-    return hashlib.sha256(data).digest()
-
-
-def _item_of(response: pb.SubscribeResponse, what: str) -> StreamItem:
-    commitments = tuple(response.commitments)
-    if len(response.digest) != 32 and (response.digest or not commitments):
-        raise Unavailable(f"{what}: digest of {len(response.digest)} bytes, expected 32")
-    if len(commitments) > SUBSCRIBE_BATCH or any(len(commitment) != 32 for commitment in commitments):
-        raise Unavailable(f"{what}: {len(commitments)} commitments, expected at most {SUBSCRIBE_BATCH} of 32 bytes")
-    if response.producer and not is_hex_digest(response.producer):
-        raise Unavailable(f"{what}: a producer that is no node id")
-    sealed = None
-    if response.digest and response.HasField("group"):
-        # The claimed digest is kept: admission hashes the body once and refuses a false one by name.
-        sealed = sealed_from_message(response.group, response.digest)
-        if isinstance(sealed, Refused):
-            raise Unavailable(f"{what}: {sealed.detail}")
-    try:
-        cursor = cursor_from_message(response.cursor)
-    except Malformed as error:
-        raise Unavailable(f"{what}: {error.detail}") from None
-    return StreamItem(
-        cursor=cursor,
-        digest=response.digest,
-        size_bytes=response.size_bytes,
-        sealed=sealed,
-        commitments=commitments,
-        producer=response.producer,
-    )
-
-
-def append_piece(data: bytearray, response: Any, total: int | None, max_bytes: int, what: str) -> int:
-    """Adds one piece to `data` after checking every length in it; returns the total it names."""
-    size = response.total_bytes
-    if size > max_bytes:
-        raise TooLarge(f"{what}: {size} bytes exceed {max_bytes}")
-    if total is not None and size != total:
-        raise _FalsePiece(f"{what}: the total changed from {total} to {size} bytes")
-    if response.offset != len(data):
-        raise _FalsePiece(f"{what}: piece at {response.offset}, expected {len(data)}")
-    rest = size - len(data)
-    if not 0 < min(LEAST_PIECE_BYTES, rest) <= len(response.data) <= min(FETCH_BYTES, rest):
-        raise _FalsePiece(f"{what}: piece of {len(response.data)} bytes at {len(data)} of {size}")
-    data += response.data
-    return size

@@ -17,9 +17,9 @@ from attacked_node import VICTIM, AttackedNode, until
 
 from swarm.clock import SystemClock
 from swarm.config import GeneratorConfig
-from swarm.exchange.send_order import SendOrder
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
+from swarm.peers.send_order import SendOrder
 from swarm.testing.builders import make_group, make_identity
 from swarm.types import Cursor, NodeId, RolloutGroup, Sampling, StreamFilter
 

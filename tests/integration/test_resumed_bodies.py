@@ -13,9 +13,10 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import Forged, Unavailable
-from swarm.exchange import exchange_servicer, grpc_transport
+from swarm.exchange import begun_bodies, exchange_servicer, grpc_peer
+from swarm.exchange.begun_bodies import BegunBodies
 from swarm.exchange.exchange_servicer import FETCH_BYTES
-from swarm.exchange.grpc_transport import BegunBodies, GrpcTransport
+from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient
 from swarm.testing.builders import HoldsNothing
@@ -101,7 +102,7 @@ class Pair:
 
     async def break_off(self, fetch: Callable[[PeerClient], Awaitable[bytes]]) -> None:
         """A transfer whose connection ends in the middle of its third piece, when two have come."""
-        come, two_came = grpc_transport.append_piece, asyncio.Event()
+        come, two_came = grpc_peer.append_piece, asyncio.Event()
 
         def counted(data: bytearray, *arguments: Any) -> int:
             total = come(data, *arguments)
@@ -112,7 +113,7 @@ class Pair:
         self.line.hold_at = HOLD_AT
         peer = await self.connect()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grpc_transport, "append_piece", counted)
+            patch.setattr(grpc_peer, "append_piece", counted)
             transfer = asyncio.ensure_future(fetch(peer))
             await asyncio.wait_for(two_came.wait(), 10.0)
             self.line.is_cut.set()
@@ -182,15 +183,15 @@ async def test_a_body_that_comes_byte_by_byte_is_left_at_the_first(
 ):
     monkeypatch.setattr(exchange_servicer, "FETCH_BYTES", 1)  # of the server alone
     if not is_defended:
-        monkeypatch.setattr(grpc_transport, "LEAST_PIECE_BYTES", 1)
-    come, num_pieces = grpc_transport.append_piece, 0
+        monkeypatch.setattr(begun_bodies, "LEAST_PIECE_BYTES", 1)
+    come, num_pieces = grpc_peer.append_piece, 0
 
     def counted(*arguments: Any) -> int:
         nonlocal num_pieces
         num_pieces += 1
         return come(*arguments)
 
-    monkeypatch.setattr(grpc_transport, "append_piece", counted)
+    monkeypatch.setattr(grpc_peer, "append_piece", counted)
     peer = await pair.connect()
     with pytest.raises(Forged if is_defended else Unavailable):
         await peer.fetch_chunk(hashlib.sha256(CHUNK).digest(), 2.0)

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from swarm.clock import ManualClock
 from swarm.config import EntryConfig, ReplayConfig
-from swarm.exchange import task_quota
 from swarm.exchange.draw_shares import WINDOW, DrawShares
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.exchange.task_quota import TaskQuota
 from swarm.interfaces import GroupStore
+from swarm.peers import task_quota
 from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
+from swarm.peers.task_quota import TaskQuota
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import make_group, make_identity, make_scored
 from swarm.types import Correction, Draw, PolicyVersion, ScoredGroup

@@ -10,9 +10,9 @@ import pytest
 
 from swarm.clock import ManualClock
 from swarm.exchange.exchange_servicer import STREAMS_PER_PEER
-from swarm.exchange.send_order import STUCK_S, SendOrder
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.peers.reputation import Reputation
+from swarm.peers.send_order import STUCK_S, SendOrder
 from swarm.simulate.virtual.faults import FaultPlan
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
