@@ -108,6 +108,7 @@ class OpenAiApp:
                 Route("/inference/v1/generate", self._guarded(self._tokens), methods=["POST"]),
                 Route("/tokenize", self._guarded(self._tokenize), methods=["POST"]),
                 Route("/detokenize", self._guarded(self._detokenize), methods=["POST"]),
+                Route("/{path:path}", self._guarded(self._unknown), methods=["GET", "POST", "PUT", "DELETE"]),
             ]
         )
 
@@ -115,6 +116,9 @@ class OpenAiApp:
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "model": self._model.name})
+
+    async def _unknown(self, request: Request) -> Response:
+        raise RequestRefused(f"{request.method} {request.url.path} is not served here", status=404)
 
     async def _models(self, request: Request) -> Response:
         card = {
@@ -369,7 +373,7 @@ class OpenAiApp:
             try:
                 return await endpoint(request)
             except RequestRefused as error:
-                code = "model_not_found" if error.status == 404 else None
+                code = "model_not_found" if error.field == "model" else None
                 kind = "rate_limit_error" if error.status == 429 else "invalid_request_error"
                 headers = {"Retry-After": "1"} if error.status == 429 else None
                 return JSONResponse(error_body(str(error), kind, error.field, code), error.status, headers=headers)
