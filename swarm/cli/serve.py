@@ -85,7 +85,7 @@ def serve(
         settings = TinkerSettings(name=name, listen=listen, key=key, max_rows=max_rows, device=device, store=store)
         serve_tinker(target, step, settings, node, samplers)
     else:
-        _serve_openai(load_target(target, step), name or Path(target).name, listen, key, max_rows, device)
+        _serve_openai(load_target(target, step), target, name or Path(target).name, listen, key, max_rows, device)
 
 
 def wait_for_signal() -> None:
@@ -96,15 +96,19 @@ def wait_for_signal() -> None:
     ended.wait()
 
 
-def _serve_openai(model: "TrainedModel", name: str, listen: str, key: str, max_rows: int, device: str) -> None:
+def _serve_openai(
+    model: "TrainedModel", target: str, name: str, listen: str, key: str, max_rows: int, device: str
+) -> None:
     from swarm.generation.transformers_engine import TransformersGenerator
     from swarm.model.device import pick_device
     from swarm.model.network import most_tokens
     from swarm.serving import served_policy
+    from swarm.trained.provenance import exported_version
     from swarm.types import PolicyVersion
 
     name = name or model.source_name
-    version = model.version or PolicyVersion(policy_id=model.source_name, step=0, digest=model.base_digest)
+    version = model.version or exported_version(Path(target).expanduser(), model.base_digest)
+    version = version or PolicyVersion(policy_id=model.source_name, step=0, digest=model.base_digest)
     engine = TransformersGenerator(
         model.network.to(pick_device(device)), model.tokenizer, version, seed=0, max_rows=max_rows
     )

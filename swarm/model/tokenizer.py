@@ -270,6 +270,15 @@ def check_turns(tokenizer: Tokenizer, environments: Iterable[Environment]) -> No
             raise ConfigError(f"environments of several turns ({', '.join(names)}): {error}") from error
 
 
+def require_no_system_message(tokenizer: Tokenizer, messages: Iterable[Message]) -> None:
+    """Refuses a system message where the model has no place for it. Raises ConfigError."""
+    if isinstance(tokenizer, CharTokenizer) and any(message.role == "system" for message in messages):
+        raise ConfigError(
+            "messages: the tiny model has no system message and would not read it; leave it out, or write it into the "
+            "question"
+        )
+
+
 def _digest(parts: dict[str, Any]) -> Digest:
     """Names all that decides which tokens a conversation has: nodes of one digest write the same ids."""
     canonical = json.dumps(parts | {"renderer": RENDERER, "tools": TOOL_SYNTAX}, sort_keys=True, separators=(",", ":"))

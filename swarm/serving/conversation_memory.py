@@ -17,6 +17,7 @@ import numpy as np
 from swarm.episode import Message
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
+from swarm.model.tokenizer import require_no_system_message
 from swarm.types import IntArray, Task
 
 MAX_CONVERSATIONS: Final = 4096
@@ -63,6 +64,7 @@ class ConversationMemory:
             self.num_continued += 1
             return [*known.token_ids.tolist(), *told]
         self.num_rendered += 1
+        require_no_system_message(self._tokenizer, messages)
         return self._tokenizer.encode_prompt(Task(env="chat", task_id=0, messages=tuple(messages)))
 
     def add(self, messages: Sequence[Message], answer: str, token_ids: Sequence[int], is_ended: bool) -> None:

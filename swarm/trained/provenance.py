@@ -16,13 +16,13 @@ from typing import Any, Final
 
 from swarm import __version__
 from swarm.config import NodeConfig
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, SwarmError
 from swarm.events import Event, GroupsDrawn, PolicyEvaluated, StepMade, groups_learned_from
 from swarm.identity import DOMAIN_EXPORT, Identity, node_id_of, verify
 from swarm.process import read_json, write_json
 from swarm.telemetry import read_events
 from swarm.trained.model import TrainedModel
-from swarm.types import JsonDict, NodeId, short
+from swarm.types import Digest, JsonDict, NodeId, PolicyVersion, short
 from swarm.wire.held_manifest import load_held
 
 PROVENANCE: Final = "provenance.json"
@@ -111,6 +111,23 @@ def verify_export(folder: Path) -> Verified:
             what = what if name in found.digests else "is not signed"
             raise ConfigError(f"{folder / name}: {what}: not what node {short(found.node_id)} exported")
     return found
+
+
+def exported_version(folder: Path, digest: Digest) -> PolicyVersion | None:
+    """Node and step that a folder's statement names; None where there is none that its node signed.
+
+    Args:
+        folder: of a model; its files are not checked, as `verify_export` does.
+        digest: of its weights, as loaded.
+    """
+    try:
+        kept: dict[str, Any] = read_json(folder / PROVENANCE, _MAX_BYTES)
+        public_key, statement = bytes.fromhex(kept["public_key"]), kept["statement"]
+        if not verify(public_key, DOMAIN_EXPORT, _canonical(statement), bytes.fromhex(kept["signature"])):
+            return None
+        return PolicyVersion(policy_id=node_id_of(public_key), step=int(statement["step"]), digest=digest)
+    except (SwarmError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _verified(node_id: NodeId, statement: JsonDict) -> Verified:
@@ -205,7 +222,7 @@ def _card(statement: Mapping[str, Any]) -> str:
         f"rate {statement['learning_rate']:g}, {statement['step']} steps; {own} groups of its own and {total - own} "
         f"of other nodes. Made {statement['made_at']} with {statement['made_with']}.",
         "",
-        "| environment | problems | success before | success now |",
+        f"| environment | problems | first success | newest success, up to step {statement['step']} |",
         "|---|---|---|---|",
         *(
             f"| {each['environment']}, {each['split'].replace('_', ' ')} | {each['problems']} | "

@@ -236,6 +236,11 @@ WRONG: dict[str, tuple[str, object, str]] = {
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         "messages.0.content: Input should be a text or a list of text parts",
     ),
+    "a system message": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "system", "content": "be brief"}, *CHAT["messages"]]},
+        "messages: the tiny model has no system message",
+    ),
     "a letter": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\u00e9"}]}, "\u00e9"),
     "a stop": (
         "/v1/completions",
@@ -255,6 +260,13 @@ def test_what_cannot_be_answered_is_refused_with_field_value_and_bound(served: S
 def test_a_model_of_another_name_is_not_found(served: Served) -> None:
     status, error = served.refusal("/v1/completions", {"prompt": [5], "model": "gpt-4"})
     assert status == 404 and error["code"] == "model_not_found" and "'tiny' is" in error["message"]
+
+
+@pytest.mark.parametrize(("method", "body"), [("POST /v1/embeddings", {"input": "a"}), ("GET /v1/completions", None)])
+def test_an_address_that_is_not_served_is_refused_as_clients_read_it(served: Served, method: str, body: object) -> None:
+    status, error = served.refusal(method.split()[1], body)
+    assert status == 404 and error["message"] == f"{method} is not served here"
+    assert error["type"] == "invalid_request_error" and error["code"] is None
 
 
 @pytest.mark.parametrize("key", ["", "wrong", KEY + "x", KEY[:-1], "\u00fc"])

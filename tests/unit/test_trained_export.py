@@ -43,7 +43,7 @@ from swarm.trained.export import export_model
 from swarm.trained.formats import write_peft
 from swarm.trained.gguf import write_file
 from swarm.trained.model import TrainedModel, load_target, load_trained
-from swarm.trained.provenance import CARD, PROVENANCE, verify_export
+from swarm.trained.provenance import CARD, PROVENANCE, exported_version, verify_export
 from swarm.types import PolicyVersion, Role
 from swarm.wire.run_manifest import write_toml
 
@@ -276,9 +276,22 @@ def test_provenance_names_teachers_scores_and_the_version_and_verifies(tmp_path:
     )
     assert found.statement["evaluations"][0]["first"] == {"step": 0, "success": 0.25}
     card = (tmp_path / "out" / CARD).read_text()
+    assert f"newest success, up to step {done.version.step} |" in card
     assert "1970-01-02" in card and "| node `bbbbbbbb` | 2 | 67% |" in card
     for path in (tmp_path / "out").iterdir():
         assert str(tmp_path) not in path.read_bytes().decode(errors="replace")  # no path of this machine
+
+
+def test_an_export_says_of_which_step_it_is_unless_its_statement_was_changed(tmp_path: Path) -> None:
+    make_trained_node(tmp_path / "node")
+    done = export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    digest = load_target(str(tmp_path / "out")).base_digest
+    assert exported_version(tmp_path / "out", digest) == replace(done.version, digest=digest)
+    path = tmp_path / "out" / PROVENANCE
+    for text in (path.read_text().replace('"step": 0', '"step": 9'), "[]", "{"):
+        path.write_text(text)
+        assert exported_version(tmp_path / "out", digest) is None
+    assert exported_version(tmp_path, digest) is None
 
 
 def test_groups_that_no_step_learned_from_taught_nothing(tmp_path: Path) -> None:
