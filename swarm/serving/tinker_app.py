@@ -19,7 +19,7 @@ import json
 import logging
 import math
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
@@ -64,17 +64,20 @@ from swarm.serving.tinker_sessions import ModelInTraining, TinkerSessions
 from swarm.serving.tinker_store import Kind, SavedWeights, TinkerStore
 from swarm.serving.tinker_wire import (
     TrainingRequest,
+    parse_order,
     parse_training_request,
     read_training_request,
     write_training_reply,
 )
 from swarm.types import Digest, JsonDict, PolicyVersion
+from swarm.wire.v1.tinker_pb2 import TinkerForwardBackward
 
 logger = logging.getLogger(__name__)
 
 KEY_PREFIX: Final = "tml-"  # the SDK takes no other keys
 ALPHA: Final = 32.0  # of every adapter: what it adds is scaled by ALPHA / rank, as in Tinker's adapters
 MAX_BODY_BYTES: Final = 64 * 2**20
+MAX_ORDER_BYTES: Final = 256  # of a body: they hold model and number
 MAX_WAITING_BYTES: Final = 2**30  # of bodies whose turn has not come; a client tries again after that
 POLL_S: Final = 25.0  # a client that waits for a result is answered that long after, at the latest
 _PROTOBUF: Final = "application/x-protobuf"
@@ -292,7 +295,11 @@ class TinkerApp:
     async def _forward_backward(self, request: Request) -> Response:
         if request.headers.get("content-encoding", "identity") != "identity":
             raise RequestRefused("content-encoding: not served; leave proto_compress_fwdbwd off", status=415)
-        body = await self._body(request)
+        beginning = bytearray()
+        try:
+            body = await read_body(_keeping_first(request.stream(), beginning), MAX_BODY_BYTES)
+        except TooLarge as error:
+            return self._refuse_in_turn(parse_order(bytes(beginning)), str(error))
         message = await asyncio.to_thread(parse_training_request, body)
         training = self._sessions.model(message.model_id)
         limits = self._model.tokenizer.vocab_size, self._model.context_tokens
@@ -310,6 +317,17 @@ class TinkerApp:
 
         request_id = f"{training.model_id}:{message.seq_id}"
         return self._promise(request_id, training.session_id, work(), training.model_id)
+
+    def _refuse_in_turn(self, message: TinkerForwardBackward, reason: str) -> Response:
+        """Promises a refusal, so that later requests of the model do not wait for this one."""
+        training = self._sessions.model(message.model_id)
+
+        async def refuse() -> Reply:
+            async with training.turns.turn(message.seq_id):
+                raise RequestRefused(reason)
+
+        request_id = f"{training.model_id}:{message.seq_id}"
+        return self._promise(request_id, training.session_id, refuse(), training.model_id)
 
     async def _optim_step(self, request: Request) -> Response:
         return self._in_order(await self._decoded(request), OptimStep, self._step)
@@ -531,6 +549,13 @@ class TinkerApp:
                 return JSONResponse({"detail": "this request failed; the server's log says why"}, 500)
 
         return answer
+
+
+async def _keeping_first(parts: AsyncIterable[bytes], first: bytearray) -> AsyncGenerator[bytes]:
+    """The parts as they are, of which the first MAX_ORDER_BYTES are put into `first`."""
+    async for part in parts:
+        first += part[: MAX_ORDER_BYTES - len(first)]
+        yield part
 
 
 def _shape(lora: LoraSettings | None) -> AdapterShape:

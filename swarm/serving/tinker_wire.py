@@ -62,6 +62,17 @@ def parse_training_request(body: bytes) -> wire.TinkerForwardBackward:
         raise RequestRefused("body: no protobuf of a forward_backward request") from None
 
 
+def parse_order(beginning: bytes) -> wire.TinkerForwardBackward:
+    """Model and number of a request of which only the beginning came: they are written first. Raises RequestRefused."""
+    try:
+        end = 2 + beginning[1]  # behind the model's name, shorter than 128 bytes, comes the number
+        while beginning[end + 1] & 0x80:
+            end += 1
+        return wire.TinkerForwardBackward.FromString(beginning[: end + 2])
+    except (IndexError, DecodeError):
+        raise RequestRefused("body: does not begin with model_id and seq_id", status=413) from None
+
+
 def read_training_request(message: wire.TinkerForwardBackward, vocabulary: int, context_tokens: int) -> TrainingRequest:
     """What a request asks for.
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from swarm.cli.serve_tinker import TinkerSettings, end_tinker, start_tinker
 from swarm.model.version_digest import published_state, weights_digest
-from swarm.serving import tinker_sessions
+from swarm.serving import tinker_app, tinker_sessions
 from swarm.trained.model import TrainedModel, load_target
 from swarm.wire.v1 import tinker_pb2 as wire
 from tests.tinker_world import write_model
@@ -347,6 +347,16 @@ def test_no_refusal_leaves_a_gap_in_the_order_of_a_model(fresh: Client) -> None:
         assert needle in said, said
     fresh.seq_id = len(refused)
     assert "no gradient" in fresh.in_order("optim_step", model_id, adam_params={})["error"]
+
+
+def test_a_request_beyond_the_bound_is_refused_in_its_turn(fresh: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tinker_app, "MAX_BODY_BYTES", 100_000)
+    model_id = fresh.model(fresh.session())
+    error = fresh.forward_backward(model_id, [datum_of(20_000)], "cross_entropy")
+    assert error == {"error": "body: more than 100000 bytes", "category": "user"}
+    assert fresh.forward_backward(model_id, [datum_of()], "cross_entropy")[1]["loss:sum"] > 0, "the next one goes on"
+    for body in (b"\x00" * 200_000, b"\n" + bytes([120]) + b"\xff" * 200_000, b"\n\x00\x10" + b"\xff" * 200_000):
+        assert fresh.post("forward_backward", body)[0] in (404, 413)
 
 
 def test_a_forward_pass_alone_leaves_no_gradient(fresh: Client) -> None:
