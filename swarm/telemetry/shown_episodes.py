@@ -51,6 +51,15 @@ def write_episodes(directory: Path, episodes: Sequence[ShownEpisode]) -> None:
         logger.warning("episodes of an evaluation were not written", extra={"folder": str(folder), "error": str(error)})
 
 
+def episodes_mark(directory: Path) -> object:
+    """What changes with each evaluation whose episodes were kept; cheaper than reading them."""
+    try:
+        found = (directory / _FOLDER / _NEWEST).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def read_episodes(directory: Path) -> tuple[ShownEpisode, ...]:
     """Those of the first and of the newest evaluation of a node; what cannot be read is left out."""
     found: dict[tuple[int, str, int], ShownEpisode] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import ConfigError
-from swarm.telemetry.shown_episodes import ShownEpisode, read_episodes
+from swarm.telemetry.shown_episodes import ShownEpisode, episodes_mark, read_episodes
 from swarm.types import JsonDict
 
 
@@ -92,6 +92,7 @@ class TrackioSink:
             ) from None
         self._trackio: Any = trackio
         self._directory = directory
+        self._mark = episodes_mark(directory)  # of what was read last
         self._traced_step = max((each.step for each in read_episodes(directory)), default=-1)  # of a run before
         self._run: Any = trackio.init(
             project=project,
@@ -120,6 +121,10 @@ class TrackioSink:
         self._run.finish()
 
     def _write_traces(self) -> None:
+        mark = episodes_mark(self._directory)
+        if mark == self._mark:
+            return
+        self._mark = mark
         fresh = [each for each in read_episodes(self._directory) if each.step > self._traced_step]
         for number, episode in enumerate(fresh):
             self._traced_step = max(self._traced_step, episode.step)

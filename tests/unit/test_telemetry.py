@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 
 from swarm.clock import ManualClock
 from swarm.config import TelemetryConfig
+from swarm.episode import EpisodeOutcome, Transition
 from swarm.errors import ConfigError
 from swarm.events import (
     ApplyFailed,
@@ -33,10 +34,11 @@ from swarm.events import (
     events_of,
     kind_of,
 )
-from swarm.telemetry import METRICS, EventLog, Telemetry, make_sinks, read_events, setup_logging
+from swarm.telemetry import METRICS, EventLog, Telemetry, make_sinks, read_events, setup_logging, sinks
 from swarm.telemetry.logs import ConsoleFormatter, JsonFormatter
 from swarm.telemetry.metrics import markdown
 from swarm.telemetry.recorder import MAX_SERIES, overlap_share
+from swarm.telemetry.shown_episodes import ShownEpisode, read_episodes, write_episodes
 from swarm.types import EdgeReport
 
 STEP = StepMade(
@@ -395,3 +397,37 @@ def test_a_version_that_was_not_taken_is_counted_and_what_is_followed_is_shown()
     value = telemetry.registry.get_sample_value
     assert value("swarm_weights_applied_total") == 1 and value("swarm_weights_apply_failed_total") == 1
     assert value("swarm_weights_applied_bytes_total") == 700 and value("swarm_weights_pause_s_sum") == 0.1
+
+
+def test_episodes_are_read_for_trackio_only_after_an_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, traced, num_read = types.SimpleNamespace(log=lambda *_, **__: None, finish=lambda: None), list[int](), 0
+
+    def trace(messages: object, metadata: dict[str, int]) -> None:
+        traced.append(metadata["task"])
+
+    def read(directory: Path) -> tuple[ShownEpisode, ...]:
+        nonlocal num_read
+        num_read += 1
+        return read_episodes(directory)
+
+    def evaluated(step: int) -> None:
+        outcome = EpisodeOutcome(reward=1.0, transitions=(Transition(is_end=True, rewards={"outcome": 1.0}),))
+        episode = ShownEpisode(
+            step=step, env="e", task_id=step, opening=(), actions=("a",), outcome=outcome, reference=""
+        )
+        write_episodes(tmp_path, [episode])
+
+    monkeypatch.setitem(sys.modules, "trackio", types.SimpleNamespace(init=lambda **_: run, Trace=trace))
+    monkeypatch.setattr(sinks, "read_episodes", read)
+    evaluated(1)
+    sink = sinks.TrackioSink("p", "ada", tmp_path, {})
+    for step in (1, 2, 3):
+        sink.write(step, {})
+    assert (num_read, traced) == (1, []), "those of before the start are known"
+    evaluated(4)
+    for step in (4, 5):
+        sink.write(step, {})
+    sink.close()
+    assert (num_read, traced) == (2, [4])
