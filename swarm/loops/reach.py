@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Final
 
-from swarm.addresses import is_loopback, own_address
+from swarm.addresses import endpoint_of, is_loopback, own_address
 from swarm.errors import Unavailable
 from swarm.exchange.agent import ESTABLISHED, Agent
 from swarm.flow import BoundedTable
@@ -49,6 +49,7 @@ class ReachKind(StrEnum):
 
     UNKNOWN = "unknown"  # nobody was there to ask; its endpoint is advertised as configured
     DIALABLE = "dialable"
+    LOCAL = "local"  # only this machine can dial it, since it listens nowhere else
     OUTWARD = "outward"  # it dials, and is reached through relays
 
 
@@ -111,10 +112,14 @@ class Reach:
         self.state = ReachState()
 
     @property
-    def _is_fixed(self) -> bool:
-        """Whether there is nothing to measure: it is configured, or only this machine is listened to."""
-        host = self._config.listen.rpartition(":")[0]
-        return self._config.reach != "auto" or is_loopback(host)
+    def _fixed(self) -> ReachKind | None:
+        """What there is no need to measure: it is configured, or only this machine is listened to."""
+        if self._config.reach != "auto":
+            return ReachKind(self._config.reach)
+        if not is_loopback(_host_of(self._config.listen)):
+            return None
+        # behind a mapped port it is dialled from elsewhere, too
+        return ReachKind.LOCAL if is_loopback(_host_of(self._direct[0])) else ReachKind.DIALABLE
 
     # --- whether we can be dialled -----------------------------------------------------------------
 
@@ -122,8 +127,8 @@ class Reach:
         """Asks a few nodes to dial us; most of them decide, of two that differ the first. Without an answer nothing
         changes."""
         self._measured_s = self._agent.clock.monotonic_s()
-        if self._is_fixed:
-            self._become(ReachKind.OUTWARD if self._config.reach == "outward" else ReachKind.DIALABLE)
+        if self._fixed is not None:
+            self._become(self._fixed)
             return
         witnesses = self._witnesses()
         asked = await asyncio.gather(*map(self._ask, witnesses))
@@ -168,7 +173,7 @@ class Reach:
         if kind is ReachKind.DIALABLE and host and not self._is_advertise_set:
             port = self._direct[0].rpartition(":")[2]
             self._direct = (f"{host}:{port}",)
-        if kind is not before and not (self._is_fixed and kind is ReachKind.DIALABLE):
+        if kind is not before and (self._fixed is None or kind is ReachKind.OUTWARD):
             logger.info("how others reach this node", extra={"reach": str(kind), "detail": self.state.detail})
         if kind is not ReachKind.OUTWARD:
             for relay in self._relays.values():
@@ -190,7 +195,12 @@ class Reach:
     # --- reservations at relays --------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """Measures now and then, at once where this machine has another address or slept, and holds reservations."""
+        """Measures now and then, at once where this machine has another address or slept, and holds reservations.
+
+        Returns at once where nobody outside of this machine is dialled either: its network does not matter.
+        """
+        if self.state.kind is ReachKind.LOCAL and not any(map(_leaves_machine, _dialled(self._agent))):
+            return
         async with asyncio.TaskGroup() as tasks:
             address, ahead_s = await self._network()
             while True:
@@ -332,3 +342,19 @@ def coordinator_addresses(agent: Agent) -> Sequence[PeerAddress]:
     link = agent.config.coordinator
     addresses = [address.strip() for address in link.address.split(",") if address.strip()]
     return [PeerAddress(node_id=link.fingerprint, endpoint=address) for address in addresses if link.fingerprint]
+
+
+def _dialled(agent: Agent) -> Sequence[str]:
+    """host:port of all that a node is told to dial."""
+    config = agent.config
+    endpoints = [address.strip() for address in config.coordinator.address.split(",") if address.strip()]
+    endpoints += [endpoint_of(address) for address in config.directory.bootstrap]
+    return endpoints + [anchor.partition("@")[2] for anchor in config.exchange.anchors]
+
+
+def _leaves_machine(endpoint: str) -> bool:
+    return not is_loopback(_host_of(endpoint))
+
+
+def _host_of(endpoint: str) -> str:
+    return endpoint.rpartition(":")[0]

@@ -155,6 +155,32 @@ async def keep(reach: Reach, seconds: float) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("listen", "advertise", "kind"),
+    [
+        ("127.0.0.1:0", "", ReachKind.LOCAL),
+        ("127.0.0.1:7700", "example.org:7700", ReachKind.DIALABLE),  # a mapped port leads there
+    ],
+)
+def test_who_listens_on_loopback_alone_asks_nobody(
+    monkeypatch: pytest.MonkeyPatch, listen: str, advertise: str, kind: ReachKind
+) -> None:
+    async def scene() -> None:
+        config = NodeConfig(exchange=ExchangeConfig(listen=listen, advertise=advertise))
+        clock = LoopClock(asyncio.get_running_loop())
+        agent = make_agent(make_context(config, make_identity(1), clock=clock), MemoryGroupStore(clock, 2**20))
+        agent.endpoints = (advertise or listen,)
+        network = FakeReach()
+        reach = Reach(agent, network, random.Random(0), is_advertise_set=bool(advertise))
+        await reach.measure()
+        assert reach.state.kind is kind and network.is_dialable and not network.asked
+        began_s = clock.monotonic_s()
+        await keep(reach, 60.0)
+        assert (clock.monotonic_s() == began_s) is (kind is ReachKind.LOCAL), "its network does not matter"
+
+    play(scene, monkeypatch)
+
+
 # --- whether we can be dialled -----------------------------------------------------------------------------
 
 
