@@ -5,6 +5,7 @@ node.toml is written; it can name only built-in environments and recipes. An opt
 """
 
 import asyncio
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -58,6 +59,7 @@ async def join_swarm(
     from swarm.telemetry import setup_logging
 
     parsed, path = JoinLink.parse(link), directory / NODE_FILE
+    is_new = not await asyncio.to_thread(directory.exists)
     identity = await asyncio.to_thread(load_or_create_identity, directory / "identity.key")
     if invitation:
         await asyncio.to_thread(keep_invitation, directory, invitation, parsed.run_id, identity.node_id)
@@ -77,7 +79,12 @@ async def join_swarm(
             say(f"warning: {in_words(found)}: {OTHERWISE}; change {path}, or delete it and join again: the node keeps "
                 "its key, groups and checkpoints")  # fmt: skip
     else:
-        config = await _write_new(parsed, identity, path, overrides, say, roles)
+        try:
+            config = await _write_new(parsed, identity, path, overrides, say, roles)
+        except BaseException:
+            if is_new:  # nothing but a key that nobody saw
+                await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+            raise
     if start:
         say(await asyncio.to_thread(takes_line, config))
         say(f"node {identity.node_id[:8]} starts; Ctrl-C stops it, the same command resumes it")

@@ -259,7 +259,11 @@ async def test_a_recipe_that_nobody_has_stops_the_coordinator_and_whoever_joins(
     async with CoordinatorDaemon(config) as daemon:
         with pytest.raises(ConfigError, match=f"manifest: {key}"):
             await join_swarm(daemon.link, tmp_path / "node", [], start=False, say=lambda text: None)
-        assert not (tmp_path / "node" / "node.toml").exists()
+        assert not (tmp_path / "node").exists(), "who could not join leaves nothing behind"
+        (tmp_path / "node").mkdir()
+        with pytest.raises(ConfigError, match=f"manifest: {key}"):
+            await join_swarm(daemon.link, tmp_path / "node", [], start=False, say=lambda text: None)
+        assert (tmp_path / "node" / "identity.key").exists(), "what was there stays"
 
 
 async def test_joining_on_the_coordinators_machine_writes_a_configuration_that_starts(tmp_path: Path) -> None:
