@@ -56,7 +56,7 @@ class DrawJournal:
         self._has_drawn = False  # a draw was made and its step is not yet reported
         self._guard_max_age_steps: float | None = None  # what the learner's own guard allows
         self._has_said_who_waits = False
-        self.num_local = 0  # groups of the own lineage learned from, or without signal, since the process started
+        self.num_local = 0  # groups of the own lineage learned from since the process started
         self.num_external = 0  # those of other lineages learned from
         self.num_set_aside = 0  # drawn and not learned from
 
@@ -111,7 +111,6 @@ class DrawJournal:
         self._has_drawn = True
         await self._journal(draw)
         self._next = draw.step + 1
-        self.num_local += draw.num_zero_variance
         self._context.emit(GroupsDrawn.of(draw, self._config.replay, head.policy_id))
         self._context.changed.fire()  # room for the generator
         self._intake_quota.record_draw()

@@ -7,7 +7,7 @@ redraws a second).
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -23,6 +23,7 @@ from swarm.events import (
     GroupPut,
     GroupRefused,
     GroupsDrawn,
+    GroupUse,
     NodeFinished,
     NodeKilled,
     NodeRestarted,
@@ -31,6 +32,7 @@ from swarm.events import (
     PolicyEvaluated,
     StepMade,
     WorkerDied,
+    groups_learned_from,
     kind_of,
 )
 from swarm.types import NodeId
@@ -46,8 +48,6 @@ class NodeProgress:
     curriculum: tuple[str, ...] = ()
     state: str = "starting"
     step: int = 0
-    num_local: int = 0
-    num_external: int = 0
     ages: list[int] = field(default_factory=list[int])  # of the newest draw
     reward: float | None = None
     ess_share: float | None = None
@@ -57,15 +57,16 @@ class NodeProgress:
     refusals: Counter[str] = field(default_factory=Counter[str])
     brought: Counter[NodeId] = field(default_factory=Counter[NodeId])  # groups admitted, by producer
     drawn: Counter[NodeId] = field(default_factory=Counter[NodeId])  # groups, by producer
+    _draw: GroupsDrawn | None = None  # the newest
+    _learned: dict[int, Counter[str]] = field(default_factory=dict[int, Counter[str]])  # draw -> groups by origin
 
     def update(self, event: Event) -> None:
         """Takes one event of the node."""
         match event:
             case StepMade():
                 self.state, self.step = "learning", event.step
-                if not event.was_skipped:
-                    self.num_local += event.num_local
-                    self.num_external += event.num_external
+                if self._draw is not None and self._draw.draw_step == event.draw_step:
+                    self._count(event.draw_step, groups_learned_from(self._draw, event))
                 self.reward = event.diagnostics.get("reward_mean", self.reward)
                 self.ess_share = event.diagnostics.get("ess_share", self.ess_share)
                 self.ages = list(event.ages_steps)
@@ -79,6 +80,8 @@ class NodeProgress:
                 self.brought[event.producer] += 1
             case GroupsDrawn():
                 self.drawn.update(group.producer for group in event.groups)
+                self._draw = event
+                self._count(event.draw_step, event.groups)
             case GroupRefused():
                 self.refusals[event.reason] += event.count
             case EarlierRefusals():
@@ -89,6 +92,19 @@ class NodeProgress:
                 self.state = "ready"
             case _:
                 pass
+
+    @property
+    def num_local(self) -> int:
+        """Groups of the own policy learned from; a draw that is made again after a restart counts once."""
+        return sum(counts["local"] + counts["follower"] for counts in self._learned.values())
+
+    @property
+    def num_external(self) -> int:
+        """Groups of other policies learned from."""
+        return sum(counts["external"] for counts in self._learned.values())
+
+    def _count(self, draw_step: int, learned_from: Iterable[GroupUse]) -> None:
+        self._learned[draw_step] = Counter(use.origin for use in learned_from)
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from swarm.events import (
     StepMade,
 )
 from swarm.process import LOCK
+from swarm.report.live import NodeProgress
+from swarm.report.tally import NodeTally
 from swarm.report.watch import LINE_EVERY_S, POLL_S, WatchedNode, watch_nodes
 from swarm.telemetry import EventLog
 
@@ -200,3 +203,25 @@ def test_ctrl_c_ends_it_without_a_word(held: Path) -> None:
 def test_a_look_at_a_directory_that_is_not_there_fails(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["watch", str(tmp_path / "nobody"), "--once"])
     assert result.exit_code == 2 and "no such directory" in " ".join(result.stderr.split())
+
+
+def test_groups_learned_from_are_counted_as_in_the_report() -> None:
+    draw, step = COURSE[-2:]
+    assert isinstance(draw, GroupsDrawn) and isinstance(step, StepMade)
+    course = [
+        draw,
+        step,
+        draw,  # after a restart: made again
+        step,
+        replace(draw, draw_step=6),
+        replace(step, draw_step=6, step=5, was_skipped=True),
+        replace(draw, draw_step=7),
+        replace(step, draw_step=7, num_external=0, diagnostics={"guard_groups_left_out": 1.0}),
+        replace(draw, draw_step=8),  # under way
+    ]
+    progress, tally = NodeProgress(), NodeTally()
+    for event in course:
+        progress.update(event)
+        tally.add(event)
+    result = tally.result("ada", ADA)
+    assert (progress.num_local, progress.num_external) == (result.num_local, result.num_external) == (9, 2)
