@@ -16,7 +16,7 @@ from swarm.causes.running_rules import paused_words
 from swarm.config.byte_sizes import byte_words
 from swarm.errors import ConfigError, Unavailable
 from swarm.process import is_running
-from swarm.types import JsonDict
+from swarm.types import JsonDict, short
 
 STATUS = "status.json"  # in the directory of a node
 _NEEDED: Final = ("node_id", "at_s", "last_step_at_s", "pid", "step", "num_failures", "advice")
@@ -88,12 +88,24 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     return shown + [(key, str(status.get(key, ""))) for key in counts]
 
 
+def node_name(directory: Path, status: JsonDict) -> str:
+    """What the owner of a node calls it, else what its directory is called."""
+    name = str(status.get("name") or "")
+    is_id = name == short(str(status.get("node_id", "")))  # an older release wrote it where there was no name
+    return directory.resolve().name if is_id or not name else name
+
+
 def _describe_reach(reach: JsonDict, relayed: JsonDict) -> str:
     if reach["kind"] == "outward":
         relays = [f"{each['node_id'][:8]} at {each['endpoint']} ({each['delay_ms']} ms)" for each in reach["relays"]]
         return f"through {', '.join(relays) or 'nobody yet'}: others cannot dial this node ({reach['detail']})"
     passes = f"; passes on for {relayed['reservations']} nodes that are not" if relayed.get("reservations") else ""
-    return f"{'dialled by others' if reach['kind'] == 'dialable' else 'not tried: nobody was there to ask'}{passes}"
+    is_tried = bool(reach.get("host"))  # as those saw it who tried
+    words = {
+        "dialable": "dialled by others" if is_tried else "dialled by others, as configured and not tried",
+        "local": "from this machine alone: it listens on a loopback address (exchange.listen)",
+    }
+    return f"{words.get(reach['kind'], 'not tried: nobody was there to ask')}{passes}"
 
 
 def disk_bytes(directory: Path) -> int:

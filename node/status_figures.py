@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from swarm.config import NodeConfig
 from swarm.exchange.agent import Agent
 from swarm.process import written_bytes_of_tree
-from swarm.types import JsonDict, Role, short
+from swarm.types import JsonDict, Role
 
 if TYPE_CHECKING:
     from node.daemon import Daemon
@@ -21,7 +21,7 @@ def status_figures(daemon: "Daemon") -> JsonDict:
     agent, config = daemon.agent, daemon.config
     return {
         "node_id": agent.node_id,
-        "name": config.name or short(agent.node_id),
+        "name": config.name or config.dir.resolve().name,
         "run_id": config.run_id,
         "pid": os.getpid(),
         "at_s": daemon.clock.now_s(),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from node.status import problems, read_status
+from node.status import node_name, problems, read_status
 from swarm.config import NODE_FILE, NodeConfig, load_config
 from swarm.errors import ConfigError, SwarmError
 from swarm.events import EarlierRefusals
@@ -73,7 +73,7 @@ def open_directory(path: Path) -> NodeDirectory:
     with suppress(SwarmError, OSError):
         node_id = Identity.load(path / "identity.key").node_id
     node_id = node_id or str(status.get("node_id", ""))
-    name = (config.name if config else "") or str(status.get("name", "")) or path.resolve().name
+    name = (config.name if config else "") or node_name(path, status)
     return NodeDirectory(
         path=path,
         name=printable(name).replace("\n", " ")[:60],

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from node.status import problems, read_status
+from node.status import node_name, problems, read_status
 from swarm.causes.running_rules import paused_words
 from swarm.errors import ConfigError, SwarmError
 from swarm.printable import printable
@@ -63,7 +63,7 @@ class WatchedNode:
 
     @property
     def name(self) -> str:
-        return _line(str(self.status.get("name") or self.path.resolve().name))
+        return _line(node_name(self.path, self.status))
 
     @property
     def state(self) -> str:

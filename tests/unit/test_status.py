@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from node.status import problems, read_status, status_rows
+from node.status import node_name, problems, read_status, status_rows
 from swarm.cli import main as cli
 from swarm.errors import ConfigError, Unavailable
 from swarm.process import lock_directory
@@ -187,3 +187,23 @@ def test_figures_are_said_in_words() -> None:
 def test_a_training_that_was_stopped_goes_on_with_the_command_that_began_it() -> None:
     (said,) = problems(status_of(run_id="train", was_stopped=True), 1005.0, 300.0, runs=False, directory=Path("mine"))
     assert said.endswith("swarm train --dir mine goes on")
+
+
+@pytest.mark.parametrize(
+    ("reach", "words"),
+    [
+        ({"kind": "dialable", "host": "1.2.3.4"}, "dialled by others"),
+        ({"kind": "dialable", "host": ""}, "dialled by others, as configured and not tried"),
+        ({"kind": "local", "host": ""}, "from this machine alone: it listens on a loopback address (exchange.listen)"),
+        ({"kind": "unknown", "host": ""}, "not tried: nobody was there to ask"),
+    ],
+)
+def test_who_can_dial_a_node_is_said_as_it_was_found(reach: dict[str, Any], words: str) -> None:
+    assert dict(status_rows(status_of(reach=reach)))["reached"] == words
+
+
+def test_a_node_without_a_name_is_called_as_its_directory(tmp_path: Path) -> None:
+    assert node_name(tmp_path / "mine", status_of()) == "ada"
+    for name in ("", OWN[:8]):  # an older release wrote the id
+        assert node_name(tmp_path / "mine", status_of(name=name)) == "mine"
+    assert node_name(tmp_path / "mine", {}) == "mine"
