@@ -10,7 +10,7 @@ import logging
 import os
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -384,15 +384,33 @@ async def run_daemon(config: NodeConfig, make: Callable[[NodeConfig], Daemon] = 
         async with make(config) as daemon:
             await daemon.run()
 
-    defer_gc()
-    os.environ.update(thread_limits(config.num_threads))  # for the DHT's process, too
-    stand_back(config.niceness)
-    os.umask(0o077)  # whatever this process and its children write is for this user
-    try:
+    with node_process(config):
         if await run_until_signal(run()):
             logger.info("node stopped")
+
+
+@contextlib.contextmanager
+def node_process(config: NodeConfig) -> Generator[None]:
+    """Around a node: makes this process, and what it starts, give way to others and write for this user alone.
+
+    Afterwards whoever called goes on as before, but for the niceness.
+    """
+    limits = thread_limits(config.num_threads)  # for the DHT's process, too
+    before = {name: os.environ.get(name) for name in limits}
+    defer_gc()
+    os.environ.update(limits)
+    stand_back(config.niceness)
+    umask = os.umask(0o077)
+    try:
+        yield
     finally:
         freeze_gc()  # also where it failed to start
+        os.umask(umask)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _open_weights(config: NodeConfig) -> WeightStore | None:

@@ -5,11 +5,10 @@ resumed, evaluated, exported, or take part in a run later. A run that cannot lea
 """
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from node.daemon import Daemon, note_end
+from node.daemon import Daemon, node_process, note_end
 from node.local_nodes import LocalNodes
 from node.sampled_tasks import SampledEnvironment, doubts, sample_environments, task_lines
 from node.takes import takes_line
@@ -19,7 +18,7 @@ from swarm.config import NODE_FILE, NodeConfig
 from swarm.errors import ConfigError
 from swarm.events import Event
 from swarm.model.tokenizer import load_tokenizer
-from swarm.process import defer_gc, freeze_gc, run_until_signal, stand_back
+from swarm.process import run_until_signal
 from swarm.telemetry import read_events
 from swarm.trained.newest_groups import newest_groups
 from swarm.trained.samples import STORE
@@ -72,14 +71,8 @@ async def train(
             on_event(event)
 
     others = LocalNodes(config=config, num_trainers=options.nodes - 1, num_generators=options.generators, say=say)
-    defer_gc()
-    stand_back(config.niceness)
-    umask = os.umask(0o077)
-    try:
+    with node_process(config):
         was_stopped = await until(_run(config, watch, see, others))
-    finally:
-        freeze_gc()
-        os.umask(umask)  # whoever called may go on
     if watch.is_hopeless:
         reason = await asyncio.to_thread(watch.explain)
         await asyncio.to_thread(note_end, config.dir, ConfigError(reason))
