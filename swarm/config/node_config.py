@@ -89,7 +89,8 @@ class EnvironmentConfig(Model):
     """function: what it returns lies between these; rewards are rescaled from there to [0, 1], and one outside is an
     error. The upper end counts as success."""
     reward_weights: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
-    """What an episode is worth: the sum of its named rewards times these, clipped to [0, 1]; empty: `outcome` alone."""
+    """What an episode is worth: the sum of its named rewards times these, clipped to [0, 1]; of a `function` in
+    `reward_range`, and outside of that an error. Empty: `outcome` alone."""
 
     @model_validator(mode="after")
     def _range_fits(self) -> "EnvironmentConfig":
