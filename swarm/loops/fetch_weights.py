@@ -190,7 +190,7 @@ class SourceWatcher:
                 self._came = True
                 self._backoff.reset()
         except Unavailable:
-            self._note_relay_failure()
+            self._note_failure(was_connected=True)
             raise
         finally:
             leaving.cancel()
@@ -209,14 +209,14 @@ class SourceWatcher:
         try:
             return await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
         except Unavailable:
-            if self._address.relay is not None or self._agent.address_book.relays:  # else there is no other way
-                self._agent.address_book.record_failure(self._address)
+            self._note_failure(was_connected=False)
             raise
 
-    def _note_relay_failure(self) -> None:
-        """Another relay may lead there at once."""
-        if self._address.relay is not None:
-            self._agent.address_book.record_failure(self._address)
+    def _note_failure(self, *, was_connected: bool) -> None:
+        """Where another way may lead there at once: beside a relay, or beside an address that nobody answers at."""
+        book = self._agent.address_book
+        if self._address.relay is not None or (book.relays and not was_connected):
+            book.record_failure(self._address)
 
     async def _take(self, item: SealedManifest | Credit) -> bool:
         """True where it was new."""
