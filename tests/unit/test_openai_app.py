@@ -238,7 +238,7 @@ WRONG: dict[str, tuple[str, object, str]] = {
     ),
     "a system message": (
         "/v1/chat/completions",
-        {"messages": [{"role": "system", "content": "be brief"}, *CHAT["messages"]]},
+        {"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a"}]},
         "messages: the tiny model has no system message",
     ),
     "a letter": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\u00e9"}]}, "\u00e9"),
