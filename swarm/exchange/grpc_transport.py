@@ -7,6 +7,7 @@ in `grpc_peer.py`.
 import asyncio
 import hashlib
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any, Final, cast
 
 from swarm.clock import Clock
@@ -136,14 +137,10 @@ class GrpcTransport:
 
     async def _connect_through(self, relay: PeerAddress, address: PeerAddress, timeout_s: float) -> PeerClient:
         way = RelayedSocket(self._relays, relay, address.node_id)
-        try:
-            path = await way.__aenter__()
+        async with AsyncExitStack() as opened:
+            path = await opened.enter_async_context(way)
             channel = await self._open(address, timeout_s, socket_path=path, ping_s=RELAY_PING_S, is_prompt=True)
-        except BaseException as error:
-            await way.close()
-            if type(error) is Unavailable and way.failure is not None:  # the others say who answered
-                raise Unavailable(f"{error}: {way.failure}") from None
-            raise
+            opened.pop_all()  # the peer ends it
         return self._peer(channel, way)
 
     def _peer(self, channel: AuthenticatedChannel, way: RelayedSocket | None = None) -> GrpcPeer:
@@ -187,14 +184,12 @@ class GrpcTransport:
         """Looks at our own certificate through a reservation: only who has its key can show it. Raises Unavailable."""
         address = PeerAddress(node_id=self._identity.node_id, endpoint=reservation.endpoint)
         assert address.relay is not None
-        way = RelayedSocket(self._relays, address.relay, address.node_id)
-        try:
-            async with asyncio.timeout(timeout_s):
-                shown = await fetch_certificate(address.endpoint, await way.__aenter__())
-        except TimeoutError:
-            raise Unavailable(f"{address.endpoint}: no answer within {timeout_s} s") from None
-        finally:
-            await way.close()
+        async with RelayedSocket(self._relays, address.relay, address.node_id) as path:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    shown = await fetch_certificate(address.endpoint, path)
+            except TimeoutError:
+                raise Unavailable(f"{address.endpoint}: no answer within {timeout_s} s") from None
         if hashlib.sha256(shown).digest() != self._sessions.certificate.digest:
             raise Unavailable(f"{address.endpoint}: somebody else answers")
 

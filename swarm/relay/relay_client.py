@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import grpc
 
@@ -67,7 +68,7 @@ class RelaySessions:
     def __init__(self, open_session: OpenSession, timeout_s: float) -> None:
         self._open_session, self.timeout_s = open_session, timeout_s
         self._open: dict[PeerAddress, list[_Session]] = {}
-        self._opening: dict[PeerAddress, asyncio.Lock] = {}
+        self._opening = WeakValueDictionary[PeerAddress, asyncio.Lock]()  # as long as anybody waits for a session
 
     def call(self, relay: PeerAddress) -> "_Call":
         """A context for one call to a relay: its stub and metadata. Raises Unavailable."""
@@ -75,7 +76,8 @@ class RelaySessions:
 
     async def begin(self, relay: PeerAddress) -> _Session:
         """A session with room for one more call."""
-        async with self._opening.setdefault(relay, asyncio.Lock()):
+        opening = self._opening.setdefault(relay, asyncio.Lock())
+        async with opening:
             for session in self._open.get(relay, ()):
                 if session.num_calls < CALLS_PER_SESSION:
                     break
@@ -83,19 +85,10 @@ class RelaySessions:
                 if len(self._open.get(relay, ())) >= SESSIONS_PER_RELAY:
                     most = SESSIONS_PER_RELAY * CALLS_PER_SESSION
                     raise Unavailable(f"{most} connections through {short(relay.node_id)} are open; take another relay")
-                session = await self._new_session(relay)
+                session = _Session(await self._open_session(relay, self.timeout_s))
+                self._open.setdefault(relay, []).append(session)
             session.num_calls += 1
             return session
-
-    async def _new_session(self, relay: PeerAddress) -> _Session:
-        try:
-            session = _Session(await self._open_session(relay, self.timeout_s))
-        except BaseException:
-            if relay not in self._open:
-                self._opening.pop(relay, None)
-            raise
-        self._open.setdefault(relay, []).append(session)
-        return session
 
     async def end(self, relay: PeerAddress, session: _Session, *, is_broken: bool) -> None:
         """A call has ended. A session that broke takes no more calls, and one without any is closed."""
@@ -105,7 +98,6 @@ class RelaySessions:
             own.remove(session)
             if not own:
                 del self._open[relay]
-                self._opening.pop(relay, None)
         if not session.num_calls:
             await session.channel.close()
 
@@ -193,11 +185,15 @@ class RelayedSocket:
             path = str(Path(self._folder) / "s")
             self._server = await asyncio.start_unix_server(self._connected, path)
         except OSError as error:
+            await self.close()
             raise Unavailable(f"no local socket in {tempfile.gettempdir()}: {error}; set TMPDIR") from None
         return path
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Raises Unavailable with what the relay said, where that is why nobody answered."""
         await self.close()
+        if type(error) is Unavailable and self.failure is not None:  # its subclasses say who answered
+            raise Unavailable(f"{error}: {self.failure}") from None
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._pass_on(reader, writer))
@@ -228,7 +224,8 @@ class RelayedSocket:
         for task in list(self._pumps):
             task.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        if self._folder:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
 
 class RelayReservation:
