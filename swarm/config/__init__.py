@@ -6,25 +6,26 @@ starts, with an error that names the key. Defaults run on a laptop.
 
 from swarm.config.coordinator_config import CoordinatorConfig
 from swarm.config.load_config import apply_overrides, explained, has_section, load_config, parse_config
-from swarm.config.node_config import (
+from swarm.config.network_config import (
     MAX_ANCHORS,
     MAX_MEMBERS,
-    NODE_FILE,
     Anchor,
     CoordinatorLink,
     DirectoryConfig,
+    EntryConfig,
+    ExchangeConfig,
+)
+from swarm.config.node_config import (
+    NODE_FILE,
     DiskConfig,
     EngineConfig,
-    EntryConfig,
     EnvironmentConfig,
     EvaluationConfig,
-    ExchangeConfig,
     FaultConfig,
     FollowConfig,
     GeneratorConfig,
     GuardConfig,
     LearnerConfig,
-    Model,
     ModelConfig,
     NodeConfig,
     ReplayConfig,
@@ -33,6 +34,7 @@ from swarm.config.node_config import (
     WeightsConfig,
 )
 from swarm.config.resolved_toml import inline_value, sources_of, to_toml
+from swarm.config.section import Model
 
 __all__ = [
     "MAX_ANCHORS",

@@ -8,15 +8,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from swarm.config.node_config import (
-    DirectoryConfig,
-    Endpoint,
-    Model,
-    NodeConfig,
-    Positive,
-    PositiveFloat,
-    TelemetryConfig,
-)
+from swarm.config.network_config import DirectoryConfig, Endpoint
+from swarm.config.node_config import NodeConfig, TelemetryConfig
+from swarm.config.section import Model, Positive, PositiveFloat
 from swarm.types import RUN_ID_PATTERN
 
 

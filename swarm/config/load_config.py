@@ -13,7 +13,8 @@ from typing import Any, TypeVar, cast, get_args
 
 from pydantic import ValidationError
 
-from swarm.config.node_config import Model, NodeConfig
+from swarm.config.node_config import NodeConfig
+from swarm.config.section import Model
 from swarm.errors import ConfigError
 
 AnyModel = TypeVar("AnyModel", bound=Model)

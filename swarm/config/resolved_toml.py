@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from pydantic import BaseModel
 
 from swarm.config.load_config import read_override
-from swarm.config.node_config import Model
+from swarm.config.section import Model
 
 Key = tuple[str | int, ...]  # such as ("environments", 0, "seed")
 MAX_LINES: Final = 2_000  # of a file whose lines are told apart: each is parsed with all before it
