@@ -12,6 +12,7 @@ from torch import Tensor
 from swarm.episode import Message
 from swarm.interfaces import Tokenizer
 from swarm.model.device import pick_device
+from swarm.model.tokenizer import require_no_system_message
 from swarm.trained.model import TrainedModel
 from swarm.types import Task
 
@@ -35,13 +36,14 @@ class Conversation:
         system: str = "",
         device: str = "auto",
     ) -> None:
-        """`temperature`: 0 takes the likeliest token."""
+        """`temperature`: 0 takes the likeliest token. Raises ConfigError: the model has no system message."""
         self._model = model
         self._device = pick_device(device)
         self._network: Any = model.network.to(self._device)
         self._max_new_tokens = max_new_tokens
         self._temperature = temperature
         self._system = (Message(role="system", content=system),) if system else ()
+        require_no_system_message(model.tokenizer, self._system)
         self.messages: tuple[Message, ...] = self._system
 
     def reset(self) -> None:

@@ -463,3 +463,5 @@ def test_a_conversation_is_what_the_engine_would_answer_and_remembers(tmp_path: 
     with pytest.raises(ConfigError, match="cannot read character 'A'"):
         talk.ask("A")
     assert talk.messages == ()
+    with pytest.raises(ConfigError, match="the tiny model has no system message"):
+        Conversation(load_trained(tmp_path / "node"), max_new_tokens=8, system="be brief")
