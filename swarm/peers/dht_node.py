@@ -29,6 +29,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
+from swarm.addresses import endpoint_of, is_loopback
 from swarm.clock import Clock
 from swarm.config import DirectoryConfig
 from swarm.errors import Unavailable
@@ -173,8 +174,8 @@ class DhtPeer:
         forget_late_answers(node)
         node.protocol.storage = storage
         node.protocol.cache = AdvertStorage(run_id, 0, clock)  # nothing is cached for others
-        addresses = tuple(str(address) for address in await _inside(node).p2p.get_visible_maddrs())
-        return cls(node, storage, addresses)
+        addresses = [str(address) for address in await _inside(node).p2p.get_visible_maddrs()]
+        return cls(node, storage, for_others(addresses))
 
     @property
     def daemon_pid(self) -> int:
@@ -246,6 +247,7 @@ class DhtPeer:
     async def stop(self) -> None:
         """Ends p2pd, by force when it does not go, and removes its sockets."""
         p2p = self._p2p
+        logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # p2pd says as an error that its socket was closed
         self._node.is_alive = False
         with suppress(Exception):
             async with asyncio.timeout(1.0):
@@ -276,6 +278,11 @@ class DhtPeer:
             logger.debug("a DHT address did not answer", extra={"address": address, "error": repr(error)})
             return False
         return pong is not None
+
+
+def for_others(addresses: Sequence[str]) -> tuple[str, ...]:
+    """The multiaddresses without loopback, which leads others to themselves; with it where there is nothing else."""
+    return tuple(a for a in addresses if not is_loopback(endpoint_of(a).rpartition(":")[0])) or tuple(addresses)
 
 
 def forget_late_answers(node: DHTNode) -> None:

@@ -78,6 +78,7 @@ class HivemindDirectory:
         self._peer: DhtPeer | None = None
         self._repairing = asyncio.Lock()
         self._is_stopped = False
+        self._is_unanswered = False  # by any DHT peer, since that was logged
         self.num_restarts = 0  # of p2pd, because it was dead
 
     @classmethod
@@ -253,8 +254,15 @@ class HivemindDirectory:
         num_answers = await peer.dial(wanted)
         await peer.ping_unknown(most=4 * _DIALS_PER_ROUND)
         self._remember((await peer.connected()).values())
-        if wanted and not num_answers and not self.num_peers:
-            logger.warning("no DHT peer answers: this node is alone", extra={"num_dialled": len(wanted)})
+        was_unanswered = self._is_unanswered
+        self._is_unanswered = bool(wanted) and not num_answers and not self.num_peers
+        if self._is_unanswered and not was_unanswered:
+            logger.warning(
+                "no DHT peer answers, of those known from before and of directory.bootstrap; tried again and again",
+                extra={"num_dialled": len(wanted)},
+            )
+        elif was_unanswered and self.num_peers:
+            logger.info("DHT peers answer again", extra={"num_peers": self.num_peers})
 
     def _remember(self, connected: Iterable[str]) -> None:
         """Takes the addresses of connected peers; where the table is full, only in place of ones that are not."""
@@ -279,9 +287,10 @@ class HivemindDirectory:
             raise Unavailable(f"none of {len(replicas)} DHT nodes took the advert")
 
     async def _replicas(self, peer: "DhtPeer", shard: int) -> "list[PeerID]":
-        """The nodes that keep a shard; none only when this node is alone. Raises Unavailable."""
+        """The other nodes that keep a shard; a node that keeps it too may be the only one. Raises Unavailable."""
         replicas = await peer.nearest(shard)
-        if not replicas and (connected := await peer.connected()):  # itself raises when the daemon is dead
+        connected = {} if replicas else await peer.connected()  # itself raises when the daemon is dead
+        if connected and self._is_client:  # who is connected to a server may be clients, which nobody can ask
             raise Unavailable(f"none of {len(connected)} connected DHT nodes answers")
         return replicas
 

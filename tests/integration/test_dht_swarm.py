@@ -22,6 +22,7 @@ from swarm.errors import ConfigError, Unavailable
 from swarm.identity import Identity
 from swarm.peers.discovery_dht import HivemindDirectory
 from swarm.types import Advert, Correction, Cursor, NodeId, PolicyVersion, Role
+from swarm.wire.adverts import seal_advert
 
 pytest.importorskip("hivemind")
 pytestmark = pytest.mark.timeout(180)
@@ -55,11 +56,16 @@ class Swarm:
         self.members: list[tuple[Identity, HivemindDirectory]] = []
 
     async def join(
-        self, *bootstrap: str, identity: Identity | None = None, cache: Path | None = None, shards: int = 1
+        self,
+        *bootstrap: str,
+        identity: Identity | None = None,
+        cache: Path | None = None,
+        shards: int = 1,
+        is_client: bool = False,
     ) -> HivemindDirectory:
         identity = identity or Identity.create()
         config = DirectoryConfig(bootstrap=bootstrap, shards=shards)
-        directory = await HivemindDirectory.start(identity, RUN, config, SystemClock(), cache)
+        directory = await HivemindDirectory.start(identity, RUN, config, SystemClock(), cache, is_client=is_client)
         self.members.append((identity, directory))
         return directory
 
@@ -108,6 +114,18 @@ async def sees(directory: HivemindDirectory) -> set[NodeId]:
 
 def children(name: str = "p2pd", of: int | None = None) -> list[psutil.Process]:
     return [child for child in psutil.Process(of).children(recursive=True) if child.name() == name]
+
+
+async def test_the_only_node_that_others_can_ask_passes_on_adverts_among_those_who_only_ask(swarm: Swarm) -> None:
+    server = await swarm.join()  # a coordinator, of a run whose nodes are all at home
+    home = await swarm.join(*server.visible_maddrs(), is_client=True)
+    home_id = swarm.members[-1][0]
+    await home.announce(advert_of(home_id))
+    office = Identity.create()  # it cannot reach the directory at all, and has a relay ask and announce for it
+    data = seal_advert(advert_of(office), office)
+    assert await server.pass_on(data)
+    assert await sees(home) == {home_id.node_id, office.node_id}
+    assert data in await server.records() and len(await server.records()) == 2
 
 
 @pytest.mark.parametrize("shards", [1, 4])
@@ -166,7 +184,7 @@ async def test_a_node_without_a_living_bootstrap_peer_runs_alone_and_is_found_on
     address = gone.visible_maddrs()[0]
     await gone.stop()
     lonely = await swarm.join(address)
-    assert lonely.num_peers == 0 and "alone" in caplog.text
+    assert lonely.num_peers == 0 and caplog.text.count("no DHT peer answers") == 1
     await swarm.announce_all()
     assert await sees(lonely) == swarm.ids()
     config = DirectoryConfig(listen=address.rpartition("/p2p/")[0])
@@ -179,6 +197,7 @@ async def test_a_node_without_a_living_bootstrap_peer_runs_alone_and_is_found_on
         return await sees(back) == {swarm.members[0][0].node_id}
 
     await until(found, 30.0)
+    assert caplog.text.count("no DHT peer answers") == 1, "once, however often it is tried"
 
 
 async def test_known_peers_on_disk_replace_a_dead_bootstrap_peer(swarm: Swarm, tmp_path: Path) -> None:

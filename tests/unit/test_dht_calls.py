@@ -64,3 +64,12 @@ async def test_calls_that_are_under_way_are_answered_all_the_same() -> None:
     assert "id" in control._pending_calls and control._pending_calls["id"] is under_way
     under_way.cancel()
     assert "id" not in control._pending_calls
+
+
+@pytest.mark.timeout(60)
+def test_nobody_is_told_to_dial_its_own_loopback_unless_there_is_nothing_else() -> None:
+    from swarm.peers.dht_node import for_others
+
+    loopback, home = "/ip4/127.0.0.1/tcp/7801/p2p/12D3KooW", "/ip4/192.168.1.5/tcp/7801/p2p/12D3KooW"
+    assert for_others([loopback, home]) == (home,)
+    assert for_others([loopback]) == (loopback,)
