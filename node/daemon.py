@@ -177,7 +177,8 @@ class Daemon(Service):
         self._credential = OwnCredential(config, identity.node_id, self.entry, self.clock)
         await self._credential.prepare()
         is_advertise_set = config.exchange.advertise.rpartition(":")[2] not in ("", "0")  # join sets port 0
-        advertise = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen)
+        towards = config.coordinator.address.partition(",")[0].rpartition(":")[0]
+        advertise = await asyncio.to_thread(advertised, config.exchange.advertise, config.exchange.listen, towards)
         exchange = config.exchange.model_copy(update={"advertise": advertise})
         self.config = config = config.model_copy(update={"exchange": exchange})
         logger.info("whose groups count in full", extra={"who": who_counts(config)})

@@ -64,11 +64,12 @@ async def join_swarm(
     if invitation:
         await asyncio.to_thread(keep_invitation, directory, invitation, parsed.run_id, identity.node_id)
     if await asyncio.to_thread(path.exists):
-        config = load_config(NodeConfig, path, overrides)
+        written = config = load_config(NodeConfig, path, overrides)
+        config = await asyncio.to_thread(_in_directory, config, path, say)
         held = await asyncio.to_thread(load_held, directory, config.run_id)
         followed = with_held(config, held) if held is not None and held.key == parsed.fingerprint else config
         _require_same_node(followed, path, parsed, roles)
-        if not start and config != load_config(NodeConfig, path):
+        if not start and written != load_config(NodeConfig, path):
             raise ConfigError(f"{path} exists, and --set is not written into it: change the file itself")
         say(f"{path} exists and is used as it is{', with --set for this start' if overrides else ''}")
         if config.coordinator.address != ",".join(parsed.addresses):
@@ -101,6 +102,27 @@ async def _hold_first(link: JoinLink, identity: Identity, directory: Path) -> st
     except SwarmError as error:
         return f"the run's manifest is not followed yet: {error}; the same command tries again"
     return f"{directory / HELD} holds the run's manifest, and newer ones are followed"
+
+
+def _in_directory(config: NodeConfig, path: Path, say: Callable[[str], None]) -> NodeConfig:
+    """The node in the directory that was asked for, which may have been moved; where `dir` has the state, there.
+
+    Raises:
+        ConfigError: the directory is a copy of another node's.
+    """
+    directory = path.parent
+    if config.dir.resolve() == directory.resolve():
+        return config
+    if (config.dir / NODE_FILE).exists():
+        raise ConfigError(
+            f"{path}: dir is {str(config.dir)!r}, where a node is too, so this directory is a copy of it, and two "
+            f"nodes cannot have one key: join in a new directory, or delete {directory / 'identity.key'} and write "
+            f'dir = "{directory}" there'
+        )
+    if (config.dir / "identity.key").exists():
+        return config
+    say(f"{path}: dir is {str(config.dir)!r}, where no node is; it runs in {directory}")
+    return config.model_copy(update={"dir": directory})
 
 
 def _require_same_node(config: NodeConfig, path: Path, link: JoinLink, roles: Sequence[Role]) -> None:
@@ -220,7 +242,7 @@ def listen_towards(data: JsonDict, own: str) -> str:
         return "the coordinator is on this machine: only nodes on it can dial this one"
     kind, host = ("ip6", "[::]") if own.startswith("[") else ("ip4", "0.0.0.0")
     data["exchange"] |= {"listen": f"{host}:0", "advertise": f"{own}:0"}
-    data["directory"] |= {"listen": f"/{kind}/{own.strip('[]')}/tcp/0"}
+    data["directory"] |= {"listen": f"/{kind}/{host.strip('[]')}/tcp/0"}  # no address: a laptop has another tomorrow
     return (
         f"whether others can dial {own} is tried at the start; where they cannot, relays lead to this node "
         "(docs/networks.md)"

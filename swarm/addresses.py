@@ -164,11 +164,18 @@ def own_address(towards: str = _FAR_AWAY) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def advertised(advertise: str, listen: str) -> str:
-    """The host:port that others dial: what is configured, else where we listen, with this machine's address."""
-    if advertise or not is_wildcard(listen):
+def advertised(advertise: str, listen: str, towards: str = "") -> str:
+    """The host:port that others dial: what is configured, else where we listen, with this machine's address.
+
+    With port 0 it is the address of the day on which the node joined: of where we listen, today's is taken.
+    """
+    is_of_joining = advertise.rpartition(":")[2] == "0"
+    if not is_wildcard(listen) or (advertise and not is_of_joining):
         return advertise or listen
-    return f"{own_address()}:{listen.rpartition(':')[2]}"
+    own = own_address(towards) if towards else own_address()
+    if is_of_joining and is_loopback(own):  # no network yet
+        return advertise
+    return f"{own}:{listen.rpartition(':')[2]}"
 
 
 def _ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from node.daemon import Daemon
 from node.join import join_swarm
 from swarm.causes import diagnose, read_snapshot
 from swarm.config import CoordinatorConfig, EnvironmentConfig, GeneratorConfig, ModelConfig, NodeConfig, load_config
+from swarm.errors import ConfigError
 from swarm.model.network import load_model
 from swarm.types import Role
 
@@ -80,6 +82,19 @@ async def test_a_node_toml_that_differs_is_told_where_it_is_used_again(tmp_path:
         line for line in said if line.startswith("warning: generator.temperature is 0.7 here and 1.0 in the run")
     ]
     assert len(warnings) == 2 and "delete it and join again" in warnings[1]
+
+
+async def test_a_directory_that_was_moved_is_run_where_it_is_and_a_copy_is_refused(tmp_path: Path) -> None:
+    said: list[str] = []
+    async with CoordinatorDaemon(run_of(tmp_path / "coordinator")) as coordinator:
+        await join_swarm(coordinator.link, tmp_path / "ada", [], False, said.append)
+        shutil.copytree(tmp_path / "ada", tmp_path / "copy")
+        with pytest.raises(ConfigError, match=r"copy/node\.toml: dir is '.*ada', where a node is too.*delete"):
+            await join_swarm(coordinator.link, tmp_path / "copy", [], False, said.append)
+        shutil.rmtree(tmp_path / "ada")
+        await join_swarm(coordinator.link, tmp_path / "copy", [], False, said.append)
+        assert any(line.endswith(f"where no node is; it runs in {tmp_path / 'copy'}") for line in said)
+    assert not (tmp_path / "ada").exists()
 
 
 async def test_another_model_is_said_at_join(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from swarm import addresses
 from swarm.addresses import (
     advertised,
     dialable_endpoint,
@@ -81,6 +82,22 @@ def test_a_listener_on_every_interface_is_advertised_with_an_address_of_this_mac
     for listen in ("0.0.0.0:7700", "[::]:7700"):
         assert is_wildcard(listen)
         assert dialable_endpoint(advertised("", listen)).endswith(":7700")
+
+
+def test_an_address_of_the_day_on_which_a_node_joined_is_replaced_by_todays(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def own(towards: str) -> str:
+        asked.append(towards)
+        return "192.168.7.9"
+
+    monkeypatch.setattr(addresses, "own_address", own)
+    assert advertised("192.168.1.2:0", "0.0.0.0:0", "swarm.example.org") == "192.168.7.9:0"
+    assert asked == ["swarm.example.org"]
+    assert advertised("192.168.1.2:7700", "0.0.0.0:7700") == "192.168.1.2:7700", "the owner's own"
+    assert advertised("192.168.1.2:0", "192.168.1.2:0") == "192.168.1.2:0"
+    monkeypatch.setattr(addresses, "own_address", lambda: "127.0.0.1")
+    assert advertised("192.168.1.2:0", "0.0.0.0:0") == "192.168.1.2:0", "no network yet"
 
 
 def test_the_way_to_this_machine_itself_is_loopback_and_to_nowhere_too() -> None:

@@ -166,8 +166,8 @@ async def test_a_clock_that_cannot_be_compared_is_said_to_be_that(tmp_path: Path
 @pytest.mark.parametrize(
     ("own", "listen", "advertise", "directory"),
     [
-        ("10.1.2.3", "0.0.0.0:0", "10.1.2.3:0", "/ip4/10.1.2.3/tcp/0"),
-        ("[2001:db8::1]", "[::]:0", "[2001:db8::1]:0", "/ip6/2001:db8::1/tcp/0"),
+        ("10.1.2.3", "0.0.0.0:0", "10.1.2.3:0", "/ip4/0.0.0.0/tcp/0"),
+        ("[2001:db8::1]", "[::]:0", "[2001:db8::1]:0", "/ip6/::/tcp/0"),
     ],
 )
 def test_a_node_that_joins_over_a_network_can_be_dialled_there(
