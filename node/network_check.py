@@ -11,9 +11,9 @@ from typing import Final
 
 from node.credential import read_credential
 from swarm.addresses import endpoint_of, is_loopback, own_address
-from swarm.clock import SystemClock
+from swarm.clock import CLOCK_SKEW_S, SystemClock
 from swarm.config import ExchangeConfig, NodeConfig, parse_config
-from swarm.errors import ConfigError, NotHeld, Unavailable
+from swarm.errors import ConfigError, NotHeld, Unauthenticated, Unavailable
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
@@ -38,14 +38,18 @@ class NetworkReport:
     unreached: tuple[str, ...]
     idle_s: float  # so long a connection without a byte was kept
     is_idle_kept: bool  # whether it was kept as long as we looked
+    clock_ahead_s: float = 0.0  # of the coordinator's
 
     def lines(self) -> list[str]:
-        """Three lines for people: what the network allows, what follows, what would make it better."""
+        """Three lines for people: what the network allows, what follows, what would make it better; before them a
+        clock that is wrong."""
         kept = f"{self.idle_s:.0f} s or more" if self.is_idle_kept else f"at most {self.idle_s:.0f} s"
         out = f"out: {', '.join(self.reached)} answer"
         if self.unreached:
             out += f", {', '.join(self.unreached)} not"
         inward = "others can dial it" if self.is_dialable else f"others cannot dial it ({self.detail})"
+        if self.is_dialable and self.host == self.reached[0].rpartition(":")[0]:
+            inward = "where the coordinator runs too: nobody else tried to dial it"
         allows = f"this network: seen as {self.host}, {inward}; {out}; idle connections are kept {kept}"
         if self.is_dialable:
             follows = "follows: a node here is dialled like any other, and relays for those that cannot be"
@@ -57,14 +61,25 @@ class NetworkReport:
             )
             if self.unreached:
                 follows += ", and a relay dials and asks the directory for it"
+            own = own_address(self.reached[0].rpartition(":")[0])
+            is_routed = own == self.host  # no address was translated
+            way = "have the firewall let a TCP port in" if is_routed else f"forward a TCP port of the router to {own}"
             better = (
-                f"better: forward a TCP port of the router to {own_address()}, set exchange.listen to that port and "
+                f"better: {way}, set exchange.listen to that port and "
                 f'exchange.advertise = "{self.host}:PORT"; then nobody has to pass anything on'
             )
         else:
             follows = "follows: a node here takes groups and gives none: nobody reaches it, and it holds no reservation"
             better = "better: forward a TCP port, or ask the operator for a coordinator with relay_reservations above 0"
-        return [allows, follows, better]
+        return [*self._clock_line(), allows, follows, better]
+
+    def _clock_line(self) -> list[str]:
+        if abs(self.clock_ahead_s) <= CLOCK_SKEW_S:
+            return []
+        return [
+            f"the clock here is {abs(self.clock_ahead_s):.0f} s {'ahead of' if self.clock_ahead_s > 0 else 'behind'} "
+            f"the coordinator's; beyond {CLOCK_SKEW_S:.0f} s adverts and groups are refused; set the clock (run NTP)"
+        ]
 
 
 class _Nothing:
@@ -91,7 +106,7 @@ async def check_network(link: str, directory: Path | None = None, listen_port: i
         listen_port: to be tried; 0 picks a free one.
 
     Raises:
-        ConfigError: the link cannot be used, or leads to this machine.
+        ConfigError: the link cannot be used, or leads to this machine, or no key is named that the run admits.
         Unavailable: the coordinator does not answer, or refuses the key.
     """
     parsed = JoinLink.parse(link)
@@ -102,7 +117,13 @@ async def check_network(link: str, directory: Path | None = None, listen_port: i
     shown = b"" if directory is None else _credential(directory, parsed, fetched, identity)
     host = "[::]" if own_address().startswith("[") else "0.0.0.0"
     config = ExchangeConfig(listen=f"{host}:{listen_port}", advertise=f"{own_address()}:{listen_port}")
-    transport = GrpcTransport(identity, parsed.run_id, config, SystemClock(), credential=lambda: shown)
+    clock, ahead_s = SystemClock(), [0.0]
+
+    def note_clock(node_id: NodeId, now_s: float, at_s: float) -> None:
+        if node_id == parsed.fingerprint:
+            ahead_s[0] = clock.now_s() - now_s - (clock.monotonic_s() - at_s)
+
+    transport = GrpcTransport(identity, parsed.run_id, config, clock, credential=lambda: shown, note_clock=note_clock)
     others = [endpoint_of(maddr) for maddr in fetched.bootstrap_peers]
     try:
         (endpoint,) = await transport.serve(_Nothing())  # pyright: ignore[reportArgumentType] # nobody may call it
@@ -112,6 +133,13 @@ async def check_network(link: str, directory: Path | None = None, listen_port: i
             asyncio.gather(*map(_answers, others)),
         )
         relay_ms = None if back.is_reached else await _through_relay_ms(transport, coordinator, identity.node_id)
+    except Unauthenticated:
+        if key is not None and key.exists():
+            raise
+        raise ConfigError(
+            f"run {parsed.run_id} does not admit every key, and none was named: try with that of the node, "
+            f"swarm doctor LINK --dir DIR (swarm-node id --dir DIR makes one and prints its id)"
+        ) from None
     except Unavailable:
         if is_loopback(fetched.address.rpartition(":")[0]):
             raise ConfigError(
@@ -133,6 +161,7 @@ async def check_network(link: str, directory: Path | None = None, listen_port: i
         unreached=(*silent, *(each for each in others if each not in reached)),
         idle_s=idle[0],
         is_idle_kept=idle[1],
+        clock_ahead_s=ahead_s[0],
     )
 
 

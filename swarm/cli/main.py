@@ -163,6 +163,7 @@ def doctor(
     if link:
         from node.network_check import check_network
 
+        typer.echo("asking the run's coordinator to dial back; about 20 seconds", err=True)
         report = asyncio.run(check_network(link, directory))
         typer.echo(json.dumps(asdict(report)) if as_json else "\n".join(report.lines()))
         return

@@ -7,6 +7,7 @@ the node that was meant, and `Sessions.require` the node at the other end of tha
 
 import asyncio
 import hashlib
+import os
 import secrets
 import socket
 import ssl
@@ -153,7 +154,8 @@ class AuthenticatedChannel:
         if not verify(challenge.public_key, DOMAIN_CHALLENGE, signed, challenge.signature):
             raise Unauthenticated(f"node {shown[:8]} did not sign the certificate of this connection")
         if shown != self.node_id:
-            raise OtherNode(f"expected node {self.node_id[:8]}, the server is {shown[:8]}", shown)
+            num = 8 if shown[:8] != self.node_id[:8] else len(shown)  # a digit that was typed wrongly, at the end
+            raise OtherNode(f"expected node {self.node_id[:num]}, the server is {shown[:num]}", shown)
         check_protocol_version(f"node {shown[:8]}", challenge.protocol_version)
 
     async def close(self) -> None:
@@ -321,7 +323,8 @@ async def fetch_certificate(endpoint: str, socket_path: str = "") -> bytes:
             "a status page?"
         ) from None
     except (OSError, ValueError) as error:
-        raise Unavailable(f"no TLS connection: {type(error).__name__}") from None
+        why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else type(error).__name__
+        raise Unavailable(f"no TLS connection: {why}") from None
     try:
         connection = cast(ssl.SSLObject, writer.get_extra_info("ssl_object"))
         der = connection.getpeercert(binary_form=True) or b""

@@ -2,12 +2,13 @@
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coordinator.daemon import CoordinatorDaemon
 from node import network_check
-from swarm.config import CoordinatorConfig, DirectoryConfig, EnvironmentConfig, ModelConfig, NodeConfig
+from swarm.config import CoordinatorConfig, DirectoryConfig, EntryConfig, EnvironmentConfig, ModelConfig, NodeConfig
 from swarm.errors import ConfigError
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.interfaces import DialBack, PeerAddress
@@ -56,3 +57,53 @@ async def test_on_the_coordinators_own_machine_it_says_where_to_run_it(tmp_path:
     async with CoordinatorDaemon(config) as coordinator:
         with pytest.raises(ConfigError, match=r"the coordinator is on this machine.*run this on the machine"):
             await network_check.check_network(coordinator.link)
+
+
+async def test_a_run_that_admits_some_asks_for_the_key_that_is_to_join(tmp_path: Path) -> None:
+    entry = EntryConfig(kind="invited", members=("ab" * 32,))
+    config = CoordinatorConfig(
+        dir=tmp_path,
+        run_id="some",
+        listen="127.0.0.1:0",
+        http_listen="127.0.0.1:0",
+        node=NODE.model_copy(update={"entry": entry}),
+        directory=NONE,
+    )
+    async with CoordinatorDaemon(config) as coordinator:
+        with pytest.raises(ConfigError, match=r"--dir DIR") as caught:  # a key of this moment is no good to invite
+            await network_check.check_network(coordinator.link)
+        assert "swarm-node invite" not in str(caught.value)
+
+
+def report_of(**fields: Any) -> network_check.NetworkReport:
+    plain = {
+        "is_dialable": False,
+        "host": "203.0.113.5",
+        "listened": "7700",
+        "detail": "no TLS connection: Connection refused",
+        "relay_ms": 20.0,
+        "reached": ("198.51.100.1:443",),
+        "unreached": (),
+        "idle_s": 18.0,
+        "is_idle_kept": True,
+    }
+    return network_check.NetworkReport(**(plain | fields))
+
+
+def test_what_would_be_better_is_of_a_router_or_of_a_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_check, "own_address", lambda _: "192.168.1.2")
+    assert "forward a TCP port of the router to 192.168.1.2" in report_of().lines()[2]
+    monkeypatch.setattr(network_check, "own_address", lambda _: "203.0.113.5")
+    assert "have the firewall let a TCP port in" in report_of().lines()[2]
+
+
+def test_what_the_coordinators_own_machine_can_dial_says_nothing_of_others() -> None:
+    first = report_of(is_dialable=True, host="198.51.100.1").lines()[0]
+    assert "nobody else tried" in first and "others can dial it" not in first
+
+
+@pytest.mark.parametrize(("ahead_s", "words"), [(7200.0, "7200 s ahead of"), (-500.0, "500 s behind"), (100.0, "")])
+def test_a_clock_that_peers_would_refuse_is_said_first(ahead_s: float, words: str) -> None:
+    lines = report_of(clock_ahead_s=ahead_s).lines()
+    assert len(lines) == (4 if words else 3)
+    assert words in lines[0] and ("set the clock" in lines[0]) is bool(words)
