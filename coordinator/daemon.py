@@ -22,7 +22,7 @@ from coordinator.manifest_signing import sign_next
 from coordinator.service import CONCURRENT_CALLS, REQUEST_BYTES, STREAMS_PER_CONNECTION, CoordinatorServicer
 from coordinator.sqlite_store import SqliteCoordinatorStore
 from coordinator.turns import CallerTurns
-from swarm.addresses import advertised, is_private_host
+from swarm.addresses import advertised, is_loopback, is_private_host, is_wildcard
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.environments.load import build_environment
@@ -158,6 +158,11 @@ class CoordinatorDaemon(Service):
         await self._start_directory(identity)
         address = config.advertise or f"{dialled.rpartition(':')[0]}:{port}"
         self.link = str(JoinLink(addresses=(address,), run_id=config.run_id, fingerprint=identity.node_id))
+        if is_wildcard(config.listen) and is_loopback(address.rpartition(":")[0]):
+            logger.warning(
+                "the link leads to this machine alone: it has no route to elsewhere by which its address were known",
+                extra={"fix": 'set advertise = "HOST:PORT" to what others dial'},
+            )
         telemetry, environments = Telemetry("coordinator"), config.node.environments
         dashboard = Dashboard(self.core, config.run_id, lambda: self.link, telemetry, environments, relay.status)
         http = await dashboard.start(config.http_listen)

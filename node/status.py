@@ -35,6 +35,8 @@ def read_status(directory: Path) -> JsonDict:
     except FileNotFoundError:
         if is_running(directory):
             raise Unavailable(f"{directory}: the node is starting; its status comes in some seconds") from None
+        if (directory / "events.jsonl").exists():
+            raise ConfigError(f"{path}: no status: the node ended before it had one; swarm why {directory}") from None
         raise ConfigError(f"{path}: no status; is {directory} the directory of a node that was started?") from None
     except NotADirectoryError:
         raise ConfigError(f"{directory} is a file; give the directory of a node") from None

@@ -304,7 +304,8 @@ def disk_full(snapshot: Snapshot) -> Diagnosed | None:
         fix = snapshot.set_key("exchange.store_bytes", 2 * 2**30, why=" (bytes, more than now)")
     else:
         lost = f"{num_lost} events could not be written" if num_lost else "what the node writes is lost"
-        claim = ("groups of this node are dropped: " if is_full else f"{lost}: ") + "the disk has no room; make room"
+        where = "the disk" if error or num_lost else "the disk, or exchange.store_bytes,"
+        claim = ("groups of this node are dropped: " if is_full else f"{lost}: ") + f"{where} has no room; make room"
         fix = f"make room on the disk of {snapshot.directory} (df -h {snapshot.directory}); the node goes on by itself"
     return Diagnosed(name="disk_full", claim=claim, evidence=tuple(evidence), fix=fix, gravity=Gravity.STOPS)
 

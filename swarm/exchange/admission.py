@@ -94,6 +94,7 @@ class Admission:
         self._limits = AdmissionLimits.from_config(self._context.config)
         self._slots = FairTurns[NodeId](MAX_CONCURRENT, _NUM_RESERVED, _MAX_OF_ONE_SENDER)
         self._in_flight: set[Digest] = set()  # genuine groups under admission now
+        self._is_full = False  # the newest group found no room in the store
         self._origin = OriginChecks(
             node_id=self._context.node_id,
             run_id=self._context.config.run_id,
@@ -339,8 +340,12 @@ class Admission:
             await self._store.put(arrival.scored, arrival.sealed)
         except StorageFull as error:
             self._novelty.release(group, digest)
-            logger.warning("store is full, a peer's group was refused", extra={"error": str(error)})
+            if not self._is_full:  # once: a line for each group would fill what is left
+                full = "store is full; groups of peers are refused until it has room"
+                logger.warning(full, extra={"error": str(error)})
+            self._is_full = True
             return RefusalReason.NO_ROOM, "the store is full"
+        self._is_full = False
         return None
 
     # --- counting ------------------------------------------------------------------------------------

@@ -614,12 +614,14 @@ async def test_an_endless_text_without_tokens() -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-async def test_a_full_disk_refuses_and_recovers(code: int) -> None:
+async def test_a_full_disk_refuses_and_recovers(code: int, caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate()
     gate.disk_error = code
     sealed = hostile()
-    result = await gate.admission.admit(sealed, HOSTILE.node_id)
-    assert isinstance(result, Refused) and result.reason is RefusalReason.NO_ROOM
+    for _ in range(3):
+        result = await gate.admission.admit(sealed, HOSTILE.node_id)
+        assert isinstance(result, Refused) and result.reason is RefusalReason.NO_ROOM
+    assert sum("store is full" in record.message for record in caplog.records) == 1
     assert gate.reputation.score(HOSTILE.node_id) == 0.0
     gate.disk_error = None
     assert isinstance(await gate.admission.admit(sealed, HOSTILE.node_id), ScoredGroup)
