@@ -8,6 +8,7 @@ import typer
 
 from swarm.config import CoordinatorConfig, load_config
 from swarm.errors import SwarmError
+from swarm.process import silence_grpc
 
 app = typer.Typer(help="Run the coordinator of a swarm.", no_args_is_help=True, add_completion=False)
 
@@ -97,6 +98,7 @@ def rotate(
 
 def main() -> None:
     """Entry point of `swarm-coordinator`."""
+    silence_grpc()
     app()
 
 

@@ -10,6 +10,7 @@ import typer
 
 from swarm.config import NodeConfig, load_config
 from swarm.errors import SwarmError, missing_extra
+from swarm.process import silence_grpc
 
 app = typer.Typer(help="Run one node of a swarm.", no_args_is_help=True, add_completion=False)
 
@@ -99,6 +100,7 @@ def _explained() -> Generator[None]:
 
 def main() -> None:
     """Entry point of `swarm-node`."""
+    silence_grpc()
     app()
 
 

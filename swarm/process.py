@@ -205,6 +205,14 @@ def load_or_create_identity(path: Path) -> Identity:
     return identity
 
 
+def silence_grpc() -> None:
+    """Keeps gRPC's own lines (a handshake that failed, a peer that went) off the terminal; what matters is logged here.
+
+    Its C core reads the variable when the first channel is made.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 def make_private(directory: Path) -> None:
     """Makes a directory that no other user of the machine can enter, whatever lies in it; an old one is closed."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -33,6 +33,7 @@ from swarm.cli.trained import chat, export, samples, verify
 from swarm.cli.why import why
 from swarm.errors import SwarmError, missing_extra
 from swarm.printable import printable
+from swarm.process import silence_grpc
 from swarm.types import Role
 
 
@@ -218,6 +219,7 @@ def _commit() -> str:
 
 def main() -> None:
     """Entry point of `swarm`."""
+    silence_grpc()
     app()
 
 

@@ -1,6 +1,7 @@
 """`swarm doctor LINK`: whom of the run it calls, and what it says of them."""
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +77,18 @@ async def test_a_run_that_admits_some_asks_for_the_key_that_is_to_join(tmp_path:
 
 
 def report_of(**fields: Any) -> network_check.NetworkReport:
-    plain = {
-        "is_dialable": False,
-        "host": "203.0.113.5",
-        "listened": "7700",
-        "detail": "no TLS connection: Connection refused",
-        "relay_ms": 20.0,
-        "reached": ("198.51.100.1:443",),
-        "unreached": (),
-        "idle_s": 18.0,
-        "is_idle_kept": True,
-    }
-    return network_check.NetworkReport(**(plain | fields))
+    plain = network_check.NetworkReport(
+        is_dialable=False,
+        host="203.0.113.5",
+        listened="7700",
+        detail="no TLS connection: Connection refused",
+        relay_ms=20.0,
+        reached=("198.51.100.1:443",),
+        unreached=(),
+        idle_s=18.0,
+        is_idle_kept=True,
+    )
+    return replace(plain, **fields)
 
 
 def test_what_would_be_better_is_of_a_router_or_of_a_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
