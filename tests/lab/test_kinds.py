@@ -35,6 +35,13 @@ def test_in_all_kinds_of_networks_at_once_each_node_learns_from_every_other(tmp_
         assert not any(node.status()["refusals"] for node in nodes)
 
 
+def test_where_all_are_behind_routers_the_coordinator_leads_port_443_to_the_others(tmp_path: Path) -> None:
+    with Laboratory() as lab, LabSwarm(lab, tmp_path) as swarm:
+        home, office = swarm.join("nat", "home"), swarm.join("only443", "office")
+        for node, other in ((home, office), (office, home)):
+            swarm.wait(lambda a=node, b=other: a.admitted_from()[b.status().get("node_id", "-")], 90, "a group came")
+
+
 def test_a_trainer_and_a_generator_behind_two_routers_work_for_each_other(tmp_path: Path) -> None:
     with Laboratory() as lab, LabSwarm(lab, tmp_path) as swarm:
         trainer = swarm.join("nat", "trainer", "--set", "weights.publish=true")
