@@ -3,6 +3,7 @@
     python -m benchmarks.ailments                     # all of them: about ten minutes
     python -m benchmarks.ailments --only prompt,rate  # those whose name has one of these words
     python -m benchmarks.ailments --unseen            # those that the rules were not written for
+    python -m benchmarks.ailments --examiner          # those of an examiner who had not read the rules, healthy nodes too
     python -m benchmarks.ailments --fix               # the printed fix goes into node.toml, and the node is asked again
 
 Each ailment is planted in a folder of its own (`--out`), in a node that a daemon runs; then a snapshot of its directory
@@ -22,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks._ailing_node import empty
+from benchmarks._ailments_examiner import EXAMINER, HEALTHY
 from benchmarks._ailments_known import KNOWN, Ailment
 from benchmarks._ailments_mended import MENDINGS, mend
 from benchmarks._ailments_unseen import FOURTH, SECOND, THIRD, UNSEEN
@@ -129,14 +131,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="words of names, separated by commas")
     parser.add_argument("--out", type=Path, default=None, help="folder to keep the directories in")
     parser.add_argument("--unseen", action="store_true", help="those that the rules were not written for")
+    parser.add_argument("--examiner", action="store_true", help="those of an examiner, and healthy nodes")
     parser.add_argument("--fix", action="store_true", help="do what is said, and ask again")
     arguments = parser.parse_args()
     words = [word for word in arguments.only.split(",") if word]
-    chosen = [
-        each
-        for each in (UNSEEN + SECOND + THIRD + FOURTH if arguments.unseen else KNOWN)
-        if not words or any(word in each.name for word in words)
-    ]
+    planted = UNSEEN + SECOND + THIRD + FOURTH if arguments.unseen else KNOWN
+    planted = EXAMINER + HEALTHY if arguments.examiner else planted
+    chosen = [each for each in planted if not words or any(word in each.name for word in words)]
     with tempfile.TemporaryDirectory() as folder:
         if arguments.fix:
             sys.exit(0 if asyncio.run(run_mendings(arguments.out or Path(folder), words)) else 1)
