@@ -6,6 +6,8 @@ fix has one of the words that name the planted cause.
 
 import asyncio
 import json
+import shutil
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._ailing_node import QUICK, Until, count, make_config, run_nodes, train_alone, write_letters
-from benchmarks._ailments_known import Ailment
+from benchmarks._ailments_known import Ailment, in_vain
 from node.daemon import Daemon, write_config
 from node.train import TrainOptions, prepare
 from swarm.causes import Diagnosed
@@ -83,7 +85,7 @@ try:
         return float(reply.read())
 except Exception:
     return 0.0"""
-        return await train_alone(folder, never, body=body)
+        return await train_alone(folder, in_vain(110), body=body)
 
 
 async def references_blank(folder: Path) -> Path:
@@ -222,6 +224,70 @@ async def upload_of_a_hundred_bytes(folder: Path) -> Path:
     return configs[1].dir
 
 
+# In place of the two that are refused before a start
+
+
+async def reward_keeps_all(folder: Path) -> Path:
+    """A cache without a bound: each answer leaves 20 MB behind in the process that scores."""
+    body = """score.kept = getattr(score, "kept", [])
+score.kept.append(bytearray(20_000_000))
+return sum(one == other for one, other in zip(answer, reference)) / max(len(answer), len(reference))"""
+    return await train_alone(folder, after_s(40, lambda *_: True), body=body)
+
+
+COORDINATOR = """dir = "{dir}"
+run_id = "letters"
+listen = "127.0.0.1:{port}"
+[directory]
+listen = "/ip4/127.0.0.1/tcp/0"
+[node.model]
+source = "tiny"
+[[node.environments]]
+name = "sort"
+kind = "char"
+dataset = "sort"
+"""
+
+
+async def coordinator_made_anew(folder: Path) -> Path:
+    """The coordinator's directory was lost; it runs again at its old address, with another key. The node does not know."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    file = folder / "run.toml"
+    file.write_text(COORDINATOR.format(dir=folder / "run", port=port))
+    start = ("swarm-coordinator", "start", "--config", str(file))
+    first = await run_command(*start)
+    await until_true((folder / "run").exists)
+    await asyncio.sleep(5)
+    link_process = await run_command("swarm-coordinator", "link", "--dir", str(folder / "run"), is_read=True)
+    link = (await link_process.communicate())[0].decode().split()[-1]
+    node = await run_command(
+        "swarm", "join", link, "--dir", str(folder / "node"), "--set", "exchange.listen=127.0.0.1:0"
+    )
+    await until_true(lambda: step_of(folder / "node") >= 3)
+    for process in (first, node):
+        process.terminate()
+        await process.wait()
+    shutil.rmtree(folder / "run")
+    second = await run_command(*start)
+    node = await run_command("swarm-node", "start", "--config", str(folder / "node" / "node.toml"))
+    try:
+        await asyncio.sleep(45)  # how long somebody waits before asking
+    finally:
+        for process in (second, node):
+            process.terminate()
+            await process.wait()
+    return folder / "node"
+
+
+async def run_command(command: str, *arguments: str, is_read: bool = False) -> asyncio.subprocess.Process:
+    """A command of this installation, without its output unless that is to be read."""
+    out = asyncio.subprocess.PIPE if is_read else asyncio.subprocess.DEVNULL
+    path = str(Path(sys.executable).with_name(command))
+    return await asyncio.create_subprocess_exec(path, *arguments, stdout=out, stderr=asyncio.subprocess.DEVNULL)
+
+
 # Healthy
 
 
@@ -332,7 +398,7 @@ EXAMINER = (
                 "that right answers (references) are worth less than others, and to turn the reward round"),
     ),
     Examined(
-        name="judge out of reach", plant=judge_out_of_reach,
+        name="judge out of reach", plant=judge_out_of_reach, is_running=True,
         expected=("right answer", "reference", "network", "confined", "sandbox"),
         judged=("The reward asks a server, which the confined process cannot reach, and takes the error for wrong.",
                 "no answer gets a reward, and that the right answers get none either, or that rewards have no network"),
@@ -359,7 +425,7 @@ EXAMINER = (
                 "names max_episode_tokens, and to raise it"),
     ),
     Examined(
-        name="store locked", plant=store_locked, is_running=True, expected=("lock",),
+        name="store locked", plant=store_locked, expected=("lock",),
         judged=("Another process holds a lock on groups.sqlite, so that no group is stored.",
                 "says that the store is locked by another process, and to end that one"),
     ),
@@ -377,6 +443,20 @@ EXAMINER = (
         name="upload of 100 bytes", plant=upload_of_a_hundred_bytes, is_running=True, expected=("upload",),
         judged=("exchange.max_upload_bytes_per_s lets nothing of this node through.",
                 "names the upload limit, and to raise it"),
+    ),
+)  # fmt: skip
+
+RESERVES = (
+    Examined(
+        name="reward keeps all", plant=reward_keeps_all, is_running=True, expected=("memory",),
+        judged=("The reward keeps more and more memory, until the process that scores has none left.",
+                "says that scoring runs out of memory"),
+    ),
+    Examined(
+        name="coordinator made anew", plant=coordinator_made_anew, is_running=True,
+        expected=("fingerprint", "another key", "other key", "new key", "its key", "new link"),
+        judged=("The coordinator has another key than the one that the node joined.",
+                "says that who answers at the address has another key, and to take the new link"),
     ),
 )  # fmt: skip
 
