@@ -1,7 +1,7 @@
 """Ten ailments and ten healthy nodes, written down by an examiner who had not read the rules of `swarm why`.
 
-The list was frozen before anything ran. Which rule should answer is left open: right is a first finding whose sentence or
-fix has one of the words that name the planted cause.
+The list was frozen before anything ran. Which rule should answer is left open: right is a first finding whose sentence
+or fix has one of the words that name the planted cause.
 """
 
 import asyncio
@@ -228,9 +228,9 @@ async def upload_of_a_hundred_bytes(folder: Path) -> Path:
 
 
 async def reward_keeps_all(folder: Path) -> Path:
-    """A cache without a bound: each answer leaves 20 MB behind in the process that scores."""
+    """A cache without a bound: each answer leaves 4 MB behind in the process that scores."""
     body = """score.kept = getattr(score, "kept", [])
-score.kept.append(bytearray(20_000_000))
+score.kept.append(bytearray(4_000_000))
 return sum(one == other for one, other in zip(answer, reference)) / max(len(answer), len(reference))"""
     return await train_alone(folder, after_s(40, lambda *_: True), body=body)
 
@@ -250,7 +250,7 @@ dataset = "sort"
 
 
 async def coordinator_made_anew(folder: Path) -> Path:
-    """The coordinator's directory was lost; it runs again at its old address, with another key. The node does not know."""
+    """The coordinator's directory was lost; it runs again at its old address, with another key, unknown to the node."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -384,6 +384,7 @@ async def walks_a_grid(folder: Path) -> Path:
         model={"source": "tiny-agents", "dtype": "float32"},
         generator={"max_new_tokens": 6, "groups_per_batch": 2},
         learner={"learning_rate": 1e-4, "recipe": "turn_reward_to_go"},
+        replay={"local_groups": 2, "keep_turn_signal": True},
         evaluation={**QUICK, "num_tries": 4},
     )
     await run_nodes([config], count(StepMade, 15))

@@ -3,7 +3,7 @@
     python -m benchmarks.ailments                     # all of them: about ten minutes
     python -m benchmarks.ailments --only prompt,rate  # those whose name has one of these words
     python -m benchmarks.ailments --unseen            # those that the rules were not written for
-    python -m benchmarks.ailments --examiner          # those of an examiner who had not read the rules, healthy nodes too
+    python -m benchmarks.ailments --examiner          # those of an examiner, who had not read the rules
     python -m benchmarks.ailments --fix               # the printed fix goes into node.toml, and the node is asked again
 
 Each ailment is planted in a folder of its own (`--out`), in a node that a daemon runs; then a snapshot of its directory
