@@ -133,7 +133,7 @@ class Daemon(Service):
                 for task in running:
                     task.cancel()
             await self.agent.journal.stop()
-            await asyncio.to_thread(write_json, self.config.dir / STATUS, self.status())
+            await asyncio.to_thread(write_json, self.config.dir / STATUS, self.status() | self.last_connections)
         except asyncio.CancelledError:
             await self.agent.journal.stop()
             with contextlib.suppress(OSError):  # else it reads as if it had been killed

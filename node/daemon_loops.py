@@ -25,7 +25,7 @@ PAUSE_LOOK_S: Final = 1.0
 REMEMBER_EVERY_S: Final = 10.0
 PROGRESS_EVERY_S: Final = 30.0
 # keys of a status that are of connections
-OF_CONNECTIONS: Final = ("peers", "standing", "following", "followers", "is_coordinator_reachable")
+OF_CONNECTIONS: Final = ("peers", "standing", "following", "followers", "is_coordinator_reachable", "reach")
 
 
 async def write_status(daemon: "Daemon") -> None:

@@ -49,6 +49,7 @@ RULES: Final[tuple[Rule, ...]] = (
     running_rules.helpers_die,
     signal_rules.cannot_be_scored,
     signal_rules.cut_off,
+    signal_rules.episodes_cut_off,
     signal_rules.equal_rewards,
     signal_rules.small_signal,
     group_rules.one_question,
@@ -111,6 +112,7 @@ SYMPTOMS: Final[tuple[Rule, ...]] = (
     step_rules.waits_for_groups,
     step_rules.no_group_yet,
     step_rules.no_step_yet,
+    step_rules.no_peer_yet,
 )
 
 

@@ -61,6 +61,13 @@ KNOWN: Final = (
         fix="install it where the node runs (swarm doctor says which), or choose what needs none",
     ),
     KnownError(
+        name="database_locked",
+        words=r"database (table )?is locked",
+        claim="another process keeps a database of this node locked",
+        fix="fuser groups.sqlite, in the directory of the node, names it: a viewer of SQLite files, a backup or a "
+        "synchronised folder; end it or keep it away from this directory, then start the node again",
+    ),
+    KnownError(
         name="too_many_files",
         words=r"too many open files|errno 24\b",
         claim="the node may not open so many files at once",

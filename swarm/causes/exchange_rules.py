@@ -387,7 +387,11 @@ def coordinator_refuses(snapshot: Snapshot) -> Diagnosed | None:
     elif "manifest" in refusal:
         fix = "join again by the link that the coordinator prints now: swarm join LINK --dir NEW"
     elif "expected node" in refusal or "fingerprint" in refusal:
-        fix = "coordinator.fingerprint is of another key: take the link that the coordinator prints now"
+        fix = (
+            "the coordinator there has another key than the one of this node's link: ask who runs it whether that is "
+            "meant. If so, delete node.toml and manifest.json here and join by its link of now (key, groups and "
+            f"checkpoints stay): swarm join LINK --dir {snapshot.directory}"
+        )
     else:
         fix = (
             "ask a member for an invitation (swarm-node invite ID, with the id of swarm-node id --dir "

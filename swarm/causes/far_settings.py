@@ -107,7 +107,7 @@ FAR: Final = (
         2048,
         "episodes end before their last turn",
         ALIKE,
-        of("cut_off"),
+        of("cut_off", "episodes_cut_off"),
     ),
     low("engine.max_rows", 4, 64, "answers are generated one after the other", SLOW),
     low("engine.stall_s", 10, 600.0, "slow work counts as hung", of("cannot_be_scored", "worker_dies", "loops_fail")),
@@ -213,7 +213,7 @@ FAR: Final = (
     low("guard.cap", 1.5, 4.0, "tokens with usual ratios are left out", SET_ASIDE),
     high("guard.freeze_steps", 50, 4, "the learner stays frozen", SET_ASIDE),
     # --- others
-    low("exchange.max_neighbours", 1, 8, "no node is connected", LONELY, SLOW),
+    low("exchange.max_neighbours", 1, 8, "no node is connected", LONELY, SLOW, of("no_peer_yet")),
     low(
         "exchange.max_group_bytes",
         100_000,

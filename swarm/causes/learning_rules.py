@@ -586,7 +586,7 @@ def finished(snapshot: Snapshot) -> Diagnosed | None:
         if not snapshot.runs
         else f"every step is made ({step}): the node only serves others now",
         evidence=(f"is_finished (status.json); {more}",),
-        fix=f"for more of them: {snapshot.start} --steps {2 * step}"
+        fix=f"for more of them: {snapshot.start}"
         if is_train
         else f"for more of them: {snapshot.set_key('learner.num_steps', 2 * step)}",
         gravity=Gravity.NOTE,

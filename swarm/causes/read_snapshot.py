@@ -13,7 +13,7 @@ from swarm.errors import ConfigError
 from swarm.process import is_running
 from swarm.telemetry import read_events
 from swarm.trained.newest_groups import newest_groups
-from swarm.types import FinishReason, JsonDict
+from swarm.types import EpisodeLimits, FinishReason, JsonDict, TokenTrace
 
 CONFIGS: Final = ("node.toml", "worker.toml")  # the second is what the agent wrote for its worker
 MAX_LOG_BYTES: Final = 64 * 2**10
@@ -84,6 +84,10 @@ def _read_answers(directory: Path, config: NodeConfig | None) -> tuple[AnsweredG
         groups = newest_groups(directory / "groups.sqlite", NUM_GROUPS, "own", [e.name for e in config.environments])
     except ConfigError:
         return ()
+    limits = EpisodeLimits(
+        max_new_tokens=config.generator.max_new_tokens, max_episode_tokens=config.generator.max_episode_tokens
+    )
+    of_turns = {each.name for each in config.environments if each.may_have_turns}
     return tuple(
         AnsweredGroup(
             env=scored.group.env,
@@ -93,12 +97,23 @@ def _read_answers(directory: Path, config: NodeConfig | None) -> tuple[AnsweredG
                 0 if rollout.trace is None else int(rollout.trace.action_mask.sum())
                 for rollout in scored.group.rollouts
             ),
+            has_room=tuple(
+                _has_room(rollout.trace, limits)
+                for rollout in scored.group.rollouts
+                if rollout.trace is not None and scored.group.env in of_turns
+            ),
             task_id=scored.group.task_id,
             prompt=hash(scored.group.prompt_ids.tobytes()),
             texts=tuple(hash(rollout.actions) for rollout in scored.group.rollouts),
         )
         for scored in groups
     )
+
+
+def _has_room(trace: TokenTrace, limits: EpisodeLimits) -> bool:
+    """Whether another turn would have fitted, after an observation such as those before it."""
+    num_observed = int((~trace.action_mask).sum()) // max(1, int(trace.turn_ids.max(initial=0)))
+    return limits.has_room(trace.token_ids.size, num_observed)
 
 
 def _read_end(path: Path) -> str:

@@ -60,6 +60,12 @@ def _kind_of(error: str) -> str:
 def _unscored_words(error: str, snapshot: Snapshot) -> tuple[str, str]:
     """What an error of a dropped group means, and the fix."""
     samples = f"swarm samples {snapshot.directory}"
+    if "MemoryError" in error:
+        return (
+            "scoring runs out of memory",
+            "a reward that keeps what it made (a list, a cache without a bound) takes more with every answer: keep "
+            "nothing there; or, where one answer needs so much, " + snapshot.set_key("sandbox.memory_bytes", 4 * 2**30),
+        )
     if "the verifier raised" in error:
         return (
             "the reward function fails on answers of the model",
@@ -174,6 +180,46 @@ def cut_off(snapshot: Snapshot) -> Diagnosed | None:
     )
 
 
+def episodes_cut_off(snapshot: Snapshot) -> Diagnosed | None:
+    """Episodes end where another turn has no room, and nothing is won by then."""
+    room = [each for group in snapshot.answers for each in group.has_room]
+    num_equal, means = _num_equal(snapshot)
+    config, num_full = snapshot.config, room.count(False)
+    if config is None or len(room) < COMPARED or num_full < CUT_SHARE * len(room):
+        return None
+    if not _is_vain(snapshot, num_equal) or mean(means) >= 1 - _EDGE:
+        return None
+    most = config.generator.max_episode_tokens
+    return Diagnosed(
+        name="episodes_cut_off",
+        key="generator.max_episode_tokens",
+        claim=f"episodes end at generator.max_episode_tokens = {most}, before they are over",
+        evidence=(
+            f"{num_full} of the newest {len(room)} episodes had no room for another turn of "
+            f"generator.max_new_tokens = {config.generator.max_new_tokens} (groups.sqlite)",
+            _waits(num_equal),
+        ),
+        fix=snapshot.set_key(
+            "generator.max_episode_tokens", max(4 * most, 2048), why=" (the same on every node of the run)"
+        ),
+        gravity=Gravity.STOPS,
+        certainty=Certainty.LIKELY,
+        follows_from=frozenset({"cannot_be_scored", "cut_off", "learning_rate_too_high", "weights_decay"}),
+    )
+
+
+def _has_own_reward(snapshot: Snapshot) -> bool:
+    """Whether answers are judged by functions of one's own alone."""
+    return snapshot.config is not None and all(each.kind == "function" for each in snapshot.config.environments)
+
+
+def _worth_of_references(snapshot: Snapshot) -> str:
+    """How to see whether the reward knows a right answer."""
+    return (
+        f"swarm check --config {snapshot.directory / 'node.toml'} shows what the right answers (references) are worth"
+    )
+
+
 def _rewards_by_end(snapshot: Snapshot) -> tuple[list[float], list[float]]:
     """Rewards of answers that were cut off, and of those that ended by themselves."""
     pairs = [pair for group in snapshot.answers for pair in zip(group.rewards, group.is_cut, strict=True)]
@@ -198,8 +244,12 @@ def equal_rewards(snapshot: Snapshot) -> Diagnosed | None:
     shown = f"mean rewards by environment: {_by_env(snapshot.puts[-num_equal:])} (put in events.jsonl)"
     evidence = [f"{_waits(num_equal)} (status.json)" if is_stopped else f"{num_equal} own groups in a row", shown]
     if means and level >= 1 - _EDGE:
-        name, claim = "all_right", "every answer is right, so nothing is left to learn from these tasks"
-        fix = "harder tasks ([[environments]] params or another dataset), or a reward that tells good from better"
+        name, claim = "all_right", "every answer gets the full reward, so nothing is left to learn from these tasks"
+        fix = (
+            f"look at them: swarm samples {snapshot.directory}. Where they are right: harder tasks ([[environments]] "
+            "params or another dataset), or a reward that tells good from better. Where they are wrong, the reward "
+            f"pays for the wrong thing: {_worth_of_references(snapshot)}"
+        )
     elif means and level > _EDGE and max(means) - min(means) < _EDGE:
         name, claim = (
             "all_equal",
@@ -215,6 +265,12 @@ def equal_rewards(snapshot: Snapshot) -> Diagnosed | None:
             f"look at them: swarm samples {snapshot.directory}. Then easier tasks, a reward that grades (part of the "
             "way is worth something), a prompt that shows the form of the answer, or more tries (generator.group_size)"
         )
+        if _has_own_reward(snapshot):
+            fix = (
+                f"{_worth_of_references(snapshot)}; worth 0, the reward itself fails: it runs confined, without "
+                "network and without files but its own, and an error that it catches looks like a wrong answer. "
+                f"Else {fix}"
+            )
     else:
         name, claim = "all_equal", "all answers to a question get equal rewards, though questions differ"
         fix = (
@@ -230,7 +286,8 @@ def equal_rewards(snapshot: Snapshot) -> Diagnosed | None:
         fix=fix,
         gravity=Gravity.STOPS if is_stopped else Gravity.WASTES if name == "all_right" else Gravity.HARMS,
         certainty=Certainty.SURE if snapshot.num_in_vain else Certainty.LIKELY,
-        follows_from=frozenset({"cut_off", "cannot_be_scored", "disk_full", "learning_rate_too_high", "weights_decay"}),
+        follows_from=frozenset({"cut_off", "episodes_cut_off", "cannot_be_scored", "disk_full"})
+        | {"learning_rate_too_high", "weights_decay"},
     )
 
 

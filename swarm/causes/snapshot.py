@@ -45,6 +45,7 @@ class AnsweredGroup:
     is_cut: tuple[bool, ...]  # the answer ended at the longest length, not by itself
     num_tokens: tuple[int, ...]
     task_id: int = -1
+    has_room: tuple[bool, ...] = ()  # another turn would have fitted; empty: single answers, or not known
     prompt: int = 0  # equal for equal prompts
     texts: tuple[int, ...] = ()  # equal for equal answers; empty: not known
 
@@ -251,7 +252,8 @@ class Snapshot:
         else:
             is_training = self.value("run_id", "") == "train" and not self.value("dht", [])
         if is_training:
-            return f"swarm train --dir {self.directory}"
+            more = f" --steps {2 * self.value('step', 0)}" if self.is_finished else ""  # else nothing is to be done
+            return f"swarm train --dir {self.directory}{more}"
         return f"swarm-node start --config {self.directory / 'node.toml'}"
 
 

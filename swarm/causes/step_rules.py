@@ -8,7 +8,7 @@ from typing import Final
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
 from swarm.causes.learning_rules import FEW_STEPS, leaps, losses
 from swarm.causes.snapshot import RECENT_STEPS, Snapshot, mean, middle
-from swarm.events import PolicyEvaluated, StepMade
+from swarm.events import NodeStarted, PolicyEvaluated, StepMade
 from swarm.types import Role
 
 MANY_STEPS: Final = 50  # fewer need not have taught anything yet
@@ -123,20 +123,22 @@ def steps_made_again(snapshot: Snapshot) -> Diagnosed | None:
 
 def evaluations_take_time(snapshot: Snapshot) -> Diagnosed | None:
     """More time goes into evaluations than into steps."""
-    began_s = before_s = 0.0
-    took_s = ends_s = 0.0
+    took_s = whole_s = before_s = 0.0
     for event in snapshot.events:
+        if isinstance(event, NodeStarted):
+            before_s = 0.0  # what lies between two processes is no work of either
         if isinstance(event, StepMade | PolicyEvaluated):
-            began_s = began_s or event.at_s
-            took_s += event.at_s - before_s if before_s and isinstance(event, PolicyEvaluated) else 0.0
-            before_s = ends_s = event.at_s
-    waiting_s = snapshot.at_s - ends_s if ends_s else 0.0
-    if len(snapshot.made) < 3 or took_s <= max(LEAST_EVALUATED_S, MOST * (ends_s - began_s), waiting_s):
+            spent_s = event.at_s - before_s if before_s else 0.0
+            whole_s += spent_s
+            took_s += spent_s if isinstance(event, PolicyEvaluated) else 0.0
+            before_s = event.at_s
+    waiting_s = snapshot.at_s - before_s if before_s else 0.0
+    if len(snapshot.made) < 3 or took_s <= max(LEAST_EVALUATED_S, MOST * whole_s, waiting_s):
         return None
     return Diagnosed(
         name="evaluations_take_time",
-        claim=f"evaluations take {took_s / (ends_s - began_s):.0%} of the time",
-        evidence=(f"{took_s:.0f} s of {ends_s - began_s:.0f} s (at_s of evaluation and step in events.jsonl)",),
+        claim=f"evaluations take {took_s / whole_s:.0%} of the time",
+        evidence=(f"{took_s:.0f} s of {whole_s:.0f} s (at_s of evaluation and step in events.jsonl)",),
         fix=snapshot.set_key("evaluation.every_steps", 50, why=" (or evaluation.num_problems less)"),
         gravity=Gravity.WASTES,
         certainty=Certainty.LIKELY,
@@ -192,6 +194,20 @@ def no_step_yet(snapshot: Snapshot) -> Diagnosed | None:
         name="no_step_yet",
         claim=f"no step was made in {snapshot.up_s:.0f} s",
         evidence=("no step in events.jsonl since the start",),
+        gravity=Gravity.NOTE,
+    )
+
+
+def no_peer_yet(snapshot: Snapshot) -> Diagnosed | None:
+    """A node that looks for others has found none so far: no fault by itself, as the search takes a while."""
+    if not snapshot.has_others or snapshot.is_finished or snapshot.up_s < PATIENCE_S:
+        return None
+    if snapshot.value("peers", list[str]()):
+        return None
+    return Diagnosed(
+        name="no_peer_yet",
+        claim=f"no other node was connected in {snapshot.up_s:.0f} s",
+        evidence=("peers: none (status.json)",),
         gravity=Gravity.NOTE,
     )
 

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks._ailing_node import count, make_config, run_nodes, train_alone
+from benchmarks._ailments_examiner import pair
 from benchmarks._ailments_known import KNOWN
 from benchmarks.ailments import ask, try_one
 from node.daemon import Daemon
@@ -106,3 +107,9 @@ async def test_without_its_events_a_node_is_still_diagnosed_by_its_status(tmp_pa
     assert whole.puts and isinstance(whole.puts[0], GroupPut)
     bare = Snapshot(now_s=whole.at_s, status=whole.status)
     assert diagnose(bare)[0].name == "all_wrong"
+
+
+async def test_a_stopped_node_had_the_relays_of_its_last_moment(tmp_path: Path) -> None:
+    configs = pair(tmp_path, {"exchange": {"reach": "outward"}})
+    await run_nodes(configs, lambda daemons, _: bool(daemons[1].status()["reach"]["relays"]))
+    assert read_snapshot(configs[1].dir, time.time()).value("reach", {})["relays"], "none is left when it has stopped"

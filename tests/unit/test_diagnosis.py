@@ -15,12 +15,23 @@ from swarm.causes.finding import by_cause
 from swarm.causes.following_rules import no_credit
 from swarm.causes.learning_rules import not_a_number
 from swarm.causes.read_snapshot import read_snapshot
-from swarm.causes.signal_rules import NOTHING_TO_LEARN, cut_off
+from swarm.causes.signal_rules import NOTHING_TO_LEARN, cut_off, episodes_cut_off
 from swarm.causes.snapshot import AnsweredGroup
+from swarm.causes.step_rules import evaluations_take_time
 from swarm.cli import main as cli
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
-from swarm.events import NODE, DiskFull, Event, GroupPut, GroupUnscored, LoopFailed, StepMade
+from swarm.events import (
+    NODE,
+    DiskFull,
+    Event,
+    GroupPut,
+    GroupUnscored,
+    LoopFailed,
+    NodeStarted,
+    PolicyEvaluated,
+    StepMade,
+)
 from swarm.telemetry import EventLog
 from swarm.wire.run_manifest import write_toml
 
@@ -243,3 +254,59 @@ def test_a_training_that_gave_up_lacked_signal_and_its_error_follows_from_that(t
     assert [each["name"] for each in plain["findings"][:2]] == ["all_wrong", "ended_with_error"]
     said = CliRunner().invoke(cli.app, ["why", str(directory)]).output
     assert "ended_with_error: stops, sure; follows from 1" in " ".join(said.split())
+
+
+def evaluated(at_s: float) -> PolicyEvaluated:
+    figures: dict[str, Any] = {"accuracy": 0.5, "num_problems": 8, "majority_baseline": 0.1}
+    return PolicyEvaluated(at_s=at_s, step=3, env="a", split="held_out", **figures)
+
+
+@pytest.mark.parametrize(("was_stopped", "is_named"), [(True, False), (False, True)])
+def test_the_time_between_two_processes_is_no_evaluation(was_stopped: bool, is_named: bool) -> None:
+    """Fifteen minutes lie before an evaluation: of a node that did not run, or of one that evaluates for so long."""
+    steps = [step(number, at_s=10.0 * number) for number in range(1, 4)]
+    again = [NodeStarted(at_s=900.0, node_id="a")] if was_stopped else []
+    found = evaluations_take_time(Snapshot(now_s=931.0, status=STATUS, events=(*steps, *again, evaluated(930.0))))
+    assert (found is not None) is is_named
+
+
+@pytest.mark.parametrize(("num_full", "reward", "is_named"), [(64, 0.0, True), (64, 0.4, False), (8, 0.0, False)])
+def test_episodes_without_room_for_another_turn_are_cut_off_where_nothing_is_won(
+    num_full: int, reward: float, is_named: bool
+) -> None:
+    own = {"num_put": 120, "num_with_signal": 0 if reward == 0.0 else 60, "num_unscored": 0, "error": ""}
+    group = AnsweredGroup(
+        env="own",
+        rewards=(reward,) * 64,
+        is_cut=(False,) * 64,
+        num_tokens=(9,) * 64,
+        has_room=(False,) * num_full + (True,) * (64 - num_full),
+    )
+    status = {**STATUS, "own_since_step": own}
+    found = episodes_cut_off(Snapshot(now_s=1000.0, status=status, config=NodeConfig(), answers=(group,)))
+    assert (found is not None and found.key == "generator.max_episode_tokens") is is_named
+
+
+@pytest.mark.parametrize(("kind", "is_own"), [("function", True), ("char", False)])
+def test_without_any_reward_a_reward_of_ones_own_is_suspected_first(kind: str, is_own: bool) -> None:
+    own = {"num_put": 120, "num_with_signal": 0, "num_unscored": 0, "error": ""}
+    config = NodeConfig.model_validate(
+        {"environments": [{"name": "own", "kind": kind, "dataset": "sort"}], "directory": {"kind": "none"}}
+    )
+    found = diagnose(Snapshot(now_s=1000.0, status={**STATUS, "own_since_step": own}, config=config))
+    assert found[0].name == "all_wrong" and found[0].fix.startswith("swarm check --config") is is_own
+
+
+def test_a_reward_without_memory_is_told_from_one_that_fails() -> None:
+    error = "environment own, task 1: the verifier raised MemoryError: more than sandbox.memory_bytes allows"
+    events = tuple(GroupUnscored(at_s=1000.0, env="own", error=error) for _ in range(8))
+    (found, *_) = diagnose(Snapshot(now_s=1001.0, status=STATUS, events=events, config=NodeConfig()))
+    assert found.name == "cannot_be_scored" and "out of memory" in found.claim and "sandbox" in found.fix
+
+
+def test_a_training_that_has_ended_is_started_with_more_steps() -> None:
+    """Without them the command says that every step was made."""
+    config = NodeConfig.model_validate({"run_id": "train", "directory": {"kind": "none"}})
+    ended = {**STATUS, "step": 40, "is_finished": True}
+    assert Snapshot(now_s=0.0, status=ended, config=config).start.endswith(" --steps 80")
+    assert "--steps" not in Snapshot(now_s=0.0, status=STATUS, config=config).start

@@ -8,7 +8,7 @@ from swarm.causes.group_rules import one_question, reward_is_random, suspects
 from swarm.causes.signal_rules import NO_SIGNAL
 from swarm.causes.snapshot import AnsweredGroup
 from swarm.config import NodeConfig
-from swarm.events import NODE, LoopFailed, StepMade
+from swarm.events import NODE, LoopFailed, NodeStarted, StepMade
 
 OF_ANSWERS = {"few_questions", "answers_alike", "empty_answers", "rewards_add_up_to_nothing"}
 
@@ -88,6 +88,20 @@ def test_words_of_the_system_name_the_cause_of_an_end() -> None:
     error = LoopFailed(at_s=1.0, loop=NODE, error="OSError: [Errno 98] Address already in use")
     snapshot = Snapshot(now_s=2.0, config=NodeConfig(), runs=False, events=(error,))
     assert diagnose(snapshot)[0].name == "port_taken"
+    locked = LoopFailed(at_s=1.0, loop=NODE, error="OperationalError: database is locked")
+    snapshot = Snapshot(now_s=2.0, config=NodeConfig(), runs=False, events=(locked,))
+    assert diagnose(snapshot)[0].name == "database_locked"
     own = LoopFailed(at_s=1.0, loop=NODE, error="ConfigError: environment own: no such dataset")
     snapshot = Snapshot(now_s=2.0, config=NodeConfig(), runs=False, events=(own,))
     assert diagnose(snapshot)[0].name == "ended_with_error"
+
+
+def test_a_node_without_a_peer_so_far_is_blamed_only_where_it_wants_none() -> None:
+    def said(**exchange: int) -> list[str]:
+        config = NodeConfig.model_validate({"exchange": exchange})
+        started = NodeStarted(at_s=1.0, node_id="a")
+        status = {"at_s": 31.0, "last_step_at_s": 31.0, "peers": []}
+        return [each.name for each in diagnose(Snapshot(now_s=31.0, config=config, status=status, events=(started,)))]
+
+    assert not {"no_peer_yet", "max_neighbours_too_low"} & {*said()}
+    assert said(max_neighbours=0)[0] == "max_neighbours_too_low"
