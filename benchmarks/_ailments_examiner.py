@@ -207,7 +207,8 @@ def pair(folder: Path, asked: dict[str, Any] | None = None, **sections: Any) -> 
     """Two nodes that find each other; the second has these keys beside those of both."""
     both: dict[str, Any] = {"directory": {"kind": "dht"}, **sections}
     second = {key: {**both.get(key, {}), **value} for key, value in (asked or {}).items()}
-    return [make_config(folder, "other", **both), make_config(folder, **{**both, "seed": 7, **second})]
+    ours: dict[str, Any] = {**both, "seed": 7, **second}
+    return [make_config(folder, "other", **both), make_config(folder, **ours)]
 
 
 async def no_neighbours(folder: Path) -> Path:
