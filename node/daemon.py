@@ -21,7 +21,7 @@ from node.disk_budget import within_budget
 from node.manifest_refresh import ManifestRefresh
 from node.status import STATUS
 from node.status_figures import status_figures, who_counts
-from node.worker import only_cause
+from node.worker import errors_in_words, only_cause
 from node.worker_process import WorkerProcess
 from swarm.addresses import advertised
 from swarm.clock import SystemClock
@@ -142,10 +142,9 @@ class Daemon(Service):
                 )
             raise
         except BaseExceptionGroup as group:
-            cause = only_cause(group)
             # for whoever asks the directory
-            self._emit(LoopFailed(loop=NODE, error=f"{type(cause).__name__}: {cause}"))
-            raise cause from group
+            self._emit(LoopFailed(loop=NODE, error=errors_in_words(group)))
+            raise only_cause(group) from group
 
     # --- start -----------------------------------------------------------------------------------
 

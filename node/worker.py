@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from node.ranks import EXIT_CONFIG, follow_leader, forget_rank, launch, num_ranks, own_rank
@@ -103,6 +104,19 @@ def only_cause(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+def errors_in_words(error: BaseException) -> str:
+    """Every error inside nested groups with its kind, equal ones once. Example: `OSError: disk; ValueError: 3`."""
+    return "; ".join(dict.fromkeys(f"{type(each).__name__}: {each}" for each in _each_of(error)))
+
+
+def _each_of(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _each_of(inner)
+    else:
+        yield error
 
 
 if __name__ == "__main__":

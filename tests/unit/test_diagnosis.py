@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from node.status import problems
+from node.worker import errors_in_words
 from swarm.causes import RULES, STATUS_RULES, Certainty, Diagnosed, Gravity, Snapshot, diagnose, is_healthy
 from swarm.causes.finding import by_cause
 from swarm.causes.following_rules import no_credit
@@ -310,3 +311,9 @@ def test_a_training_that_has_ended_is_started_with_more_steps() -> None:
     ended = {**STATUS, "step": 40, "is_finished": True}
     assert Snapshot(now_s=0.0, status=ended, config=config).start.endswith(" --steps 80")
     assert "--steps" not in Snapshot(now_s=0.0, status=STATUS, config=config).start
+
+
+def test_of_several_errors_that_end_a_node_each_is_noted_once() -> None:
+    inner = ExceptionGroup("inner", [OSError("locked"), ValueError("3")])
+    assert errors_in_words(ExceptionGroup("outer", [OSError("locked"), inner])) == "OSError: locked; ValueError: 3"
+    assert errors_in_words(ConfigError("one")) == "ConfigError: one"
