@@ -406,12 +406,6 @@ EXAMINER = (
                 "no answer gets a reward, and that the right answers get none either, or that rewards have no network"),
     ),
     Examined(
-        name="references blank", plant=references_blank, is_running=True,
-        expected=("blank", "reference", "empty answer", "records"),
-        judged=("Most records of the data file have an empty answer.",
-                "that the right answers of most questions are empty (or questions never rewarded), look at the file"),
-    ),
-    Examined(
         name="warm-up of a long training", plant=warmup_of_a_long_training, expected=("warm-up", "warmup"),
         judged=("learner.warmup_steps is far longer than the training, whose rate stays near 0.",
                 "names the warm-up, and to shorten it"),
@@ -442,14 +436,6 @@ EXAMINER = (
                 "names max_neighbours, and to raise it"),
     ),
     Examined(
-        name="upload of 100 bytes", plant=upload_of_a_hundred_bytes, is_running=True, expected=("upload",),
-        judged=("exchange.max_upload_bytes_per_s lets nothing of this node through.",
-                "names the upload limit, and to raise it"),
-    ),
-)  # fmt: skip
-
-RESERVES = (
-    Examined(
         name="reward keeps all", plant=reward_keeps_all, is_running=True, expected=("memory",),
         judged=("The reward keeps more and more memory, until the process that scores has none left.",
                 "says that scoring runs out of memory"),
@@ -459,6 +445,21 @@ RESERVES = (
         expected=("fingerprint", "another key", "other key", "new key", "its key", "new link"),
         judged=("The coordinator has another key than the one that the node joined.",
                 "says that who answers at the address has another key, and to take the new link"),
+    ),
+)  # fmt: skip
+
+# Of the ten that were frozen; no node comes of them, as they are refused with the key or record, the value and the fix.
+REFUSED = (
+    Examined(
+        name="references blank", plant=references_blank, is_running=True,
+        expected=("blank", "reference", "empty answer", "records"),
+        judged=("Most records of the data file have an empty answer.",
+                "that the right answers of most questions are empty (or questions never rewarded), look at the file"),
+    ),
+    Examined(
+        name="upload of 100 bytes", plant=upload_of_a_hundred_bytes, is_running=True, expected=("upload",),
+        judged=("exchange.max_upload_bytes_per_s lets nothing of this node through.",
+                "names the upload limit, and to raise it"),
     ),
 )  # fmt: skip
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks._ailing_node import empty
-from benchmarks._ailments_examiner import EXAMINER, HEALTHY, RESERVES
+from benchmarks._ailments_examiner import EXAMINER, HEALTHY
 from benchmarks._ailments_known import KNOWN, Ailment
 from benchmarks._ailments_mended import MENDINGS, mend
 from benchmarks._ailments_unseen import FOURTH, SECOND, THIRD, UNSEEN
@@ -136,7 +136,7 @@ def main() -> None:
     arguments = parser.parse_args()
     words = [word for word in arguments.only.split(",") if word]
     planted = UNSEEN + SECOND + THIRD + FOURTH if arguments.unseen else KNOWN
-    planted = EXAMINER + RESERVES + HEALTHY if arguments.examiner else planted
+    planted = EXAMINER + HEALTHY if arguments.examiner else planted
     chosen = [each for each in planted if not words or any(word in each.name for word in words)]
     with tempfile.TemporaryDirectory() as folder:
         if arguments.fix:
