@@ -84,9 +84,7 @@ def _read_answers(directory: Path, config: NodeConfig | None) -> tuple[AnsweredG
         groups = newest_groups(directory / "groups.sqlite", NUM_GROUPS, "own", [e.name for e in config.environments])
     except ConfigError:
         return ()
-    limits = EpisodeLimits(
-        max_new_tokens=config.generator.max_new_tokens, max_episode_tokens=config.generator.max_episode_tokens
-    )
+    limits = config.generator.episode_limits
     of_turns = {each.name for each in config.environments if each.may_have_turns}
     return tuple(
         AnsweredGroup(

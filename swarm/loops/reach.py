@@ -228,10 +228,8 @@ class Reach:
         for address in self._candidates():
             if len(self._relays) >= NUM_RESERVATIONS:
                 return
-            pause = self._pauses.get(address)
-            if address in self._relays or (pause is not None and pause.until_s > now_s):
-                continue
-            self._begin(address, tasks)
+            if address not in self._relays and not self._is_paused(address, now_s):
+                self._begin(address, tasks)
         if not self._relays:  # in a large swarm those whom a node knows may all be full
             stranger = self._stranger(now_s)
             if stranger is not None and self._agent.address_book.begin_dial(stranger):
@@ -248,11 +246,14 @@ class Reach:
         offered = [
             address
             for node_id, address in self._agent.peers.relays.items()
-            if node_id not in book.known and reputation.is_allowed(node_id) and book.may_dial(address)
+            if node_id not in book.known and not self._is_paused(address, now_s)
+            if reputation.is_allowed(node_id) and book.may_dial(address)
         ]
-        pauses = {address: self._pauses[address] for address in offered if address in self._pauses}
-        offered = [address for address in offered if address not in pauses or pauses[address].until_s <= now_s]
         return self._rng.choice(offered) if offered else None
+
+    def _is_paused(self, address: PeerAddress, now_s: float) -> bool:
+        pause = self._pauses.get(address)
+        return pause is not None and pause.until_s > now_s
 
     def _candidates(self) -> list[PeerAddress]:
         """Relays that may be asked, the best first: established peers that relay and answered us, then anchors, then

@@ -59,6 +59,7 @@ class NodeProgress:
     drawn: Counter[NodeId] = field(default_factory=Counter[NodeId])  # groups, by producer
     _draw: GroupsDrawn | None = None  # the newest
     _learned: dict[int, Counter[str]] = field(default_factory=dict[int, Counter[str]])  # draw -> groups by origin
+    _total: Counter[str] = field(default_factory=Counter[str])  # of all draws
 
     def update(self, event: Event) -> None:
         """Takes one event of the node."""
@@ -96,15 +97,17 @@ class NodeProgress:
     @property
     def num_local(self) -> int:
         """Groups of the own policy learned from; a draw that is made again after a restart counts once."""
-        return sum(counts["local"] + counts["follower"] for counts in self._learned.values())
+        return self._total["local"] + self._total["follower"]
 
     @property
     def num_external(self) -> int:
         """Groups of other policies learned from."""
-        return sum(counts["external"] for counts in self._learned.values())
+        return self._total["external"]
 
     def _count(self, draw_step: int, learned_from: Iterable[GroupUse]) -> None:
-        self._learned[draw_step] = Counter(use.origin for use in learned_from)
+        self._total.subtract(self._learned.get(draw_step, {}))  # it may be made again, or a part of it not learned from
+        self._learned[draw_step] = counts = Counter(use.origin for use in learned_from)
+        self._total.update(counts)
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -36,7 +36,7 @@ class TrainingDatum:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingRequest:
-    """POST /api/v1/forward_backward."""
+    """What POST /api/v1/forward_backward asks for: gradients of a loss over some rows, or the loss alone."""
 
     loss: str
     config: Mapping[str, float]

@@ -89,10 +89,8 @@ def verify_export(folder: Path) -> Verified:
     if not path.is_file():
         raise ConfigError(f"{folder}: no {PROVENANCE}: `swarm export` of a node writes one")
     try:
-        kept: dict[str, Any] = read_json(path, _MAX_BYTES)
-        public_key, signature = bytes.fromhex(kept["public_key"]), bytes.fromhex(kept["signature"])
-        is_signed = verify(public_key, DOMAIN_EXPORT, _canonical(kept["statement"]), signature)
-        found = _verified(node_id_of(public_key), kept["statement"])
+        node_id, statement, is_signed = _read_statement(path)
+        found = _verified(node_id, statement)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error!r}; ask for another copy") from None
     if not is_signed:
@@ -121,13 +119,22 @@ def exported_version(folder: Path, digest: Digest) -> PolicyVersion | None:
         digest: of its weights, as loaded.
     """
     try:
-        kept: dict[str, Any] = read_json(folder / PROVENANCE, _MAX_BYTES)
-        public_key, statement = bytes.fromhex(kept["public_key"]), kept["statement"]
-        if not verify(public_key, DOMAIN_EXPORT, _canonical(statement), bytes.fromhex(kept["signature"])):
-            return None
-        return PolicyVersion(policy_id=node_id_of(public_key), step=int(statement["step"]), digest=digest)
+        node_id, statement, is_signed = _read_statement(folder / PROVENANCE)
+        step = int(statement["step"])
     except (SwarmError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+    return PolicyVersion(policy_id=node_id, step=step, digest=digest) if is_signed else None
+
+
+def _read_statement(path: Path) -> tuple[NodeId, JsonDict, bool]:
+    """Whose key a statement comes with, what it says, and whether that key signed it.
+
+    Raises what hostile content makes `read_json` and indexing raise.
+    """
+    kept: dict[str, Any] = read_json(path, _MAX_BYTES)
+    public_key, statement = bytes.fromhex(kept["public_key"]), kept["statement"]
+    is_signed = verify(public_key, DOMAIN_EXPORT, _canonical(statement), bytes.fromhex(kept["signature"]))
+    return node_id_of(public_key), statement, is_signed
 
 
 def _verified(node_id: NodeId, statement: JsonDict) -> Verified:
