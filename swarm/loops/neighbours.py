@@ -8,6 +8,7 @@ import itertools
 import logging
 import math
 import random
+from collections.abc import Sequence
 from typing import Any, Final
 
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
@@ -31,12 +32,14 @@ PASS_ON_S: Final = 3.0
 _SLOW_BYTES_PER_S: Final = 2**17
 MAX_ROUNDS: Final = 4  # of trials begun after one look-up, while addresses answer
 RELAY_S: Final = 600.0  # that neighbours announce the groups of others after there were more nodes than neighbours
+FIRST_LOOK_S: Final = 2.0  # until the next look-up of a node that is alone; doubles, up to `exchange.lookup_every_s`
 LASTING_S: Final = 30.0  # a stream that ends sooner and brought nothing counts as a failure
 
 
 async def neighbours_loop(agent: Agent, transport: Transport, directory: Discovery, rng: random.Random) -> None:
     """Looks at the directory and streams groups from a few peers; one that moved, failed or misbehaved is dropped.
 
+    It looks again sooner while it knows nobody, and where nobody reaches it: the directory may name a relay by then.
     While the directory does not answer, or names nobody, neighbours that work stay, and known peers and anchors are
     dialled.
     """
@@ -44,6 +47,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
     followed: dict[tuple[PeerAddress, bool], NeighbourStream] = {}  # (peer, with notices of others' groups)
     adverts: list[Advert] = []
     relay_until_s = -math.inf
+    alone_s = FIRST_LOOK_S
     async with asyncio.TaskGroup() as tasks:
         trials = AddressTrials(agent, transport, tasks)
         while True:
@@ -60,6 +64,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
             if len(adverts) - 1 > agent.config.exchange.max_neighbours:
                 relay_until_s = now_s + RELAY_S
             next_s = agent.clock.monotonic_s() + agent.config.exchange.lookup_every_s * rng.uniform(0.8, 1.2)
+            soon_s = min(next_s, now_s + alone_s * rng.uniform(0.8, 1.2))
             for num_answers in itertools.count():
                 choice = choose_peers(agent, adverts, now_s < relay_until_s, rng)
                 wanted = choice.streams | unlisted_followers(agent, followed, adverts)
@@ -77,7 +82,20 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
                     trials.begin(choice.trials)
                 if not await trials.answered(timeout_s=max(0.0, next_s - agent.clock.monotonic_s())):
                     break
-            await asyncio.sleep(max(0.0, next_s - agent.clock.monotonic_s()))
+            is_alone = await _is_alone(agent, adverts, until_s=next_s)
+            if is_alone:
+                await asyncio.sleep(max(0.0, soon_s - agent.clock.monotonic_s()))
+            alone_s = min(2 * alone_s, agent.config.exchange.lookup_every_s) if is_alone else FIRST_LOOK_S
+
+
+async def _is_alone(agent: Agent, adverts: Sequence[Advert], until_s: float) -> bool:
+    """Whether the directory named nobody else, or nobody reaches this node: now, or else once until then."""
+    try:
+        async with asyncio.timeout(max(0.0, until_s - agent.clock.monotonic_s())):
+            await agent.context.changed.until(lambda: len(adverts) < 2 or not agent.endpoints)
+    except TimeoutError:
+        return False
+    return True
 
 
 class NeighbourStream:

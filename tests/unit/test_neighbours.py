@@ -514,3 +514,39 @@ def test_a_peer_that_answers_and_serves_nothing_loses_its_place_to_one_that_does
         assert linked > 150 and refusing.num_said < 40, (linked, refusing.num_said)
 
     play(scene, exchange=ExchangeConfig(max_neighbours=1))
+
+
+# --- when the directory is asked --------------------------------------------------------------------------
+
+
+def test_a_node_whom_nobody_reaches_looks_again_soon_and_then_ever_later() -> None:
+    """The directory may name a relay by then; a look-up every 180 s would leave it alone for so long."""
+
+    async def scene(bench: Bench) -> None:
+        looks: list[float] = []
+
+        async def lookup() -> list[Advert]:
+            looks.append(bench.clock.monotonic_s())
+            return bench.adverts
+
+        bench.lookup = lookup  # type: ignore[method-assign]
+        bench.agent.endpoints = ("127.0.0.1:1",)
+        bench.adverts = [make_advert(OURS.node_id), make_advert(FIRST.node_id)]
+        await asyncio.sleep(100.0)
+        assert len(looks) == 1
+        bench.agent.endpoints = ()  # its relay went
+        bench.agent.context.changed.fire()
+        await asyncio.sleep(1.0)
+        assert len(looks) == 2
+        await asyncio.sleep(70.0)
+        assert 5 <= len(looks) <= 8, looks
+        await asyncio.sleep(3600.0)
+        assert len(looks) <= 8 + 3600 / (0.8 * 180), looks
+        bench.agent.endpoints = ("127.0.0.1:1",)
+        await asyncio.sleep(400.0)
+        del looks[:]
+        bench.adverts = bench.adverts[:1]  # nobody but itself
+        await asyncio.sleep(400.0)
+        assert len(looks) >= 6, looks
+
+    play(scene, exchange=ExchangeConfig(lookup_every_s=180.0))
