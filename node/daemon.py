@@ -297,7 +297,7 @@ class Daemon(Service):
             self.clock,
             self.config.dir / "peers.json",
             self.entry,
-            is_client=not self.transport.is_dialable,
+            is_outward=lambda: not self.transport.is_dialable,
         )
         self._exit.push_async_callback(directory.stop)
         return directory

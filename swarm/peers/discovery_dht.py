@@ -11,7 +11,7 @@ import logging
 import math
 import random
 import secrets
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -64,10 +64,10 @@ class HivemindDirectory:
         clock: Clock,
         cache_path: Path | None,
         entry: EntryRule | None = None,
-        is_client: bool = False,
+        is_outward: Callable[[], bool] = lambda: False,
     ) -> None:
         """Use `start`."""
-        self._is_client = is_client
+        self._is_outward, self._is_client = is_outward, is_outward()
         self._read_s = -math.inf  # when the adverts were looked up for others
         self._identity, self._run_id, self._config = identity, run_id, config
         self._clock, self._cache_path = clock, cache_path
@@ -90,7 +90,7 @@ class HivemindDirectory:
         clock: Clock,
         cache_path: Path | None,
         entry: EntryRule | None = None,
-        is_client: bool = False,
+        is_outward: Callable[[], bool] = lambda: False,
     ) -> "HivemindDirectory":
         """Starts a DHT peer and joins through bootstrap and cached addresses.
 
@@ -99,7 +99,8 @@ class HivemindDirectory:
         Args:
             cache_path: JSON file of peer addresses from earlier runs; None keeps none.
             entry: whose adverts are stored and shown; None: everybody's.
-            is_client: others cannot dial this node: it stores and asks, and holds nothing for them.
+            is_outward: whether others cannot dial this node now: then it stores and asks, and holds nothing for them.
+                Asked again in each round of repair.
 
         Raises:
             ConfigError: the listening address is not TCP, or hivemind is not installed.
@@ -111,7 +112,7 @@ class HivemindDirectory:
         for address in config.bootstrap:
             if not _is_dialable(address):
                 raise ConfigError(f"directory.bootstrap: {address!r} does not end in /p2p/<peer id>")
-        self = cls(identity, run_id, config, clock, cache_path, entry, is_client)
+        self = cls(identity, run_id, config, clock, cache_path, entry, is_outward)
         for address in await asyncio.to_thread(_read_cache, cache_path):
             self._known[address] = None
         async with self._repairing:
@@ -199,7 +200,8 @@ class HivemindDirectory:
         return (shard, public_key, expires_at_s) if is_kept else None
 
     async def maintain(self) -> None:
-        """One round of repair: probe p2pd, rebuild it when dead, rejoin, persist addresses, announce again.
+        """One round of repair: probe p2pd, rebuild it when dead or when others can dial this node no more, or again;
+        rejoin, persist addresses, announce again.
 
         Raises:
             Unavailable: the daemon is dead and does not start again, or the round took too long.
@@ -213,6 +215,9 @@ class HivemindDirectory:
                 except Unavailable as error:
                     logger.warning("DHT daemon is dead: starting another", extra={"error": str(error)})
                     self.num_restarts += 1
+                    await self._restart_peer()
+                if self._is_client != self._is_outward():
+                    logger.info("another part in the DHT from now on", extra={"is_client": not self._is_client})
                     await self._restart_peer()
                 await self._rejoin()
             await asyncio.to_thread(_write_cache, self._cache_path, list(self._known))
@@ -238,6 +243,7 @@ class HivemindDirectory:
         peer, self._peer = self._peer, None
         if peer is not None:
             await peer.stop()
+        self._is_client = self._is_outward()
         self._peer = await node_module.DhtPeer.start(
             self._identity, self._run_id, self._config, self._checker, self._clock, is_client=self._is_client
         )

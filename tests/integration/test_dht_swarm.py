@@ -61,11 +61,11 @@ class Swarm:
         identity: Identity | None = None,
         cache: Path | None = None,
         shards: int = 1,
-        is_client: bool = False,
+        is_outward: Callable[[], bool] = lambda: False,
     ) -> HivemindDirectory:
         identity = identity or Identity.create()
         config = DirectoryConfig(bootstrap=bootstrap, shards=shards)
-        directory = await HivemindDirectory.start(identity, RUN, config, SystemClock(), cache, is_client=is_client)
+        directory = await HivemindDirectory.start(identity, RUN, config, SystemClock(), cache, is_outward=is_outward)
         self.members.append((identity, directory))
         return directory
 
@@ -118,7 +118,7 @@ def children(name: str = "p2pd", of: int | None = None) -> list[psutil.Process]:
 
 async def test_the_only_node_that_others_can_ask_passes_on_adverts_among_those_who_only_ask(swarm: Swarm) -> None:
     server = await swarm.join()  # a coordinator, of a run whose nodes are all at home
-    home = await swarm.join(*server.visible_maddrs(), is_client=True)
+    home = await swarm.join(*server.visible_maddrs(), is_outward=lambda: True)
     home_id = swarm.members[-1][0]
     await home.announce(advert_of(home_id))
     office = Identity.create()  # it cannot reach the directory at all, and has a relay ask and announce for it
@@ -126,6 +126,27 @@ async def test_the_only_node_that_others_can_ask_passes_on_adverts_among_those_w
     assert await server.pass_on(data)
     assert await sees(home) == {home_id.node_id, office.node_id}
     assert data in await server.records() and len(await server.records()) == 2
+
+
+async def test_a_node_that_moves_behind_a_router_is_asked_no_more_and_again_once_it_is_back(swarm: Swarm) -> None:
+    is_home = False
+    server = await swarm.join()
+    laptop = await swarm.join(*server.visible_maddrs(), is_outward=lambda: is_home)
+    await swarm.announce_all()
+    assert (server.num_peers, laptop.num_peers) == (1, 1)
+    is_home = True
+    await laptop.maintain()
+    restarted = await swarm.join(*server.visible_maddrs())  # knows nobody but whom the server names
+    assert restarted.num_peers == 1 and await sees(restarted) == swarm.ids() - {swarm.members[-1][0].node_id}
+    is_home = False
+    await laptop.maintain()
+
+    async def is_named() -> bool:
+        await restarted.maintain()
+        return restarted.num_peers == 2
+
+    await until(is_named, 30.0)
+    assert laptop.num_restarts == 0, "nothing was dead"
 
 
 @pytest.mark.parametrize("shards", [1, 4])
