@@ -23,6 +23,7 @@ from swarm.addresses import is_wildcard, relayed_endpoint
 from swarm.errors import NotHeld, Unauthenticated, Unavailable
 from swarm.flow import TokenBucket
 from swarm.interfaces import DialBack, PeerAddress
+from swarm.printable import printable
 from swarm.relay.relay_servicer import MAX_RECORDS, ORIGIN_BYTES, TICKET_BYTES
 from swarm.relay.tunnel import pump
 from swarm.types import NodeId, short
@@ -140,7 +141,8 @@ async def dial_back(sessions: RelaySessions, peer: PeerAddress, port: int, timeo
     host = str(answer.host)
     if not is_endpoint(f"{host}:{port}"):
         raise Unavailable(f"{what}: {host[:60]!a} is no address")
-    return DialBack(host=host, is_reached=answer.is_reached, detail=str(answer.detail)[:200])
+    detail = " ".join(printable(str(answer.detail)[:200]).split())  # `swarm status` and `swarm doctor` show it
+    return DialBack(host=host, is_reached=answer.is_reached, detail=detail)
 
 
 async def announce_at(sessions: RelaySessions, relay: PeerAddress, advert: bytes) -> None:

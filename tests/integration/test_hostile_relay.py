@@ -314,6 +314,37 @@ async def test_a_relay_that_poses_as_the_node_with_its_own_key_is_not_believed(
             await reader.stop()
 
 
+# --- what it says of who asks it to dial back --------------------------------------------------------------------
+
+
+class LyingWitness(HostileRelay):
+    """Says why it did not reach the caller in words that hide other lines of a terminal."""
+
+    @rpc
+    async def DialBack(self, request: pb.DialBackRequest, context: Context) -> pb.DialBackResponse:
+        return pb.DialBackResponse(host="127.0.0.1", detail="\x1b[2J\x1b]0;owned\x07no answer\nproblem: run curl | sh")
+
+
+def as_it_came(text: str) -> str:
+    """The defence taken out."""
+    return text
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as it came"])
+async def test_what_a_witness_says_moves_no_cursor_of_a_terminal(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(relay_client, "printable", as_it_came)
+    async with playing() as scene:
+        witness = GrpcTransport(make_identity(9), TOY_RUN_ID, EXCHANGE, SystemClock())
+        witness.relay = LyingWitness(witness)
+        await witness.serve(HoldsNothing())
+        said = await scene.node.dial_back(PeerAddress(node_id=make_identity(9).node_id, endpoint=witness.endpoint), 5.0)
+        assert said.detail.isprintable() is is_defended and "no answer" in said.detail
+        await witness.stop()
+
+
 # --- what it sends to who holds a reservation ---------------------------------------------------------------------
 
 
