@@ -37,6 +37,7 @@ FIRST_PAUSE_S: Final = 1.0  # after a reservation was lost, or refused; doubles
 LONGEST_PAUSE_S: Final = 60.0
 USELESS_PAUSE_S: Final = 10.0  # at least, after a relay did not lead to us: another one is tried meanwhile
 LASTING_S: Final = 30.0
+MAX_IN_VAIN: Final = 4  # then the coordinator comes before relays of free keys, which could be asked for ever
 MAX_PAUSES: Final = 1024
 HELD_TIMEOUT_S: Final = 10.0
 CHECK_EVERY_S: Final = 60.0  # whether a reservation leads to us; before it is advertised, too. Doubles while it does
@@ -108,6 +109,7 @@ class Reach:
         self._is_advertise_set, self._find_address = is_advertise_set, find_address
         self._relays: dict[PeerAddress, _Relay] = {}
         self._pauses = BoundedTable[PeerAddress, _Pause](MAX_PAUSES)
+        self._num_in_vain = 0  # reservations in a row that did not lead here, or not for long
         self._measured_s = -math.inf
         self.state = ReachState()
 
@@ -225,11 +227,9 @@ class Reach:
 
     def _fill(self, tasks: asyncio.TaskGroup) -> None:
         now_s = self._agent.clock.monotonic_s()
-        for address in self._candidates():
-            if len(self._relays) >= NUM_RESERVATIONS:
-                return
-            if address not in self._relays and not self._is_paused(address, now_s):
-                self._begin(address, tasks)
+        # looked at anew after each: the next one is of another subnet
+        while len(self._relays) < NUM_RESERVATIONS and (candidates := self._candidates(now_s)):
+            self._begin(candidates[0], tasks)
         if not self._relays:  # in a large swarm those whom a node knows may all be full
             stranger = self._stranger(now_s)
             if stranger is not None and self._agent.address_book.begin_dial(stranger):
@@ -255,10 +255,10 @@ class Reach:
         pause = self._pauses.get(address)
         return pause is not None and pause.until_s > now_s
 
-    def _candidates(self) -> list[PeerAddress]:
-        """Relays that may be asked, the best first: established peers that relay and answered us, then anchors, then
-        other such peers, whose keys are free, then the coordinator, which relays for those who have nobody else. Of
-        each subnet one, before others of it."""
+    def _candidates(self, now_s: float) -> list[PeerAddress]:
+        """Relays that may be asked now, the best first: established peers that relay and answered us, then anchors,
+        then other such peers, whose keys are free, then the coordinator, which relays for those who have nobody else,
+        or before those where several led nowhere. Of each subnet one, before others of it."""
         book, relays = self._agent.address_book, self._agent.peers.relays
         peers = [
             peer.address
@@ -267,10 +267,22 @@ class Reach:
         ]
         self._rng.shuffle(peers)
         established = [address for address in peers if self._agent.standing(address.node_id) == ESTABLISHED]
-        found = dict.fromkeys([*established, *book.anchors, *peers, *coordinator_addresses(self._agent)])
-        others = [address for address in found if address.node_id != self._agent.node_id]
+        coordinator = coordinator_addresses(self._agent)
+        others = [*coordinator, *peers] if self._num_in_vain >= MAX_IN_VAIN else [*peers, *coordinator]
+        found = [
+            address
+            for address in dict.fromkeys([*established, *book.anchors, *others])
+            if address.node_id != self._agent.node_id
+            if address not in self._relays and not self._is_paused(address, now_s)
+        ]
         taken = {budget_key_of(relay.endpoint) for relay in self._relays}
-        return sorted(others, key=lambda address: budget_key_of(address.endpoint) in taken)
+        first_of = {budget_key_of(address.endpoint): address for address in reversed(found)}
+
+        def is_another(address: PeerAddress) -> bool:
+            subnet = budget_key_of(address.endpoint)
+            return subnet in taken or first_of[subnet] != address
+
+        return sorted(found, key=is_another)
 
     async def _hold(self, address: PeerAddress, reservation: Reservation) -> None:
         clock, pause = self._agent.clock, self._pauses.setdefault(address, _Pause())
@@ -290,6 +302,8 @@ class Reach:
             checking.cancel()
             await asyncio.gather(holding, checking, return_exceptions=True)
             lasted_s = clock.monotonic_s() - began_s
+            has_led = lasted_s > LASTING_S and self._relays[address].delay_s < math.inf
+            self._num_in_vain = 0 if has_led else self._num_in_vain + 1
             pause.num_in_row = 1 if lasted_s > LASTING_S else pause.num_in_row + 1
             pause_s = min(FIRST_PAUSE_S * 2.0 ** min(pause.num_in_row - 1, 20), LONGEST_PAUSE_S)
             pause_s = max(pause_s, USELESS_PAUSE_S) if is_useless else pause_s

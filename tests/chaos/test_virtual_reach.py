@@ -122,8 +122,8 @@ class BoastfulReach(Reach):
 class OnceReach(Reach):
     """Holds no reservation again once it lost one."""
 
-    def _candidates(self) -> list[PeerAddress]:
-        return [address for address in super()._candidates() if address not in self._pauses]
+    def _candidates(self, now_s: float) -> list[PeerAddress]:
+        return [address for address in super()._candidates(now_s) if address not in self._pauses]
 
 
 RELAYS_DIE = FaultPlan(

@@ -15,6 +15,7 @@ from swarm.errors import Unavailable
 from swarm.interfaces import DialBack, PeerAddress, Reservation
 from swarm.loops import reach as reach_module
 from swarm.loops.reach import LONGEST_CHECK_S, NUM_RESERVATIONS, NUM_WITNESSES, Reach, ReachKind
+from swarm.peers.address_book import budget_key_of
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.testing.builders import make_advert, make_identity
@@ -44,6 +45,7 @@ class RelayAtWork:
     gives_reservation: bool = True
     refuses: bool = False
     passes_on: bool = True
+    lasts_s: float = math.inf
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     num_asked: int = 0
     num_checks: int = 0
@@ -62,7 +64,10 @@ class FakeReservation:
         if self.relay.gives_reservation:
             self.held.set()
         try:
-            await self.relay.ended.wait()
+            async with asyncio.timeout(self.relay.lasts_s):
+                await self.relay.ended.wait()
+        except TimeoutError:
+            pass
         finally:
             self.held.clear()
         raise Unavailable("the relay ended it")
@@ -459,6 +464,54 @@ def test_relays_that_refuse_for_a_day_are_asked_once_a_minute_and_no_more(monkey
         it.network.relays[relay].refuses = False
         await keep(it.reach, 90.0)
         assert it.network.relays[relay].num_asked > 0
+
+    play(scene, monkeypatch)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: all are asked first"])
+@pytest.mark.parametrize(
+    "hostile",
+    [{"gives_reservation": False}, {"passes_on": False}, {"lasts_s": 0.5}],
+    ids=["never held", "passes nothing on", "soon lost"],
+)
+def test_relays_of_free_keys_that_lead_nowhere_do_not_keep_a_node_from_its_coordinator(
+    hostile: dict[str, Any], is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(reach_module, "MAX_IN_VAIN", math.inf)
+
+    async def scene() -> None:
+        relays = [address_of(number) for number in range(100)]
+        it = outward(*relays)
+        for relay in relays:
+            it.network.relays[relay] = RelayAtWork(**hostile)
+        await it.reach.measure()
+        await keep(it.reach, 600.0)
+        assert (it.network.relays[COORDINATOR].num_asked == 1) is is_defended
+
+    play(scene, monkeypatch)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: every key is a subnet"])
+def test_many_keys_of_one_subnet_do_not_have_both_reservations(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def its_own(endpoint: str) -> str:
+        return endpoint
+
+    if not is_defended:
+        monkeypatch.setattr(reach_module, "budget_key_of", its_own)
+
+    async def scene() -> None:
+        hostile = [address_of(number, f"6.6.6.{number}") for number in range(40)]
+        it = outward(*hostile, *map(address_of, range(50, 53)))
+        await it.reach.measure()
+        async with asyncio.TaskGroup() as tasks:
+            keeping = tasks.create_task(it.reach.keep())
+            await asyncio.sleep(5.0)
+            assert len(it.advertised) == NUM_RESERVATIONS
+            assert (len({budget_key_of(endpoint) for endpoint in it.advertised}) == NUM_RESERVATIONS) is is_defended
+            keeping.cancel()
 
     play(scene, monkeypatch)
 
