@@ -19,9 +19,9 @@ from typing import Final
 from swarm.addresses import endpoint_of, is_loopback, own_address
 from swarm.errors import Unavailable
 from swarm.exchange.agent import ESTABLISHED, Agent
-from swarm.flow import BoundedTable
+from swarm.flow import BoundedTable, TokenBucket
 from swarm.interfaces import DialBack, PeerAddress, Reachability, Reservation
-from swarm.peers.address_book import budget_key_of, is_public
+from swarm.peers.address_book import STRANGERS_BURST, STRANGERS_PER_S, budget_key_of, is_public
 from swarm.types import JsonDict, short
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,9 @@ USELESS_PAUSE_S: Final = 10.0  # at least, after a relay did not lead to us: ano
 LASTING_S: Final = 30.0
 MAX_IN_VAIN: Final = 4  # then the coordinator comes before relays of free keys, which could be asked for ever
 MAX_PAUSES: Final = 1024
+# Strangers asked for a reservation: half of what may be dialled, the other half is for finding neighbours.
+RELAYS_PER_S: Final = STRANGERS_PER_S / 2
+RELAYS_BURST: Final = STRANGERS_BURST / 2
 HELD_TIMEOUT_S: Final = 10.0
 CHECK_EVERY_S: Final = 60.0  # whether a reservation leads to us; before it is advertised, too. Doubles while it does
 LONGEST_CHECK_S: Final = 480.0
@@ -109,6 +112,7 @@ class Reach:
         self._is_advertise_set, self._find_address = is_advertise_set, find_address
         self._relays: dict[PeerAddress, _Relay] = {}
         self._pauses = BoundedTable[PeerAddress, _Pause](MAX_PAUSES)
+        self._strangers = TokenBucket(RELAYS_PER_S, RELAYS_BURST, agent.clock.monotonic_s())  # asked for a reservation
         self._num_in_vain = 0  # reservations in a row that did not lead here, or not for long
         self._measured_s = -math.inf
         self.state = ReachState()
@@ -230,10 +234,10 @@ class Reach:
         # looked at anew after each: the next one is of another subnet
         while len(self._relays) < NUM_RESERVATIONS and (candidates := self._candidates(now_s)):
             self._begin(candidates[0], tasks)
-        if not self._relays:  # in a large swarm those whom a node knows may all be full
-            stranger = self._stranger(now_s)
-            if stranger is not None and self._agent.address_book.begin_dial(stranger):
-                self._begin(stranger, tasks)
+        # in a large swarm those whom a node knows may all be full
+        stranger = None if self._relays else self._stranger(now_s)
+        if stranger and self._strangers.try_take(now_s) and self._agent.address_book.begin_dial(stranger):
+            self._begin(stranger, tasks)
 
     def _begin(self, address: PeerAddress, tasks: asyncio.TaskGroup) -> None:
         reservation = self._transport.reservation_at(address)
@@ -241,15 +245,14 @@ class Reach:
         self._relays[address] = _Relay(address, task, reservation)
 
     def _stranger(self, now_s: float) -> PeerAddress | None:
-        """A relay of which an advert speaks, and that was not asked lately."""
+        """A relay of which an advert speaks, and that was not asked lately; each subnet is as likely."""
         book, reputation = self._agent.address_book, self._agent.reputation
-        offered = [
-            address
-            for node_id, address in self._agent.peers.relays.items()
-            if node_id not in book.known and not self._is_paused(address, now_s)
-            if reputation.is_allowed(node_id) and book.may_dial(address)
-        ]
-        return self._rng.choice(offered) if offered else None
+        offered: dict[str, list[PeerAddress]] = {}
+        for node_id, address in self._agent.peers.relays.items():
+            is_new = node_id not in book.known and not self._is_paused(address, now_s)
+            if is_new and reputation.is_allowed(node_id) and book.may_dial(address):
+                offered.setdefault(budget_key_of(address.endpoint), []).append(address)
+        return self._rng.choice(offered[self._rng.choice(list(offered))]) if offered else None
 
     def _is_paused(self, address: PeerAddress, now_s: float) -> bool:
         pause = self._pauses.get(address)

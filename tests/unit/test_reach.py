@@ -1,6 +1,7 @@
 """Reach: witnesses and relays that lie, refuse, withhold or vanish, in virtual time; each defence is also taken out."""
 
 import asyncio
+import itertools
 import math
 import random
 from collections import Counter
@@ -15,7 +16,7 @@ from swarm.errors import Unavailable
 from swarm.interfaces import DialBack, PeerAddress, Reservation
 from swarm.loops import reach as reach_module
 from swarm.loops.reach import LONGEST_CHECK_S, NUM_RESERVATIONS, NUM_WITNESSES, Reach, ReachKind
-from swarm.peers.address_book import budget_key_of
+from swarm.peers.address_book import STRANGERS_PER_S, budget_key_of
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.testing.builders import make_advert, make_identity
@@ -379,6 +380,47 @@ def test_strangers_are_not_asked_while_those_that_answered_have_room(monkeypatch
         await it.reach.measure()
         await keep(it.reach, 60.0)
         assert stranger not in it.network.relays
+
+    play(scene, monkeypatch)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: without a bound of its own"])
+def test_adverts_of_dead_relays_leave_dials_for_neighbours(is_defended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_defended:
+        monkeypatch.setattr(reach_module, "RELAYS_PER_S", 1e6)
+
+    async def scene() -> None:
+        it = outward()
+        it.network.relays[COORDINATOR].refuses = True
+        advertise(it, *(address_of(number, f"9.{number}.0.1") for number in range(300)))
+        await it.reach.measure()
+        await keep(it.reach, 120.0)  # the burst is used up by then
+        others, num_dials = (address_of(number, f"7.{number // 256}.{number % 256}.1") for number in range(2**16)), 0
+        for _ in range(10):  # look-ups, at each of which strangers are tried as neighbours
+            await keep(it.reach, 30.0)
+            num_dials += sum(1 for _ in itertools.takewhile(it.agent.address_book.begin_dial, others))
+        assert (num_dials >= 0.4 * 300 * STRANGERS_PER_S) is is_defended, num_dials
+
+    play(scene, monkeypatch)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: every key is a subnet"])
+def test_adverts_of_one_subnet_do_not_keep_a_node_from_relays_of_others(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def its_own(endpoint: str) -> str:
+        return endpoint
+
+    if not is_defended:
+        monkeypatch.setattr(reach_module, "budget_key_of", its_own)
+
+    async def scene() -> None:
+        it, honest = outward(), address_of(3000, "9.9.9.9")
+        it.network.relays = {COORDINATOR: RelayAtWork(refuses=True), honest: RelayAtWork()}
+        advertise(it, honest, *(address_of(number, f"6.6.6.{number % 256}") for number in range(1000)))
+        await it.reach.measure()
+        await keep(it.reach, 120.0)
+        assert (it.network.relays[honest].num_asked == 1) is is_defended
 
     play(scene, monkeypatch)
 
