@@ -141,7 +141,7 @@ class HostileWorld:
         self.job, self.clock, self.folder = job, clock, folder
         setting = job.setting
         self.network = MemoryNetwork(job.seed, FaultPlan(latency_s=setting.latency_s))
-        self.directory = MemoryDirectory()
+        self.directory = MemoryDirectory(clock)
         self.identities = [_identity(f"{job.seed} node {number}") for number in range(setting.num_nodes)]
         self.num_honest = setting.num_nodes - setting.num_hostile
         honest = self.identities if job.attack == HONEST else self.identities[: self.num_honest]

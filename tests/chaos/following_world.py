@@ -101,7 +101,7 @@ class World:
         self.root = root
         self.clock: Clock = LoopClock()
         self.network = MemoryNetwork(1, faults or FaultPlan())
-        self.directory = MemoryDirectory(is_parted=lambda: False)
+        self.directory = MemoryDirectory(self.clock, is_parted=lambda: False)
         self.disks: dict[NodeId, MemoryGroupStore] = {}
 
     def config(self, number: int, roles: tuple[Role, ...], **sections: Any) -> NodeConfig:

@@ -38,7 +38,8 @@ def advert_of(
 
 
 async def test_adverts_are_seen_replaced_and_expire() -> None:
-    clock, directory = ManualClock(), MemoryDirectory()
+    clock = ManualClock()
+    directory = MemoryDirectory(clock)
     alice, bob = directory.view(ALICE, "run", clock), directory.view(BOB, "run", clock)
     assert await bob.lookup() == []
     await alice.announce(advert_of(ALICE, clock))
@@ -52,7 +53,7 @@ async def test_adverts_are_seen_replaced_and_expire() -> None:
 
 async def test_other_runs_and_the_far_side_of_a_partition_are_not_seen() -> None:
     clock, cut = ManualClock(), True
-    directory = MemoryDirectory(can_see=lambda reader, author: not cut)
+    directory = MemoryDirectory(clock, can_see=lambda reader, author: not cut)
     alice, bob = directory.view(ALICE, "run", clock), directory.view(BOB, "run", clock)
     other = directory.view(BOB, "other", clock)
     await alice.announce(advert_of(ALICE, clock))
@@ -63,9 +64,20 @@ async def test_other_runs_and_the_far_side_of_a_partition_are_not_seen() -> None
     assert await other.lookup() == []
 
 
+async def test_the_clock_of_one_reader_takes_no_advert_from_the_others() -> None:
+    clock, fast = ManualClock(), ManualClock(1_700_003_600.0)
+    directory = MemoryDirectory(clock)
+    alice, bob = directory.view(ALICE, "run", clock), directory.view(BOB, "run", fast)
+    await alice.announce(advert_of(ALICE, clock))
+    assert await bob.lookup() == []
+    assert len(await alice.lookup()) == 1
+    clock.advance(1000.0)
+    assert await alice.lookup() == [] and not directory.adverts
+
+
 async def test_only_the_own_advert_of_the_run_with_a_sane_expiry_may_be_announced() -> None:
     clock = ManualClock()
-    view = MemoryDirectory().view(ALICE, "run", clock)
+    view = MemoryDirectory(clock).view(ALICE, "run", clock)
     for wrong in (
         advert_of(BOB, clock),
         advert_of(ALICE, clock, run_id="other"),
@@ -78,7 +90,8 @@ async def test_only_the_own_advert_of_the_run_with_a_sane_expiry_may_be_announce
 
 
 async def test_after_stop_a_view_is_unavailable_and_its_advert_stays_until_it_expires() -> None:
-    clock, directory = ManualClock(), MemoryDirectory()
+    clock = ManualClock()
+    directory = MemoryDirectory(clock)
     alice, bob = directory.view(ALICE, "run", clock), directory.view(BOB, "run", clock)
     await alice.announce(advert_of(ALICE, clock))
     await alice.stop()

@@ -20,14 +20,22 @@ class MemoryDirectory:
     """The adverts of every node of a virtual swarm, shared by their views.
 
     Example:
-        directory = MemoryDirectory(can_see=lambda reader, author: not network.is_cut(reader, author))
+        directory = MemoryDirectory(clock, can_see=lambda reader, author: not network.is_cut(reader, author))
         discovery = directory.view(identity, "run", clock)
     """
 
     def __init__(
-        self, can_see: CanSee | None = None, is_parted: Callable[[], bool] = lambda: True, verify: Verify = verify
+        self,
+        clock: Clock,
+        can_see: CanSee | None = None,
+        is_parted: Callable[[], bool] = lambda: True,
+        verify: Verify = verify,
     ) -> None:
-        """Without `can_see`, or while not `is_parted()`, everybody sees everybody."""
+        """Without `can_see`, or while not `is_parted()`, everybody sees everybody.
+
+        `clock`: of those who keep the adverts; what long expired by it is dropped, whatever the clock of a reader says.
+        """
+        self._clock = clock
         self.verify = verify
         self.can_see = can_see
         self.is_parted = is_parted
@@ -42,6 +50,13 @@ class MemoryDirectory:
         self.adverts[key] = advert
         if is_new:
             self.adverts = dict(sorted(self.adverts.items()))
+
+    def found(self, run_id: str, now_s: float) -> list[Advert]:
+        """Adverts of the run that have not expired by the clock of whoever asks."""
+        long_ago_s = self._clock.now_s() - MAX_ADVERT_TTL_S
+        for key in [key for key, advert in self.adverts.items() if advert.expires_at_s < long_ago_s]:
+            del self.adverts[key]
+        return [advert for (run, _), advert in self.adverts.items() if advert.expires_at_s > now_s and run == run_id]
 
     def view(self, identity: Identity, run_id: str, clock: Clock) -> "MemoryView":
         """The directory as one node sees it."""
@@ -74,17 +89,8 @@ class MemoryView:
     async def lookup(self) -> list[Advert]:
         """Unexpired adverts of the run that this node can see now, by node id."""
         self._check_running()
-        now_s, me, directory = self._clock.now_s(), self._identity.node_id, self._directory
-        found = [
-            advert
-            for (run_id, _), advert in directory.adverts.items()
-            if advert.expires_at_s > now_s and run_id == self._run_id
-        ]
-        if len(found) < len(directory.adverts):
-            for key in [
-                key for key, advert in directory.adverts.items() if advert.expires_at_s < now_s - MAX_ADVERT_TTL_S
-            ]:
-                del directory.adverts[key]
+        me, directory = self._identity.node_id, self._directory
+        found = directory.found(self._run_id, self._clock.now_s())
         if directory.note_lookup is not None:
             directory.note_lookup(sum(directory.sizes.get(advert.node_id, 0) for advert in found))
         can_see = directory.can_see

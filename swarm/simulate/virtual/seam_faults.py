@@ -9,7 +9,7 @@ import errno
 import random
 from collections.abc import Callable, Sequence
 
-from swarm.clock import Clock
+from swarm.clock import CLOCK_SKEW_S, Clock
 from swarm.episode import Actions, EpisodeOutcome
 from swarm.errors import RolloutFailed, StorageFull
 from swarm.interfaces import Offload, Producer, Result, Verdict, Verifier
@@ -91,6 +91,11 @@ class NodeClock:
             return now_s
         has_jumped = self._true.monotonic_s() >= self._wrong.jumps_at_s
         return now_s + self._wrong.skew_s + (self._wrong.jump_s if has_jumped else 0.0)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it is wrong by more than honest nodes are allowed."""
+        return abs(self.now_s() - self._true.now_s()) > CLOCK_SKEW_S
 
     def monotonic_s(self) -> float:
         return self._true.monotonic_s()

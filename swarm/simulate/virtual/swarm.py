@@ -139,7 +139,10 @@ class VirtualSwarm:
         ids = (*honest, *(identity.node_id for identity, turncoat in turned if turncoat.is_member))
         self._entry = EntryConfig(members=ids if len(ids) <= MAX_MEMBERS else ())  # whoever else comes is a newcomer
         self.directory = MemoryDirectory(
-            can_see=lambda a, b: not self.network.is_cut(a, b), is_parted=self.network.is_parted, verify=self._verify
+            clock,
+            can_see=lambda a, b: not self.network.is_cut(a, b),
+            is_parted=self.network.is_parted,
+            verify=self._verify,
         )
         episodes = plan.episodes
         self.environments = kept_environments() if episodes is None else episode_environments(episodes)
@@ -235,7 +238,12 @@ class VirtualSwarm:
         live = {node_id: self.network.handler(node_id) for node_id in sorted(self._honest & self.network.outward)}
         # who was told by a majority of liars that it can be dialled asks again in ten minutes
         deceived = {node_id for node_id in self.network.lied_to if not self._is_outward(node_id)}
-        handlers = {node_id: handler for node_id, handler in live.items() if handler and node_id not in deceived}
+        # to who has another time than all others their adverts have expired, and its own is refused
+        aside = {
+            identity.node_id for identity, clock in zip(self.identities, self._clocks, strict=True) if clock.is_off
+        }
+        excused = deceived | aside
+        handlers = {node_id: handler for node_id, handler in live.items() if handler and node_id not in excused}
         agents = {agent.node_id: agent for agent in self.agents.values()}
         await self._reach_checks.probe(handlers, lambda node_id: agents[node_id].endpoints)
 
