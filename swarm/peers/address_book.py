@@ -42,7 +42,9 @@ KNOWN_BURST: Final = 64.0
 SUBNET_PER_S: Final = 1 / 60  # to one subnet, and as many to peers known to be alive who are not known there
 SUBNET_BURST: Final = 3.0
 ALIVE_BURST: Final = 8.0
-BEYOND_REACH: Final = 3  # failures in a row after which our own relays are asked first: only port 443 may get out
+BEYOND_REACH: Final = (
+    2  # peers in a row that only our own relays led to: they are asked first, since we get out to no more
+)
 LEADING_TRIES: Final = 16  # failures through a relay that led us somewhere, after which it is an address like others
 _MAX_FILE_BYTES: Final = 64 * 1024
 
@@ -95,7 +97,9 @@ class AddressBook:
         }
         self.relays: tuple[PeerAddress, ...] = ()  # at which we hold reservations: others may not be in reach otherwise
         self.num_answered = self.num_failed = 0  # dials since the process started
-        self._num_beyond = 0  # that failed in a row at relays where we hold no reservation, and at nodes themselves
+        # peers that failed at their own address, or at a relay of others, and how many in a row our relays led to since
+        self._failed_beyond = BoundedTable[NodeId, None](MAX_ENDPOINTS)
+        self._num_beyond = 0
 
     # --- whether to dial -------------------------------------------------------------------------
 
@@ -103,7 +107,7 @@ class AddressBook:
         """Where a node is dialled that advertises these endpoints, the best first: where it answered before, as long as
         it says so; else the first that did not just fail, or through a relay that may reach what we cannot."""
         around = [relayed_endpoint(relay.endpoint, relay.node_id) for relay in self.relays]
-        if self._num_beyond >= BEYOND_REACH:  # only what a relay dials for us has ever answered
+        if self._num_beyond >= BEYOND_REACH:
             endpoints, around = around, list(endpoints)
         offered = [PeerAddress(node_id=node_id, endpoint=endpoint) for endpoint in (*endpoints, *around)]
         offered.sort(key=lambda address: not self.is_known(address))
@@ -167,6 +171,11 @@ class AddressBook:
         self.num_answered += 1
         if address.relay not in self.relays:
             self._num_beyond = 0
+        elif (
+            address.node_id in self._failed_beyond
+        ):  # alone that says more than a dead address: adverts of those are free
+            del self._failed_beyond[address.node_id]
+            self._num_beyond += 1
         if self._is_trusted(address):
             self._known_dials.put_back(now_s)
         else:
@@ -199,7 +208,8 @@ class AddressBook:
             caller: subnet from which its author called us; empty where it did not.
         """
         self.num_failed += 1
-        self._num_beyond += address.relay not in self.relays
+        if address.relay not in self.relays:
+            self._failed_beyond[address.node_id] = None
         if not self._is_trusted(address) and not self._is_leading(address):  # else the relay may have failed
             self._count_false_claim(address.node_id, caller)
         if address.endpoint in self._leading:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from attacked_node import until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig, NodeConfig
@@ -163,3 +164,36 @@ async def test_claims_to_a_nodes_own_address_do_not_make_it_its_own_neighbour() 
     (endpoint,) = await transport.serve(agent.streams)
     async with looking(agent, transport, claims(100, lambda n: endpoint), num_lookups=40):
         assert not agent.peers.connected and agent.address_book.num_failed <= 8
+
+
+def every_failure_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: addresses where nobody is say that our network lets us out to relays alone."""
+    plain = AddressBook.record_failure
+
+    def record_failure(self: AddressBook, address: PeerAddress, caller: str = "") -> None:
+        plain(self, address, caller)
+        self._num_beyond += 1
+
+    monkeypatch.setattr(AddressBook, "record_failure", record_failure)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: every failure counts"])
+async def test_adverts_of_dead_addresses_do_not_send_a_nodes_streams_through_its_relays(
+    is_defended: bool, victim: Victim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        every_failure_counts(monkeypatch)
+    await victim.start(8)
+    agent, transport = real_node(make_identity(1))
+    (relay, relay_server), (node, node_server) = real_node(make_identity(2)), real_node(make_identity(3))
+    (at_relay,), (endpoint,) = await relay_server.serve(relay.streams), await node_server.serve(node.streams)
+    relay_server.relay.table.note_dialled(node.node_id, endpoint, relay.clock.monotonic_s())
+    agent.address_book.relays = (PeerAddress(node_id=relay.node_id, endpoint=at_relay),)
+    adverts = claims(8, lambda n: f"127.0.0.1:{victim.ports[n]}")
+    async with looking(agent, transport, adverts, num_lookups=1):
+        await until(lambda: agent.address_book.num_failed >= 8)
+        adverts[:] = [make_advert(node.node_id, endpoints=(endpoint,))]
+        await until(lambda: agent.peers.connected == {node.node_id})
+        used = agent.address_book.endpoint_of(node.node_id)
+        assert (used == endpoint) is is_defended, used
+    await asyncio.gather(relay_server.stop(), node_server.stop())

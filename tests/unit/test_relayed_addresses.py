@@ -94,14 +94,20 @@ def test_where_nothing_answers_but_our_own_relay_it_is_asked_first_until_somethi
     def best(node: PeerAddress) -> PeerAddress:
         return book.best_address(node.node_id, (node.endpoint,))
 
+    def through(node: PeerAddress) -> PeerAddress:
+        return PeerAddress(node_id=node.node_id, endpoint=f"{relay.endpoint}/{relay.node_id}")
+
     for node in nodes[:3]:
         assert best(node) == node
         book.record_failure(node)
-    through = PeerAddress(node_id=nodes[3].node_id, endpoint=f"{relay.endpoint}/{relay.node_id}")
-    assert best(nodes[3]) == through
-    book.record_answer(through)
+    assert best(nodes[3]) == nodes[3], "dead addresses say nothing of our network"
+    for node in nodes[:2]:
+        assert best(node) == through(node)
+        book.record_answer(through(node))
+    assert best(nodes[3]) == through(nodes[3])
+    book.record_answer(through(nodes[3]))
     assert best(nodes[4]).relay == relay, "an answer through it says nothing of the others"
     book.record_answer(nodes[4])
     assert best(nodes[2]) != nodes[2] and best(nodes[4]) == nodes[4]
     clock.advance(3600.0)
-    assert best(nodes[0]) == nodes[0]
+    assert best(nodes[2]) == nodes[2]
