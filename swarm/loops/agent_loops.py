@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
-from swarm.flow import Backoff
+from swarm.flow import Backoff, TokenBucket
 from swarm.interfaces import CoordinatorClient, Discovery, Transport
 from swarm.loops.fetch_weights import follow_loop, watch_ledger_loop
 from swarm.loops.neighbours import neighbours_loop
@@ -21,6 +21,9 @@ from swarm.version_history import MAX_RECORDED
 logger = logging.getLogger(__name__)
 
 TIDY_EVERY_S = 30.0
+CHANGES_PER_S = 1 / 8  # of an advert that are announced when they come
+CHANGES_BURST = 4.0
+CHANGE_PAUSE_S = 0.5  # between two looks whether one more may be
 CREDIT_PAUSE_S = 1.0  # between two looks: what is granted after one may be late long before anything else is due
 KEPT_SHARE = 0.9  # of the store's budget after tidying: a full store takes groups again
 
@@ -59,7 +62,8 @@ async def run_agent(
 
 
 async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:
-    """Keeps our advert in the directory; at once where it says something new."""
+    """Keeps our advert in the directory; at once where it says something new, unless that goes on and on."""
+    changes = TokenBucket(CHANGES_PER_S, CHANGES_BURST, agent.clock.monotonic_s())
     while True:
         advert = agent.advert()
         await directory.announce(advert)
@@ -67,6 +71,9 @@ async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) 
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await agent.wait_offer_changed(advert)
+                # relays may take and drop a reservation without end, and refuse whoever announces more than they take
+                while not changes.try_take(agent.clock.monotonic_s()):  # noqa: ASYNC110 - the clock decides
+                    await asyncio.sleep(CHANGE_PAUSE_S)
 
 
 async def repair_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:

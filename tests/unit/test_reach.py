@@ -14,13 +14,17 @@ import pytest
 from swarm.config import CoordinatorLink, EntryConfig, ExchangeConfig, NodeConfig
 from swarm.errors import Unavailable
 from swarm.interfaces import DialBack, PeerAddress, Reservation
+from swarm.loops import agent_loops
 from swarm.loops import reach as reach_module
 from swarm.loops.reach import LONGEST_CHECK_S, NUM_RESERVATIONS, NUM_WITNESSES, Reach, ReachKind
+from swarm.loops.relayed_directory import LOOKUP_EVERY_S
 from swarm.peers.address_book import STRANGERS_PER_S, budget_key_of
+from swarm.relay.relay_servicer import RECORD_CALLS_PER_S
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.testing.builders import make_advert, make_identity
 from swarm.testing.nodes import make_agent, make_context
+from swarm.types import Advert
 
 COORDINATOR = PeerAddress(node_id=make_identity(2).node_id, endpoint="9.0.0.1:7700")
 CONFIGURED = "192.168.1.7:7700"
@@ -530,6 +534,39 @@ def test_relays_of_free_keys_that_lead_nowhere_do_not_keep_a_node_from_its_coord
         await it.reach.measure()
         await keep(it.reach, 600.0)
         assert (it.network.relays[COORDINATOR].num_asked == 1) is is_defended
+
+    play(scene, monkeypatch)
+
+
+@dataclass
+class Announced:
+    """A directory that counts what it is told."""
+
+    num: int = 0
+
+    async def announce(self, advert: Advert) -> None:
+        self.num += 1
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: every change is news"])
+def test_relays_that_take_and_drop_reservations_do_not_have_a_node_announce_on_and_on(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(agent_loops, "CHANGES_PER_S", 1e6)
+
+    async def scene() -> None:
+        relays, announced = [address_of(number) for number in range(100)], Announced()
+        it = outward(*relays)
+        for relay in relays:
+            it.network.relays[relay] = RelayAtWork(lasts_s=0.5)
+        await it.reach.measure()
+        announcing = asyncio.ensure_future(agent_loops.announce_loop(it.agent, announced, random.Random(0)))  # type: ignore[arg-type]
+        await keep(it.reach, 600.0)
+        announcing.cancel()
+        # a relay takes one of these calls of a node every two seconds, and refuses all where there are more
+        is_heard = announced.num + 600 / LOOKUP_EVERY_S < 600 * RECORD_CALLS_PER_S
+        assert is_heard is is_defended, announced.num
 
     play(scene, monkeypatch)
 
