@@ -7,12 +7,14 @@ are is not looked at here.
 from collections import Counter
 from typing import Any, Final
 
+from swarm.clock import Clock
 from swarm.errors import TooLarge, Unavailable
 from swarm.exchange.exchange_servicer import FETCH_BYTES
 from swarm.types import Digest, NodeId
 
 LEAST_PIECE_BYTES: Final = 2**16  # but for the last: a byte at a time, one body would take a million calls
 MAX_BEGUN_BYTES: Final = 16 * 2**20
+KEPT_S: Final = 120.0  # who wants the rest of a body asks for it sooner
 
 
 class FalsePiece(Unavailable):
@@ -23,24 +25,28 @@ class BegunBodies:
     """What came of bodies whose transfer broke off, for who asks the same peer for them again.
 
     By peer: who sent a false beginning spoils only what it sends itself. Beyond `max_bytes` who has most loses the
-    oldest.
+    oldest; after KEPT_S all do, or many keys with a little each would leave no room for ever.
     """
 
-    def __init__(self, max_bytes: int = MAX_BEGUN_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._bodies: dict[tuple[NodeId, Digest], bytearray] = {}
+    def __init__(self, clock: Clock, max_bytes: int = MAX_BEGUN_BYTES) -> None:
+        self._clock, self._max_bytes = clock, max_bytes
+        self._bodies: dict[tuple[NodeId, Digest], tuple[bytearray, float]] = {}  # and since when; the oldest first
 
     def take(self, peer: NodeId, digest: Digest) -> bytearray:
         """What came, which is no longer kept; empty where nothing is known."""
-        return self._bodies.pop((peer, digest), bytearray())
+        return self._bodies.pop((peer, digest), (bytearray(), 0.0))[0]
 
     def keep(self, peer: NodeId, digest: Digest, data: bytearray) -> None:
         """Remembers what came."""
+        now_s = self._clock.monotonic_s()
+        self._bodies.pop((peer, digest), None)
         if data:
-            self._bodies[peer, digest] = data
-        while sum(map(len, self._bodies.values())) > self._max_bytes:
+            self._bodies[peer, digest] = data, now_s
+        for key in [key for key, (_, since_s) in self._bodies.items() if since_s + KEPT_S < now_s]:
+            del self._bodies[key]
+        while sum(len(body) for body, _ in self._bodies.values()) > self._max_bytes:
             num_bytes = Counter[NodeId]()
-            for (owner, _), body in self._bodies.items():
+            for (owner, _), (body, _) in self._bodies.items():
                 num_bytes[owner] += len(body)
             most, _ = num_bytes.most_common(1)[0]
             del self._bodies[next(key for key in self._bodies if key[0] == most)]

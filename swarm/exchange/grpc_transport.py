@@ -87,7 +87,7 @@ class GrpcTransport:
         self._stall_timeout_s = stall_timeout_s
         self._server: SessionServer | None = None
         self._clients: set[GrpcPeer] = set()
-        self._begun = BegunBodies()
+        self._begun = BegunBodies(clock)
         self.is_dialable = True  # by others, as far as is known; who is not relays nothing
         self.relay = RelayServicer(
             self._sessions,

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swarm.clock import SystemClock
+from swarm.clock import ManualClock, SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import Forged, Unavailable
 from swarm.exchange import begun_bodies, exchange_servicer, grpc_peer
@@ -199,15 +200,30 @@ async def test_a_body_that_comes_byte_by_byte_is_left_at_the_first(
 
 
 def test_a_peer_that_breaks_off_on_and_on_costs_what_others_began_nothing():
-    begun = BegunBodies(max_bytes=100)
+    begun = BegunBodies(ManualClock(), max_bytes=100)
     begun.keep("honest", bytes(32), bytearray(40))
     for number in range(20):
         begun.keep("eve", bytes([number]) * 32, bytearray(40))
     assert len(begun.take("honest", bytes(32))) == 40
 
 
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: kept for ever"])
+def test_many_keys_that_began_little_leave_room_for_others_later(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(begun_bodies, "KEPT_S", math.inf)
+    clock = ManualClock()
+    begun = BegunBodies(clock, max_bytes=100)
+    for number in range(50):
+        begun.keep(f"key {number}", bytes(32), bytearray(2))
+    clock.advance(600.0)
+    begun.keep("honest", bytes(32), bytearray(40))
+    assert (len(begun.take("honest", bytes(32))) == 40) is is_defended
+
+
 def test_what_is_kept_is_bounded_and_by_peer():
-    begun = BegunBodies(max_bytes=100)
+    begun = BegunBodies(ManualClock(), max_bytes=100)
     for number in range(5):
         begun.keep("a", bytes([number]) * 32, bytearray(30))
     begun.keep("b", bytes(32), bytearray(b"x" * 10))
