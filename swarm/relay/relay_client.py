@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -155,15 +155,27 @@ async def announce_at(sessions: RelaySessions, relay: PeerAddress, advert: bytes
 async def records_at(sessions: RelaySessions, relay: PeerAddress) -> list[bytes]:
     """Signed adverts that a relay knows, which nobody checked. Raises Unavailable."""
     found: list[bytes] = []
+    what = f"look-up at {short(relay.node_id)}"
     async with sessions.call(relay) as (stub, metadata):
-        with calling(f"look-up at {short(relay.node_id)}", Unauthenticated):
-            call = stub.Lookup(pb.LookupRequest(), metadata=metadata, timeout=2 * sessions.timeout_s)
-            async for response in call:
-                found += [advert for advert in response.adverts[:MAX_RECORDS] if len(advert) <= MAX_ADVERT_BYTES]
-                if len(found) >= MAX_LOOKED_UP:
-                    call.cancel()
-                    break
-    return found
+        call = stub.Lookup(pb.LookupRequest(), metadata=metadata, timeout=2 * sessions.timeout_s)
+        try:
+            with calling(what, Unauthenticated):
+                async for response in call:
+                    _check_adverts(response.adverts, what)
+                    found += response.adverts
+                    if len(found) >= MAX_LOOKED_UP:
+                        break
+        finally:
+            call.cancel()
+    return found[:MAX_LOOKED_UP]
+
+
+def _check_adverts(adverts: Sequence[bytes], what: str) -> None:
+    """Raises Unavailable where a message is none of a directory: with what is not kept it could go on for ever."""
+    longest = max(map(len, adverts), default=0)
+    if not 0 < len(adverts) <= MAX_RECORDS or longest > MAX_ADVERT_BYTES:
+        bound = f"expected at most {MAX_RECORDS} of {MAX_ADVERT_BYTES}, and at least one"
+        raise Unavailable(f"{what}: {len(adverts)} adverts of up to {longest} bytes, {bound}; the relay is broken")
 
 
 class RelayedSocket:

@@ -345,6 +345,52 @@ async def test_what_a_witness_says_moves_no_cursor_of_a_terminal(
         await witness.stop()
 
 
+# --- what it sends to who looks up adverts -------------------------------------------------------------------------
+
+
+class EndlessDirectory(HostileRelay):
+    """Answers a look-up with the same message for ever."""
+
+    adverts: tuple[bytes, ...] = ()
+    num_messages = 0
+
+    @rpc
+    async def Lookup(self, request: pb.LookupRequest, context: Context) -> None:
+        while True:
+            self.num_messages += 1
+            await context.write(pb.LookupResponse(adverts=self.adverts))
+
+
+def whatever_comes(adverts: object, what: str) -> None:
+    """The defence taken out."""
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: whatever comes"])
+@pytest.mark.parametrize("adverts", [(), (bytes(2**20),)], ids=["none", "too long"])
+async def test_a_look_up_without_end_is_left_at_its_first_message(
+    adverts: tuple[bytes, ...], is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(relay_client, "_check_adverts", whatever_comes)
+        monkeypatch.setattr(relay_client, "MAX_LOOKED_UP", 10**9)  # what was too long was not counted
+    async with playing() as scene:
+        transport = GrpcTransport(make_identity(9), TOY_RUN_ID, EXCHANGE, SystemClock())
+        relay = transport.relay = EndlessDirectory(transport)
+        relay.adverts = adverts
+        await transport.serve(HoldsNothing())
+        address = PeerAddress(node_id=make_identity(9).node_id, endpoint=transport.endpoint)
+        looking_up = asyncio.ensure_future(scene.node.records_at(address))
+        if is_defended:
+            with pytest.raises(Unavailable, match="expected at most 256"):
+                await looking_up
+        else:
+            await until(lambda: relay.num_messages > 100)
+            assert not looking_up.done()
+            looking_up.cancel()
+        await asyncio.gather(looking_up, return_exceptions=True)
+        await transport.stop()
+
+
 # --- what it sends to who holds a reservation ---------------------------------------------------------------------
 
 
