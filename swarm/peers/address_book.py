@@ -42,9 +42,7 @@ KNOWN_BURST: Final = 64.0
 SUBNET_PER_S: Final = 1 / 60  # to one subnet, and as many to peers known to be alive who are not known there
 SUBNET_BURST: Final = 3.0
 ALIVE_BURST: Final = 8.0
-BEYOND_REACH: Final = (
-    2  # peers in a row that only our own relays led to: they are asked first, since we get out to no more
-)
+BEYOND_REACH: Final = 2  # peers in a row that only our own relays led to: only port 443 may get out
 LEADING_TRIES: Final = 16  # failures through a relay that led us somewhere, after which it is an address like others
 _MAX_FILE_BYTES: Final = 64 * 1024
 
@@ -171,9 +169,7 @@ class AddressBook:
         self.num_answered += 1
         if address.relay not in self.relays:
             self._num_beyond = 0
-        elif (
-            address.node_id in self._failed_beyond
-        ):  # alone that says more than a dead address: adverts of those are free
+        elif address.node_id in self._failed_beyond:  # a dead address alone says nothing: adverts of it are free
             del self._failed_beyond[address.node_id]
             self._num_beyond += 1
         if self._is_trusted(address):
