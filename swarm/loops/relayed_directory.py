@@ -1,7 +1,8 @@
 """The directory of a node whose network lets it dial none of the directory's peers: a relay asks and stores for it.
 
 Invariant: adverts are signed, so a relay can withhold them and change none; relays are asked in turn, and all of them
-told, so that one that withholds hides nobody for long. The directory's own peers are used wherever they answer.
+told, so that one that withholds hides nobody for long. The directory's own peers are used beside them, and alone only
+while one that the configuration names answers: any other that a network lets through may be anybody's.
 """
 
 import logging
@@ -25,7 +26,7 @@ LOOKUP_EVERY_S: Final = 4.0
 
 
 class RelayedDirectory:
-    """`swarm.interfaces.Discovery` over a DHT peer, and over relays while that knows nobody.
+    """`swarm.interfaces.Discovery` over a DHT peer, and over relays while no peer of `directory.bootstrap` answers it.
 
     Args:
         directory: the DHT peer.
@@ -49,36 +50,52 @@ class RelayedDirectory:
         self._num_looks = 0
 
     def _helpers(self) -> list[PeerAddress]:
-        return [] if self._directory.num_peers else self._relays()
+        return [] if self._directory.is_bootstrapped else self._relays()
 
     async def announce(self, advert: Advert) -> None:
-        """Publishes our advert. Raises Unavailable."""
-        await self._directory.announce(advert)
+        """Publishes our advert in the DHT and at relays. Raises Unavailable where neither takes it."""
         helpers, failures = self._helpers(), list[Unavailable]()
         for relay in helpers:
             try:
                 await self._transport.announce_at(relay, seal_advert(advert, self._identity))
             except Unavailable as error:
                 failures.append(error)
-        if helpers and len(failures) == len(helpers):
+        is_told = len(failures) < len(helpers)
+        try:
+            await self._directory.announce(advert)
+        except Unavailable:
+            if not is_told:
+                raise
+        if failures and not is_told and not self._directory.num_peers:
             raise failures[0]
 
     async def lookup(self) -> list[Advert]:
-        """Verified adverts of the run. Raises Unavailable."""
+        """Verified adverts of the run. Raises Unavailable where neither the DHT nor a relay answers."""
+        is_answered = await self._ask_relays()
+        try:
+            return await self._directory.lookup()
+        except Unavailable:
+            if not is_answered:
+                raise
+            return self._directory.seen()
+
+    async def _ask_relays(self) -> bool:
+        """Whether one of them gave what it has."""
         now_s = self._clock.monotonic_s()
-        if now_s - self._looked_s >= LOOKUP_EVERY_S:
-            helpers = self._helpers()
-            first = self._num_looks % max(1, len(helpers))
-            self._num_looks += 1
-            for relay in (*helpers[first:], *helpers[:first]):
-                self._looked_s = now_s
-                try:
-                    for data in await self._transport.records_at(relay):
-                        self._directory.take(data)
-                    break
-                except Unavailable as error:
-                    logger.info("a relay gave no adverts", extra={"peer": short(relay.node_id), "error": str(error)})
-        return await self._directory.lookup()
+        if now_s - self._looked_s < LOOKUP_EVERY_S:
+            return False
+        helpers = self._helpers()
+        first = self._num_looks % max(1, len(helpers))
+        self._num_looks += 1
+        for relay in (*helpers[first:], *helpers[:first]):
+            self._looked_s = now_s
+            try:
+                for data in await self._transport.records_at(relay):
+                    self._directory.take(data)
+                return True
+            except Unavailable as error:
+                logger.info("a relay gave no adverts", extra={"peer": short(relay.node_id), "error": str(error)})
+        return False
 
     async def maintain(self) -> None:
         """As of the DHT peer."""

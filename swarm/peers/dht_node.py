@@ -186,6 +186,10 @@ class DhtPeer:
         """Nodes in the routing table."""
         return len(self._node.protocol.routing_table.uid_to_peer_id)
 
+    def known(self) -> set[str]:
+        """The peer ids in the routing table, in base 58."""
+        return set(map(str, self._node.protocol.routing_table.uid_to_peer_id.values()))
+
     async def connected(self) -> dict[str, str]:
         """Peer id -> a multiaddress of every connected peer. Raises Unavailable when p2pd is dead or stuck."""
         try:

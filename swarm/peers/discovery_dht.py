@@ -133,6 +133,12 @@ class HivemindDirectory:
         return 0 if self._peer is None else self._peer.num_known
 
     @property
+    def is_bootstrapped(self) -> bool:
+        """Whether a peer of `directory.bootstrap` is in the routing table; whoever else is may be anybody."""
+        known = set[str]() if self._peer is None else self._peer.known()
+        return any(address.rpartition("/p2p/")[2] in known for address in self._config.bootstrap)
+
+    @property
     def daemon_pid(self) -> int:
         """Process id of the DHT daemon p2pd. Raises Unavailable while there is none."""
         return self._running().daemon_pid
@@ -154,6 +160,10 @@ class HivemindDirectory:
         shards = random.sample(range(self._config.shards), min(_SHARDS_PER_LOOKUP, self._config.shards))
         async with _deadline(_CALL_TIMEOUT_S, "lookup"):
             await asyncio.gather(*(self._read(peer, shard) for shard in shards))
+        return self.seen()
+
+    def seen(self) -> list[Advert]:
+        """What `lookup` gives, of what was read until now."""
         adverts: list[Advert] = []
         now_s = self._clock.now_s()
         for shard, records in enumerate(self._seen):

@@ -134,6 +134,7 @@ async def test_a_node_that_moves_behind_a_router_is_asked_no_more_and_again_once
     laptop = await swarm.join(*server.visible_maddrs(), is_outward=lambda: is_home)
     await swarm.announce_all()
     assert (server.num_peers, laptop.num_peers) == (1, 1)
+    assert laptop.is_bootstrapped and not server.is_bootstrapped
     is_home = True
     await laptop.maintain()
     restarted = await swarm.join(*server.visible_maddrs())  # knows nobody but whom the server names
@@ -205,7 +206,8 @@ async def test_a_node_without_a_living_bootstrap_peer_runs_alone_and_is_found_on
     address = gone.visible_maddrs()[0]
     await gone.stop()
     lonely = await swarm.join(address)
-    assert lonely.num_peers == 0 and caplog.text.count("no DHT peer answers") == 1
+    assert lonely.num_peers == 0 and not lonely.is_bootstrapped
+    assert caplog.text.count("no DHT peer answers") == 1
     await swarm.announce_all()
     assert await sees(lonely) == swarm.ids()
     config = DirectoryConfig(listen=address.rpartition("/p2p/")[0])

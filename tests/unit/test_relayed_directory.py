@@ -15,19 +15,26 @@ RELAYS = [PeerAddress(node_id=make_identity(number).node_id, endpoint=f"8.{numbe
 OWN = make_identity(9)
 
 
-class NoPeers:
-    """A DHT peer that reaches nobody."""
-
-    num_peers = 0
+class DhtPeer:
+    """A DHT peer that reaches nobody; or a few, who do not answer."""
 
     def __init__(self) -> None:
         self.taken: list[bytes] = []
+        self.num_peers, self.is_bootstrapped = 0, False
+        self.num_announced = 0
 
     async def announce(self, advert: Advert) -> None:
-        """Nobody is there."""
+        self.num_announced += 1
+        if self.num_peers:
+            raise Unavailable("DHT announce took over 10.0 s")
 
     async def lookup(self) -> list[Advert]:
+        if self.num_peers:
+            raise Unavailable("DHT lookup took over 10.0 s")
         return []
+
+    def seen(self) -> list[Advert]:
+        return [make_advert(OWN.node_id)] * len(self.taken)
 
     def take(self, data: bytes) -> bool:
         self.taken.append(data)
@@ -57,7 +64,7 @@ class AtRelays:
 
 class Scene:
     def __init__(self) -> None:
-        self.clock, self.peer, self.at = ManualClock(), NoPeers(), AtRelays()
+        self.clock, self.peer, self.at = ManualClock(), DhtPeer(), AtRelays()
         self.directory = RelayedDirectory(cast(Any, self.peer), cast(Any, self.at), lambda: RELAYS, OWN, self.clock)
 
 
@@ -91,3 +98,36 @@ async def test_relays_that_refuse_are_an_error_where_all_do() -> None:
     it.at.refusing = set(RELAYS)
     with pytest.raises(Unavailable):
         await it.directory.announce(make_advert(OWN.node_id))
+
+
+def whoever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: any peer in the routing table stands for the directory."""
+    monkeypatch.setattr(RelayedDirectory, "_helpers", lambda self: [] if self._directory.num_peers else RELAYS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: whoever is there"])
+async def test_a_dht_peer_of_a_free_key_does_not_stand_for_the_directory(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network lets through to one that listens on port 443, and it answers nothing."""
+    if not is_defended:
+        whoever_is_there(monkeypatch)
+    it = Scene()
+    it.peer.num_peers = 1
+    if not is_defended:
+        with pytest.raises(Unavailable):
+            await it.directory.announce(make_advert(OWN.node_id))
+        with pytest.raises(Unavailable):
+            await it.directory.lookup()
+        return
+    await it.directory.announce(make_advert(OWN.node_id))
+    assert it.at.told == RELAYS and it.peer.num_announced == 1
+    assert await it.directory.lookup() == it.peer.seen() != []
+
+
+async def test_relays_are_left_alone_while_a_peer_of_the_configuration_answers() -> None:
+    it = Scene()
+    it.peer.is_bootstrapped = True
+    await it.directory.announce(make_advert(OWN.node_id))
+    await it.directory.lookup()
+    assert not it.at.told and not it.at.asked and it.peer.num_announced == 1
