@@ -53,6 +53,8 @@ MAX_RECORDS: Final = 256  # in one message
 RECORD_CALLS_PER_S: Final = 0.5  # look-ups and announcements of one node
 RECORD_CALLS_BURST: Final = 8.0
 RECORD_CALLS_OF_SUBNET: Final = 16  # times that
+ANNOUNCED_PER_S: Final = 16.0  # of all together who hold no reservation here: each costs the directory milliseconds
+ANNOUNCED_BURST: Final = 64.0
 _ENDINGS: Final = (OSError, TimeoutError, grpc.aio.AioRpcError, grpc.aio.BaseError)
 _EOF: Final = cast(Any, grpc.aio).EOF  # what a read gives at the end of a stream
 
@@ -105,6 +107,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         self._records_of = RateLimiter[str](
             RECORD_CALLS_OF_SUBNET * RECORD_CALLS_PER_S, RECORD_CALLS_OF_SUBNET * RECORD_CALLS_BURST, MAX_SUBNETS
         )
+        self._announced = TokenBucket(ANNOUNCED_PER_S, ANNOUNCED_BURST, clock.monotonic_s())
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds this service to a server."""
@@ -334,6 +337,8 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         author = author_of(request.advert)
         if author is None or node_id_of(author[0]) != node_id:
             raise TooLarge("an advert of the caller is expected")
+        if self.table.get(node_id) is None and not self._announced.try_take(self._clock.monotonic_s()):
+            raise Unavailable("too many announcements now; hold a reservation, or try again later")
         if not await directory.pass_on(request.advert):
             raise Unavailable("the advert is none of this run, or there is no room for it")
         return pb.AnnounceResponse()

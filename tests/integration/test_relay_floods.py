@@ -24,11 +24,12 @@ from swarm.relay import relay_client, relay_servicer, reservation_table
 from swarm.relay.relay_servicer import RelayServicer
 from swarm.relay.reservation_table import RelayLimits, ReservationTable
 from swarm.relay.tunnel import FRAME_BYTES
-from swarm.testing.builders import HoldsNothing, make_identity
+from swarm.testing.builders import HoldsNothing, make_advert, make_identity
 from swarm.testing.call_flood import forwarding
 from swarm.testing.connection_flood import loopback_addresses
 from swarm.types import NodeId
 from swarm.wire import server as wire_server
+from swarm.wire.adverts import seal_advert
 from swarm.wire.server import ServerLimits, Sessions
 from swarm.wire.session import AuthenticatedChannel, open_channel
 from swarm.wire.v1 import relay_service_pb2 as pb
@@ -621,6 +622,31 @@ async def test_free_keys_of_one_subnet_look_up_few_adverts(is_defended: bool, mo
                 break
         assert (records.num_calls <= 2 * relay_servicer.RECORD_CALLS_BURST) is is_defended or not stopped
         assert stopped is is_defended
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: each subnet by itself"])
+async def test_free_keys_of_many_subnets_announce_little_and_keep_no_holder_of_a_reservation_out(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_servicer, "ANNOUNCED_PER_S", 1e-9)
+    monkeypatch.setattr(relay_servicer, "ANNOUNCED_BURST", 4.0 if is_defended else 1e6)
+
+    async def announce(caller: Caller) -> bool:
+        advert = seal_advert(make_advert(caller.identity.node_id, run_id=RUN), caller.identity)
+        try:
+            await caller.stub.Announce(pb.AnnounceRequest(advert=advert), metadata=caller.metadata, timeout=5.0)
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is CODES.UNAVAILABLE and "too many announcements" in str(error.details())
+            return False
+        return True
+
+    async with relaying() as relay:
+        records = relay.transport.directory = Records()
+        holder = await relay.caller(ADDRESSES[9])
+        assert await holder.reserve() is not None
+        num_taken = sum([await announce(await relay.caller(source)) for source in ADDRESSES[:8]])
+        assert await announce(holder)
+        assert (num_taken == 4) is is_defended and records.num_calls == num_taken + 1
 
 
 async def test_nobody_announces_the_advert_of_another() -> None:
