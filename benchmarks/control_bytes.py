@@ -3,8 +3,8 @@
     python -m benchmarks.control_bytes --nodes 1000 --rounds 60     # 4 minutes of CPU
     python -m benchmarks.control_bytes --nodes 100 --rounds 20
 
-Two virtual swarms of one seed: all nodes can be dialled (and measure that), or nobody can dial `--outward` of them; 50 ms
-one way, no faults. Ends with exit code 1 where an invariant is broken.
+Two virtual swarms of one seed: all nodes can be dialled (and measure that), or nobody can dial `--outward` of them; 50
+ms one way, no faults. Ends with exit code 1 where an invariant is broken.
 """
 
 import argparse

@@ -39,7 +39,8 @@ LASTING_S: Final = 30.0  # a stream that ends sooner and brought nothing counts 
 async def neighbours_loop(agent: Agent, transport: Transport, directory: Discovery, rng: random.Random) -> None:
     """Looks at the directory and streams groups from a few peers; one that moved, failed or misbehaved is dropped.
 
-    It looks again sooner while it knows nobody, and where nobody reaches it: the directory may name a relay by then.
+    It looks again sooner while it knows nobody, and where nobody reaches it and no advert spoke of a relay: one may by
+    then. A look-up of a large directory costs more than all else that is no group and no weights.
     While the directory does not answer, or names nobody, neighbours that work stay, and known peers and anchors are
     dialled.
     """
@@ -89,10 +90,10 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
 
 
 async def _is_alone(agent: Agent, adverts: Sequence[Advert], until_s: float) -> bool:
-    """Whether the directory named nobody else, or nobody reaches this node: now, or else once until then."""
+    """Whether the directory named nobody else, or no relay to a node that nobody reaches: now, or else until then."""
     try:
         async with asyncio.timeout(max(0.0, until_s - agent.clock.monotonic_s())):
-            await agent.context.changed.until(lambda: len(adverts) < 2 or not agent.endpoints)
+            await agent.context.changed.until(lambda: len(adverts) < 2 or not (agent.endpoints or agent.peers.relays))
     except TimeoutError:
         return False
     return True

@@ -548,5 +548,11 @@ def test_a_node_whom_nobody_reaches_looks_again_soon_and_then_ever_later() -> No
         bench.adverts = bench.adverts[:1]  # nobody but itself
         await asyncio.sleep(400.0)
         assert len(looks) >= 6, looks
+        bench.adverts = [*bench.adverts, replace(make_advert(FIRST.node_id), relay_reservations=1)]
+        bench.agent.endpoints = ()
+        await asyncio.sleep(400.0)
+        del looks[:]
+        await asyncio.sleep(400.0)
+        assert len(looks) <= 3, "it knows a relay: a large directory is not read again for another"
 
     play(scene, exchange=ExchangeConfig(lookup_every_s=180.0))
