@@ -29,7 +29,7 @@ from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.environments.determinism import examine, require_repeatable
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.environments.soundness import narrow_tokenizer
-from swarm.errors import SwarmError
+from swarm.errors import SwarmError, Unavailable
 from swarm.events import NODE, Event, LoopFailed, NodeFinished, NodeStarted, StoreDamaged, VersionPublished
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
@@ -128,7 +128,7 @@ class Daemon(Service):
                 try:
                     await self._run_worker()
                 finally:  # also where a signal ends it: relays and streams still go on here
-                    await self.agent.streams.drain(DRAIN_S)
+                    await asyncio.gather(self._withdraw(), self.agent.streams.drain(DRAIN_S))
                     await self.transport.stop_serving()
                 for task in running:
                     task.cancel()
@@ -216,6 +216,14 @@ class Daemon(Service):
         self._emit(NodeStarted(node_id=identity.node_id, endpoints=tuple(self.agent.endpoints), pid=os.getpid()))
         fields = {"node": short(identity.node_id), "endpoints": self.agent.endpoints, "bootstrap": self.maddrs}
         logger.info("node started", extra=fields)
+
+    async def _withdraw(self) -> None:
+        """Tells the directory that nobody finds this node any more."""
+        self.agent.is_leaving = True
+        if (directory := self._discovery()) is not None:
+            with contextlib.suppress(Unavailable, TimeoutError):
+                async with asyncio.timeout(DRAIN_S):
+                    await directory.announce(self.agent.advert())
 
     def _discovery(self) -> RelayedDirectory | None:
         if self.directory is None:

@@ -107,6 +107,7 @@ class Agent:
         self.context, self.config, self.clock, self.node_id = context, context.config, context.clock, context.node_id
         self.store, self._tokenizer, self._verifier = store, tokenizer, verifier
         self.endpoints: tuple[str, ...] = ()
+        self.is_leaving = False
         self.credential: Callable[[], bytes] = bytes  # what our advert shows
         self.relay_reservations: Callable[[], int] = int  # free ones, for nodes that cannot be dialled
         self.num_failures = 0
@@ -402,9 +403,12 @@ class Agent:
             return endpoints, head.policy_id, bool(head.digest), equivocator
 
         of = offer(advert.endpoints, advert.head, advert.equivocator)
-        await self.context.changed.until(
-            lambda: offer(self.endpoints, self.advertised_version, self._equivocator) != of
-        )
+        await self.context.changed.until(lambda: offer(self._offered, self.advertised_version, self._equivocator) != of)
+
+    @property
+    def _offered(self) -> tuple[str, ...]:
+        """Where others find this node; nowhere once it leaves: else they dial it in vain until its advert ends."""
+        return () if self.is_leaving else self.endpoints
 
     @property
     def _equivocator(self) -> str:
@@ -435,7 +439,7 @@ class Agent:
         return Advert(
             node_id=self.node_id,
             run_id=self.config.run_id,
-            endpoints=self.endpoints,
+            endpoints=self._offered,
             roles=self.config.roles,
             tokenizer_digest=self._tokenizer.digest,
             head=self.advertised_version,
@@ -449,7 +453,7 @@ class Agent:
             expires_at_s=self.clock.now_s() + 3 * self.config.exchange.advert_every_s,
             equivocator=self._equivocator,
             credential=self.credential(),
-            relay_reservations=self.relay_reservations(),
+            relay_reservations=0 if self.is_leaving else self.relay_reservations(),
         )
 
     def node_report(self, tokens_per_s: float) -> NodeReport:

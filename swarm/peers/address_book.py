@@ -147,7 +147,7 @@ class AddressBook:
             return self._known_dials.try_take(now_s)
         if not self._stranger_dials.try_take(now_s, keep=0.0 if is_alive else RESERVE):
             return False
-        if self._is_leading(address):
+        if self._is_relayed_freely(address):
             return True  # it is there for that: a false claim costs its own pause, and nothing of others behind it
         if not self._per_subnet[is_alive].try_take(budget_key_of(address.endpoint), now_s):
             self._stranger_dials.put_back(now_s)
@@ -157,6 +157,11 @@ class AddressBook:
     def _is_leading(self, address: PeerAddress) -> bool:
         """Whether it is behind a relay through which somebody answered lately."""
         return address.relay is not None and self._leading.get(address.endpoint, LEADING_TRIES) < LEADING_TRIES
+
+    def _is_relayed_freely(self, address: PeerAddress) -> bool:
+        """Whether its dial is bounded with those of all strangers alone: our own relays lead to us, and may be the only
+        way to everybody else."""
+        return self._is_leading(address) or address.relay in self.relays
 
     def _is_trusted(self, address: PeerAddress) -> bool:
         return self.is_known(address) or address in self.anchors
@@ -176,7 +181,7 @@ class AddressBook:
             self._known_dials.put_back(now_s)
         else:
             self._stranger_dials.put_back(now_s)
-            if not self._is_leading(address):
+            if not self._is_relayed_freely(address):
                 self._per_subnet[is_alive].put_back(budget_key_of(address.endpoint), now_s)
             self._failures.pop(address.location, None)
         if address.relay is not None:

@@ -9,6 +9,7 @@ import pytest
 from coordinator.daemon import CoordinatorDaemon
 from node.daemon import Daemon
 from node.status import problems
+from swarm.clock import SystemClock
 from swarm.config import (
     CoordinatorConfig,
     CoordinatorLink,
@@ -19,6 +20,8 @@ from swarm.config import (
     ModelConfig,
     NodeConfig,
 )
+from swarm.identity import Identity
+from swarm.peers.discovery_dht import HivemindDirectory
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -130,3 +133,38 @@ async def test_a_fault_of_a_side_loop_ends_no_node(tmp_path: Path, name: str, mo
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("is_withdrawn", [True, False], ids=["product", "mutation: without a word"])
+async def test_a_node_that_leaves_takes_its_address_out_of_the_directory(
+    is_withdrawn: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all others dial it in vain until its advert ends, 90 s later."""
+
+    async def without_a_word(self: Daemon) -> None:
+        pass
+
+    if not is_withdrawn:
+        monkeypatch.setattr(Daemon, "_withdraw", without_a_word)
+    config = node_config(tmp_path / "node").model_copy(update={"directory": DirectoryConfig()})
+    async with Daemon(config) as daemon:
+        reader = await HivemindDirectory.start(
+            Identity.create(), "test", DirectoryConfig(bootstrap=tuple(daemon.maddrs)), SystemClock(), None
+        )
+        running = asyncio.create_task(daemon.run())
+
+        async def endpoints() -> list[tuple[str, ...]]:
+            return [advert.endpoints for advert in await reader.lookup()]
+
+        try:
+            async with asyncio.timeout(20):
+                while not await endpoints():  # noqa: ASYNC110 - the node announces itself
+                    await asyncio.sleep(0.05)
+            assert await endpoints() == [tuple(daemon.agent.endpoints)] != [()]
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            assert (await endpoints() == [()]) is is_withdrawn
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await reader.stop()

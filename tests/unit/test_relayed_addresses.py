@@ -82,6 +82,24 @@ def test_a_relay_that_led_somewhere_once_is_an_address_like_others_after_many_fa
     assert LEADING_TRIES <= num_tried <= LEADING_TRIES + 3 + 800 / 60, "then three, and one a minute"
 
 
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: bounded as a subnet"])
+def test_dead_adverts_do_not_use_up_the_only_way_out(is_defended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only our own relay leads out, all adverts lead through it: 40 nodes that left, and one that is there."""
+    if not is_defended:
+        monkeypatch.setattr(AddressBook, "_is_relayed_freely", AddressBook._is_leading)
+    clock = ManualClock()
+    book = book_at(clock)
+    nodes = [behind(RELAY, number) for number in range(41)]
+    relay = nodes[0].relay
+    assert relay is not None
+    book.relays = (relay,)
+    num_tried = 0
+    for node in nodes:
+        num_tried += is_tried(book, node)
+        clock.advance(2.0)
+    assert (num_tried == 41) is is_defended
+
+
 def test_where_nothing_answers_but_our_own_relay_it_is_asked_first_until_something_else_does() -> None:
     clock = ManualClock()
     book = book_at(clock)
