@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from swarm.causes import Snapshot, status_findings
-from swarm.causes.learning_rules import set_aside_words, waiting_words
+from swarm.causes.off_policy_rules import set_aside_words
 from swarm.causes.running_rules import paused_words
+from swarm.causes.waiting_rules import waiting_words
 from swarm.config.byte_sizes import byte_words
 from swarm.errors import ConfigError, Unavailable
 from swarm.process import is_running

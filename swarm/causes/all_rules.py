@@ -7,14 +7,22 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from swarm.causes import (
+    connection_rules,
+    coordinator_rules,
+    dishonest_peer_rules,
     error_rules,
-    exchange_rules,
+    external_group_rules,
     following_rules,
     group_rules,
-    learning_rules,
+    held_out_rules,
+    off_policy_rules,
+    optimizer_rules,
+    refusal_rules,
+    replay_buffer_rules,
     running_rules,
     signal_rules,
     step_rules,
+    waiting_rules,
 )
 from swarm.causes.far_settings import far_settings
 from swarm.causes.finding import Diagnosed, Suspect, by_cause, with_guilty
@@ -26,14 +34,14 @@ Rule = Callable[[Snapshot], Diagnosed | None]
 STATUS_RULES: Final[tuple[Rule, ...]] = (
     running_rules.does_not_run,
     running_rules.hangs,
-    learning_rules.no_steps,
+    waiting_rules.no_steps,
     following_rules.no_trainer,
     following_rules.trainer_away,
     following_rules.versions_refused,
     running_rules.loops_fail,
     running_rules.disk_full,
-    exchange_rules.coordinator_alarm,
-    exchange_rules.differs_from_run,
+    coordinator_rules.coordinator_alarm,
+    coordinator_rules.differs_from_run,
 )
 RULES: Final[tuple[Rule, ...]] = (
     running_rules.broken_configuration,
@@ -58,18 +66,18 @@ RULES: Final[tuple[Rule, ...]] = (
     group_rules.one_answer,
     group_rules.environment_in_vain,
     group_rules.environment_not_asked,
-    learning_rules.learning_rate_too_high,
-    learning_rules.not_a_number,
-    learning_rules.learning_rate_too_low,
-    learning_rules.steps_change_nothing,
-    learning_rules.weights_decay,
-    learning_rules.overfits,
-    learning_rules.held_out_falls,
-    learning_rules.stale,
-    learning_rules.buffer_too_small,
-    learning_rules.stays_on_policy,
-    learning_rules.all_set_aside,
-    learning_rules.finished,
+    optimizer_rules.learning_rate_too_high,
+    optimizer_rules.not_a_number,
+    optimizer_rules.learning_rate_too_low,
+    optimizer_rules.steps_change_nothing,
+    optimizer_rules.weights_decay,
+    held_out_rules.overfits,
+    held_out_rules.held_out_falls,
+    replay_buffer_rules.stale,
+    replay_buffer_rules.buffer_too_small,
+    off_policy_rules.stays_on_policy,
+    off_policy_rules.all_set_aside,
+    waiting_rules.finished,
     step_rules.gets_worse,
     step_rules.learns_nothing,
     step_rules.steps_move_far,
@@ -77,27 +85,27 @@ RULES: Final[tuple[Rule, ...]] = (
     step_rules.nothing_trained,
     step_rules.steps_made_again,
     step_rules.evaluations_take_time,
-    step_rules.step_needs_many,
-    exchange_rules.clock_is_wrong,
-    exchange_rules.quota_too_low,
-    exchange_rules.settings_differ,
-    exchange_rules.environments_differ,
-    exchange_rules.tokens_differ,
-    exchange_rules.liar,
-    exchange_rules.forgers,
-    exchange_rules.others_refused,
-    exchange_rules.turns_others_away,
-    exchange_rules.come_too_late,
-    exchange_rules.coordinator_refuses,
-    exchange_rules.coordinator_away,
-    exchange_rules.no_entry,
-    exchange_rules.cannot_dial,
-    exchange_rules.nobody_can_dial,
-    exchange_rules.no_relay,
-    exchange_rules.alone,
-    exchange_rules.no_external,
-    exchange_rules.newcomers,
-    exchange_rules.barrier_waits,
+    waiting_rules.step_needs_many,
+    coordinator_rules.clock_is_wrong,
+    refusal_rules.quota_too_low,
+    refusal_rules.settings_differ,
+    refusal_rules.environments_differ,
+    refusal_rules.tokens_differ,
+    dishonest_peer_rules.liar,
+    dishonest_peer_rules.forgers,
+    refusal_rules.others_refused,
+    connection_rules.turns_others_away,
+    refusal_rules.come_too_late,
+    coordinator_rules.coordinator_refuses,
+    coordinator_rules.coordinator_away,
+    refusal_rules.no_entry,
+    connection_rules.cannot_dial,
+    connection_rules.nobody_can_dial,
+    connection_rules.no_relay,
+    connection_rules.alone,
+    external_group_rules.no_external,
+    external_group_rules.newcomers,
+    waiting_rules.barrier_waits,
     following_rules.no_credit,
     following_rules.equivocated,
     following_rules.not_published,
@@ -109,10 +117,10 @@ RULES: Final[tuple[Rule, ...]] = (
 
 # Seen at healthy nodes, too: said only with the setting that brings them about.
 SYMPTOMS: Final[tuple[Rule, ...]] = (
-    step_rules.waits_for_groups,
-    step_rules.no_group_yet,
-    step_rules.no_step_yet,
-    step_rules.no_peer_yet,
+    waiting_rules.waits_for_groups,
+    waiting_rules.no_group_yet,
+    waiting_rules.no_step_yet,
+    waiting_rules.no_peer_yet,
 )
 
 
@@ -130,7 +138,7 @@ def _suspects(snapshot: Snapshot) -> list[Suspect]:
 
 def status_findings(snapshot: Snapshot) -> list[Diagnosed]:
     """What a status alone tells, in the order of the rules."""
-    rules = (*STATUS_RULES, exchange_rules.nobody_agrees)  # which sums up what a diagnosis tells one by one
+    rules = (*STATUS_RULES, refusal_rules.nobody_agrees)  # which sums up what a diagnosis tells one by one
     return _apply(rules, snapshot)
 
 

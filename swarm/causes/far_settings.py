@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from swarm.causes.exchange_rules import OF_REFUSALS
 from swarm.causes.finding import Certainty, Diagnosed, Gravity, Suspect
+from swarm.causes.refusal_rules import OF_REFUSALS
 from swarm.causes.signal_rules import NO_SIGNAL
 from swarm.causes.snapshot import Snapshot, as_toml
 from swarm.config import EnvironmentConfig, NodeConfig

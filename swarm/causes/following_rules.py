@@ -2,8 +2,9 @@
 
 from typing import Final
 
-from swarm.causes.exchange_rules import OF_REFUSALS, PATIENCE_S
+from swarm.causes.connection_rules import PATIENCE_S
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
+from swarm.causes.refusal_rules import OF_REFUSALS
 from swarm.causes.snapshot import Snapshot, shortened
 from swarm.events import ApplyFailed, OwnerEquivocated, VersionApplied, VersionUnpublished, events_of
 from swarm.types import JsonDict, Role, short

@@ -33,6 +33,7 @@ from swarm.types import JsonDict, NodeId, RefusalReason, Role
 MAX_TEXT: Final = 300  # characters of an error or name that is shown
 RECENT_GROUPS: Final = 128  # own attempts that count as recent
 RECENT_STEPS: Final = 20
+FEW_STEPS: Final = 20  # fewer say nothing of a course
 Value = TypeVar("Value")
 
 

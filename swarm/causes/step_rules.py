@@ -6,16 +6,13 @@ Invariant: what is found here is seen of some cause; where that is a setting, `f
 from typing import Final
 
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
-from swarm.causes.learning_rules import FEW_STEPS, leaps, losses
-from swarm.causes.snapshot import RECENT_STEPS, Snapshot, mean, middle
+from swarm.causes.optimizer_rules import leaps, losses
+from swarm.causes.snapshot import FEW_STEPS, RECENT_STEPS, Snapshot, mean, middle
 from swarm.events import NodeStarted, PolicyEvaluated, StepMade
-from swarm.types import Role
 
 MANY_STEPS: Final = 50  # fewer need not have taught anything yet
 MOST: Final = 0.5
 LEAST_EVALUATED_S: Final = 10.0  # of a run that has just begun the first evaluation is most
-LONG_S: Final = 600.0  # for one step
-PATIENCE_S: Final = 20.0
 NO_MEASURE: Final = frozenset({"learning_rate_too_high", "weights_decay", "not_a_number"})  # that make policies wild
 
 
@@ -143,89 +140,6 @@ def evaluations_take_time(snapshot: Snapshot) -> Diagnosed | None:
         gravity=Gravity.WASTES,
         certainty=Certainty.LIKELY,
         key="evaluation.every_steps",
-    )
-
-
-def step_needs_many(snapshot: Snapshot) -> Diagnosed | None:
-    """At the rate at which own groups with signal come, a step takes very long."""
-    config, (_, num_with_signal, _, _) = snapshot.config, snapshot.own
-    if config is None or snapshot.is_finished or snapshot.idle_s < PATIENCE_S or not snapshot.attempts:
-        return None
-    needed = config.replay.local_groups
-    expected_s = needed * snapshot.idle_s / max(1, num_with_signal)
-    if num_with_signal >= needed or expected_s < LONG_S:
-        return None
-    return Diagnosed(
-        name="step_needs_many",
-        claim=f"a step needs {needed} own groups with differing rewards, and in {snapshot.idle_s:.0f} s "
-        f"{num_with_signal} came: one step in {expected_s / 60:.0f} minutes, or more",
-        evidence=("own_since_step (status.json), replay.local_groups (node.toml)",),
-        fix="tasks of which more answers are right, more tries (generator.group_size), or fewer replay.local_groups",
-        gravity=Gravity.HARMS,
-        certainty=Certainty.LIKELY,
-        follows_from=frozenset(
-            {"all_wrong", "all_right", "all_equal", "cut_off", "cannot_be_scored", "disk_full", "out_of_memory"}
-            | {"worker_dies", "stale", "learning_rate_too_high", "weights_decay", "no_group_yet"}
-        ),
-    )
-
-
-def waits_for_groups(snapshot: Snapshot) -> Diagnosed | None:
-    """Steps wait for groups most of the time: a note, as generation is the larger part of much honest work."""
-    recent = snapshot.made[-RECENT_STEPS:]
-    waited_s = sum(step.seconds.get("draw_wait", 0.0) for step in recent)
-    if len(recent) < 3 or waited_s <= MOST * snapshot.recent_span_s or not snapshot.recent_span_s:
-        return None
-    return Diagnosed(
-        name="waits_for_groups",
-        claim=f"steps wait for groups {waited_s / snapshot.recent_span_s:.0%} of the time: generation is slower",
-        evidence=(f"draw_wait of the newest {len(recent)} steps (seconds of step in events.jsonl)",),
-        gravity=Gravity.NOTE,
-    )
-
-
-def no_step_yet(snapshot: Snapshot) -> Diagnosed | None:
-    """A trainer has made no step since its start: no fault by itself, as a large model takes minutes for its first."""
-    if not snapshot.is_trainer or snapshot.is_finished or snapshot.value("is_loading", False):
-        return None
-    if snapshot.up_s < PATIENCE_S or any(step.at_s >= (snapshot.started_at_s or 0.0) for step in snapshot.steps):
-        return None
-    return Diagnosed(
-        name="no_step_yet",
-        claim=f"no step was made in {snapshot.up_s:.0f} s",
-        evidence=("no step in events.jsonl since the start",),
-        gravity=Gravity.NOTE,
-    )
-
-
-def no_peer_yet(snapshot: Snapshot) -> Diagnosed | None:
-    """A node that looks for others has found none so far: no fault by itself, as the search takes a while."""
-    if not snapshot.has_others or snapshot.is_finished or snapshot.up_s < PATIENCE_S:
-        return None
-    if snapshot.value("peers", list[str]()):
-        return None
-    return Diagnosed(
-        name="no_peer_yet",
-        claim=f"no other node was connected in {snapshot.up_s:.0f} s",
-        evidence=("peers: none (status.json)",),
-        gravity=Gravity.NOTE,
-    )
-
-
-def no_group_yet(snapshot: Snapshot) -> Diagnosed | None:
-    """A generator has finished no group since its start: no fault by itself, as with `no_step_yet`."""
-    config = snapshot.config
-    if config is None or Role.GENERATOR not in config.roles or snapshot.attempts or snapshot.is_finished:
-        return None
-    if snapshot.following is not None and snapshot.following["served_step"] is None:
-        return None
-    if snapshot.up_s < PATIENCE_S or snapshot.value("is_loading", False) or snapshot.value("num_put", 0):
-        return None
-    return Diagnosed(
-        name="no_group_yet",
-        claim=f"no group of answers was finished in {snapshot.up_s:.0f} s",
-        evidence=("no put and no unscored in events.jsonl since the start",),
-        gravity=Gravity.NOTE,
     )
 
 

@@ -15,7 +15,7 @@ from benchmarks._ailments_known import KNOWN
 from benchmarks.ailments import ask, try_one
 from node.daemon import Daemon
 from swarm.causes import Gravity, Snapshot, diagnose, read_snapshot
-from swarm.causes.learning_rules import finished
+from swarm.causes.waiting_rules import finished
 from swarm.cli.main import app
 from swarm.config import NodeConfig, load_config
 from swarm.events import Event, GroupPut, StepMade

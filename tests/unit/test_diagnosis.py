@@ -14,7 +14,7 @@ from node.worker import errors_in_words
 from swarm.causes import RULES, STATUS_RULES, Certainty, Diagnosed, Gravity, Snapshot, diagnose, is_healthy
 from swarm.causes.finding import by_cause
 from swarm.causes.following_rules import no_credit
-from swarm.causes.learning_rules import not_a_number
+from swarm.causes.optimizer_rules import not_a_number
 from swarm.causes.read_snapshot import read_snapshot
 from swarm.causes.signal_rules import NOTHING_TO_LEARN, cut_off, episodes_cut_off
 from swarm.causes.snapshot import AnsweredGroup
