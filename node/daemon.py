@@ -58,7 +58,7 @@ from swarm.process import (
     write_json,
 )
 from swarm.relay.reservation_table import RelayLimits
-from swarm.telemetry import EventLog, Telemetry, make_sinks
+from swarm.telemetry import EventLog, Telemetry, WarningLog, drop_old_warnings, log_as, make_sinks
 from swarm.types import Correction, JsonDict, Role, short
 from swarm.weights.store import WeightStore
 from swarm.wire.held_manifest import Difference, differences, in_words, load_held, with_held
@@ -106,6 +106,7 @@ class Daemon(Service):
         Raises:
             ConfigError: the worker cannot work with this configuration.
         """
+        log_as(self.config.dir)  # this task may be another one than that of the start
         rng = random.Random(secrets.token_bytes(32))  # strangers are tried in an order that they cannot foresee
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -152,6 +153,9 @@ class Daemon(Service):
         config = self.config
         make_private(config.dir)
         self._exit.callback(os.close, lock_directory(config.dir))
+        await asyncio.to_thread(drop_old_warnings, config.dir)
+        self._exit.callback((await asyncio.to_thread(WarningLog, config.dir)).close)
+        log_as(config.dir)
         try:
             await self._start_parts()
         except Exception as error:

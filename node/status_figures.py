@@ -40,6 +40,7 @@ def status_figures(daemon: "Daemon") -> JsonDict:
         "peers": sorted(agent.peers.connected),
         "known_peers": len(agent.address_book.known),
         "dials": {"answered": agent.address_book.num_answered, "failed": agent.address_book.num_failed},
+        "newest_dial_error": agent.address_book.newest_error,
         "num_put": agent.own_groups.num_put,
         "is_store_full": agent.own_groups.is_full,
         "num_admitted": agent.ingest.num_admitted,

@@ -6,7 +6,7 @@ resumed, evaluated, exported, or take part in a run later. A run that cannot lea
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from node.daemon import Daemon, node_process, note_end
 from node.local_nodes import LocalNodes
@@ -14,26 +14,32 @@ from node.sampled_tasks import SampledEnvironment, doubts, sample_environments, 
 from node.takes import takes_line
 from node.train_options import TrainOptions, resolve
 from node.training_watch import TrainingWatch
+from swarm.causes.logged_rules import DOUBT
 from swarm.config import NODE_FILE, NodeConfig
 from swarm.errors import ConfigError
 from swarm.events import Event
 from swarm.model.tokenizer import load_tokenizer
 from swarm.process import run_until_signal
-from swarm.telemetry import read_events
+from swarm.telemetry import note_warning, read_events
 from swarm.trained.newest_groups import newest_groups
 from swarm.trained.samples import STORE
 from swarm.wire.run_manifest import write_toml
+
+_DOUBTED: Final = "note, doubtful: "  # begins a line of `describe`
 
 
 async def prepare(options: TrainOptions, say: Callable[[str], None]) -> NodeConfig:
     """Tries what can be tried before a model is loaded, says it, and writes node.toml. Raises ConfigError."""
     config = await asyncio.to_thread(resolve, options)
-    for line in await describe(config):
+    lines = await describe(config)
+    for line in lines:
         say(line)
     try:
         await asyncio.to_thread(write_toml, config.model_dump(mode="json"), config.dir / NODE_FILE)
     except OSError as error:
         raise ConfigError(f"--dir {config.dir}: cannot be written: {error.strerror}; name another directory") from None
+    if doubt := next((line for line in lines if line.startswith(_DOUBTED)), ""):
+        await asyncio.to_thread(note_warning, config.dir, DOUBT, doubt.removeprefix(_DOUBTED))
     return config
 
 
@@ -99,7 +105,7 @@ async def describe(config: NodeConfig) -> list[str]:
                          "training went on with before; the new ones count from here on")  # fmt: skip
         lines.append(f"{each.section.name:<10} {each.num_tasks:,} problems, about a quarter held out; the first:")
         lines += [f"         {line}" for line in task_lines(each)]
-        lines += [f"note: {doubt}" for doubt in doubts(config, each)]
+        lines += [f"{_DOUBTED}{doubt}" for doubt in doubts(config, each)]
     steps = f"{config.learner.num_steps} steps" if config.learner.num_steps else "until Ctrl-C"
     schedule = "" if config.learner.schedule == "constant" else f" ({config.learner.schedule})"
     rate = f"learning rate {config.learner.learning_rate:g}{schedule}"

@@ -61,7 +61,7 @@ async def work(config: NodeConfig, socket: Path) -> bool:
 def main() -> None:
     """Entry point of the worker process; started by the agent, not by people."""
     defer_gc()
-    from swarm.telemetry import setup_logging
+    from swarm.telemetry import WarningLog, setup_logging
 
     parser = argparse.ArgumentParser(description="The training and generating process of a node.")
     parser.add_argument("--config", type=Path, required=True, help="resolved node configuration (TOML)")
@@ -77,7 +77,9 @@ def main() -> None:
         if num_ranks(config) > 1:
             ranks = ["--config", str(arguments.config), "--socket", str(arguments.socket), "--parent", str(os.getpid())]
             sys.exit(launch(num_ranks(config), ["-m", "node.worker", *ranks]))
+    warnings = WarningLog(config.dir)
     code = exit_code(config, arguments.socket, rank)
+    warnings.close()
     if rank is not None and code not in (0, EXIT_TERMINATED):
         os._exit(code)  # at once, so that the others are ended: torch's own end of a group may wait for them
     sys.exit(code)

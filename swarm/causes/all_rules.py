@@ -15,6 +15,7 @@ from swarm.causes import (
     following_rules,
     group_rules,
     held_out_rules,
+    logged_rules,
     off_policy_rules,
     optimizer_rules,
     refusal_rules,
@@ -112,6 +113,7 @@ RULES: Final[tuple[Rule, ...]] = (
     following_rules.nobody_follows,
     following_rules.far_behind,
     following_rules.no_weights_yet,
+    logged_rules.logged_errors,
     *STATUS_RULES,  # last: of equal weight, what a status tells is mostly the effect
 )
 
@@ -133,7 +135,8 @@ def diagnose(snapshot: Snapshot, rules: Sequence[Rule] = RULES) -> list[Diagnose
 
 
 def _suspects(snapshot: Snapshot) -> list[Suspect]:
-    return [*error_rules.suspects(snapshot), *group_rules.suspects(snapshot), *far_settings(snapshot)]
+    of = (error_rules.suspects, group_rules.suspects, logged_rules.suspects, far_settings)
+    return [each for suspects in of for each in suspects(snapshot)]
 
 
 def status_findings(snapshot: Snapshot) -> list[Diagnosed]:

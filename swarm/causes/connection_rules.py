@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from swarm.addresses import is_private_host
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
-from swarm.causes.snapshot import Snapshot
+from swarm.causes.snapshot import Snapshot, shortened
 
 PATIENCE_S: Final = 60.0  # a node needs some of them to find others
 FEW_CALLERS: Final = 4
@@ -32,9 +32,10 @@ def cannot_dial(snapshot: Snapshot) -> Diagnosed | None:
     failed, answered = dials.get("failed", 0), dials.get("answered", 0)
     if snapshot.value("peers", list[str]()) or not failed or answered or snapshot.up_s < PATIENCE_S / 2:
         return None
+    error = shortened(snapshot.value("newest_dial_error", ""))
     return Diagnosed(
         name="cannot_dial",
-        claim="other nodes are known, and none of their addresses answers",
+        claim="other nodes are known, and none of their addresses answers" + (f": {error}" if error else ""),
         evidence=(f"dials: {failed} failed, 0 answered; peers: none (status.json)",),
         fix="on them: exchange.advertise must be an address that others can dial (a mapped port, a public "
         "name), and the "

@@ -91,7 +91,8 @@ KNOWN: Final = (
 
 def suspects(snapshot: Snapshot) -> list[Suspect]:
     """Causes whose words the newest errors have, one of each."""
-    errors = [*(line for line in snapshot.log.splitlines() if "Error" in line), *snapshot.errors][-NEWEST:]
+    logged = [each.fields for each in snapshot.logged if each.is_error]
+    errors = [*(line for line in snapshot.log.splitlines() if "Error" in line), *logged, *snapshot.errors][-NEWEST:]
     found: list[Suspect] = []
     for known in KNOWN:
         of = [error for error in errors if re.search(known.words, error, re.IGNORECASE)]
@@ -99,7 +100,7 @@ def suspects(snapshot: Snapshot) -> list[Suspect]:
             finding = Diagnosed(
                 name=known.name,
                 claim=f"{known.claim}: {shortened(of[-1])}",
-                evidence=(f"{len(of)} of the newest {len(errors)} errors (events.jsonl, log.txt)",),
+                evidence=(f"{len(of)} of the newest {len(errors)} errors (events.jsonl, warnings.jsonl, log.txt)",),
                 fix=known.fix,
                 gravity=Gravity.NOTE,
                 certainty=Certainty.LIKELY,

@@ -11,7 +11,7 @@ from swarm.causes.snapshot import AnsweredGroup, Snapshot
 from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.process import is_running
-from swarm.telemetry import read_events
+from swarm.telemetry import read_events, read_warnings
 from swarm.trained.newest_groups import newest_groups
 from swarm.types import EpisodeLimits, FinishReason, JsonDict, TokenTrace
 
@@ -50,6 +50,7 @@ def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> S
         max_idle_s=max_idle_s,
         answers=_read_answers(directory, config),
         log=_read_end(directory / "log.txt"),
+        warnings=tuple(read_warnings(directory)),
     )
 
 

@@ -180,6 +180,7 @@ def out_of_memory(snapshot: Snapshot) -> Diagnosed | None:
     killed = [event for event in deaths if event.exit_code == SIGKILL]
     said = [event.error for event in events_of(LoopFailed, snapshot.events) if _MEMORY.search(event.error)]
     said += [line for line in snapshot.log.splitlines() if _MEMORY.search(line)][-1:]
+    said += [each.fields for each in snapshot.logged if each.is_error and _MEMORY.search(each.fields)]
     if not said and (not killed or num_steps > FEW_STEPS):
         return None
     evidence = (
@@ -208,13 +209,15 @@ def worker_dies(snapshot: Snapshot) -> Diagnosed | None:
     if not codes or num_steps > FEW_STEPS:
         return None
     errors = [line.strip() for line in snapshot.log.splitlines() if re.match(r"\s*[\w.]+(Error|Exception)\b", line)]
-    said = (f"last error in log.txt: {shortened(errors[-1])}",) if errors else ()
+    errors += [each.fields for each in snapshot.logged if each.message == "worker failed"]
+    said = f": {shortened(errors[-1])}" if errors else ""
     shown = ", ".join(f"{count} x {code}" for code, count in codes.items())
     return Diagnosed(
         name="worker_dies",
         claim="the worker, which holds the model, ends with an error and is started again"
-        + (" and again" if len(deaths) > 1 else ""),
-        evidence=(f"exit codes: {shown} (worker_died in events.jsonl); {num_steps} steps since", *said),
+        + (" and again" if len(deaths) > 1 else "")
+        + said,
+        evidence=(f"exit codes: {shown} (worker_died in events.jsonl); {num_steps} steps since",),
         fix="read the traceback above `worker died` in the node's log (its terminal, journal, or log.txt), and mend "
         f"what it names; swarm doctor --config {snapshot.directory / 'node.toml'} finds what this machine lacks",
         gravity=Gravity.STOPS,

@@ -28,12 +28,14 @@ from swarm.events import (
     VersionUnpublished,
     events_of,
 )
+from swarm.telemetry import LoggedWarning
 from swarm.types import JsonDict, NodeId, RefusalReason, Role
 
 MAX_TEXT: Final = 300  # characters of an error or name that is shown
 RECENT_GROUPS: Final = 128  # own attempts that count as recent
 RECENT_STEPS: Final = 20
 FEW_STEPS: Final = 20  # fewer say nothing of a course
+START_S: Final = 600.0  # a node comes up, or ends, within these
 Value = TypeVar("Value")
 
 
@@ -70,6 +72,7 @@ class Snapshot:
     max_idle_s: float = 300.0  # longest time without a step
     answers: tuple[AnsweredGroup, ...] = ()  # own groups, newest first
     log: str = ""  # end of log.txt
+    warnings: tuple[LoggedWarning, ...] = ()  # what the node logged, oldest first
 
     # --- the moment -----------------------------------------------------------------------------------
 
@@ -156,6 +159,18 @@ class Snapshot:
             for event in self.events
             if isinstance(event, LoopFailed | GroupUnscored | ApplyFailed | VersionUnpublished) and event.at_s >= since
         )
+
+    @cached_property
+    def logged(self) -> tuple[LoggedWarning, ...]:
+        """Warnings of the present or last process, also of before it served anybody; of each message the newest."""
+        newest_at_s = self.warnings[-1].at_s if self.warnings else 0.0
+        since = self.value("started_at_s", newest_at_s - START_S)  # of one that did not come up nothing else is known
+        newest: dict[str, LoggedWarning] = {}
+        for each in self.warnings:
+            if each.at_s >= since:
+                newest.pop(each.message, None)
+                newest[each.message] = each
+        return tuple(newest.values())
 
     # --- steps ----------------------------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ async def dial(agent: Agent, transport: Transport, address: PeerAddress) -> Peer
     except OtherNode as error:
         book.record_other(address, error.found, caller)
         raise
-    except Unavailable:
+    except Unavailable as error:
+        book.newest_error = str(error)
         book.record_failure(address, caller)
         raise
     book.record_answer(address, is_alive=is_alive)

@@ -95,6 +95,7 @@ class AddressBook:
         }
         self.relays: tuple[PeerAddress, ...] = ()  # at which we hold reservations: others may not be in reach otherwise
         self.num_answered = self.num_failed = 0  # dials since the process started
+        self.newest_error = ""  # why one of them failed
         # peers that failed at their own address, or at a relay of others, and how many in a row our relays led to since
         self._failed_beyond = BoundedTable[NodeId, None](MAX_ENDPOINTS)
         self._num_beyond = 0

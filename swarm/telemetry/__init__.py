@@ -8,15 +8,29 @@ from swarm.telemetry.event_log import EventLog, EventTail, count_refusals, read_
 from swarm.telemetry.logs import setup_logging
 from swarm.telemetry.metrics import METRICS, Metric
 from swarm.telemetry.recorder import Telemetry, make_sinks
+from swarm.telemetry.warning_log import (
+    LoggedWarning,
+    WarningLog,
+    drop_old_warnings,
+    log_as,
+    note_warning,
+    read_warnings,
+)
 
 __all__ = [
     "METRICS",
     "EventLog",
     "EventTail",
+    "LoggedWarning",
     "Metric",
     "Telemetry",
+    "WarningLog",
     "count_refusals",
+    "drop_old_warnings",
+    "log_as",
     "make_sinks",
+    "note_warning",
     "read_events",
+    "read_warnings",
     "setup_logging",
 ]

@@ -23,12 +23,14 @@ def setup_logging(level: str = "INFO", format: str = "console", node: str = "") 
         node: put into every record when not empty.
     """
     handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(level)
     handler.setFormatter(JsonFormatter(node) if format == "json" else ConsoleFormatter(node))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel("WARNING" if level in ("DEBUG", "INFO") else level)
+    root.setLevel("WARNING")
     for package in ("swarm", "node", "coordinator"):
-        logging.getLogger(package).setLevel(level)
+        # warnings are made at every level: `WarningLog` keeps them where nobody shows them
+        logging.getLogger(package).setLevel("WARNING" if level == "ERROR" else level)
 
 
 class JsonFormatter(logging.Formatter):
@@ -45,7 +47,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            **_fields(record, self._node),
+            **fields_of(record, self._node),
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
@@ -62,12 +64,13 @@ class ConsoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line, control characters of field values escaped."""
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
-        fields = "".join(f" {key}={_plain(value)}" for key, value in _fields(record, self._node).items())
+        fields = "".join(f" {key}={_plain(value)}" for key, value in fields_of(record, self._node).items())
         line = f"{at} {record.levelname:<7} {record.name}: {record.getMessage()}{fields}"
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
 
-def _fields(record: logging.LogRecord, node: str) -> dict[str, Any]:
+def fields_of(record: logging.LogRecord, node: str = "") -> dict[str, Any]:
+    """What a record has beside its message, and the node's name where that is not empty."""
     own = {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
     return {"node": node, **own} if node else own
 

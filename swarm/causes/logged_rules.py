@@ -1,0 +1,126 @@
+"""Rules about what the node logged: warnings and errors of its parts, and doubts about its tasks, as it wrote them.
+
+Invariant: a warning is blamed only where a finding is there that its part of the node can bring about.
+"""
+
+from typing import Final
+
+from swarm.causes.finding import Certainty, Diagnosed, Gravity, Suspect
+from swarm.causes.refusal_rules import OF_REFUSALS
+from swarm.causes.signal_rules import NO_SIGNAL
+from swarm.causes.snapshot import Snapshot, shortened
+from swarm.telemetry import LoggedWarning
+
+DOUBT: Final = "right answers are worth nothing, or are too long"  # of a training that is about to begin
+DOUBT_S: Final = 300.0  # that a training takes from a doubt to its start
+SILENT: Final = frozenset(  # what rules tell better, and what is no fault
+    {
+        DOUBT,
+        "paused: no batch or step begins until: swarm resume",
+        "goes on after a pause",
+        "loop failed",
+        "worker failed",
+        "worker died; starting it again",
+        "this node is set otherwise than its run",
+        "the coordinator does not answer; the node goes on without it",
+        "no session with the coordinator: it refuses this node, or has another key",
+        "step skipped",
+        "a rollout group of ours could not be scored",
+        "events are being lost",
+        "resumed from an earlier step; later versions are no longer served",
+        "the machine went down while the store was open; newest groups may be lost",
+        "a group could not be scored when it was made",
+    }
+)
+_OF_NETWORK: Final = frozenset({"alone", "no_external", "cannot_dial", "no_trainer", "trainer_away", "nobody_follows"})
+_OF_STEPS: Final = frozenset({"no_steps", "step_needs_many", "loops_fail", "worker_dies", "nothing_trained"})
+_OF_WEIGHTS: Final = frozenset({"not_published", "versions_refused", "far_behind", "no_weights_yet", "trainer_away"})
+# Part of the node, as loggers are named -> findings that it can bring about.
+EXPLAINS: Final = {
+    "swarm.peers": _OF_NETWORK,
+    "swarm.wire": _OF_NETWORK,
+    "swarm.relay": _OF_NETWORK | {"no_relay"},
+    "swarm.loops.neighbours": _OF_NETWORK,
+    "node.credential": _OF_NETWORK | OF_REFUSALS | {"coordinator_refuses"},
+    "node.manifest_refresh": _OF_NETWORK | OF_REFUSALS | {"differs_from_run", "coordinator_refuses"},
+    "swarm.generation": _OF_STEPS | {"cannot_be_scored", "versions_refused"},
+    "swarm.environments": _OF_STEPS | NO_SIGNAL | {"environment_in_vain", "helpers_die"},
+    "swarm.exchange": _OF_STEPS | {"disk_full", "steps_made_again"},
+    "swarm.learn": _OF_STEPS | {"not_a_number", "held_out_falls", "steps_made_again"},
+    "swarm.weights": _OF_WEIGHTS,
+    "swarm.weight_sync": _OF_WEIGHTS | {"no_trainer", "no_credit"},
+    "swarm.loops.learn_loop": _OF_STEPS | _OF_WEIGHTS,
+    "swarm.loops.generate_loop": _OF_STEPS,
+    "swarm.loops.update_weights": _OF_WEIGHTS,
+    "swarm.loops.fetch_weights": _OF_WEIGHTS,
+    "swarm.loops.evaluate": frozenset({"held_out_falls", "evaluations_take_time"}),
+}
+
+
+def suspects(snapshot: Snapshot) -> list[Suspect]:
+    """Doubts about the tasks, and warnings by the part of the node that logged them, the newest first."""
+    found = [_doubt(snapshot)]
+    found += [_warning(each, explains) for each in reversed(snapshot.logged) if (explains := _explained_by(each))]
+    return [each for each in found if each is not None]
+
+
+def logged_errors(snapshot: Snapshot) -> Diagnosed | None:
+    """Errors in the node's log of which no other rule knows."""
+    errors = [each for each in snapshot.logged if each.is_error and each.message not in SILENT]
+    if not errors:
+        return None
+    newest = errors[-1]
+    return Diagnosed(
+        name="logged_errors",
+        claim=f"the node logged an error: {_words(newest)}",
+        evidence=tuple(f"{each.count} times: {_words(each)} (warnings.jsonl)" for each in reversed(errors[-3:])),
+        fix=f"mend what it names; then {snapshot.start}",
+        gravity=Gravity.WASTES,
+        certainty=Certainty.POSSIBLE,
+    )
+
+
+def last_error(snapshot: Snapshot, message: str) -> str:
+    """What the node logged last under this message, shortened; "" where it did not."""
+    return next((shortened(each.fields) for each in snapshot.logged if each.message == message), "")
+
+
+def _doubt(snapshot: Snapshot) -> Suspect | None:
+    since = snapshot.value("started_at_s", snapshot.now_s) - DOUBT_S
+    newest = next((each for each in reversed(snapshot.warnings) if each.message == DOUBT), None)
+    if newest is None or newest.at_s < since:
+        return None
+    finding = Diagnosed(
+        name="reference_worth_nothing",
+        claim=f"right answers are worth no more than none, or are too long: {shortened(newest.fields)}",
+        evidence=("noted before the start (warnings.jsonl); swarm check shows it again",),
+        fix="a reward that knows a right answer by its reference (params.answer of the data names the field), and a "
+        f"generator.max_new_tokens that has room for it: swarm check --config {snapshot.directory / 'node.toml'}",
+        gravity=Gravity.NOTE,
+        certainty=Certainty.LIKELY,
+        key="environments.dataset",
+    )
+    return Suspect(finding=finding, explains=(NO_SIGNAL - {"cannot_be_scored"}) | {"learns_nothing", "gets_worse"})
+
+
+def _explained_by(logged: LoggedWarning) -> frozenset[str]:
+    if logged.message in SILENT:
+        return frozenset()
+    parts = [part for part in EXPLAINS if f"{logged.logger}.".startswith(f"{part}.")]
+    return EXPLAINS[max(parts, key=len)] if parts else frozenset()
+
+
+def _warning(logged: LoggedWarning, explains: frozenset[str]) -> Suspect:
+    finding = Diagnosed(
+        name="log_says",
+        claim=f"the node logged: {_words(logged)}",
+        evidence=(f"{logged.level.lower()}, {logged.count} times (warnings.jsonl)",),
+        fix="mend what it names",
+        gravity=Gravity.NOTE,
+        certainty=Certainty.LIKELY if logged.is_error else Certainty.POSSIBLE,
+    )
+    return Suspect(finding=finding, explains=explains)
+
+
+def _words(logged: LoggedWarning) -> str:
+    return shortened(f"{logged.message}: {logged.fields}" if logged.fields else logged.message)

@@ -1,0 +1,160 @@
+"""Warnings and errors of a node's log, kept in its directory for `swarm why` where its terminal is long gone.
+
+Invariant: a message is written the first FIRST times and then each time that it has come twice as often, so that what
+repeats for days takes a few lines; no record stops the node.
+"""
+
+import json
+import logging
+import os
+import time
+from collections import Counter
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from swarm.telemetry.logs import fields_of
+
+WARNINGS: Final = "warnings.jsonl"  # in the directory of a node
+FIRST: Final = 3
+MAX_KINDS: Final = 128  # different messages of a process that are kept apart
+MAX_CHARS: Final = 1000  # of the fields of a record
+MAX_FILE_BYTES: Final = 2**20  # half of it goes when a node starts and finds more
+MAX_READ_BYTES: Final = 256 * 2**10
+PACKAGES: Final = ("swarm", "node")
+# Several nodes may be in one process: each keeps what its own tasks and threads log.
+_DIRECTORY: Final[ContextVar[Path | None]] = ContextVar("directory", default=None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggedWarning:
+    """A record of WARNING or above."""
+
+    at_s: float  # wall clock
+    level: str  # WARNING, ERROR or CRITICAL
+    message: str  # constant, in the code
+    fields: str = ""  # `name=value`, and the error where it had one
+    logger: str = ""  # the module that logged it
+    count: int = 1  # how often its process had logged the message by then
+
+    @property
+    def is_error(self) -> bool:
+        """Whether it is more than a warning."""
+        return self.level != "WARNING"
+
+
+class WarningLog(logging.Handler):
+    """Appends warnings of this node to a file in its directory, until closed (blocking).
+
+    Example:
+        warnings = WarningLog(directory)
+        ...
+        warnings.close()
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(logging.WARNING)
+        self._directory, self._counts = directory, Counter[str]()
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._file = os.open(directory / WARNINGS, flags, 0o600)
+        except OSError:  # a full disk: the events say so
+            self._file = -1
+        for package in PACKAGES:
+            logging.getLogger(package).addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes the record, if it is of this node and not one of very many."""
+        if _DIRECTORY.get() not in (None, self._directory) or self._file < 0:
+            return
+        message = record.getMessage()
+        kind = message if message in self._counts or len(self._counts) < MAX_KINDS else record.name
+        self._counts[kind] += 1
+        count = self._counts[kind]
+        if count > FIRST and count.bit_count() > 1:
+            return
+        entry: dict[str, Any] = {
+            "at_s": record.created,
+            "level": record.levelname,
+            "message": message,
+            "fields": _in_words(record),
+            "logger": record.name,
+            "count": count,
+        }
+        with suppress(OSError):  # a full disk: the events say so
+            os.write(self._file, json.dumps(entry).encode() + b"\n")
+
+    def close(self) -> None:
+        """Ends it; later records are not kept."""
+        for package in PACKAGES:
+            logging.getLogger(package).removeHandler(self)
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+        super().close()
+
+
+def log_as(directory: Path) -> None:
+    """Marks what this task, and what it starts, logs from here on as of the node in `directory`."""
+    _DIRECTORY.set(directory)
+
+
+def note_warning(directory: Path, message: str, fields: str) -> None:
+    """Keeps a warning about a node that does not run yet (blocking); a disk that takes none keeps none."""
+    entry = {"at_s": time.time(), "level": "WARNING", "message": message, "fields": fields[:MAX_CHARS]}
+    with suppress(OSError), (directory / WARNINGS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def read_warnings(directory: Path) -> list[LoggedWarning]:
+    """The newest that are kept, oldest first (blocking); what cannot be read is left out."""
+    found: list[LoggedWarning] = []
+    for line in _end_of(directory / WARNINGS, MAX_READ_BYTES).splitlines():
+        try:
+            data: object = json.loads(line)
+            if isinstance(data, dict):
+                found.append(_from_json(cast("dict[str, Any]", data)))
+        except (ValueError, KeyError, TypeError):  # half a line, or of another release
+            continue
+    return found
+
+
+def drop_old_warnings(directory: Path) -> None:
+    """Drops the older half of a file that has become large; before any process of the node writes it (blocking)."""
+    path = directory / WARNINGS
+    with suppress(OSError):
+        if path.stat().st_size > MAX_FILE_BYTES:
+            kept = _end_of(path, MAX_FILE_BYTES // 2).partition("\n")[2]
+            path.with_suffix(".new").write_text(kept, encoding="utf-8")
+            path.with_suffix(".new").replace(path)
+
+
+def _from_json(data: dict[str, Any]) -> LoggedWarning:
+    return LoggedWarning(
+        at_s=float(data["at_s"]),
+        level=str(data["level"]),
+        message=str(data["message"]),
+        fields=str(data.get("fields", "")),
+        count=int(data.get("count", 1)),
+        logger=str(data.get("logger", "")),
+    )
+
+
+def _in_words(record: logging.LogRecord) -> str:
+    words = " ".join(f"{name}={value}" for name, value in fields_of(record).items())
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseException", error.exceptions[0])
+    said = "" if error is None else f"{type(error).__name__}: {error}"
+    return " ".join(filter(None, (said, words)))[:MAX_CHARS]
+
+
+def _end_of(path: Path, num_bytes: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - num_bytes))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
