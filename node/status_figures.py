@@ -42,6 +42,7 @@ def status_figures(daemon: "Daemon") -> JsonDict:
         "dials": {"answered": agent.address_book.num_answered, "failed": agent.address_book.num_failed},
         "newest_dial_error": agent.address_book.newest_error,
         "num_put": agent.own_groups.num_put,
+        "scoring_s": daemon.verifier.own_s,
         "is_store_full": agent.own_groups.is_full,
         "num_admitted": agent.ingest.num_admitted,
         "num_local_used": agent.journal.num_local,

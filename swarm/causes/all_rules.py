@@ -10,6 +10,7 @@ from swarm.causes import (
     connection_rules,
     coordinator_rules,
     dishonest_peer_rules,
+    disk_rules,
     error_rules,
     external_group_rules,
     following_rules,
@@ -25,7 +26,7 @@ from swarm.causes import (
     step_rules,
     waiting_rules,
 )
-from swarm.causes.far_settings import far_settings
+from swarm.causes.far_settings import far_settings, with_bearing
 from swarm.causes.finding import Diagnosed, Suspect, by_cause, with_guilty
 from swarm.causes.snapshot import Snapshot
 
@@ -40,7 +41,7 @@ STATUS_RULES: Final[tuple[Rule, ...]] = (
     following_rules.trainer_away,
     following_rules.versions_refused,
     running_rules.loops_fail,
-    running_rules.disk_full,
+    disk_rules.disk_full,
     coordinator_rules.coordinator_alarm,
     coordinator_rules.differs_from_run,
 )
@@ -50,19 +51,23 @@ RULES: Final[tuple[Rule, ...]] = (
     running_rules.ended_with_error,
     running_rules.starts,
     running_rules.paused,
+    running_rules.only_relays,
+    running_rules.change_waits,
     running_rules.out_of_memory,
     running_rules.worker_dies,
     running_rules.killer_group,
-    running_rules.store_damaged,
+    disk_rules.store_damaged,
     running_rules.restarts_often,
     running_rules.helpers_die,
     signal_rules.cannot_be_scored,
+    signal_rules.scoring_is_slow,
     signal_rules.cut_off,
     signal_rules.episodes_cut_off,
     signal_rules.equal_rewards,
     signal_rules.small_signal,
     group_rules.one_question,
     group_rules.reward_is_random,
+    group_rules.reward_is_of_length,
     group_rules.rewards_hardly_differ,
     group_rules.one_answer,
     group_rules.environment_in_vain,
@@ -103,6 +108,8 @@ RULES: Final[tuple[Rule, ...]] = (
     connection_rules.cannot_dial,
     connection_rules.nobody_can_dial,
     connection_rules.no_relay,
+    connection_rules.directory_is_off,
+    connection_rules.upload_is_short,
     connection_rules.alone,
     external_group_rules.no_external,
     external_group_rules.newcomers,
@@ -119,6 +126,7 @@ RULES: Final[tuple[Rule, ...]] = (
 
 # Seen at healthy nodes, too: said only with the setting that brings them about.
 SYMPTOMS: Final[tuple[Rule, ...]] = (
+    held_out_rules.held_out_stays,
     waiting_rules.waits_for_groups,
     waiting_rules.no_group_yet,
     waiting_rules.no_step_yet,
@@ -131,7 +139,8 @@ def diagnose(snapshot: Snapshot, rules: Sequence[Rule] = RULES) -> list[Diagnose
     found, seen = _apply(rules, snapshot), _apply(SYMPTOMS, snapshot)
     names = {each.name for each in seen}
     explained = with_guilty([*found, *seen], _suspects(snapshot))
-    return by_cause(each for each in explained if each.name not in names or each.follows_from)
+    found = [each for each in explained if each.name not in names or each.follows_from]
+    return by_cause(with_bearing(found, snapshot))
 
 
 def _suspects(snapshot: Snapshot) -> list[Suspect]:
@@ -150,7 +159,7 @@ def _apply(rules: Sequence[Rule], snapshot: Snapshot) -> list[Diagnosed]:
 
 
 def _of(snapshot: Snapshot, rules: Sequence[Rule]) -> list[Rule]:
-    """Those that say something: a paused node makes no steps and has no peers, and only its processes can be ill."""
+    """Those that say something: of a paused node, which makes no steps and has no peers, processes and disk alone."""
     if not snapshot.runs or snapshot.paused_since_s is None:
         return [*rules]
-    return [rule for rule in rules if rule.__module__ == running_rules.__name__]
+    return [rule for rule in rules if rule.__module__ in (running_rules.__name__, disk_rules.__name__)]

@@ -8,6 +8,7 @@ from swarm.causes.snapshot import Snapshot, shortened
 
 PATIENCE_S: Final = 60.0  # a node needs some of them to find others
 FEW_CALLERS: Final = 4
+FULL_SHARE: Final = 0.8
 
 
 def turns_others_away(snapshot: Snapshot) -> Diagnosed | None:
@@ -92,6 +93,44 @@ def no_relay(snapshot: Snapshot) -> Diagnosed | None:
     )
 
 
+def directory_is_off(snapshot: Snapshot) -> Diagnosed | None:
+    """Other nodes are named in the configuration of a node that runs alone."""
+    config = snapshot.config
+    if config is None or config.directory.kind != "none":
+        return None
+    named = [f"directory.bootstrap ({len(config.directory.bootstrap)})"] if config.directory.bootstrap else []
+    named += [f"exchange.anchors ({len(config.exchange.anchors)})"] if config.exchange.anchors else []
+    if not named:
+        return None
+    return Diagnosed(
+        name="directory_is_off",
+        key="directory.kind",
+        claim='the node runs alone, as directory.kind is "none", though other nodes are named',
+        evidence=(f"{' and '.join(named)} (node.toml)",),
+        fix=snapshot.set_key("directory.kind", "dht") + "; where it is to be alone, take their addresses out",
+        gravity=Gravity.WASTES,
+        certainty=Certainty.LIKELY,
+    )
+
+
+def upload_is_short(snapshot: Snapshot) -> Diagnosed | None:
+    """What leaves for peers fills the limit all the time."""
+    config, up_s = snapshot.config, snapshot.at_s - snapshot.value("started_at_s", snapshot.at_s)
+    most = 0 if config is None else config.exchange.most_own_bytes_per_s
+    sent = snapshot.value("bytes_sent", 0) + snapshot.value("weights_sent_bytes", 0)
+    if not most or up_s < PATIENCE_S or sent < FULL_SHARE * most * up_s:
+        return None
+    return Diagnosed(
+        name="upload_is_short",
+        key="exchange.max_upload_bytes_per_s",
+        claim="what leaves for peers fills exchange.max_upload_bytes_per_s: they get groups and weights late",
+        evidence=(f"{sent / up_s:,.0f} bytes a second of {most:,} (bytes_sent, weights_sent_bytes in status.json)",),
+        fix=snapshot.set_key("exchange.max_upload_bytes_per_s", 0, why=" (no limit), or more than now"),
+        gravity=Gravity.WASTES,
+        certainty=Certainty.LIKELY,
+    )
+
+
 def alone(snapshot: Snapshot) -> Diagnosed | None:
     """A node that looks for others has found none."""
     config = snapshot.config
@@ -110,8 +149,9 @@ def alone(snapshot: Snapshot) -> Diagnosed | None:
     else:
         claim = "this node is alone: no other node of the run was found"
         fix = (
-            f"is anybody else there? swarm doctor --config {snapshot.directory / 'node.toml'} tries the "
-            f"bootstrap addresses"
+            f"is anybody else there, with the same run_id ({config.run_id}) and directory.shards "
+            f"({config.directory.shards})? swarm doctor --config {snapshot.directory / 'node.toml'} tries the "
+            "bootstrap addresses"
         )
     return Diagnosed(
         name="alone",

@@ -10,7 +10,7 @@ def liar(snapshot: Snapshot) -> Diagnosed | None:
     """Rewards that a peer claims are not those of the verifier here."""
     reason = RefusalReason.FALSE_REWARD
     count = snapshot.refused_of(reason, RefusalReason.VERIFIER_FAILED)
-    if count < 3:
+    if count < 3 or snapshot.refused_of(reason) < count / 2:  # else `others_refused`: nobody knows what they are worth
         return None
     producers, by = producers_of(snapshot, reason, RefusalReason.VERIFIER_FAILED)
     share = share_of(snapshot, count)

@@ -25,6 +25,9 @@ def no_external(snapshot: Snapshot) -> Diagnosed | None:
         most, count = snapshot.refused.most_common(1)[0]
         claim = f"groups of others come, and all are refused (mostly {most}: {count})"
         fix = "docs/operating.md tells what each reason means"
+    elif num_copies := snapshot.refused_of(*HARMLESS):
+        claim = f"groups of others come, and all {num_copies} were known: they repeat what this node has seen before"
+        fix = "are they nodes of their own? Two with one key, or the same deterministic one twice, make equal groups"
     else:
         claim = "other nodes are connected, and no group comes from them"
         fix = "ask swarm why on them: they may generate nothing, or only what has no signal"

@@ -55,14 +55,23 @@ class Suspect:
 
 
 def with_guilty(findings: Sequence[Diagnosed], suspects: Iterable[Suspect]) -> list[Diagnosed]:
-    """Findings, and those suspects that explain one, as grave as that; what a likely one explains follows from it."""
-    found = list(findings)
-    for suspect in suspects:
-        effects = [each for each in findings if each.name in suspect.explains]
-        if not effects:
+    """Findings, and those suspects that explain one, as grave as that; what a likely one explains follows from it.
+
+    One that is no more than possible needs something that is wrong: a note is seen of healthy nodes, too. Of several
+    the one that explains more of what was found comes first, and of those the one that could explain less else.
+    """
+    found, present = list(findings), {each.name for each in findings}
+    for suspect in sorted(suspects, key=lambda each: (-len(each.explains & present), len(each.explains))):
+        is_likely = suspect.finding.certainty > Certainty.POSSIBLE
+        effects = [
+            each
+            for each in findings
+            if each.name in suspect.explains and (is_likely or each.gravity is not Gravity.NOTE)
+        ]
+        if not effects or any(each.name == suspect.finding.name for each in findings):
             continue
         worst = max(effects, key=lambda each: each.weight)
-        if suspect.finding.certainty > Certainty.POSSIBLE:
+        if is_likely:
             cause = {suspect.finding.name}
             found = [
                 replace(each, follows_from=each.follows_from | cause) if each.name in suspect.explains else each

@@ -13,6 +13,7 @@ from swarm.events import GroupPut
 
 FEW_GROUPS: Final = 8  # fewer say nothing
 FEW_QUESTIONS: Final = 20  # of a training that are learned by heart within minutes
+FEW_LENGTHS: Final = 4
 ALIKE: Final = 0.95
 SMALL_SPREAD: Final = 0.05  # of rewards, whose range is 1
 MANY_PUT: Final = 40  # groups of all environments from which their shares can be compared
@@ -56,6 +57,28 @@ def reward_is_random(snapshot: Snapshot) -> Diagnosed | None:
         fix="a reward that looks at question, answer and reference alone: no chance, clock, counter or other answers; "
         f"swarm samples {snapshot.directory} shows answers with their rewards",
         gravity=Gravity.HARMS,
+    )
+
+
+def reward_is_of_length(snapshot: Snapshot) -> Diagnosed | None:
+    """Whatever was asked, answers of one length get one reward, and those of another length another one."""
+    rewards: dict[int, list[float]] = defaultdict(list)
+    for group in snapshot.answers:
+        for length, reward in zip(group.num_tokens, group.rewards, strict=True):
+            rewards[length].append(reward)
+    often = [each for each in rewards.values() if len(each) >= FEW_GROUPS]
+    if len(often) < FEW_LENGTHS or any(max(each) - min(each) > _EDGE for each in rewards.values()):
+        return None
+    if len({round(each[0], 6) for each in often}) < FEW_LENGTHS:
+        return None
+    return Diagnosed(
+        name="reward_is_of_length",
+        claim="the reward looks at the length of an answer alone: whatever is asked and said, equal lengths are worth "
+        "the same",
+        evidence=(f"{len(rewards)} lengths of {sum(map(len, rewards.values()))} answers (groups.sqlite)",),
+        fix=f"a reward that looks at what is said: swarm samples {snapshot.directory} shows answers with their rewards",
+        gravity=Gravity.HARMS,
+        certainty=Certainty.LIKELY,
     )
 
 
@@ -171,7 +194,8 @@ def _few_questions(snapshot: Snapshot, groups: list[AnsweredGroup]) -> Suspect |
         key="environments.num_tasks",
     )
     return Suspect(
-        finding=finding, explains=frozenset({"overfits", "held_out_falls", "all_right", "all_equal", "one_answer"})
+        finding=finding,
+        explains=frozenset({"overfits", "held_out_falls", "held_out_stays", "all_right", "all_equal", "one_answer"}),
     )
 
 

@@ -9,6 +9,8 @@ from swarm.causes.snapshot import FEW_STEPS, Snapshot, mean
 from swarm.events import OthersSetAside, PolicyEvaluated, events_of
 
 FALL_SIGMAS: Final = 3.0
+FAR_UP: Final = 0.3  # of rewards in training
+LEARNED: Final = 0.9
 
 
 def _sigmas_below(now: PolicyEvaluated, best: PolicyEvaluated) -> float:
@@ -66,6 +68,25 @@ def overfits(snapshot: Snapshot) -> Diagnosed | None:
             follows_from=frozenset({"learning_rate_too_high"}),
         )
     return None
+
+
+def held_out_stays(snapshot: Snapshot) -> Diagnosed | None:
+    """Rewards in training rise far, and held-out success stays: a note, as a reward that grades looks the same."""
+    rewards = snapshot.course("reward_mean")
+    courses = [course for (_, split), course in snapshot.evaluations.items() if split == "held_out" and len(course) > 1]
+    fifth = len(rewards) // 5
+    if len(rewards) < FEW_STEPS or not courses or mean(rewards[-fifth:]) < mean(rewards[:fifth]) + FAR_UP:
+        return None
+    if any(_sigmas_below(course[0], course[-1]) > 1 or course[-1].accuracy > LEARNED for course in courses):
+        return None
+    first, last = courses[0][0], courses[0][-1]
+    return Diagnosed(
+        name="held_out_stays",
+        claim=f"held-out success on {first.env} stays ({first.accuracy:.2f}, now {last.accuracy:.2f}), while the "
+        f"reward in training rose from {mean(rewards[:fifth]):.2f} to {mean(rewards[-fifth:]):.2f}",
+        evidence=("evaluation and step in events.jsonl",),
+        gravity=Gravity.NOTE,
+    )
 
 
 def held_out_falls(snapshot: Snapshot) -> Diagnosed | None:

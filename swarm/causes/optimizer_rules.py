@@ -8,24 +8,15 @@ from typing import Final
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
 from swarm.causes.held_out_rules import FALL_SIGMAS, fall_words, find_falls
 from swarm.causes.off_policy_rules import is_bounded
+from swarm.causes.setting_effects import usual_rate
 from swarm.causes.signal_rules import SOME_IN_VAIN
 from swarm.causes.snapshot import FEW_STEPS, RECENT_STEPS, Snapshot, mean, middle
 from swarm.events import StepMade
-from swarm.model.source import is_char_model
 
-USUAL_RATE: Final = 1e-5  # all weights of a language model
-USUAL_SMALL_RATE: Final = 1e-4  # adapters, and the tiny models
 FAR: Final = 10.0  # times the usual rate
 STILL: Final = 1e-4  # standard deviation of the log-ratio over a step of age: less is rounding
 FAST: Final = 0.3  # from which on one step is a leap; docs/metrics.md
 DECAY: Final = 1e-3  # of each weight at a step; usual is 1e-7 to 1e-6
-
-
-def usual_rate(snapshot: Snapshot) -> float:
-    """What such a model is mostly trained with."""
-    config = snapshot.config
-    is_small = config is None or config.model.lora_rank > 0 or is_char_model(config.model.source)
-    return USUAL_SMALL_RATE if is_small else USUAL_RATE
 
 
 def not_a_number(snapshot: Snapshot) -> Diagnosed | None:
@@ -60,7 +51,7 @@ def learning_rate_too_high(snapshot: Snapshot) -> Diagnosed | None:
     config = snapshot.config
     if config is None or not snapshot.made:
         return None
-    rate, times = config.learner.learning_rate, config.learner.learning_rate / usual_rate(snapshot)
+    rate, times = config.learner.learning_rate, config.learner.learning_rate / usual_rate(config)
     harm, signs = _harms(snapshot), leaps(snapshot)
     is_far = times >= FAR
     is_wild = len(harm) >= 1 and len(signs) >= 2
@@ -74,7 +65,7 @@ def learning_rate_too_high(snapshot: Snapshot) -> Diagnosed | None:
         "mostly trained with",
         evidence=(*harm, *signs),
         fix="begin again from a checkpoint before the fall, or in a new directory; "
-        + snapshot.set_key("learner.learning_rate", usual_rate(snapshot)),
+        + snapshot.set_key("learner.learning_rate", usual_rate(config)),
         gravity=Gravity.STOPS if _has_lost_signal(snapshot) else Gravity.HARMS,
         certainty=Certainty.SURE if is_far and harm else Certainty.LIKELY,
     )
@@ -176,7 +167,7 @@ def learning_rate_too_low(snapshot: Snapshot) -> Diagnosed | None:
     config, made = snapshot.config, snapshot.made
     if config is None or len(made) < FEW_STEPS:
         return None
-    rate, usual, still = config.learner.learning_rate, usual_rate(snapshot), _stillness(snapshot)
+    rate, usual, still = config.learner.learning_rate, usual_rate(config), _stillness(snapshot)
     is_unknown = _moved(snapshot) is None
     if rate * FAR > usual or not (still or (is_unknown and rate * FAR**2 <= usual)):
         return None

@@ -4,6 +4,7 @@ Invariant: works on a running, stopped or crashed node alike; a part that cannot
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ from swarm.types import EpisodeLimits, FinishReason, JsonDict, TokenTrace
 
 CONFIGS: Final = ("node.toml", "worker.toml")  # the second is what the agent wrote for its worker
 MAX_LOG_BYTES: Final = 64 * 2**10
+# the start writes addresses, budgets and what the manifest says into the second
+FILLED_IN: Final = ("entry.", "exchange.advertise", "exchange.store_bytes", "weights.store_bytes")
 NUM_GROUPS: Final = 32  # own groups whose answers are looked at
 
 
@@ -31,9 +34,9 @@ def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> S
     Raises:
         ConfigError: it is no directory of a node.
     """
-    config, config_error = _read_config(directory)
-    events = tuple(read_events(directory / "events.jsonl"))
     status = _read_status(directory / "status.json")
+    config, config_error, changed_keys = _read_config(directory, (status or {}).get("started_at_s", math.inf))
+    events = tuple(read_events(directory / "events.jsonl"))
     if config is None and not config_error and status is None and not events:
         raise ConfigError(
             f"{directory}: neither node.toml nor events.jsonl is there, so no node's directory; `swarm join` makes one "
@@ -47,6 +50,7 @@ def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> S
         config=config,
         config_error=config_error,
         runs=is_running(directory),
+        changed_keys=changed_keys,
         max_idle_s=max_idle_s,
         answers=_read_answers(directory, config),
         log=_read_end(directory / "log.txt"),
@@ -54,20 +58,39 @@ def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> S
     )
 
 
-def _read_config(directory: Path) -> tuple[NodeConfig | None, str]:
+def _read_config(directory: Path, started_at_s: float) -> tuple[NodeConfig | None, str, tuple[str, ...]]:
+    """The configuration, why there is none, and the keys whose value was changed since the worker's was written."""
     paths = [directory / name for name in CONFIGS if (directory / name).is_file()]
     if not paths:
-        return None, ""
+        return None, "", ()
     try:
         own = load_config(NodeConfig, paths[0])
     except ConfigError as error:
-        return None, str(error)
-    if paths[-1].stat().st_mtime < paths[0].stat().st_mtime:
-        return own, ""  # it was changed since the node started
+        return None, str(error), ()
     try:
-        return load_config(NodeConfig, paths[-1]), ""  # with what `--set` changed
+        of_worker = load_config(NodeConfig, paths[-1])  # with what `--set` changed
     except ConfigError:  # of another release
-        return own, ""
+        return own, "", ()
+    written_at_s = paths[-1].stat().st_mtime
+    if written_at_s >= paths[0].stat().st_mtime:
+        return of_worker, "", ()
+    is_of_now = written_at_s >= started_at_s  # one process writes none: a worker inside the agent
+    return own, "", _changed_keys(own, of_worker) if is_of_now else ()
+
+
+def _changed_keys(one: NodeConfig, other: NodeConfig) -> tuple[str, ...]:
+    """Keys of the sections of two configurations whose values differ, but for those that a start fills in."""
+    before, now = (flat(each.model_dump(mode="json")) for each in (one, other))
+    changed = sorted(key for key in {*before, *now} - {"dir"} if before.get(key) != now.get(key))
+    return tuple(key for key in changed if not key.startswith(FILLED_IN))
+
+
+def flat(data: JsonDict, before: str = "") -> JsonDict:
+    """Nested tables as one, with dotted keys."""
+    found: JsonDict = {}
+    for key, value in data.items():
+        found.update(flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value})
+    return found
 
 
 def _read_status(path: Path) -> JsonDict | None:

@@ -46,6 +46,8 @@ _REST: Final = {
     RefusalReason.LOW_REPUTATION: "their makers sent too much before that was no good",
     RefusalReason.NO_CREDIT: "more come than this trainer granted credit for",
     RefusalReason.NO_ROOM: "there is no room for them here",
+    RefusalReason.VERIFIER_FAILED: "the verifier here fails on their answers: its package, sandbox.timeout_s or "
+    "sandbox.memory_bytes may be other than there",
 }
 OF_REFUSALS: Final = frozenset(
     {

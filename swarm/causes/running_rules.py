@@ -1,6 +1,7 @@
-"""Rules about the processes of a node and its disk: whether it runs, hangs, dies again and again, or cannot write."""
+"""Rules about the processes of a node: whether it runs, hangs, or dies again and again."""
 
 import re
+import signal
 import time
 from collections import Counter
 from typing import Final
@@ -10,13 +11,11 @@ from swarm.causes.signal_rules import NO_SIGNAL, gave_up
 from swarm.causes.snapshot import Snapshot, shortened
 from swarm.events import (
     NODE,
-    DiskFull,
     GroupGivenUp,
     LoopFailed,
     NodeRestored,
     NodeStarted,
     StepMade,
-    StoreDamaged,
     WorkerDied,
     events_of,
 )
@@ -26,7 +25,6 @@ STALE_AFTER_S: Final = 15.0  # the daemon writes status.json every second
 SIGKILL: Final = -9  # what the kernel sends to the process that takes the memory of all
 FEW_STEPS: Final = 3  # since a death: it may come again
 MANY_RESTARTS: Final = 8
-FULL_FOR_S: Final = 60.0  # since the newest event of a full disk
 ENDINGS: Final = frozenset(
     {
         "ended_with_error",
@@ -94,6 +92,36 @@ def ended_with_error(snapshot: Snapshot) -> Diagnosed | None:
         else f"mend what the traceback above that line of the node's log names; then {snapshot.start}",
         gravity=Gravity.STOPS,
         follows_from=frozenset({"out_of_memory", "disk_full"}) | (NO_SIGNAL if gave_up(snapshot) else frozenset()),
+    )
+
+
+def only_relays(snapshot: Snapshot) -> Diagnosed | None:
+    """It neither trains nor generates."""
+    if snapshot.config is None or not snapshot.only_relays:
+        return None
+    return Diagnosed(
+        name="only_relays",
+        key="roles",
+        claim="this node learns and generates nothing: it only passes on what others make",
+        evidence=(f"roles = {[*map(str, snapshot.config.roles)]} (node.toml)",),
+        fix=f'where it is to learn: in {snapshot.directory / "node.toml"} set roles = ["trainer", "generator"]; then '
+        f"{snapshot.start}",
+        gravity=Gravity.NOTE,
+    )
+
+
+def change_waits(snapshot: Snapshot) -> Diagnosed | None:
+    """node.toml was changed while the node runs, which reads it at its start."""
+    if not snapshot.runs or not snapshot.changed_keys:
+        return None
+    return Diagnosed(
+        name="change_waits",
+        key=snapshot.changed_keys[0],
+        claim=f"node.toml was changed after the start, and the node runs as before: {', '.join(snapshot.changed_keys)}",
+        evidence=("node.toml is newer than worker.toml, which has what the node runs with",),
+        fix=f"stop it (Ctrl-C), then {snapshot.start}",
+        gravity=Gravity.WASTES,
+        certainty=Certainty.LIKELY,
     )
 
 
@@ -211,7 +239,7 @@ def worker_dies(snapshot: Snapshot) -> Diagnosed | None:
     errors = [line.strip() for line in snapshot.log.splitlines() if re.match(r"\s*[\w.]+(Error|Exception)\b", line)]
     errors += [each.fields for each in snapshot.logged if each.message == "worker failed"]
     said = f": {shortened(errors[-1])}" if errors else ""
-    shown = ", ".join(f"{count} x {code}" for code, count in codes.items())
+    shown = ", ".join(f"{count} x {_exit_words(code)}" for code, count in codes.items())
     return Diagnosed(
         name="worker_dies",
         claim="the worker, which holds the model, ends with an error and is started again"
@@ -223,6 +251,16 @@ def worker_dies(snapshot: Snapshot) -> Diagnosed | None:
         gravity=Gravity.STOPS,
         follows_from=frozenset({"out_of_memory", "disk_full", "killer_group"}),
     )
+
+
+def _exit_words(code: int | None) -> str:
+    """An exit code; of a signal its name. Example: `SIGSEGV`."""
+    if code is None or code >= 0:
+        return str(code)
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
 
 
 def killer_group(snapshot: Snapshot) -> Diagnosed | None:
@@ -286,44 +324,6 @@ def loops_fail(snapshot: Snapshot) -> Diagnosed | None:
         "your own code, or ours: then report it",
         gravity=Gravity.HARMS,
         follows_from=frozenset({"out_of_memory", "disk_full"}),
-    )
-
-
-def disk_full(snapshot: Snapshot) -> Diagnosed | None:
-    """What the node writes finds no room."""
-    full = [event for event in events_of(DiskFull, snapshot.events) if "[Errno 2]" not in event.error]  # a folder gone
-    newest = full[-1] if full else None
-    is_recent = newest is not None and snapshot.at_s - newest.at_s <= FULL_FOR_S
-    is_full, num_lost = snapshot.value("is_store_full", False), snapshot.value("num_events_lost", 0)
-    has_put_since = newest is not None and any(put.at_s > newest.at_s for put in snapshot.puts)
-    if not (is_full or num_lost or (is_recent and not has_put_since)):
-        return None
-    error = "" if newest is None else shortened(newest.error)
-    evidence = [f"the newest write that failed: {error} (disk_full in events.jsonl)"] if error else []
-    evidence += [f"{num_lost} events could not be written (num_events_lost in status.json)"] if num_lost else []
-    evidence += ["groups of this node are dropped (is_store_full in status.json)"] if is_full else []
-    if "budget" in error:
-        claim = "groups of this node are dropped: the group store has used up exchange.store_bytes"
-        fix = snapshot.set_key("exchange.store_bytes", 2 * 2**30, why=" (bytes, more than now)")
-    else:
-        lost = f"{num_lost} events could not be written" if num_lost else "what the node writes is lost"
-        where = "the disk" if error or num_lost else "the disk, or exchange.store_bytes,"
-        claim = ("groups of this node are dropped: " if is_full else f"{lost}: ") + f"{where} has no room; make room"
-        fix = f"make room on the disk of {snapshot.directory} (df -h {snapshot.directory}); the node goes on by itself"
-    return Diagnosed(name="disk_full", claim=claim, evidence=tuple(evidence), fix=fix, gravity=Gravity.STOPS)
-
-
-def store_damaged(snapshot: Snapshot) -> Diagnosed | None:
-    """The disk changed the group store, which was moved aside."""
-    damaged = events_of(StoreDamaged, snapshot.events)
-    if not damaged:
-        return None
-    return Diagnosed(
-        name="store_damaged",
-        claim="the group store was damaged and moved aside; the node went on with an empty one",
-        evidence=tuple(f"{event.moved_to} (store_damaged in events.jsonl)" for event in damaged[-3:]),
-        fix="check the disk (smartctl, dmesg); then delete the moved file",
-        gravity=Gravity.WASTES,
     )
 
 

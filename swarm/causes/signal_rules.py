@@ -14,6 +14,8 @@ MANY_IN_VAIN: Final = 100  # own groups without signal; with one right answer in
 SOME_IN_VAIN: Final = 16  # the same, once the time without a step is up, or where every answer is cut off
 FEW_UNSCORED: Final = 4
 UNSCORED_SHARE: Final = 0.1  # from which on it is more than a slip
+SLOW_SHARE: Final = 0.5  # of the time that scoring takes
+LEAST_SCORING_S: Final = 20.0
 COMPARED: Final = 16  # answers of each kind from which their rewards can be compared
 CUT_SHARE: Final = 0.5  # of answers that end at the longest length
 NO_SIGNAL: Final = frozenset({"cannot_be_scored", "cut_off", "all_wrong", "all_right", "all_equal"})
@@ -49,6 +51,24 @@ def cannot_be_scored(snapshot: Snapshot) -> Diagnosed | None:
         fix=fix,
         gravity=Gravity.STOPS if share > 0.95 else Gravity.HARMS,
         follows_from=frozenset({"disk_full"}),
+    )
+
+
+def scoring_is_slow(snapshot: Snapshot) -> Diagnosed | None:
+    """Most of the time goes into the scoring of own answers, one group at a time."""
+    scoring_s, up_s = snapshot.value("scoring_s", 0.0), snapshot.at_s - snapshot.value("started_at_s", snapshot.at_s)
+    num_put = snapshot.value("num_put", 0)
+    if num_put < FEW_UNSCORED or scoring_s < LEAST_SCORING_S or scoring_s < SLOW_SHARE * up_s:
+        return None
+    return Diagnosed(
+        name="scoring_is_slow",
+        claim=f"answers wait for their scoring: the reward takes {scoring_s / num_put:.2g} s for a group",
+        evidence=(f"scoring_s {scoring_s:.0f} of {up_s:.0f} s since the start, num_put {num_put} (status.json)",),
+        fix="a faster reward: no sleep, no process or model that is loaded for each answer, no pattern that "
+        f"backtracks; swarm doctor --config {snapshot.directory / 'node.toml'} measures it",
+        gravity=Gravity.WASTES,
+        certainty=Certainty.LIKELY,
+        key="environments.dataset",
     )
 
 
@@ -262,8 +282,9 @@ def equal_rewards(snapshot: Snapshot) -> Diagnosed | None:
             "no answer gets any reward, so no answer is better than another: nothing to learn from",
         )
         fix = (
-            f"look at them: swarm samples {snapshot.directory}. Then easier tasks, a reward that grades (part of the "
-            "way is worth something), a prompt that shows the form of the answer, or more tries (generator.group_size)"
+            f"look at them: swarm samples {snapshot.directory}. Then easier tasks, or a model that can do some of them "
+            "(model.source), a reward that grades (part of the way is worth something), a prompt that shows the form "
+            "of the answer, or more tries (generator.group_size)"
         )
         if _has_own_reward(snapshot):
             fix = (

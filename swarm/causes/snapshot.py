@@ -71,6 +71,7 @@ class Snapshot:
     runs: bool = True  # a process holds the directory
     max_idle_s: float = 300.0  # longest time without a step
     answers: tuple[AnsweredGroup, ...] = ()  # own groups, newest first
+    changed_keys: tuple[str, ...] = ()  # of node.toml, since the start of the node that runs
     log: str = ""  # end of log.txt
     warnings: tuple[LoggedWarning, ...] = ()  # what the node logged, oldest first
 
@@ -117,6 +118,11 @@ class Snapshot:
     def following(self) -> JsonDict | None:
         """Of a node that generates for a trainer: what status.json says of it."""
         return self.value("following", None)
+
+    @property
+    def only_relays(self) -> bool:
+        """Whether it neither trains nor generates."""
+        return self.config is not None and not {Role.TRAINER, Role.GENERATOR} & {*self.config.roles}
 
     @property
     def has_others(self) -> bool:

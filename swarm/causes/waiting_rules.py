@@ -60,7 +60,7 @@ def waiting_words(snapshot: Snapshot) -> str:
 
 def no_steps(snapshot: Snapshot) -> Diagnosed | None:
     """No step, or group, for longer than the limit; or many own groups in vain."""
-    if snapshot.status is None or snapshot.is_finished:
+    if snapshot.status is None or snapshot.is_finished or snapshot.only_relays:
         return None
     idle_s = snapshot.at_s - snapshot.value("last_step_at_s", snapshot.at_s)
     waiting = waiting_words(snapshot)
@@ -125,7 +125,7 @@ def step_needs_many(snapshot: Snapshot) -> Diagnosed | None:
         certainty=Certainty.LIKELY,
         follows_from=frozenset(
             {"all_wrong", "all_right", "all_equal", "cut_off", "cannot_be_scored", "disk_full", "out_of_memory"}
-            | {"worker_dies", "stale", "learning_rate_too_high", "weights_decay", "no_group_yet"}
+            | {"worker_dies", "stale", "learning_rate_too_high", "weights_decay", "no_group_yet", "scoring_is_slow"}
         ),
     )
 

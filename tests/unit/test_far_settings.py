@@ -2,9 +2,10 @@
 
 from swarm.causes import Certainty, Diagnosed, Gravity, Snapshot, diagnose
 from swarm.causes.all_rules import RULES, SYMPTOMS
-from swarm.causes.far_settings import FAR, far_settings
+from swarm.causes.far_settings import far_settings
 from swarm.causes.finding import Suspect, by_cause, with_guilty
 from swarm.causes.group_rules import one_question, reward_is_random, suspects
+from swarm.causes.settings_table import FAR
 from swarm.causes.signal_rules import NO_SIGNAL
 from swarm.causes.snapshot import AnsweredGroup
 from swarm.config import NodeConfig

@@ -83,6 +83,7 @@ class SandboxVerifier:
         self._spares = SpareProcesses(self._processes)  # in place of those that a first try costs
         self.num_started = 0  # scoring processes
         self.num_replaced = 0  # of them in the place of one that was ended
+        self.own_s = 0.0  # that scoring of own answers took, one group at a time
 
     async def verify(
         self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
@@ -104,7 +105,9 @@ class SandboxVerifier:
         """
         if producer is None:  # each is played: that equal answers have different rewards, its owner wants to know
             async with self._own_turn:
+                began_s = time.monotonic()
                 reply = await self._ask_one_of(self._own, self._request(env, task_id, episodes))
+                self.own_s += time.monotonic() - began_s
         else:
             distinct = list(dict.fromkeys(episodes))  # of a model that is sure of its answer few are
             reply = await self._score_external(self._request(env, task_id, distinct), producer)
