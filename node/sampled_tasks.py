@@ -103,6 +103,12 @@ def doubts(config: NodeConfig, sampled: SampledEnvironment) -> list[str]:
     return found[:3]
 
 
+def is_upside_down(sampled: SampledEnvironment) -> bool:
+    """Whether each right answer that was tried is worth less than an empty one."""
+    pairs = [(each.reward, each.empty_reward) for each in sampled.tasks]
+    return bool(pairs) and all(right is not None and none is not None and right < none for right, none in pairs)
+
+
 def task_lines(sampled: SampledEnvironment) -> list[str]:
     """Each task in two lines: prompt, and reference with its reward."""
     lines: list[str] = []

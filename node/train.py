@@ -6,15 +6,15 @@ resumed, evaluated, exported, or take part in a run later. A run that cannot lea
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from typing import Any
 
 from node.daemon import Daemon, node_process, note_end
 from node.local_nodes import LocalNodes
-from node.sampled_tasks import SampledEnvironment, doubts, sample_environments, task_lines
+from node.sampled_tasks import SampledEnvironment, doubts, is_upside_down, sample_environments, task_lines
 from node.takes import takes_line
 from node.train_options import TrainOptions, resolve
 from node.training_watch import TrainingWatch
-from swarm.causes.logged_rules import DOUBT
+from swarm.causes.logged_rules import DOUBT, UPSIDE_DOWN
 from swarm.config import NODE_FILE, NodeConfig
 from swarm.errors import ConfigError
 from swarm.events import Event
@@ -25,21 +25,21 @@ from swarm.trained.newest_groups import newest_groups
 from swarm.trained.samples import STORE
 from swarm.wire.run_manifest import write_toml
 
-_DOUBTED: Final = "note, doubtful: "  # begins a line of `describe`
-
 
 async def prepare(options: TrainOptions, say: Callable[[str], None]) -> NodeConfig:
     """Tries what can be tried before a model is loaded, says it, and writes node.toml. Raises ConfigError."""
     config = await asyncio.to_thread(resolve, options)
-    lines = await describe(config)
+    lines, sampled = await _describe(config)
     for line in lines:
         say(line)
     try:
         await asyncio.to_thread(write_toml, config.model_dump(mode="json"), config.dir / NODE_FILE)
     except OSError as error:
         raise ConfigError(f"--dir {config.dir}: cannot be written: {error.strerror}; name another directory") from None
-    if doubt := next((line for line in lines if line.startswith(_DOUBTED)), ""):
-        await asyncio.to_thread(note_warning, config.dir, DOUBT, doubt.removeprefix(_DOUBTED))
+    for each in sampled:
+        message = UPSIDE_DOWN if is_upside_down(each) else DOUBT
+        for doubt in doubts(config, each)[:1]:
+            await asyncio.to_thread(note_warning, config.dir, message, doubt)
     return config
 
 
@@ -94,25 +94,30 @@ async def describe(config: NodeConfig) -> list[str]:
         ConfigError: the model cannot be had or cannot read the question, an environment cannot be built, a record
             cannot be used, a reward fails, or there is no such recipe or constant of it.
     """
+    return (await _describe(config))[0]
+
+
+async def _describe(config: NodeConfig) -> tuple[list[str], list[SampledEnvironment]]:
     from swarm.objectives.methods import recipes_of  # torch is loaded here, not by `import node.train`
 
     await asyncio.to_thread(recipes_of, config)
     lines = [f"model      {config.model.source}, {config.model.dtype}{_adapters(config)}"]
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
-    for each in await sample_environments(config, tokenizer, num_tasks=1):
+    sampled = await sample_environments(config, tokenizer, num_tasks=1)
+    for each in sampled:
         if await asyncio.to_thread(_has_changed, config, each):
             lines.append(f"note: the questions or the reward of {each.section.name} are others than those that this "
                          "training went on with before; the new ones count from here on")  # fmt: skip
         lines.append(f"{each.section.name:<10} {each.num_tasks:,} problems, about a quarter held out; the first:")
         lines += [f"         {line}" for line in task_lines(each)]
-        lines += [f"{_DOUBTED}{doubt}" for doubt in doubts(config, each)]
+        lines += [f"note: {doubt}" for doubt in doubts(config, each)]
     steps = f"{config.learner.num_steps} steps" if config.learner.num_steps else "until Ctrl-C"
     schedule = "" if config.learner.schedule == "constant" else f" ({config.learner.schedule})"
     rate = f"learning rate {config.learner.learning_rate:g}{schedule}"
     lines.append(f"recipe     {config.learner.recipe}, {rate}, {steps}")
     lines.append(await asyncio.to_thread(takes_line, config))
     lines.append(f"directory  {config.dir}: Ctrl-C saves and stops, `swarm train --dir {config.dir}` goes on")
-    return lines
+    return lines, sampled
 
 
 def _has_changed(config: NodeConfig, sampled: SampledEnvironment) -> bool:

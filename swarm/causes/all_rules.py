@@ -120,6 +120,7 @@ RULES: Final[tuple[Rule, ...]] = (
     following_rules.nobody_follows,
     following_rules.far_behind,
     following_rules.no_weights_yet,
+    logged_rules.reward_is_upside_down,
     logged_rules.logged_errors,
     *STATUS_RULES,  # last: of equal weight, what a status tells is mostly the effect
 )

@@ -12,10 +12,12 @@ from swarm.causes.snapshot import Snapshot, shortened
 from swarm.telemetry import LoggedWarning
 
 DOUBT: Final = "right answers are worth nothing, or are too long"  # of a training that is about to begin
+UPSIDE_DOWN: Final = "a right answer is worth less than an empty one"  # the same
 DOUBT_S: Final = 300.0  # that a training takes from a doubt to its start
 SILENT: Final = frozenset(  # what rules tell better, and what is no fault
     {
         DOUBT,
+        UPSIDE_DOWN,
         "paused: no batch or step begins until: swarm resume",
         "goes on after a pause",
         "loop failed",
@@ -64,6 +66,28 @@ def suspects(snapshot: Snapshot) -> list[Suspect]:
     return [each for each in found if each is not None]
 
 
+def reward_is_upside_down(snapshot: Snapshot) -> Diagnosed | None:
+    """A right answer was worth less than an empty one before the start."""
+    noted = _noted(snapshot, UPSIDE_DOWN)
+    if noted is None:
+        return None
+    return Diagnosed(
+        name="reward_is_upside_down",
+        claim=f"the reward pays less for a right answer than for an empty one: {shortened(noted.fields)}",
+        evidence=("noted before the start (warnings.jsonl)", f"seen of it: {_course(snapshot)}"),
+        fix="where it measures how wrong an answer is, return 1 minus that; "
+        f"swarm check --config {snapshot.directory / 'node.toml'} shows what right answers are worth",
+        gravity=Gravity.HARMS,
+        certainty=Certainty.LIKELY,
+        key="environments.dataset",
+    )
+
+
+def _course(snapshot: Snapshot) -> str:
+    rewards = snapshot.course("reward_mean")
+    return f"mean reward {rewards[0]:.2f} at first, {rewards[-1]:.2f} now" if rewards else "no step yet"
+
+
 def logged_errors(snapshot: Snapshot) -> Diagnosed | None:
     """Errors in the node's log of which no other rule knows."""
     errors = [each for each in snapshot.logged if each.is_error and each.message not in SILENT]
@@ -80,15 +104,9 @@ def logged_errors(snapshot: Snapshot) -> Diagnosed | None:
     )
 
 
-def last_error(snapshot: Snapshot, message: str) -> str:
-    """What the node logged last under this message, shortened; "" where it did not."""
-    return next((shortened(each.fields) for each in snapshot.logged if each.message == message), "")
-
-
 def _doubt(snapshot: Snapshot) -> Suspect | None:
-    since = snapshot.value("started_at_s", snapshot.now_s) - DOUBT_S
-    newest = next((each for each in reversed(snapshot.warnings) if each.message == DOUBT), None)
-    if newest is None or newest.at_s < since:
+    newest = _noted(snapshot, DOUBT)
+    if newest is None:
         return None
     finding = Diagnosed(
         name="reference_worth_nothing",
@@ -101,6 +119,12 @@ def _doubt(snapshot: Snapshot) -> Suspect | None:
         key="environments.dataset",
     )
     return Suspect(finding=finding, explains=(NO_SIGNAL - {"cannot_be_scored"}) | {"learns_nothing", "gets_worse"})
+
+
+def _noted(snapshot: Snapshot, message: str) -> LoggedWarning | None:
+    """What was noted under this message before the present or last process started."""
+    since = snapshot.value("started_at_s", snapshot.now_s) - DOUBT_S
+    return next((each for each in reversed(snapshot.warnings) if each.message == message and each.at_s >= since), None)
 
 
 def _explained_by(logged: LoggedWarning) -> frozenset[str]:

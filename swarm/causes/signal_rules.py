@@ -308,7 +308,7 @@ def equal_rewards(snapshot: Snapshot) -> Diagnosed | None:
         gravity=Gravity.STOPS if is_stopped else Gravity.WASTES if name == "all_right" else Gravity.HARMS,
         certainty=Certainty.SURE if snapshot.num_in_vain else Certainty.LIKELY,
         follows_from=frozenset({"cut_off", "episodes_cut_off", "cannot_be_scored", "disk_full"})
-        | {"learning_rate_too_high", "weights_decay"},
+        | {"learning_rate_too_high", "weights_decay", "reward_is_upside_down"},
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swarm.causes import Gravity, Snapshot, diagnose
-from swarm.causes.logged_rules import DOUBT, EXPLAINS, suspects
+from swarm.causes.logged_rules import DOUBT, EXPLAINS, UPSIDE_DOWN, suspects
 from swarm.config import NodeConfig
 from swarm.events import NodeStarted, WorkerDied
 from swarm.telemetry import LoggedWarning, WarningLog, drop_old_warnings, log_as, note_warning, read_warnings
@@ -134,6 +134,15 @@ def test_a_doubt_before_the_start_is_named_where_answers_have_no_signal() -> Non
     assert name == "reference_worth_nothing" and "worth 0" in claim
     old = warned(DOUBT, "environment own", logger="", at_s=100.0)
     assert said(old, status={"own_since_step": own})[0][0] == "all_wrong", "of an earlier start"
+
+
+def test_a_reward_that_pays_less_for_a_right_answer_is_named_before_anything_is_seen_of_it() -> None:
+    doubt = warned(UPSIDE_DOWN, "environment own, task 0: the reference 'ab' is worth 0, an empty answer 0.75")
+    assert [name for name, _ in said(doubt)] == ["reward_is_upside_down"]
+    own = {"num_put": 120, "num_with_signal": 0, "num_unscored": 0, "error": ""}
+    assert said(doubt, status={"own_since_step": own})[0][0] == "reward_is_upside_down"
+    old = warned(UPSIDE_DOWN, "the same", at_s=100.0)
+    assert said(old) == [], "mended, and started again"
 
 
 def test_every_part_that_explains_something_is_one_of_the_node() -> None:

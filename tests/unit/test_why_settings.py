@@ -152,7 +152,7 @@ def said(symptom: str, config: Mapping[str, Any], **changes: Any) -> list[Diagno
     """What is found of a node with a symptom and these sections, notes left out."""
     status, events = SYMPTOMS[symptom]
     usual = {"environments": [{"name": "own", "kind": "char", "dataset": "sort"}]}
-    data = usual | (KNOWN if symptom == "alone" else {}) | config
+    data = {**usual, **(KNOWN if symptom == "alone" else {}), **config}
     snapshot = Snapshot(
         now_s=1000.0,
         status={**STATUS, **status},
