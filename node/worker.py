@@ -20,7 +20,7 @@ from swarm.identity import Identity
 from swarm.loops import Worker, run_worker
 from swarm.process import defer_gc, die_with, freeze_gc
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("node.worker")  # its own process calls this module __main__
 
 EXIT_TERMINATED = 128 + signal.SIGTERM  # not done: the agent starts another unless it ends itself
 EXIT_FAILED = 1  # the agent starts another

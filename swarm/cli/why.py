@@ -28,8 +28,8 @@ def why(
 ) -> None:
     """Why a node does not learn, or learns badly: the likeliest cause first, with its figures and the fix.
 
-    Only what the node left on the disk is read: status.json, events.jsonl, node.toml, groups.sqlite, log.txt. Exit
-    code 0: nothing is wrong; 1: something is; 2: no directory of a node.
+    Only what the node left on the disk is read: status.json, events.jsonl, warnings.jsonl, node.toml, groups.sqlite,
+    log.txt. Exit code 0: nothing is wrong; 1: something is; 2: no directory of a node.
     """
     from swarm.causes import Gravity, diagnose, is_healthy, read_snapshot
 

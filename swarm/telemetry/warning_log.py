@@ -69,6 +69,8 @@ class WarningLog(logging.Handler):
         """Writes the record, if it is of this node and not one of very many."""
         if _DIRECTORY.get() not in (None, self._directory) or self._file < 0:
             return
+        if not logging.getLogger().handlers and logging.lastResort is not None:
+            logging.lastResort.handle(record)  # it shows what no handler takes, and this one shows nothing
         message = record.getMessage()
         kind = message if message in self._counts or len(self._counts) < MAX_KINDS else record.name
         self._counts[kind] += 1

@@ -45,6 +45,14 @@ def test_what_repeats_takes_few_lines_and_is_counted(tmp_path: Path, log: Warnin
     assert counts[:FIRST] == [1, 2, 3] and counts[-1] == 512 and len(counts) < 12
 
 
+def test_where_nobody_set_up_logging_warnings_are_shown_as_without_it(
+    log: WarningLog, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    logger.warning("peer away")
+    assert capsys.readouterr().err == "peer away\n"
+
+
 async def test_of_two_nodes_in_one_process_each_keeps_its_own(tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
