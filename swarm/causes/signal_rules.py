@@ -15,7 +15,8 @@ SOME_IN_VAIN: Final = 16  # the same, once the time without a step is up, or whe
 FEW_UNSCORED: Final = 4
 UNSCORED_SHARE: Final = 0.1  # from which on it is more than a slip
 SLOW_SHARE: Final = 0.5  # of the time that scoring takes
-LEAST_SCORING_S: Final = 20.0
+LEAST_SCORING_S: Final = 20.0  # the first process takes some of them to start
+SLOW_GROUP_S: Final = 0.3  # the tiny models generate faster than any reward is asked
 COMPARED: Final = 16  # answers of each kind from which their rewards can be compared
 CUT_SHARE: Final = 0.5  # of answers that end at the longest length
 NO_SIGNAL: Final = frozenset({"cannot_be_scored", "cut_off", "all_wrong", "all_right", "all_equal"})
@@ -58,7 +59,7 @@ def scoring_is_slow(snapshot: Snapshot) -> Diagnosed | None:
     """Most of the time goes into the scoring of own answers, one group at a time."""
     scoring_s, up_s = snapshot.value("scoring_s", 0.0), snapshot.at_s - snapshot.value("started_at_s", snapshot.at_s)
     num_put = snapshot.value("num_put", 0)
-    if num_put < FEW_UNSCORED or scoring_s < LEAST_SCORING_S or scoring_s < SLOW_SHARE * up_s:
+    if scoring_s < max(LEAST_SCORING_S, SLOW_SHARE * up_s, SLOW_GROUP_S * num_put) or num_put < FEW_UNSCORED:
         return None
     return Diagnosed(
         name="scoring_is_slow",

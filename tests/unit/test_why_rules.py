@@ -32,9 +32,13 @@ def names(found: list[Diagnosed]) -> list[str]:
     return [each.name for each in found]
 
 
-@pytest.mark.parametrize(("scoring_s", "is_named"), [(200.0, True), (20.0, False)])
-def test_a_reward_that_takes_most_of_the_time_is_told_from_a_quick_one(scoring_s: float, is_named: bool) -> None:
-    assert names(said(status={"scoring_s": scoring_s})) == ["scoring_is_slow"] * is_named
+@pytest.mark.parametrize(
+    ("scoring_s", "num_put", "is_named"), [(200.0, 40, True), (20.0, 40, False), (200.0, 4000, False)]
+)
+def test_a_reward_that_takes_most_of_the_time_is_told_from_a_quick_one(
+    scoring_s: float, num_put: int, is_named: bool
+) -> None:
+    assert names(said(status={"scoring_s": scoring_s, "num_put": num_put})) == ["scoring_is_slow"] * is_named
 
 
 def group(task_id: int, rewards: tuple[float, ...], lengths: tuple[int, ...]) -> AnsweredGroup:
