@@ -153,9 +153,10 @@ def alone(snapshot: Snapshot) -> Diagnosed | None:
             f"({config.directory.shards})? swarm doctor --config {snapshot.directory / 'node.toml'} tries the "
             "bootstrap addresses"
         )
+    error = shortened(snapshot.value("newest_dial_error", ""))
     return Diagnosed(
         name="alone",
-        claim=claim,
+        claim=claim + (f"; the newest dial failed: {error}" if error else ""),
         evidence=(
             f"peers: none, known_peers {known} after {snapshot.up_s:.0f} s (status.json); bootstrap: "
             f"{len(config.directory.bootstrap)} addresses (node.toml)",

@@ -315,10 +315,10 @@ def loops_fail(snapshot: Snapshot) -> Diagnosed | None:
     newest = failures[-1] if failures else None
     evidence = [f"num_failures {snapshot.value('num_failures', 0)} (status.json)"]
     evidence += [f"{loop}: {count} times (failure in events.jsonl)" for loop, count in by_loop.most_common(3)]
-    evidence += [f"the newest: {shortened(newest.error)}"] if newest else []
+    said = f", the newest with {shortened(newest.error)}" if newest else "; see the log"
     return Diagnosed(
         name="loops_fail",
-        claim=f"{max(num_failures, len(failures))} loops failed unexpectedly; see the log",
+        claim=f"{max(num_failures, len(failures))} loops failed unexpectedly{said}",
         evidence=tuple(evidence),
         fix="read the traceback under `loop failed` in the node's log; what it names is a fault of this machine, of "
         "your own code, or ours: then report it",

@@ -39,9 +39,10 @@ def cannot_be_scored(snapshot: Snapshot) -> Diagnosed | None:
     what, fix = _unscored_words(newest, snapshot)
     return Diagnosed(
         name="cannot_be_scored",
-        claim=f"{what}: {count} of the newest {total} own groups were dropped without a reward",
+        claim=f"{what}: {count} of the newest {total} own groups were dropped without a reward"
+        + (f", the newest for: {shortened(newest)}" if newest else ""),
         evidence=(
-            f"the newest error: {shortened(newest)} (unscored in events.jsonl)",
+            "errors of groups: unscored in events.jsonl",
             *([f"environments: {envs}"] if envs else []),
             *(
                 [f"kinds of errors: {', '.join(f'{n} x {kind}' for kind, n in errors.most_common(3))}"]
