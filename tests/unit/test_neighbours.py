@@ -1,36 +1,28 @@
-"""What a neighbour can do to the node that follows it: send without end, announce and not deliver, vanish, intrude."""
+"""What a neighbour can do to the node that follows it: send without end, announce and not deliver, vanish."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from swarm.config import EntryConfig, ExchangeConfig, NodeConfig, ReplayConfig, WeightsConfig
+from swarm.config import ExchangeConfig, NodeConfig, ReplayConfig
 from swarm.errors import NotHeld, Unavailable
 from swarm.events import GroupRefused, events_of
 from swarm.exchange.agent import Agent
-from swarm.identity import Identity
-from swarm.interfaces import PeerAddress, StreamItem
+from swarm.interfaces import StreamItem
 from swarm.loops import notices as notices_module
-from swarm.loops.address_trials import AddressTrials
-from swarm.loops.choose_peers import choose_peers, unlisted_followers
 from swarm.peers.quotas import ITEMS_PER_GROUP
-from swarm.testing.builders import make_advert, make_group, make_identity, make_sealed
+from swarm.testing.builders import make_group, make_identity, make_sealed
 from swarm.types import (
-    Advert,
     Cursor,
     Digest,
     NodeId,
-    PolicyVersion,
     RefusalReason,
-    Role,
     ScoredGroup,
     SealedGroup,
     StreamFilter,
-    VersionSpan,
 )
 
 from .neighbour_bench import FIRST, OURS, PRODUCER, SECOND, Bench, Honest, Neighbour, notice, play
@@ -263,49 +255,6 @@ def test_what_several_announce_is_fetched_once(lookup_s: float) -> None:
     play(scene)
 
 
-# --- addresses that are tried ---------------------------------------------------------------------------
-
-
-async def all_together(self: AddressTrials, timeout_s: float) -> bool:
-    """Mutation: the dials that are under way are waited for, whoever has answered."""
-    if self._under_way:
-        await asyncio.wait(self._under_way.values())
-    over, self._under_way = self._under_way, {}
-    return any(task.result() for task in over.values())
-
-
-@pytest.mark.parametrize("is_defended", [True, False])
-def test_who_answers_is_streamed_from_while_dead_addresses_are_still_tried(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(AddressTrials, "answered", all_together)
-
-    async def scene(bench: Bench) -> None:
-        connect, num_dead = bench.connect, 0
-
-        async def slowly(address: PeerAddress, timeout_s: float) -> Neighbour:
-            nonlocal num_dead
-            if address.node_id not in bench.neighbours:
-                num_dead += 1
-                await asyncio.sleep(timeout_s)  # nobody refuses there
-                raise Unavailable("nobody there")
-            return await connect(address, timeout_s)
-
-        bench.connect = slowly  # type: ignore[method-assign]
-        bench.adverts += [make_advert(make_identity(50 + number).node_id) for number in range(6)]
-        bench.add(Honest(FIRST.node_id, []))
-        bench.add(Honest(SECOND.node_id, []))
-        await asyncio.sleep(1.0)
-        assert num_dead > 0 and not bench.agent.address_book.num_failed
-        linked = {FIRST.node_id, SECOND.node_id} & bench.agent.peers.connected
-        assert (len(linked) == 2) is is_defended
-        await asyncio.sleep(60.0)
-        assert bench.agent.peers.connected == {FIRST.node_id, SECOND.node_id} and bench.agent.address_book.num_failed
-
-    play(scene)
-
-
 # --- let go in the middle of a group --------------------------------------------------------------------
 
 
@@ -353,206 +302,3 @@ def test_a_neighbour_that_moved_stays_connected_when_its_old_stream_ends_late() 
         assert not bench.agent.peers.connected
 
     play(scene)
-
-
-# --- who follows us -------------------------------------------------------------------------------------
-
-
-async def make_full(bench: Bench) -> None:
-    """The time between draws is known, and more external groups wait than a draw takes."""
-    intake_quota: Any = bench.agent.ingest._intake_quota
-    intake_quota.record_draw()
-    await asyncio.sleep(10.0)
-    intake_quota.record_draw()
-    for number in range(5):
-        await bench.agent.ingest.receive(bench.made(number), via=PRODUCER.node_id)
-
-
-async def num_taken(bench: Bench, identity: Identity, count: int, version: PolicyVersion, first_task: int = 0) -> int:
-    """How many of a peer's groups are taken in, one after the other."""
-    taken = 0
-    for task_id in range(first_task, first_task + count):
-        group = make_group(identity.node_id, task_id=task_id, created_at_s=bench.clock.now_s())
-        spans = (VersionSpan(start=0, version=version),)
-        rollouts = tuple(replace(r, trace=replace(r.trace, spans=spans)) for r in group.rollouts if r.trace)
-        sealed = make_sealed(replace(group, policy_id=version.policy_id, rollouts=rollouts), identity)
-        if bench.agent.ingest.is_wanted_from(identity.node_id):
-            taken += 1
-            assert isinstance(await bench.agent.ingest.receive(sealed, via=identity.node_id), ScoredGroup)
-    return taken
-
-
-def test_a_watch_opens_no_door_for_groups_that_need_no_leave() -> None:
-    async def scene(bench: Bench) -> None:
-        await make_full(bench)
-        before = await num_taken(bench, FIRST, 100, PolicyVersion(policy_id=FIRST.node_id, step=0))
-        bench.agent.credit_ledger.open(SECOND.node_id, 1)
-        after = await num_taken(bench, SECOND, 100, PolicyVersion(policy_id=SECOND.node_id, step=0))
-        assert after <= before + 1
-
-    play(scene, weights=WeightsConfig(publish=True))
-
-
-def test_a_follower_delivers_what_it_has_credit_for_whatever_the_intake_quota() -> None:
-    async def scene(bench: Bench) -> None:
-        await asyncio.sleep(601.0)  # what was given before the start is long forgotten
-        await make_full(bench)
-        while bench.agent.ingest.is_wanted_from(FIRST.node_id):
-            pass
-        version = PolicyVersion(policy_id=OURS.node_id, step=0, digest=bytes(32))
-        await bench.agent.publish(version)
-        watch = bench.agent.credit_ledger.open(FIRST.node_id, 8)
-        bench.agent.credit_ledger.grant(capacity=8)
-        first = await num_taken(bench, FIRST, 1, version)
-        bench.agent.credit_ledger.grant(capacity=8)
-        assert (first, watch.num_outstanding) == (1, 2)
-        assert await num_taken(bench, FIRST, 3, version, first_task=1) == 2
-
-    play(scene, weights=WeightsConfig(publish=True))
-
-
-def streams(agent: Agent, adverts: list[Advert]) -> set[tuple[PeerAddress, bool]]:
-    return choose_peers(agent, adverts, True, random.Random(0)).streams
-
-
-def test_followers_that_bring_nothing_are_followed_only_as_far_as_there_could_be_credit_for_them() -> None:
-    async def scene(bench: Bench) -> None:
-        generators = [make_identity(100 + number) for number in range(40)]
-        for identity in generators:
-            bench.agent.credit_ledger.open(identity.node_id, 1)
-        roles = Role.GENERATOR, Role.RELAY
-        adverts = [make_advert(identity.node_id, roles=roles) for identity in generators]
-        assert len(streams(bench.agent, adverts)) == 20  # five steps of four groups
-        bench.agent.credit_ledger.grant(capacity=8)
-        status = bench.agent.credit_ledger.status()
-        followed = {address.node_id for address, _ in streams(bench.agent, adverts)}
-        assert {peer for peer, credit in status.items() if credit["granted"]} <= followed
-        for identity in generators[:30]:
-            bench.agent.peers.delivered_steps[identity.node_id] = 0
-        chosen = streams(bench.agent, adverts)
-        assert {identity.node_id for identity in generators[:30]} <= {address.node_id for address, _ in chosen}
-        assert not any(relayed for _, relayed in chosen)
-
-    play(scene)
-
-
-def test_a_follower_that_is_not_chosen_any_more_is_dropped() -> None:
-    async def scene(bench: Bench) -> None:
-        bench.agent.credit_ledger.open(FIRST.node_id, 1)
-        advert = make_advert(FIRST.node_id)
-        key = (PeerAddress(node_id=FIRST.node_id, endpoint=advert.endpoints[0]), False)
-        assert unlisted_followers(bench.agent, [key], []) == {key}
-        assert unlisted_followers(bench.agent, [key], [advert]) == set()
-
-    play(scene)
-
-
-def test_a_neighbour_is_asked_for_notices_of_others_before_its_old_stream_ends() -> None:
-    """More adverts than places, be they hostile, change what is asked of everybody: nobody is alone meanwhile."""
-
-    async def scene(bench: Bench) -> None:
-        asked: list[bool] = []  # whether with notices
-
-        class Slow(Neighbour):
-            async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-                asked.append(wanted.relay)
-                async for item in super().subscribe(cursor, wanted):
-                    yield item
-
-        connect = bench.connect
-
-        async def slowly(address: PeerAddress, timeout_s: float) -> Neighbour:
-            await asyncio.sleep(1.0)
-            if address.node_id not in bench.neighbours:
-                raise Unavailable("nobody there")
-            return await connect(address, timeout_s)
-
-        bench.connect = slowly  # type: ignore[method-assign]
-        bench.add(Slow(FIRST.node_id, []))
-        await asyncio.sleep(6.0)
-        bench.adverts += [make_advert(make_identity(50 + number).node_id) for number in range(20)]
-        for _ in range(200):
-            await asyncio.sleep(0.1)
-            assert bench.agent.peers.connected == {FIRST.node_id}
-        assert asked == [False, True]
-        assert bench.agent.peers._num_streams == {FIRST.node_id: 1}, "the old one has ended"
-
-    play(scene)
-
-
-def test_a_neighbour_that_the_run_denies_is_dropped_though_it_works() -> None:
-    async def scene(bench: Bench) -> None:
-        bench.add(Honest(FIRST.node_id, []))
-        await asyncio.sleep(5.0)
-        assert bench.agent.peers.connected == {FIRST.node_id}
-        bench.adverts.clear()
-        await asyncio.sleep(5.0)
-        assert bench.agent.peers.connected == {FIRST.node_id}, "the directory does not decide"
-        bench.agent.entry_rule.update(EntryConfig(denied=(FIRST.node_id,)))
-        await asyncio.sleep(5.0)
-        assert not bench.agent.peers.connected
-
-    play(scene)
-
-
-def test_a_peer_that_answers_and_serves_nothing_loses_its_place_to_one_that_does() -> None:
-    async def scene(bench: Bench) -> None:
-        class Refusing(Neighbour):
-            async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-                self.num_said += 1
-                raise Unavailable("all streams are taken")
-                yield
-
-        refusing = Refusing(min(FIRST.node_id, SECOND.node_id), [])
-        other = Honest(max(FIRST.node_id, SECOND.node_id), [])
-        bench.add(refusing)
-        bench.add(other)
-        linked = 0
-        for _ in range(300):
-            await asyncio.sleep(1.0)
-            linked += other.node_id in bench.agent.peers.connected
-        assert linked > 150 and refusing.num_said < 40, (linked, refusing.num_said)
-
-    play(scene, exchange=ExchangeConfig(max_neighbours=1))
-
-
-# --- when the directory is asked --------------------------------------------------------------------------
-
-
-def test_a_node_whom_nobody_reaches_looks_again_soon_and_then_ever_later() -> None:
-    """The directory may name a relay by then; a look-up every 180 s would leave it alone for so long."""
-
-    async def scene(bench: Bench) -> None:
-        looks: list[float] = []
-
-        async def lookup() -> list[Advert]:
-            looks.append(bench.clock.monotonic_s())
-            return bench.adverts
-
-        bench.lookup = lookup  # type: ignore[method-assign]
-        bench.agent.endpoints = ("127.0.0.1:1",)
-        bench.adverts = [make_advert(OURS.node_id), make_advert(FIRST.node_id)]
-        await asyncio.sleep(100.0)
-        assert len(looks) == 1
-        bench.agent.endpoints = ()  # its relay went
-        bench.agent.context.changed.fire()
-        await asyncio.sleep(1.0)
-        assert len(looks) == 2
-        await asyncio.sleep(70.0)
-        assert 5 <= len(looks) <= 8, looks
-        await asyncio.sleep(3600.0)
-        assert len(looks) <= 8 + 3600 / (0.8 * 180), looks
-        bench.agent.endpoints = ("127.0.0.1:1",)
-        await asyncio.sleep(400.0)
-        del looks[:]
-        bench.adverts = bench.adverts[:1]  # nobody but itself
-        await asyncio.sleep(400.0)
-        assert len(looks) >= 6, looks
-        bench.adverts = [*bench.adverts, replace(make_advert(FIRST.node_id), relay_reservations=1)]
-        bench.agent.endpoints = ()
-        await asyncio.sleep(400.0)
-        del looks[:]
-        await asyncio.sleep(400.0)
-        assert len(looks) <= 3, "it knows a relay: a large directory is not read again for another"
-
-    play(scene, exchange=ExchangeConfig(lookup_every_s=180.0))

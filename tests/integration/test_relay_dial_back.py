@@ -1,0 +1,171 @@
+"""What callers have a relay dial or look up for them: its own machine, addresses of others, adverts without end.
+
+A mutation that takes a defence out turns its claim red.
+"""
+
+import asyncio
+import secrets
+
+import grpc
+import pytest
+from attacked_relay import ADDRESSES, CODES, NODE, RUN, Caller, code_of, relaying
+
+from swarm.clock import SystemClock
+from swarm.config import ExchangeConfig
+from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.relay import relay_servicer, reservation_table
+from swarm.testing.builders import HoldsNothing, make_advert
+from swarm.wire.adverts import seal_advert
+from swarm.wire.v1 import relay_service_pb2 as pb
+
+pytestmark = pytest.mark.timeout(60)
+
+
+async def dial_back(caller: Caller, port: int) -> pb.DialBackResponse | grpc.StatusCode:
+    try:
+        return await caller.stub.DialBack(pb.DialBackRequest(port=port), metadata=caller.metadata, timeout=20.0)
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+
+
+def everybody_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation, and what the tests of a dial-back need on one machine: loopback is an address like any other."""
+    monkeypatch.setattr(relay_servicer, "is_loopback", lambda host: False)  # type: ignore[arg-type]
+
+
+async def count_dials(calls: list[int]) -> tuple[asyncio.Server, int]:
+    def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        calls.append(1)
+        writer.close()
+
+    server = await asyncio.start_server(called, "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: everybody is elsewhere"])
+async def test_nobody_has_a_relay_try_what_listens_on_its_own_machine(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        everybody_is_elsewhere(monkeypatch)
+    calls: list[int] = []
+    server, port = await count_dials(calls)
+    async with relaying() as relay:
+        caller = await relay.caller()
+        answer = await dial_back(caller, port)
+        assert (answer is CODES.UNAVAILABLE) is is_defended and (not calls) is is_defended
+    server.close()
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: without bounds"])
+async def test_a_subnet_has_few_ports_of_its_own_address_tried_and_none_of_services(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everybody_is_elsewhere(monkeypatch)
+    if not is_defended:
+        monkeypatch.setattr(reservation_table, "DIAL_BACKS_BURST", 1e6)
+        monkeypatch.setattr(reservation_table, "LEAST_PORT", 1)
+    calls: list[int] = []
+    server, port = await count_dials(calls)
+    async with relaying() as relay:
+        for _ in range(3):  # keys are free
+            caller = await relay.caller()
+            assert (await dial_back(caller, 22) is CODES.RESOURCE_EXHAUSTED) is is_defended
+            for _ in range(4):
+                answer = await dial_back(caller, port)
+                assert isinstance(answer, grpc.StatusCode) or not answer.is_reached
+        assert (len(calls) <= reservation_table.DIAL_BACKS_BURST) is is_defended or len(calls) == 12
+        assert (len(calls) == 12) is not is_defended
+    server.close()
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: for ever"])
+async def test_a_dial_back_leads_to_who_proved_its_key_there_and_not_for_ever(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everybody_is_elsewhere(monkeypatch)
+    async with relaying() as relay:
+        node = GrpcTransport(NODE, RUN, ExchangeConfig(), SystemClock())
+        await node.serve(HoldsNothing())
+        port = int(node.endpoint.rpartition(":")[2])
+        owner, thief = await relay.caller(identity=NODE), await relay.caller()
+        answer = await dial_back(thief, port)
+        assert isinstance(answer, pb.DialBackResponse) and not answer.is_reached and "expected node" in answer.detail
+        answer = await dial_back(owner, port)
+        assert isinstance(answer, pb.DialBackResponse) and answer.is_reached
+        assert await relay.reaches(ADDRESSES[1]) == ""
+        assert await code_of(await thief.connect(thief.identity)) is CODES.NOT_FOUND
+        if is_defended:
+            monkeypatch.setattr(reservation_table, "DIALLED_S", 0.0)
+        assert ("holds no reservation" in await relay.reaches(ADDRESSES[2])) is is_defended
+        await node.stop()
+
+
+class Records:
+    """A directory that counts what it is asked."""
+
+    num_calls = 0
+
+    async def pass_on(self, data: bytes) -> bool:
+        self.num_calls += 1
+        return True
+
+    async def records(self) -> list[bytes]:
+        self.num_calls += 1
+        return [secrets.token_bytes(500)] * 600
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: by key alone"])
+async def test_free_keys_of_one_subnet_look_up_few_adverts(is_defended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_servicer, "RECORD_CALLS_OF_SUBNET", 1 if is_defended else 1000)
+    async with relaying() as relay:
+        records = relay.transport.directory = Records()
+        stopped = False
+        for _ in range(6):
+            caller = await relay.caller()
+            for _ in range(5):
+                call = caller.stub.Lookup(pb.LookupRequest(), metadata=caller.metadata, timeout=1.0)
+                try:
+                    assert sum([len(response.adverts) async for response in call]) == 600
+                except grpc.aio.AioRpcError:
+                    stopped = True
+                    break
+            if stopped:
+                break
+        assert (records.num_calls <= 2 * relay_servicer.RECORD_CALLS_BURST) is is_defended or not stopped
+        assert stopped is is_defended
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: each subnet by itself"])
+async def test_free_keys_of_many_subnets_announce_little_and_keep_no_holder_of_a_reservation_out(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_servicer, "ANNOUNCED_PER_S", 1e-9)
+    monkeypatch.setattr(relay_servicer, "ANNOUNCED_BURST", 4.0 if is_defended else 1e6)
+
+    async def announce(caller: Caller) -> bool:
+        advert = seal_advert(make_advert(caller.identity.node_id, run_id=RUN), caller.identity)
+        try:
+            await caller.stub.Announce(pb.AnnounceRequest(advert=advert), metadata=caller.metadata, timeout=5.0)
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is CODES.UNAVAILABLE and "too many announcements" in str(error.details())
+            return False
+        return True
+
+    async with relaying() as relay:
+        records = relay.transport.directory = Records()
+        holder = await relay.caller(ADDRESSES[9])
+        assert await holder.reserve() is not None
+        num_taken = sum([await announce(await relay.caller(source)) for source in ADDRESSES[:8]])
+        assert await announce(holder)
+        assert (num_taken == 4) is is_defended and records.num_calls == num_taken + 1
+
+
+async def test_nobody_announces_the_advert_of_another() -> None:
+    async with relaying() as relay:
+        records = relay.transport.directory = Records()
+        caller = await relay.caller()
+        for advert in (b"", secrets.token_bytes(300), bytes(2000)):
+            call = caller.stub.Announce(pb.AnnounceRequest(advert=advert), metadata=caller.metadata)
+            assert await code_of(call) is CODES.RESOURCE_EXHAUSTED
+        assert records.num_calls == 0
