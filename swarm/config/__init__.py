@@ -5,6 +5,9 @@ starts, with an error that names the key. Defaults run on a laptop.
 """
 
 from swarm.config.coordinator_config import CoordinatorConfig
+from swarm.config.environment_config import EnvironmentConfig
+from swarm.config.generation_config import EngineConfig, FollowConfig, GeneratorConfig, ModelConfig, WeightsConfig
+from swarm.config.learning_config import EvaluationConfig, GuardConfig, LearnerConfig, ReplayConfig
 from swarm.config.load_config import apply_overrides, explained, has_section, load_config, parse_config
 from swarm.config.network_config import (
     MAX_ANCHORS,
@@ -15,25 +18,9 @@ from swarm.config.network_config import (
     EntryConfig,
     ExchangeConfig,
 )
-from swarm.config.node_config import (
-    NODE_FILE,
-    DiskConfig,
-    EngineConfig,
-    EnvironmentConfig,
-    EvaluationConfig,
-    FaultConfig,
-    FollowConfig,
-    GeneratorConfig,
-    GuardConfig,
-    LearnerConfig,
-    ModelConfig,
-    NodeConfig,
-    ReplayConfig,
-    SandboxConfig,
-    TelemetryConfig,
-    WeightsConfig,
-)
+from swarm.config.node_config import NODE_FILE, NodeConfig
 from swarm.config.resolved_toml import inline_value, sources_of, to_toml
+from swarm.config.runtime_config import DiskConfig, FaultConfig, SandboxConfig, TelemetryConfig
 from swarm.config.section import Model
 
 __all__ = [

@@ -9,7 +9,8 @@ from typing import Annotated
 from pydantic import Field
 
 from swarm.config.network_config import DirectoryConfig, Endpoint
-from swarm.config.node_config import NodeConfig, TelemetryConfig
+from swarm.config.node_config import NodeConfig
+from swarm.config.runtime_config import TelemetryConfig
 from swarm.config.section import Model, Positive, PositiveFloat
 from swarm.types import RUN_ID_PATTERN
 

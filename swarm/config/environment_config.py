@@ -1,0 +1,114 @@
+"""Configuration of an environment of the run ([[environments]] of node.toml).
+
+Invariant: an environment whose observations are believed names the nodes that are.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from swarm.config.network_config import MAX_MEMBERS, NodeIdText
+from swarm.config.section import Model, NotNegative, Positive
+
+
+class EnvironmentConfig(Model):
+    """One environment: its problems, their prompt, and the verifier of answers."""
+
+    name: str = Field(pattern=r"^[a-z0-9_]{1,40}$")
+    """Name used by every node of the run."""
+    kind: Literal[
+        "reasoning_gym",
+        "jsonl",
+        "char",
+        "function",
+        "plugin",
+        "calculator",
+        "retry",
+        "look_up",
+        "grid_world",
+        "apps",
+        "dialogue",
+        "code",
+        "nim",
+        "notes",
+    ]
+    """Which loader builds it, see docs/environments.md. `function` and `plugin` name local code and are refused in a
+    join manifest."""
+    dataset: str = ""
+    """reasoning_gym: dataset name. jsonl: path. char: task name. function: `module:function`, plugin: `module:Class`
+    (in place of a module a path ending in .py), or the name of an entry point of the group `swarm.environments`."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the kind or dataset; retry: `inner` is a section like this one, without a name."""
+    seed: NotNegative = 0
+    """Seed from which every node rebuilds the same problems."""
+    num_tasks: Positive = 1_000_000
+    """Task ids run from 0 to this minus 1."""
+    prompt: str = "{question}"
+    """Template of the user message."""
+    prefill: str = ""
+    """Beginning of the assistant's turn that generation continues."""
+    system: str = ""
+    """System message before the question; of the built-in kinds of single answers and of episodes alike."""
+    digest: str = ""
+    """jsonl: SHA-256 of the file. plugin: digest of the installed package that has the entry point, as `swarm check`
+    shows it. Required in a join manifest."""
+    exchange: Literal["replayable", "scored", "own"] = "replayable"
+    """Whose episodes count. `replayable`: anybody's, each is replayed here. `scored`: those of `scored_from`, whose
+    observations are believed and whose last action is scored again. `own`: nobody else's, and they never leave."""
+    scored_from: tuple[NodeIdText, ...] = Field(default=(), max_length=MAX_MEMBERS)
+    """scored: node ids whose observations are believed, one at least."""
+    reward_range: tuple[Annotated[float, Field(allow_inf_nan=False)], Annotated[float, Field(allow_inf_nan=False)]] = (
+        0.0,
+        1.0,
+    )
+    """function: what it returns lies between these; rewards are rescaled from there to [0, 1], and one outside is an
+    error. The upper end counts as success."""
+    reward_weights: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
+    """What an episode is worth: the sum of its named rewards times these, clipped to [0, 1]; of a `function` in
+    `reward_range`, and outside of that an error. Empty: `outcome` alone."""
+
+    @model_validator(mode="after")
+    def _range_fits(self) -> "EnvironmentConfig":
+        low, high = self.reward_range
+        if not low < high:
+            raise ValueError(f"reward_range: {low:g} is not below {high:g}")
+        if (low, high) != (0.0, 1.0) and self.kind != "function":
+            raise ValueError(f"reward_range: kind {self.kind} has rewards in [0, 1]; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_is_believed(self) -> "EnvironmentConfig":
+        if self.exchange == "scored" and self.kind != "plugin":
+            raise ValueError(f'exchange "scored" is for kind plugin; episodes of kind {self.kind} are replayed')
+        if self.exchange == "scored" and not self.scored_from:
+            raise ValueError(
+                f'scored_from: empty, so exchange "scored" believes no observation in {self.name}; list the node ids '
+                'to believe (where there are none, this node\'s own), or set exchange = "own"'
+            )
+        if self.scored_from and self.exchange != "scored":
+            raise ValueError(f'scored_from: exchange is "{self.exchange}", which believes nobody; set "scored"')
+        return self
+
+    @property
+    def inner(self) -> "EnvironmentConfig | None":
+        """The environment that this one wraps, where it wraps one: with its name, seed and number of tasks."""
+        if self.kind != "retry":
+            return None
+        section: object = self.params.get("inner")
+        if not isinstance(section, dict):
+            raise ValueError("kind retry: params.inner must be the section of another environment")
+        shared = {"seed": self.seed, "num_tasks": self.num_tasks}
+        inner = EnvironmentConfig.model_validate({**shared, **section, "name": self.name})
+        if inner.kind == "retry":
+            raise ValueError("kind retry: params.inner.kind is retry again")
+        return inner
+
+    @model_validator(mode="after")
+    def _inner_fits(self) -> "EnvironmentConfig":
+        _ = self.inner
+        return self
+
+    @property
+    def may_have_turns(self) -> bool:
+        """Whether its episodes may have several turns; the others are single answers, for certain."""
+        return self.kind not in ("reasoning_gym", "jsonl", "char", "function")

