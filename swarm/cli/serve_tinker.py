@@ -14,8 +14,9 @@ from swarm.types import Role
 
 if TYPE_CHECKING:
     from swarm.serving.http_server import HttpServer
-    from swarm.serving.tinker_app import Publish, TinkerApp
+    from swarm.serving.tinker_app import TinkerApp
     from swarm.serving.tinker_nodes import SamplingNodes
+    from swarm.serving.tinker_sampling import Publish
     from swarm.trained.model import TrainedModel, WhichStep
 
 console = Console()
@@ -96,7 +97,8 @@ def start_tinker(
     from swarm.serving.tinker_store import TinkerStore
 
     with needs_packages():
-        from swarm.serving.tinker_app import KEY_PREFIX, TinkerApp, TinkerModel
+        from swarm.serving.tinker_app import KEY_PREFIX, TinkerApp
+        from swarm.serving.tinker_model import TinkerModel
 
     merge_adapters(model.network)
     model.network.requires_grad_(False)

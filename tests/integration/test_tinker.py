@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from swarm.cli.serve_tinker import TinkerSettings, end_tinker, start_tinker
 from swarm.model.version_digest import published_state, weights_digest
-from swarm.serving import tinker_app, tinker_sessions
+from swarm.serving import tinker_http, tinker_sessions
 from swarm.trained.model import TrainedModel, load_target
 from swarm.wire.v1 import tinker_pb2 as wire
 from tests.tinker_world import write_model
@@ -350,7 +350,7 @@ def test_no_refusal_leaves_a_gap_in_the_order_of_a_model(fresh: Client) -> None:
 
 
 def test_a_request_beyond_the_bound_is_refused_in_its_turn(fresh: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tinker_app, "MAX_BODY_BYTES", 100_000)
+    monkeypatch.setattr(tinker_http, "MAX_BODY_BYTES", 100_000)
     model_id = fresh.model(fresh.session())
     error = fresh.forward_backward(model_id, [datum_of(20_000)], "cross_entropy")
     assert error == {"error": "body: more than 100000 bytes", "category": "user"}
