@@ -213,6 +213,7 @@ class HostileWorld:
         if is_hostile and self.job.attack in ("flood", ALL) and Role.TRAINER in config.roles:
             replay = config.replay.model_copy(update={"local_groups": 8})
             config = config.model_copy(update={"replay": replay})
+        config.dir.mkdir(parents=True, exist_ok=True)  # its worker keeps some steps and episodes there
         store = MemoryGroupStore(self.clock, 2**28, epoch=f"disk {number}")
         context = NodeContext(
             config=config,
