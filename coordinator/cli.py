@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from swarm.config import CoordinatorConfig, load_config
-from swarm.errors import SwarmError
-from swarm.process import silence_grpc
+from swarm.process import errors_explained, silence_grpc
 
 app = typer.Typer(help="Run the coordinator of a swarm.", no_args_is_help=True, add_completion=False)
 
@@ -28,13 +27,10 @@ def start(
     from coordinator.daemon import run_coordinator
     from swarm.telemetry import setup_logging
 
-    try:
+    with errors_explained():
         settings = load_config(CoordinatorConfig, config, set_)
         setup_logging(settings.telemetry.log_level, settings.telemetry.log_format, "coordinator")
         asyncio.run(run_coordinator(settings))
-    except SwarmError as error:
-        typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(2) from None
 
 
 @app.command()
@@ -44,11 +40,8 @@ def link(
     """Print the join link of the coordinator that runs in a directory."""
     from coordinator.daemon import read_info
 
-    try:
+    with errors_explained():
         typer.echo(read_info(dir)["link"])
-    except SwarmError as error:
-        typer.secho(str(error), fg=typer.colors.RED, err=True)
-        raise typer.Exit(2) from None
 
 
 @app.command()
@@ -65,13 +58,10 @@ def invite(
     from swarm.identity import Identity
     from swarm.wire.credentials import invite
 
-    try:
+    with errors_explained():
         settings = load_config(CoordinatorConfig, config)
         identity = Identity.load(settings.dir / "identity.key")
         typer.echo(invite(identity, settings.run_id, node_id, days, SystemClock().now_s()))
-    except SwarmError as error:
-        typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(2) from None
 
 
 @app.command()
@@ -86,14 +76,11 @@ def rotate(
     """
     from coordinator.manifest_signing import rotate_key
 
-    try:
+    with errors_explained():
         settings = load_config(CoordinatorConfig, config)
         typer.echo(
             f"the coordinator's key is now {rotate_key(settings, key).node_id}; set another next_key, and start it"
         )
-    except SwarmError as error:
-        typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(2) from None
 
 
 def main() -> None:

@@ -1,16 +1,13 @@
 """The command line `swarm-node`."""
 
 import asyncio
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from swarm.config import NodeConfig, load_config
-from swarm.errors import SwarmError, missing_extra
-from swarm.process import silence_grpc
+from swarm.process import errors_explained, silence_grpc
 
 app = typer.Typer(help="Run one node of a swarm.", no_args_is_help=True, add_completion=False)
 
@@ -35,7 +32,7 @@ def start(
     from node.daemon import run_daemon
     from swarm.telemetry import setup_logging
 
-    with _explained():
+    with errors_explained():
         settings = load_config(NodeConfig, config, set_)
         setup_logging(settings.telemetry.log_level, settings.telemetry.log_format, settings.name)
         asyncio.run(run_daemon(settings))
@@ -50,7 +47,7 @@ def show_id(
     """Print this node's id, by which a member invites it."""
     from swarm.process import load_or_create_identity
 
-    with _explained():
+    with errors_explained():
         typer.echo(load_or_create_identity(dir / "identity.key").node_id)
 
 
@@ -73,7 +70,7 @@ def invite(
     from swarm.wire.credentials import invite
     from swarm.wire.held_manifest import load_held, with_held
 
-    with _explained():
+    with errors_explained():
         settings = load_config(NodeConfig, config)
         settings = with_held(settings, load_held(settings.dir, settings.run_id))
         identity = Identity.load(settings.dir / "identity.key")
@@ -83,19 +80,6 @@ def invite(
                 "ask the run's operator to list it, or a member to invite the other one"
             )
         typer.echo(invite(identity, settings.run_id, node_id, days, SystemClock().now_s()))
-
-
-@contextmanager
-def _explained() -> Generator[None]:
-    """Around a command: an error of ours becomes a line and exit code 2."""
-    try:
-        yield
-    except (SwarmError, ModuleNotFoundError) as raised:
-        error = missing_extra(raised) if isinstance(raised, ModuleNotFoundError) else raised
-        if error is None:
-            raise
-        typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(2) from None
 
 
 def main() -> None:

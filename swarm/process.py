@@ -15,11 +15,11 @@ import os
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from swarm.errors import ConfigError, StorageFull
+from swarm.errors import ConfigError, StorageFull, SwarmError, missing_extra
 from swarm.identity import Identity
 from swarm.types import JsonDict
 
@@ -150,6 +150,21 @@ async def run_until_signal(work: Coroutine[Any, Any, None]) -> bool:
         for number in numbers:
             loop.remove_signal_handler(number)
     return is_asked
+
+
+@contextlib.contextmanager
+def errors_explained() -> Generator[None]:
+    """Around a command: an error of ours, or a missing package of an extra, becomes a line and exit code 2."""
+    import typer
+
+    try:
+        yield
+    except (SwarmError, ModuleNotFoundError) as raised:
+        error = missing_extra(raised) if isinstance(raised, ModuleNotFoundError) else raised
+        if error is None:
+            raise
+        typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(2) from None
 
 
 def thread_limits(num_threads: int) -> dict[str, str]:
