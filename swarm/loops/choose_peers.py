@@ -46,15 +46,15 @@ def sample_adverts(agent: Agent, adverts: Sequence[Advert], rng: random.Random) 
     return list(chain.from_iterable(chosen))
 
 
-def choose_peers(agent: Agent, adverts: Sequence[Advert], relay: bool, rng: random.Random) -> PeerChoice:
+def choose_peers(agent: Agent, adverts: Sequence[Advert], with_notices: bool, rng: random.Random) -> PeerChoice:
     """Generators working for us, plus the neighbours chosen by the topology among the peers that answered before.
 
-    Pure generators are skipped when relaying is on: they do not forward.
+    Pure generators are skipped where neighbours announce the groups of others: they do not.
 
     Args:
         agent: of the node.
         adverts: those considered.
-        relay: there are more nodes than neighbours, so that neighbours have to announce the groups of others.
+        with_notices: there are more nodes than neighbours, which have to announce the groups of others.
         rng: order in which strangers are tried; nobody else may know it.
     """
     if agent.weight_follower is not None and Role.RELAY not in agent.config.roles:
@@ -62,7 +62,9 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], relay: bool, rng: rand
     book, limit, own = agent.address_book, agent.config.exchange.max_neighbours, agent.node_id
     allowed = [a for a in adverts if a.node_id != own and agent.reputation.is_allowed(a.node_id)]
     followers = agent.credit_ledger.followers
-    no_forwarders = {a.node_id for a in allowed if relay and Role.TRAINER not in a.roles and Role.RELAY not in a.roles}
+    no_forwarders = {
+        a.node_id for a in allowed if with_notices and Role.TRAINER not in a.roles and Role.RELAY not in a.roles
+    }
 
     for advert in allowed:
         if advert.node_id in book.known:
@@ -106,7 +108,7 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], relay: bool, rng: rand
     anchors = [a for a in book.anchors if not book.is_known(a)] if len(known) < max(1, limit // 2) else []
     mixed = [a for a in chain.from_iterable(zip_longest(moved, listed, alive, anchors, strangers)) if a is not None]
     trials = list(dict.fromkeys(mixed))[: min(MAX_TRIALS, num_free + NUM_SPARE_TRIALS)]
-    streams = {(address, relay) for address in places}
+    streams = {(address, with_notices) for address in places}
     return PeerChoice(
         streams=streams
         | {(book.best_address(a.node_id, a.endpoints), False) for a in choose_followers(agent, allowed)},
@@ -180,7 +182,7 @@ def unlisted_followers(
     """Streams of followers with credit that are not in the directory just now: their groups are waited for."""
     found = {advert.node_id for advert in adverts if advert.endpoints}
     return {
-        (address, relay)
-        for address, relay in followed
+        (address, with_notices)
+        for address, with_notices in followed
         if address.node_id in agent.credit_ledger.followers - found and agent.reputation.is_allowed(address.node_id)
     }

@@ -31,7 +31,7 @@ FETCH_TIMEOUT_S: Final = 30.0
 PASS_ON_S: Final = 3.0
 _SLOW_BYTES_PER_S: Final = 2**17
 MAX_ROUNDS: Final = 4  # of trials begun after one look-up, while addresses answer
-RELAY_S: Final = 600.0  # that neighbours announce the groups of others after there were more nodes than neighbours
+NOTICES_S: Final = 600.0  # that neighbours announce the groups of others after there were more nodes than neighbours
 FIRST_LOOK_S: Final = 2.0  # until the next look-up of a node that is alone; doubles, up to `exchange.lookup_every_s`
 LASTING_S: Final = 30.0  # a stream that ends sooner and brought nothing counts as a failure
 
@@ -47,7 +47,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
     positions = StreamPositions(agent.config.exchange.max_group_bytes)
     followed: dict[tuple[PeerAddress, bool], NeighbourStream] = {}  # (peer, with notices of others' groups)
     adverts: list[Advert] = []
-    relay_until_s = -math.inf
+    notices_until_s = -math.inf
     alone_s = FIRST_LOOK_S
     async with asyncio.TaskGroup() as tasks:
         trials = AddressTrials(agent, transport, tasks)
@@ -63,20 +63,20 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
                 logger.info("directory lookup failed", extra={"error": str(error)})
             now_s = agent.clock.monotonic_s()
             if len(adverts) - 1 > agent.config.exchange.max_neighbours:
-                relay_until_s = now_s + RELAY_S
+                notices_until_s = now_s + NOTICES_S
             next_s = agent.clock.monotonic_s() + agent.config.exchange.lookup_every_s * rng.uniform(0.8, 1.2)
             soon_s = min(next_s, now_s + alone_s * rng.uniform(0.8, 1.2))
             for num_answers in itertools.count():
-                choice = choose_peers(agent, adverts, now_s < relay_until_s, rng)
+                choice = choose_peers(agent, adverts, now_s < notices_until_s, rng)
                 wanted = choice.streams | unlisted_followers(agent, followed, adverts)
-                for address, relayed in [key for key in followed if key not in wanted]:
-                    instead = followed.get((address, not relayed))
-                    is_handed_over = (address, not relayed) not in wanted or (instead and instead.is_connected)
+                for address, with_notices in [key for key in followed if key not in wanted]:
+                    instead = followed.get((address, not with_notices))
+                    is_handed_over = (address, not with_notices) not in wanted or (instead and instead.is_connected)
                     if is_handed_over:
-                        followed.pop((address, relayed)).stop()
-                for address, relayed in sorted(wanted - followed.keys(), key=lambda key: key[0].node_id):
-                    follow = followed[address, relayed] = NeighbourStream(
-                        agent, transport, address, relayed, positions, rng
+                        followed.pop((address, with_notices)).stop()
+                for address, with_notices in sorted(wanted - followed.keys(), key=lambda key: key[0].node_id):
+                    follow = followed[address, with_notices] = NeighbourStream(
+                        agent, transport, address, with_notices, positions, rng
                     )
                     follow.start(tasks)
                 if num_answers < MAX_ROUNDS:
@@ -104,6 +104,14 @@ class NeighbourStream:
 
     What it made itself is judged in order while nothing more is read; what it announces is fetched one after the other
     and judged beside the stream.
+
+    Args:
+        agent: of the node.
+        transport: connects.
+        address: of the neighbour.
+        with_notices: it announces the groups of others, too.
+        positions: cursors and notices, which outlive a stream.
+        rng: jitter of waits.
     """
 
     def __init__(
@@ -111,7 +119,7 @@ class NeighbourStream:
         agent: Agent,
         transport: Transport,
         address: PeerAddress,
-        relay: bool,
+        with_notices: bool,
         positions: StreamPositions,
         rng: random.Random,
     ) -> None:
@@ -121,7 +129,7 @@ class NeighbourStream:
         replay = agent.config.replay
         # where a step waits for everybody's groups of its round, those without signal are waited for too
         self._wanted = StreamFilter(
-            relay=relay,
+            relay=with_notices,
             wants_zero_variance=replay.keep_zero_variance or replay.barrier,
             wants_turn_signal=replay.keep_turn_signal,
             wants_commitments=True,
