@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from coordinator.advice import AdviceChange, AdvisorLimits, OffPolicyAdvisor
+from coordinator.advice import AdviceChange, OffPolicyAdvisor
 from coordinator.head_watches import HeadWatches
 from coordinator.ledger import Ledger, LedgerAnswer
 from coordinator.membership import Member, Membership
@@ -55,7 +55,6 @@ class CoordinatorCore:
         store: CoordinatorStore | None = None,
         lease_s: float = 30.0,
         base_max_age_steps: int = 4,
-        limits: AdvisorLimits | None = None,
         parties: Parties | None = None,
     ) -> None:
         self.clock = clock
@@ -64,7 +63,7 @@ class CoordinatorCore:
         self.ledger = Ledger()
         self.watches = HeadWatches()
         self.parties = parties or Parties()
-        self.advisor = OffPolicyAdvisor(base_max_age_steps, limits, self.parties)
+        self.advisor = OffPolicyAdvisor(base_max_age_steps, parties=self.parties)
         self.advice_log: deque[AdviceChange] = deque(maxlen=MAX_SHOWN_ADVICE)
         self.num_heartbeats = 0
         self.num_versions = 0  # ever recorded, abandoned branches included
@@ -103,7 +102,7 @@ class CoordinatorCore:
         await self.store_report(self.take_report(node_id, report, subnet))
         return self.advice(node_id)
 
-    def take_report(self, node_id: NodeId, report: NodeReport, subnet: str = "") -> "TakenReport":
+    def take_report(self, node_id: NodeId, report: NodeReport, subnet: str = "") -> TakenReport:
         """The part of a heartbeat that others wait for: everything but the disk. As `heartbeat`."""
         if report.node_id != node_id:
             raise Unauthenticated(f"node {short(node_id)} reported as {short(report.node_id)}")
@@ -116,7 +115,7 @@ class CoordinatorCore:
         changes = self._decide(now_s) if abs(now_s - self._decided_s) >= self._next_after_s else []
         return TakenReport(member=member, evaluations=self._new_evaluations(report, now_s), changes=changes)
 
-    async def store_report(self, taken: "TakenReport") -> None:
+    async def store_report(self, taken: TakenReport) -> None:
         """The other part, which goes to the disk together with those of others. Raises StorageFull."""
         await self.store.put_member(taken.member, taken.member.report.edges, taken.evaluations)
         if taken.changes:
