@@ -48,11 +48,7 @@ async def examine(config_path: Path | None) -> list[Finding]:
         await _check_clock(config),
         await _check_sandbox(config),
         *await _check_environments(config),
-        *[
-            await _check_reachable("coordinator.address", address)
-            for address in config.coordinator.address.split(",")
-            if address
-        ],
+        *[await _check_reachable("coordinator.address", address) for address in config.coordinator.addresses],
         *[await _check_reachable("directory.bootstrap", endpoint_of(maddr)) for maddr in config.directory.bootstrap],
         *await _check_announced(config),
         *_check_effect(config),
@@ -144,7 +140,7 @@ def _check_port(key: str, listen: str) -> Finding:
 
 async def _check_clock(config: NodeConfig) -> Finding:
     other_s, reason = None, "no coordinator is configured"
-    if config.coordinator.address:
+    if config.coordinator.addresses:
         try:
             other_s, reason = await _coordinator_time_s(config), "the coordinator tells no time"
         except Unavailable as error:
@@ -189,7 +185,7 @@ async def _coordinator_time_s(config: NodeConfig) -> float | None:
     from swarm.wire.session import open_channel
 
     config = with_held(config, load_held(config.dir, config.run_id))
-    address, fingerprint = config.coordinator.address.split(",")[0].strip(), config.coordinator.fingerprint
+    address, fingerprint = config.coordinator.addresses[0], config.coordinator.fingerprint
     key = config.dir / "identity.key"  # of the node: a run that does not admit everybody does not admit a new key
     identity = Identity.load(key) if key.exists() else Identity.create()
     shown = read_credential(config, identity.node_id).to_bytes()

@@ -108,8 +108,8 @@ class ManifestRefresh:
 
     async def _fetch(self) -> SignedManifest:
         """Of the next key where it answers already: the one before may be stolen, and its thief at the same address."""
-        addresses = tuple(address.strip() for address in self._config.coordinator.address.split(","))
-        link = JoinLink(addresses=addresses, run_id=self._config.run_id, fingerprint=self.held.key)
+        addresses, run_id = self._config.coordinator.addresses, self._config.run_id
+        link = JoinLink(addresses=addresses, run_id=run_id, fingerprint=self.held.key)
         following = self.held.manifest.next_key
         if following:
             try:

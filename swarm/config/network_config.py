@@ -104,6 +104,11 @@ class CoordinatorLink(Model):
     heartbeat_s: PositiveFloat = 5.0
     """Seconds between heartbeats."""
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Each host:port of `address`."""
+        return tuple(each.strip() for each in self.address.split(",") if each.strip())
+
 
 class EntryConfig(Model):
     """Who may take part in the run: public, vouched and private runs differ in these lines alone."""

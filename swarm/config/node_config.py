@@ -88,7 +88,7 @@ class NodeConfig(Model):
         entry = self.entry
         if entry.established != "auto" or entry.kind != "open" or entry.members:
             return entry.established == "everybody"
-        endpoints = [address.strip() for address in self.coordinator.address.split(",") if address]
+        endpoints = list(self.coordinator.addresses)
         endpoints += [endpoint_of(address) for address in (*self.directory.bootstrap, *self.directory.announce)]
         endpoints.append(self.exchange.advertise or self.exchange.listen)
         return all(is_private_host(endpoint.rpartition(":")[0]) for endpoint in endpoints)

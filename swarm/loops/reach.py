@@ -10,7 +10,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -92,7 +92,7 @@ class Reach:
         find_address: this machine's address.
 
     Example:
-        reach = Reach(agent, transport, rng)
+        reach = Reach(agent, transport, rng, is_advertise_set=False)
         await reach.measure()
         await reach.keep()  # until cancelled
     """
@@ -163,8 +163,7 @@ class Reach:
         known.sort(key=lambda each: (not is_public(each.endpoint), -self._agent.standing(each.node_id)))
         found = dict.fromkeys([*coordinator_addresses(self._agent), *book.anchors, *known])
         others = [address for address in found if address.node_id != self._agent.node_id]
-        first_of = {budget_key_of(address.endpoint): address for address in reversed(others)}.values()
-        return sorted(others, key=lambda address: address not in first_of)[:NUM_WITNESSES]
+        return _one_of_each_subnet_first(others)[:NUM_WITNESSES]
 
     async def _ask(self, witness: PeerAddress) -> DialBack | None:
         try:
@@ -278,14 +277,7 @@ class Reach:
             if address.node_id != self._agent.node_id
             if address not in self._relays and not self._is_paused(address, now_s)
         ]
-        taken = {budget_key_of(relay.endpoint) for relay in self._relays}
-        first_of = {budget_key_of(address.endpoint): address for address in reversed(found)}
-
-        def is_another(address: PeerAddress) -> bool:
-            subnet = budget_key_of(address.endpoint)
-            return subnet in taken or first_of[subnet] != address
-
-        return sorted(found, key=is_another)
+        return _one_of_each_subnet_first(found, taken={budget_key_of(relay.endpoint) for relay in self._relays})
 
     async def _hold(self, address: PeerAddress, reservation: Reservation) -> None:
         clock, pause = self._agent.clock, self._pauses.setdefault(address, _Pause())
@@ -358,16 +350,26 @@ class Reach:
 def coordinator_addresses(agent: Agent) -> Sequence[PeerAddress]:
     """Where the coordinator is, which relays and dials back as a node does; none without one."""
     link = agent.config.coordinator
-    addresses = [address.strip() for address in link.address.split(",") if address.strip()]
-    return [PeerAddress(node_id=link.fingerprint, endpoint=address) for address in addresses if link.fingerprint]
+    return [PeerAddress(node_id=link.fingerprint, endpoint=each) for each in link.addresses if link.fingerprint]
+
+
+def _one_of_each_subnet_first(addresses: Sequence[PeerAddress], taken: Collection[str] = ()) -> list[PeerAddress]:
+    """The first of each subnet that is not taken, then all others, both in their order."""
+    first_of = {budget_key_of(address.endpoint): address for address in reversed(addresses)}
+
+    def is_another(address: PeerAddress) -> bool:
+        subnet = budget_key_of(address.endpoint)
+        return subnet in taken or first_of[subnet] != address
+
+    return sorted(addresses, key=is_another)
 
 
 def _dialled(agent: Agent) -> Sequence[str]:
     """host:port of all that a node is told to dial."""
     config = agent.config
-    endpoints = [address.strip() for address in config.coordinator.address.split(",") if address.strip()]
-    endpoints += [endpoint_of(address) for address in config.directory.bootstrap]
-    return endpoints + [anchor.partition("@")[2] for anchor in config.exchange.anchors]
+    bootstrap = [endpoint_of(address) for address in config.directory.bootstrap]
+    anchors = [anchor.partition("@")[2] for anchor in config.exchange.anchors]
+    return [*config.coordinator.addresses, *bootstrap, *anchors]
 
 
 def _leaves_machine(endpoint: str) -> bool:

@@ -59,10 +59,9 @@ class GrpcCoordinatorClient:
         Raises ConfigError when the link cannot be dialled.
         """
         self._credential, self._note_clock = credential, note_clock
-        self._addresses = [address.strip() for address in link.address.split(",")]
-        for address in self._addresses:
-            if not is_endpoint(address):
-                raise ConfigError(f"coordinator.address: {address!a} is not host:port")
+        self._addresses = list(link.addresses)
+        if not self._addresses or not all(map(is_endpoint, self._addresses)):
+            raise ConfigError(f"coordinator.address: {link.address!a} is not host:port")
         if len(link.fingerprint) != 64:
             raise ConfigError("coordinator.fingerprint: expected 64 hex characters, as in the join link")
         self._has_warned_of_twin = False
