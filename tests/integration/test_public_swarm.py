@@ -21,6 +21,8 @@ from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.simulate.local.processes import Process, wait_for_file
 
+pytestmark = pytest.mark.timeout(150)
+
 PAGE: Final = Path(__file__).parents[2] / "docs" / "operating.md"
 MODULES: Final = {"swarm": "swarm.cli.main", "swarm-node": "node.cli", "swarm-coordinator": "coordinator.cli"}
 NODE_ID: Final = Identity.from_seed(bytes(32)).node_id
@@ -121,7 +123,6 @@ class Operator:
         return printed.decode()
 
 
-@pytest.mark.timeout(150)
 @pytest.mark.asyncio(loop_scope="session")
 async def test_what_the_page_says_brings_up_a_swarm_that_a_stranger_joins(swarm: Any) -> None:
     file, of_first, commands = blocks(on_loopback(PAGE.read_text(encoding="utf-8")))
