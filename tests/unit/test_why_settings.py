@@ -204,10 +204,17 @@ def test_what_is_not_the_default_is_named_where_nothing_is_far_and_the_farthest_
     assert first.fix.endswith("replay.local_groups = 40 (default 4), engine.max_rows = 32 (default 64)")
 
 
-def test_of_two_bad_values_the_one_that_explains_more_of_what_is_seen_comes_first() -> None:
-    both = {"learner": {"updates_per_step": 16}, "generator": {"temperature": 0.05}}
-    names = [each.name for each in said("worse", both)]
-    assert names[:2] == ["updates_per_step_too_high", "temperature_too_low"]
+def test_of_two_bad_values_the_one_that_could_explain_less_else_comes_first() -> None:
+    both = {"replay": {"max_age_s": 1.0}, "faults": {"latency_ms": 90_000.0}}
+    assert [each.key for each in said("late", both)[:2]] == ["faults.latency_ms", "replay.max_age_s"]
+
+
+def test_a_value_that_mostly_does_no_harm_is_not_blamed_for_what_is_seen_of_healthy_nodes_too() -> None:
+    """A reward that stays where it was is a note: a hard task looks the same."""
+    flat = [step(n, reward_mean=0.2) for n in range(1, 61)]
+    config = NodeConfig.model_validate({"learner": {"learning_rate": 4e-6}, "directory": {"kind": "none"}})
+    found = diagnose(Snapshot(now_s=1000.0, status=STATUS, events=(START, *flat, put(59, 0.5)), config=config))
+    assert [each.name for each in found] == ["learns_nothing"] and found[0].gravity is Gravity.NOTE
 
 
 @pytest.mark.parametrize("name", ["settings_differ", "environments_differ", "clock_is_wrong", "liar", "tokens_differ"])
