@@ -54,7 +54,7 @@ def nobody_can_dial(snapshot: Snapshot) -> Diagnosed | None:
         return None
     endpoints = snapshot.value("endpoints", list[str]())
     local = [each for each in endpoints if each.rpartition(":")[0].strip("[]") in ("127.0.0.1", "localhost", "::1")]
-    known = [snapshot.config.coordinator.address.split(",")[0].rpartition(":")[0]]
+    known = [address.rpartition(":")[0] for address in snapshot.config.coordinator.addresses[:1]]
     known += [each.split("/")[2] for each in snapshot.config.directory.bootstrap if each.count("/") > 3]
     far = [host for host in known if host and host not in ("127.0.0.1", "localhost", "::1")]
     if not local or len(local) < len(endpoints) or not far:
