@@ -445,9 +445,9 @@ async def stopped_early(folder: Path) -> Path:
 KNOWN = tuple(
     Ailment(name=name, plant=plant, expected=expected)
     for name, plant, expected in (
-        ("every answer gets reward 0", all_wrong, ("all_wrong",)),
-        ("every answer gets reward 1", all_right, ("all_right",)),
-        ("every answer gets reward .5", all_equal, ("all_equal",)),
+        ("every answer gets reward 0", all_wrong, ("all_wrong", "reference_worth_nothing")),
+        ("every answer gets reward 1", all_right, ("all_right", "reference_worth_nothing")),
+        ("every answer gets reward .5", all_equal, ("all_equal", "reference_worth_nothing")),
         ("the reward raises on wrong answers", reward_raises, ("cannot_be_scored",)),
         ("the scoring process dies", verifier_dies, ("cannot_be_scored",)),
         ("answers are cut off at 2 tokens of 3", cut_off, ("cut_off",)),

@@ -36,6 +36,7 @@ def find_falls(snapshot: Snapshot) -> list[tuple[list[PolicyEvaluated], PolicyEv
 
 
 def fall_words(of: Sequence[PolicyEvaluated], best: PolicyEvaluated) -> str:
+    """How far held-out success fell since its best."""
     return (
         f"held-out success on {best.env} fell from {best.accuracy:.2f} at step {best.step} to "
         f"{of[-1].accuracy:.2f} at step "

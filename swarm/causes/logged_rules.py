@@ -118,7 +118,9 @@ def _doubt(snapshot: Snapshot) -> Suspect | None:
         certainty=Certainty.LIKELY,
         key="environments.dataset",
     )
-    return Suspect(finding=finding, explains=(NO_SIGNAL - {"cannot_be_scored"}) | {"learns_nothing", "gets_worse"})
+    return Suspect(
+        finding=finding, explains=(NO_SIGNAL - {"cannot_be_scored", "cut_off"}) | {"learns_nothing", "gets_worse"}
+    )
 
 
 def _noted(snapshot: Snapshot, message: str) -> LoggedWarning | None:

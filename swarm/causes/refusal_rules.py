@@ -82,6 +82,7 @@ def producers_of(snapshot: Snapshot, *reasons: RefusalReason) -> tuple[list[Node
 
 
 def counts_in_words(snapshot: Snapshot, reasons: list[RefusalReason]) -> str:
+    """How many groups were refused for these reasons, beside those admitted."""
     named = ", ".join(f"{reason} {snapshot.refused[str(reason)]}" for reason in reasons)
     return f"refusals: {named}; admitted: {snapshot.num_admitted} (status.json)"
 

@@ -29,7 +29,7 @@ from swarm.serving.tinker_http import Endpoint, body_of, guarded, read_json
 from swarm.serving.tinker_model import TinkerModel
 from swarm.serving.tinker_requests import CreateSession, InSession, OfRequest
 from swarm.serving.tinker_samplers import Samplers
-from swarm.serving.tinker_sampling import Publish, TinkerSampling
+from swarm.serving.tinker_sampling import Publish, TinkerSamples
 from swarm.serving.tinker_sessions import TinkerSessions
 from swarm.serving.tinker_store import TinkerStore
 from swarm.serving.tinker_training import TinkerTraining
@@ -68,7 +68,7 @@ class TinkerApp:
         self._model, self.samplers = model, samplers
         self._promises = Promises()
         self._sessions = TinkerSessions(clock, self._end_work)
-        sampling = TinkerSampling(model, samplers, store, self._sessions, self._promises, publish)
+        sampling = TinkerSamples(model, samplers, store, self._sessions, self._promises, publish)
         self._training = TinkerTraining(model, sampling, store, self._sessions, self._promises, clock)
         posts: dict[str, Endpoint] = {
             "client/config": self._client_config,

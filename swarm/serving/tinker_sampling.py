@@ -26,7 +26,7 @@ Publish = Callable[[PublishedTensors, float], Awaitable[PolicyVersion | None]]
 """(adapter, its scale) -> the version under which nodes can follow it; None where it could not be published."""
 
 
-class TinkerSampling:
+class TinkerSamples:
     """Makes samplers, and promises what they answer.
 
     Args:

@@ -37,7 +37,7 @@ from swarm.serving.tinker_requests import (
     checked_name,
     read_tinker_request,
 )
-from swarm.serving.tinker_sampling import TinkerSampling
+from swarm.serving.tinker_sampling import TinkerSamples
 from swarm.serving.tinker_sessions import ModelInTraining, TinkerSessions
 from swarm.serving.tinker_store import Kind, SavedWeights, TinkerStore
 from swarm.serving.tinker_wire import (
@@ -74,7 +74,7 @@ class TinkerTraining:
     def __init__(
         self,
         model: TinkerModel,
-        sampling: TinkerSampling,
+        sampling: TinkerSamples,
         store: TinkerStore,
         sessions: TinkerSessions,
         promises: Promises,

@@ -33,7 +33,7 @@ class LoggedWarning:
     """A record of WARNING or above."""
 
     at_s: float  # wall clock
-    level: str  # WARNING, ERROR or CRITICAL
+    level: str  # WARNING or ERROR
     message: str  # constant, in the code
     fields: str = ""  # `name=value`, and the error where it had one
     logger: str = ""  # the module that logged it
@@ -79,7 +79,7 @@ class WarningLog(logging.Handler):
             return
         entry: dict[str, Any] = {
             "at_s": record.created,
-            "level": record.levelname,
+            "level": "ERROR" if record.levelno >= logging.ERROR else "WARNING",  # hivemind renames levels
             "message": message,
             "fields": _in_words(record),
             "logger": record.name,

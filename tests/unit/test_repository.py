@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("swarm", "node", "coordinator")
 SHARED = [path.stem for folder in ("golden", "recorded") for path in (ROOT / "tests" / folder).glob("*.py")]
-LOCAL = {"attacked_node", "benchmarks", "tests", "entry_credentials", "grpc_ends", "model_server", *SHARED, *PACKAGES}
+SCENES = {"attacked_node", "attacked_relay", "entry_credentials", "grpc_ends", "hostile_relay", "model_server"}
+LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
 
 def tracked() -> list[Path]:

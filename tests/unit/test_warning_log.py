@@ -38,6 +38,17 @@ def test_warnings_are_kept_with_fields_and_error_and_what_is_less_is_not(tmp_pat
     assert second.fields == "ValueError: out of memory" and second.is_error
 
 
+def test_a_warning_is_no_error_where_a_library_renamed_levels(tmp_path: Path, log: WarningLog) -> None:
+    before = logging.getLevelName(logging.WARNING)
+    logging.addLevelName(logging.WARNING, "WARN")
+    try:
+        logger.warning("peer away")
+    finally:
+        logging.addLevelName(logging.WARNING, before)
+    (kept,) = read_warnings(tmp_path)
+    assert kept.level == "WARNING" and not kept.is_error
+
+
 def test_what_repeats_takes_few_lines_and_is_counted(tmp_path: Path, log: WarningLog) -> None:
     for _ in range(1000):
         logger.warning("again")
