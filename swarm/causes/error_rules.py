@@ -32,6 +32,7 @@ EFFECTS: Final = frozenset(
         "cannot_be_scored",
         "versions_refused",
         "not_published",
+        "status_unwritten",
     }
 )
 KNOWN: Final = (

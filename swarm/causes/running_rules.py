@@ -179,15 +179,25 @@ def paused_words(since_s: float) -> str:
 
 
 def hangs(snapshot: Snapshot) -> Diagnosed | None:
-    """Its process is there, and writes nothing."""
+    """Its process is there, and writes no status; nor anything else, or it works on."""
     unwritten_s = snapshot.now_s - snapshot.value("at_s", snapshot.now_s)
     if not snapshot.runs or snapshot.status is None or unwritten_s <= STALE_AFTER_S:
         return None
-    pid = snapshot.value("pid", 0)
+    pid, evidence = snapshot.value("pid", 0), f"status.json, written every second otherwise, is {unwritten_s:.0f} s old"
+    silent_s = snapshot.now_s - max((event.at_s for event in snapshot.events[-64:]), default=0.0)
+    if silent_s <= STALE_AFTER_S:
+        return Diagnosed(
+            name="status_unwritten",
+            claim="the node works and cannot write its status",
+            evidence=(evidence, f"the newest event is {silent_s:.0f} s old (events.jsonl)"),
+            fix=f"its newest errors are in warnings.jsonl; {snapshot.directory} must take files: {snapshot.start}",
+            gravity=Gravity.HARMS,
+            follows_from=frozenset({"disk_full"}),
+        )
     return Diagnosed(
         name="hangs",
         claim=f"the node wrote nothing for {unwritten_s:.0f} s: it hangs (pid {pid})",
-        evidence=(f"status.json, written every second otherwise, is {unwritten_s:.0f} s old",),
+        evidence=(evidence,),
         fix=f"kill -CONT {pid}, where it was stopped (Ctrl-Z); else end it with kill {pid}, then {snapshot.start}",
         gravity=Gravity.STOPS,
         follows_from=frozenset({"disk_full"}),

@@ -13,6 +13,7 @@ from swarm.causes.snapshot import AnsweredGroup
 from swarm.config import NodeConfig
 from swarm.events import NodeStarted, PolicyEvaluated, StepMade, WorkerDied
 from swarm.process import lock_directory
+from swarm.telemetry import LoggedWarning
 from swarm.wire.run_manifest import write_toml
 
 STATUS: dict[str, Any] = {"at_s": 1000.0, "last_step_at_s": 1000.0, "started_at_s": 700.0, "pid": 7, "num_put": 40}
@@ -142,6 +143,17 @@ def test_an_address_that_cannot_be_dialled_is_named_with_the_reason() -> None:
     away = {"dials": {"failed": 5, "answered": 0}, "newest_dial_error": "10.0.0.7:7700: nobody answered"}
     (found, *_) = said(status=away)
     assert found.name == "cannot_dial" and found.claim.endswith("10.0.0.7:7700: nobody answered")
+
+
+@pytest.mark.parametrize("step_at_s", [998.0, 850.0], ids=["steps go on", "nothing is written"])
+def test_a_node_that_cannot_open_files_is_told_from_one_that_hangs(step_at_s: float) -> None:
+    step = StepMade(step=9, draw_step=9, digest="d", loss=0.0, grad_norm=1.0, num_tokens=8, at_s=step_at_s)
+    errno = LoggedWarning(
+        at_s=990.0, level="ERROR", message="status was not written", fields="OSError: [Errno 24] Too many open files",
+        logger="node.status", count=4,
+    )  # fmt: skip
+    found = names(said(runs=True, status={"at_s": 900.0}, events=(step,), warnings=(errno,)))
+    assert found[0] == ("too_many_files" if step_at_s > 900.0 else "hangs"), found
 
 
 @pytest.mark.parametrize(
