@@ -12,9 +12,12 @@ import argparse
 import asyncio
 import functools
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -137,16 +140,24 @@ def _honest(vocabulary: Vocabulary, length: int, number: int) -> ScoredGroup:
     return to_scored_group(group, make_sealed(group), rewards, tokenizer, is_made_here=True, now_s=0.0)
 
 
+def _play_with(model: str, number: int) -> Findings:
+    torch.set_num_threads(1)
+    return play_block(number, _vocabulary(model))
+
+
+@functools.cache
+def _vocabulary(model: str) -> Vocabulary:
+    return Vocabulary.of(ToyTokenizer() if model == "toy" else load_tokenizer(ModelConfig(source=model)))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs what is missing; exits with 1 where something was let in that should not be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("toy", "smollm2"), default="toy", help="whose tokenizer admits")
     parser.add_argument("--groups", type=int, default=100_000)
     parser.add_argument("--file", type=Path, required=True, help="one line for each block")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
-    tokenizer = ToyTokenizer() if options.model == "toy" else load_tokenizer(ModelConfig(source=options.model))
-    vocabulary = Vocabulary.of(tokenizer)
-    torch.set_num_threads(1)
     options.file.parent.mkdir(parents=True, exist_ok=True)
     known: list[dict[str, Any]] = []
     if options.file.exists():
@@ -154,9 +165,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     total = Findings()
     for line in known:
         total.add(Findings.of_line(line))
-    with options.file.open("a", encoding="utf-8") as file:
-        for number in range(len(known), -(-options.groups // BLOCK)):
-            findings = play_block(number, vocabulary)
+    numbers = range(len(known), -(-options.groups // BLOCK))
+    play = functools.partial(_play_with, options.model)
+    with (
+        ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool,
+        options.file.open("a", encoding="utf-8") as file,
+    ):
+        for number, findings in zip(numbers, pool.map(play, numbers), strict=True):
             file.write(
                 json.dumps({"block": number, **{name: getattr(findings, name) for name in Findings.__slots__}}) + "\n"
             )
