@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from swarm.errors import ConfigError, StorageFull, SwarmError, missing_extra
 from swarm.identity import Identity
+from swarm.printable import printable
 from swarm.types import JsonDict
 
 logger = logging.getLogger(__name__)
@@ -156,6 +157,8 @@ async def run_until_signal(work: Coroutine[Any, Any, None]) -> bool:
 def errors_explained() -> Generator[None]:
     """Around a command: an error of ours, or a missing package of an extra, becomes a line and exit code 2."""
     import typer
+    from rich.console import Console
+    from rich.markup import escape
 
     try:
         yield
@@ -163,7 +166,8 @@ def errors_explained() -> Generator[None]:
         error = missing_extra(raised) if isinstance(raised, ModuleNotFoundError) else raised
         if error is None:
             raise
-        typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
+        text = escape(printable(str(error)))  # it may quote an answer, or a file that somebody sent
+        Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] {text}", soft_wrap=True)
         raise typer.Exit(2) from None
 
 

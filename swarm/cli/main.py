@@ -31,9 +31,7 @@ from swarm.cli.simulate import simulate
 from swarm.cli.train import train
 from swarm.cli.trained import chat, export, samples, verify
 from swarm.cli.why import why
-from swarm.errors import SwarmError, missing_extra
-from swarm.printable import printable
-from swarm.process import silence_grpc
+from swarm.process import errors_explained, silence_grpc
 from swarm.types import Role
 
 
@@ -42,15 +40,8 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command; an error of ours becomes a line and exit code 2."""
-        try:
+        with errors_explained():
             return super().invoke(ctx)
-        except (SwarmError, ModuleNotFoundError) as raised:
-            error = missing_extra(raised) if isinstance(raised, ModuleNotFoundError) else raised
-            if error is None:
-                raise
-            text = escape(printable(str(error)))  # it may quote an answer, or a file that somebody sent
-            Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] {text}", soft_wrap=True)
-            raise typer.Exit(2) from None
 
 
 app = typer.Typer(

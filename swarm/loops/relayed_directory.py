@@ -5,9 +5,10 @@ told, so that one that withholds hides nobody for long. The directory's own peer
 while one that the configuration names answers: any other that a network lets through may be anybody's.
 """
 
+import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from swarm.clock import Clock
@@ -54,19 +55,16 @@ class RelayedDirectory:
 
     async def announce(self, advert: Advert) -> None:
         """Publishes our advert in the DHT and at relays. Raises Unavailable where neither takes it."""
-        helpers, failures = self._helpers(), list[Unavailable]()
-        for relay in helpers:
-            try:
-                await self._transport.announce_at(relay, seal_advert(advert, self._identity))
-            except Unavailable as error:
-                failures.append(error)
-        is_told = len(failures) < len(helpers)
-        try:
-            await self._directory.announce(advert)
-        except Unavailable:
-            if not is_told:
-                raise
-        if failures and not is_told and not self._directory.num_peers:
+        data = seal_advert(advert, self._identity)
+        calls = [
+            self._directory.announce(advert),
+            *(self._transport.announce_at(each, data) for each in self._helpers()),
+        ]
+        stored, *told = await asyncio.gather(*map(_failure, calls))  # side by side: a relay may take its time
+        # a DHT peer that knows nobody kept it for itself
+        tries = [stored, *told] if self._directory.num_peers or not told else told
+        failures = [each for each in tries if each is not None]
+        if len(failures) == len(tries):
             raise failures[0]
 
     async def lookup(self) -> list[Advert]:
@@ -104,3 +102,12 @@ class RelayedDirectory:
     async def stop(self) -> None:
         """As of the DHT peer."""
         await self._directory.stop()
+
+
+async def _failure(call: Awaitable[None]) -> Unavailable | None:
+    """Why a call failed; None where it did not."""
+    try:
+        await call
+    except Unavailable as error:
+        return error
+    return None

@@ -67,6 +67,12 @@ class WarningLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes the record, if it is of this node and not one of very many."""
+        try:
+            self._keep(record)
+        except Exception:  # such as a value that has no text
+            self.handleError(record)
+
+    def _keep(self, record: logging.LogRecord) -> None:
         if _DIRECTORY.get() not in (None, self._directory) or self._file < 0:
             return
         if not logging.getLogger().handlers and logging.lastResort is not None:

@@ -1,5 +1,6 @@
 """The directory behind relays: one that withholds adverts, or takes an announcement and drops it, hides nobody."""
 
+import asyncio
 from typing import Any, cast
 
 import pytest
@@ -123,6 +124,23 @@ async def test_a_dht_peer_of_a_free_key_does_not_stand_for_the_directory(
     await it.directory.announce(make_advert(OWN.node_id))
     assert it.at.told == RELAYS and it.peer.num_announced == 1
     assert await it.directory.lookup() == it.peer.seen() != []
+
+
+async def test_a_relay_that_takes_its_time_keeps_an_advert_from_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    it, announce_at = Scene(), AtRelays.announce_at
+
+    async def slow_first(self: AtRelays, relay: PeerAddress, advert: bytes) -> None:
+        if relay == RELAYS[0]:
+            await asyncio.Event().wait()
+        await announce_at(self, relay, advert)
+
+    monkeypatch.setattr(AtRelays, "announce_at", slow_first)
+    announcing = asyncio.ensure_future(it.directory.announce(make_advert(OWN.node_id)))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert it.at.told == [RELAYS[1]] and it.peer.num_announced == 1
+    announcing.cancel()
+    await asyncio.gather(announcing, return_exceptions=True)
 
 
 async def test_relays_are_left_alone_while_a_peer_of_the_configuration_answers() -> None:
