@@ -210,9 +210,13 @@ class RelayedSocket:
             raise Unavailable(f"{error}: {self.failure}") from None
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is not None and not self._server.is_serving():
+            writer.close()  # accepted as the socket was closed
+            return
         task = asyncio.ensure_future(self._pass_on(reader, writer))
         self._pumps.add(task)
         task.add_done_callback(self._pumps.discard)
+        task.add_done_callback(lambda _: writer.close())  # also where it was cancelled before its first step
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         what = f"connection to {short(self._node_id)} through {short(self._relay.node_id)}"
@@ -228,8 +232,6 @@ class RelayedSocket:
         except (Unavailable, NotHeld) as error:
             self.failure = error if isinstance(error, Unavailable) else Unavailable(str(error))
             logger.debug("relayed connection ended", extra={"error": str(error)})
-        finally:
-            writer.close()
 
     async def close(self) -> None:
         """Ends the socket and every connection through it."""
