@@ -172,6 +172,7 @@ class DhtPeer:
             except Exception as error:  # hivemind raises many kinds here, P2PDaemonError and OSError among them
                 raise Unavailable(f"the DHT daemon did not start on {listen}: {error}") from error
         forget_late_answers(node)
+        keep_places(node)
         node.protocol.storage = storage
         node.protocol.cache = AdvertStorage(run_id, 0, clock)  # nothing is cached for others
         addresses = [str(address) for address in await _inside(node).p2p.get_visible_maddrs()]
@@ -186,10 +187,6 @@ class DhtPeer:
         """Nodes in the routing table."""
         return len(self._node.protocol.routing_table.uid_to_peer_id)
 
-    def known(self) -> set[str]:
-        """The peer ids in the routing table, in base 58."""
-        return set(map(str, self._node.protocol.routing_table.uid_to_peer_id.values()))
-
     async def connected(self) -> dict[str, str]:
         """Peer id -> a multiaddress of every connected peer. Raises Unavailable when p2pd is dead or stuck."""
         try:
@@ -203,6 +200,13 @@ class DhtPeer:
         """Connects to multiaddresses, all at once; returns how many answered."""
         results = await asyncio.gather(*(self._dial(address) for address in addresses))
         return sum(results)
+
+    async def answers(self, peers: Iterable[str]) -> bool:
+        """Whether one of these peers, named in base 58, answers now."""
+        pings = (
+            self._node.protocol.call_ping(PeerID.from_base58(peer), validate=False, strict=False) for peer in peers
+        )
+        return any(pong is not None for pong in await asyncio.gather(*pings))
 
     async def ping_unknown(self, most: int) -> None:
         """Clears the list of unresponsive peers, and brings connected peers that the routing table lacks into it."""
@@ -298,6 +302,28 @@ def forget_late_answers(node: DHTNode) -> None:
     """
     control = _inside(node).p2p._client.control
     control._pending_calls = OpenCalls(control._pending_calls)  # with what the node asked while it started
+
+
+def keep_places(node: DHTNode) -> None:
+    """Leaves each id in the routing table to the peer that showed it first, for as long as that answers, and each peer
+    one id.
+
+    hivemind 1.1.12 believes whoever says an id: one peer took the places of all others with a message each, or had them
+    dropped by saying an id that it then denied. Peers prove their peer ids, not these.
+    """
+    protocol: Any = node.protocol
+    table: Any = protocol.routing_table
+    update = protocol.update_routing_table
+
+    async def update_own(node_id: Any, peer_id: PeerID, responded: bool = True) -> None:
+        if node_id is not None and table.get(node_id=node_id) not in (None, peer_id):
+            return
+        before = table.get(peer_id=peer_id)
+        if responded and node_id is not None and before not in (None, node_id) and before in table:
+            del table[before]
+        await update(node_id, peer_id, responded)
+
+    protocol.update_routing_table = update_own
 
 
 class OpenCalls(dict[Any, asyncio.Future[bytes]]):

@@ -80,6 +80,9 @@ class HivemindDirectory:
         self._is_stopped = False
         self._is_unanswered = False  # by any DHT peer, since that was logged
         self.num_restarts = 0  # of p2pd, because it was dead
+        # Whether a peer of `directory.bootstrap` answered in the last round of repair, where we only ask: whoever else
+        # does may be anybody. The routing table keeps peers that nobody asks any more.
+        self.is_bootstrapped = False
 
     @classmethod
     async def start(
@@ -131,12 +134,6 @@ class HivemindDirectory:
     def num_peers(self) -> int:
         """DHT nodes in the routing table; 0 means this node is alone."""
         return 0 if self._peer is None else self._peer.num_known
-
-    @property
-    def is_bootstrapped(self) -> bool:
-        """Whether a peer of `directory.bootstrap` is in the routing table; whoever else is may be anybody."""
-        known = set[str]() if self._peer is None else self._peer.known()
-        return any(address.rpartition("/p2p/")[2] in known for address in self._config.bootstrap)
 
     @property
     def daemon_pid(self) -> int:
@@ -253,7 +250,7 @@ class HivemindDirectory:
         peer, self._peer = self._peer, None
         if peer is not None:
             await peer.stop()
-        self._is_client = self._is_outward()
+        self._is_client, self.is_bootstrapped = self._is_outward(), False
         self._peer = await node_module.DhtPeer.start(
             self._identity, self._run_id, self._config, self._checker, self._clock, is_client=self._is_client
         )
@@ -268,6 +265,8 @@ class HivemindDirectory:
         wanted += random.sample(absent, min(_DIALS_PER_ROUND, len(absent)))
         wanted = [a for a in dict.fromkeys(wanted) if a.rpartition("/p2p/")[2] not in own]
         num_answers = await peer.dial(wanted)
+        bootstrap = {address.rpartition("/p2p/")[2] for address in self._config.bootstrap}
+        self.is_bootstrapped = self._is_client and await peer.answers(bootstrap - own)
         await peer.ping_unknown(most=4 * _DIALS_PER_ROUND)
         self._remember((await peer.connected()).values())
         was_unanswered = self._is_unanswered

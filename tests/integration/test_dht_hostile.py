@@ -179,6 +179,47 @@ async def test_answers_full_of_rubbish_are_passed_over(stage: Stage) -> None:
             assert {advert.node_id for advert in await directory.lookup()} == everyone
 
 
+def places_for_whoever_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: hivemind's own routing table."""
+    monkeypatch.setattr("swarm.peers.dht_node.keep_places", lambda node: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: places for whoever says so"])
+@pytest.mark.parametrize("denies", [False, True], ids=["says it", "says it and denies it"])
+async def test_a_peer_that_says_the_ids_of_others_takes_no_place_of_theirs(
+    denies: bool, is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One free key, a message for each other node: in its victim's table it was alone, and it answers nothing."""
+    from hivemind.p2p import PeerID
+    from hivemind.proto import dht_pb2
+
+    if not is_defended:
+        places_for_whoever_says_so(monkeypatch)
+    for _ in range(4):
+        await stage.join()
+    victim: Any = stage.honest[0][1]
+    others = [directory._peer._node for _, directory in stage.honest[1:]]  # type: ignore[union-attr]
+    attacker = await stage.attack()
+    attacker.node.protocol.storage.get = lambda key: None  # type: ignore[method-assign]
+    attacker.node.protocol.routing_table.get_nearest_neighbors = lambda *arguments, **options: []  # type: ignore[method-assign]
+    stub = attacker.node.protocol.get_stub(PeerID.from_base58(victim.visible_maddrs()[0].rpartition("/p2p/")[2]))
+    for node in others:
+        stolen = dht_pb2.NodeInfo(node_id=node.node_id.to_bytes())  # type: ignore[attr-defined]
+        await stub.rpc_ping(dht_pb2.PingRequest(peer=stolen, validate=denies), timeout=5.0)  # type: ignore[attr-defined]
+    await asyncio.sleep(0.2)  # the table changes after the answer
+    table = victim._peer._node.protocol.routing_table
+    num_left = sum(table.get(node_id=node.node_id) == node.peer_id for node in others)
+    assert num_left == (len(others) if is_defended else 0)
+    identity, directory = stage.honest[-1]
+    stores: Any = directory._peer
+    others_only = [PeerID.from_base58(d.visible_maddrs()[0].rpartition("/p2p/")[2]) for _, d in stage.honest[1:-1]]
+    advert = advert_of(identity)
+    assert await stores.store(
+        others_only, 0, identity.public_key, seal_advert(advert, identity), advert.expires_at_s
+    ) == len(others_only)
+    assert ({found.node_id for found in await victim.lookup()} == {identity.node_id}) is is_defended
+
+
 async def test_a_flood_of_valid_identities_is_bounded_and_leaves_known_nodes_in_place(stage: Stage) -> None:
     for _ in range(3):
         await stage.join()

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +128,43 @@ async def test_the_only_node_that_others_can_ask_passes_on_adverts_among_those_w
     assert data in await server.records() and len(await server.records()) == 2
 
 
+def whoever_the_table_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: who answered once counts until somebody asks it in vain, and of many peers few are asked."""
+    from swarm.peers.dht_node import DhtPeer
+
+    async def answers(self: DhtPeer, peers: Iterable[str]) -> bool:
+        return bool(set(peers) & set(map(str, self._node.protocol.routing_table.peer_id_to_uid)))
+
+    monkeypatch.setattr(DhtPeer, "answers", answers)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: whoever the table names"])
+async def test_a_bootstrap_peer_that_is_silent_does_not_stand_for_the_directory(
+    is_defended: bool, swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A laptop moves to a network that hides it; free keys near every shard are all that it asks from then on."""
+    if not is_defended:
+        whoever_the_table_names(monkeypatch)
+    server = await swarm.join()
+    laptop = await swarm.join(*server.visible_maddrs(), is_outward=lambda: True)
+    assert laptop.is_bootstrapped
+    await strike(server.daemon_pid, signal.SIGSTOP)
+    await laptop.maintain()
+    assert laptop.is_bootstrapped is not is_defended
+    os.kill(server.daemon_pid, signal.SIGCONT)
+    await laptop.maintain()
+    assert laptop.is_bootstrapped is is_defended, "and again once it answers"
+
+
 async def test_a_node_that_moves_behind_a_router_is_asked_no_more_and_again_once_it_is_back(swarm: Swarm) -> None:
     is_home = False
     server = await swarm.join()
     laptop = await swarm.join(*server.visible_maddrs(), is_outward=lambda: is_home)
     await swarm.announce_all()
     assert (server.num_peers, laptop.num_peers) == (1, 1)
-    assert laptop.is_bootstrapped and not server.is_bootstrapped
     is_home = True
     await laptop.maintain()
+    assert laptop.is_bootstrapped and not server.is_bootstrapped
     restarted = await swarm.join(*server.visible_maddrs())  # knows nobody but whom the server names
     assert restarted.num_peers == 1 and await sees(restarted) == swarm.ids() - {swarm.members[-1][0].node_id}
     is_home = False
