@@ -92,6 +92,7 @@ class Daemon(Service):
         self.started_at_s = self.clock.now_s()
         self.agent: Agent
         self.directory: HivemindDirectory | None = None
+        self._discovery: RelayedDirectory | None = None  # the same, and relays beside it
         self.coordinator: GrpcCoordinatorClient | None = None
         self.worker = WorkerProcess(self._emit)
         self.is_finished = False  # every step is made
@@ -110,7 +111,7 @@ class Daemon(Service):
         rng = random.Random(secrets.token_bytes(32))  # strangers are tried in an order that they cannot foresee
         try:
             async with asyncio.TaskGroup() as tasks:
-                agent = run_agent(self.agent, self.transport, self._discovery(), self.coordinator, rng)
+                agent = run_agent(self.agent, self.transport, self._discovery, self.coordinator, rng)
                 running = [tasks.create_task(agent)]
                 beside = {
                     "status": lambda: write_status(self),
@@ -224,17 +225,10 @@ class Daemon(Service):
     async def _withdraw(self) -> None:
         """Tells the directory that nobody finds this node any more."""
         self.agent.is_leaving = True
-        if (directory := self._discovery()) is not None:
+        if self._discovery is not None:
             with contextlib.suppress(Unavailable, TimeoutError):
                 async with asyncio.timeout(DRAIN_S):
-                    await directory.announce(self.agent.advert())
-
-    def _discovery(self) -> RelayedDirectory | None:
-        if self.directory is None:
-            return None
-        return RelayedDirectory(
-            self.directory, self.transport, lambda: self.reach.helpers, self.agent.context.identity, self.clock
-        )
+                    await self._discovery.announce(self.agent.advert())
 
     @property
     def maddrs(self) -> list[str]:
@@ -311,7 +305,8 @@ class Daemon(Service):
             self.entry,
             is_outward=lambda: not self.transport.is_dialable,
         )
-        self._exit.push_async_callback(directory.stop)
+        self._discovery = RelayedDirectory(directory, self.transport, lambda: self.reach.helpers, identity, self.clock)
+        self._exit.push_async_callback(self._discovery.stop)
         return directory
 
     def _connect_coordinator(self, identity: Identity) -> "GrpcCoordinatorClient | None":

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOKUP_EVERY_S: Final = 4.0
+PATIENCE_S: Final = 2.0  # with a relay, or the DHT, once the other one answered
 
 
 class RelayedDirectory:
@@ -49,6 +50,7 @@ class RelayedDirectory:
         self._identity, self._clock = identity, clock
         self._looked_s = -math.inf
         self._num_looks = 0
+        self._asked: dict[str, asyncio.Future[Unavailable | None]] = {}  # the DHT, and relays: the newest look at each
 
     def _helpers(self) -> list[PeerAddress]:
         return [] if self._directory.is_bootstrapped else self._relays()
@@ -68,43 +70,60 @@ class RelayedDirectory:
             raise failures[0]
 
     async def lookup(self) -> list[Advert]:
-        """Verified adverts of the run. Raises Unavailable where neither the DHT nor a relay answers."""
-        is_answered = await self._ask_relays()
-        try:
-            return await self._directory.lookup()
-        except Unavailable:
-            if not is_answered:
-                raise
-            return self._directory.seen()
+        """Verified adverts of the run. Raises Unavailable where neither the DHT nor a relay answers.
 
-    async def _ask_relays(self) -> bool:
-        """Whether one of them gave what it has."""
+        Neither waits for the other, and nobody for long: what comes later is in the next look-up.
+        """
+        if not self._helpers():
+            return await self._directory.lookup()
         now_s = self._clock.monotonic_s()
-        if now_s - self._looked_s < LOOKUP_EVERY_S:
-            return False
+        if now_s - self._looked_s >= LOOKUP_EVERY_S:
+            self._looked_s = now_s
+            self._begin("relays", self._ask_relays)
+        self._begin("DHT", self._directory.lookup)
+        await asyncio.wait(self._asked.values(), timeout=PATIENCE_S)
+        await asyncio.wait(self._asked.values(), return_when=asyncio.FIRST_COMPLETED)
+        answers = [asked.result() for asked in self._asked.values() if asked.done()]
+        failures = [each for each in answers if each is not None]
+        if len(failures) == len(self._asked):
+            raise failures[0]
+        return self._directory.seen()
+
+    def _begin(self, whom: str, ask: Callable[[], Awaitable[object]]) -> None:
+        """Asks, unless that is under way."""
+        before = self._asked.get(whom)
+        if before is None or before.done():
+            self._asked[whom] = asyncio.ensure_future(_failure(ask()))
+
+    async def _ask_relays(self) -> None:
+        """Takes what one of them has. Raises Unavailable where none answers."""
         helpers = self._helpers()
         first = self._num_looks % max(1, len(helpers))
         self._num_looks += 1
+        failure = Unavailable("no relay to ask")
         for relay in (*helpers[first:], *helpers[:first]):
-            self._looked_s = now_s
             try:
                 for data in await self._transport.records_at(relay):
-                    self._directory.take(data)
-                return True
+                    self._directory.take(data, relay.node_id)
+                return
             except Unavailable as error:
+                failure = error
                 logger.info("a relay gave no adverts", extra={"peer": short(relay.node_id), "error": str(error)})
-        return False
+        raise failure
 
     async def maintain(self) -> None:
         """As of the DHT peer."""
         await self._directory.maintain()
 
     async def stop(self) -> None:
-        """As of the DHT peer."""
+        """As of the DHT peer; what is under way ends."""
+        for asked in self._asked.values():
+            asked.cancel()
+        await asyncio.gather(*self._asked.values(), return_exceptions=True)
         await self._directory.stop()
 
 
-async def _failure(call: Awaitable[None]) -> Unavailable | None:
+async def _failure(call: Awaitable[object]) -> Unavailable | None:
     """Why a call failed; None where it did not."""
     try:
         await call

@@ -30,6 +30,7 @@ MAX_REPLY_BYTES = 160 * 1024
 _KEY_BYTES = 32
 _MAX_VERIFIED = 4096  # adverts remembered as verified, about 3 KB each
 _KNOWN_PER_S, _NEWCOMERS_PER_S = 400.0, 200.0  # signature checks: 0.1 to 0.2 ms of CPU each
+_MAX_RELAYS = 4  # whose adverts are kept
 
 
 def check_own(advert: Advert, node_id: NodeId, run_id: str, now_s: float) -> None:
@@ -69,7 +70,8 @@ class RecordChecker:
     """Decides which records are adverts of this run. The same record is verified once.
 
     Authors that were verified before have a rate limit of their own, so that a flood of new identities
-    cannot keep known nodes from refreshing.
+    cannot keep known nodes from refreshing. So has what a relay gives, or is given: neither it nor the DHT
+    uses up the checks of the other.
     """
 
     def __init__(self, run_id: str, shards: int, clock: Clock, entry: EntryRule | None = None) -> None:
@@ -77,11 +79,16 @@ class RecordChecker:
         self._run_id, self._shards, self._clock, self._entry = run_id, shards, clock, entry
         self._verified = BoundedTable[bytes, tuple[bytes, Advert]](_MAX_VERIFIED)  # author -> newest record
         # One second's worth of signature checks in advance.
-        self._known = TokenBucket(_KNOWN_PER_S, _KNOWN_PER_S, clock.monotonic_s())
-        self._newcomers = TokenBucket(_NEWCOMERS_PER_S, _NEWCOMERS_PER_S, clock.monotonic_s())
+        self._buckets = {
+            (is_known, by_relay): TokenBucket(per_s, per_s, clock.monotonic_s())
+            for is_known, per_s in ((True, _KNOWN_PER_S), (False, _NEWCOMERS_PER_S))
+            for by_relay in (True, False)
+        }
         self.num_deferred = 0  # records refused only because too many came at once
 
-    def open(self, shard: int, public_key: bytes, data: bytes, expires_at_s: float) -> Advert | None:
+    def open(
+        self, shard: int, public_key: bytes, data: bytes, expires_at_s: float, *, by_relay: bool = False
+    ) -> Advert | None:
         """The advert in a record from anywhere, or None.
 
         Args:
@@ -89,6 +96,7 @@ class RecordChecker:
             public_key: its sub-key.
             data: its value.
             expires_at_s: the expiry that the DHT was told; must be the one that is signed.
+            by_relay: it came in a call between a relay and who is behind it, and not through the DHT.
         """
         now_s = self._clock.now_s()
         if (
@@ -102,8 +110,7 @@ class RecordChecker:
         last = self._verified.get(public_key)
         if last is not None and last[0] == data:
             return last[1] if last[1].expires_at_s == expires_at_s and self._may_enter(last[1]) else None
-        bucket = self._newcomers if last is None else self._known
-        if not bucket.try_take(self._clock.monotonic_s()):
+        if not self._buckets[last is not None, by_relay].try_take(self._clock.monotonic_s()):
             self.num_deferred += 1
             return None
         advert = open_advert(data, now_s)
@@ -165,9 +172,54 @@ class ShardRecords:
         self._drop_expired(now_s)
         return iter(list(self._records.items()))
 
+    def get(self, public_key: bytes) -> Record | None:
+        """The record of an author, which may have expired."""
+        return self._records.get(public_key)
+
     def __len__(self) -> int:
         return len(self._records)
 
     def _drop_expired(self, now_s: float) -> None:
         for public_key in [key for key, record in self._records.items() if record.expires_at_s <= now_s]:
             del self._records[public_key]
+
+
+class SeenRecords:
+    """The records of all shards, apart by who gave them: what one relay gives takes no room of others, or of the DHT.
+
+    Args:
+        shards: of the run.
+    """
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self._of_dht = self._empty()
+        self._of_relays = BoundedTable[NodeId, list[ShardRecords]](_MAX_RELAYS)  # those that gave one last
+
+    def _empty(self) -> list[ShardRecords]:
+        return [ShardRecords(2 * MAX_RECORDS_PER_SHARD) for _ in range(self._shards)]
+
+    def put(
+        self, shard: int, public_key: bytes, data: bytes, expires_at_s: float, now_s: float, relay: NodeId = ""
+    ) -> bool:
+        """As `ShardRecords.put`, among what the same relay gave, or the DHT."""
+        tables = self._of_dht
+        if relay:
+            tables = self._of_relays[relay] = self._of_relays.get(relay) or self._empty()
+        return tables[shard].put(public_key, data, expires_at_s, now_s)
+
+    def newest(self, shard: int, public_key: bytes) -> Record | None:
+        """The newest record of an author, whoever gave it."""
+        found = [tables[shard].get(public_key) for tables in (self._of_dht, *self._of_relays.values())]
+        return max(filter(None, found), key=lambda record: record.expires_at_s, default=None)
+
+    def items(self, now_s: float) -> Iterator[tuple[int, bytes, Record, bool]]:
+        """Shard, author and newest unexpired record of everybody, and whether a relay gave it."""
+        newest: dict[bytes, tuple[int, bytes, Record, bool]] = {}
+        for tables in (self._of_dht, *self._of_relays.values()):
+            for shard, records in enumerate(tables):
+                for public_key, record in records.items(now_s):
+                    held = newest.get(public_key)
+                    if held is None or held[2].expires_at_s < record.expires_at_s:
+                        newest[public_key] = shard, public_key, record, tables is not self._of_dht
+        return iter(newest.values())

@@ -22,10 +22,10 @@ from swarm.config import DirectoryConfig
 from swarm.errors import ConfigError, Unavailable
 from swarm.flow import BoundedTable
 from swarm.identity import Identity
-from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, RecordChecker, ShardRecords, check_own, in_turn, shard_of
+from swarm.peers.dht_records import RecordChecker, SeenRecords, check_own, in_turn, shard_of
 from swarm.peers.entry import EntryRule
 from swarm.process import read_json
-from swarm.types import Advert
+from swarm.types import Advert, NodeId
 from swarm.wire.adverts import author_of, seal_advert
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class HivemindDirectory:
         self._identity, self._run_id, self._config = identity, run_id, config
         self._clock, self._cache_path = clock, cache_path
         self._checker = RecordChecker(run_id, config.shards, clock, entry)
-        self._seen = [ShardRecords(2 * MAX_RECORDS_PER_SHARD) for _ in range(config.shards)]
+        self._seen = SeenRecords(config.shards)
         self._known = BoundedTable[str, None](MAX_CACHED_ADDRESSES)  # dialable addresses, oldest first
         self._own: Advert | None = None
         self._peer: DhtPeer | None = None
@@ -161,21 +161,22 @@ class HivemindDirectory:
 
     def seen(self) -> list[Advert]:
         """What `lookup` gives, of what was read until now."""
-        adverts: list[Advert] = []
-        now_s = self._clock.now_s()
-        for shard, records in enumerate(self._seen):
-            for public_key, record in records.items(now_s):
-                advert = self._checker.open(shard, public_key, record.data, record.expires_at_s)
-                if advert is not None:
-                    adverts.append(advert)
-        return adverts
+        opened = (
+            self._checker.open(shard, public_key, record.data, record.expires_at_s, by_relay=by_relay)
+            for shard, public_key, record, by_relay in self._seen.items(self._clock.now_s())
+        )
+        return [advert for advert in opened if advert is not None]
 
     async def pass_on(self, data: bytes) -> bool:
         """Stores an advert as its author signed it; see `swarm.interfaces.RecordKeeper`. Raises Unavailable."""
-        record = self._take(data)
+        record = self._check(data)
         if record is None:
             return False
         shard, public_key, expires_at_s = record
+        self._seen.put(shard, public_key, data, expires_at_s, self._clock.now_s())  # others may have room for it
+        newest = self._seen.newest(shard, public_key)
+        if newest is not None and newest.expires_at_s > expires_at_s:
+            return False
         peer = self._running()
         async with _deadline(_CALL_TIMEOUT_S, "announce"):
             await peer.store(await self._replicas(peer, shard), shard, public_key, data, expires_at_s)
@@ -189,22 +190,25 @@ class HivemindDirectory:
             with suppress(Unavailable):
                 await self.lookup()
         now_s = self._clock.now_s()
-        return [record.data for records in self._seen for _, record in records.items(now_s)]
+        return [record.data for _, _, record, _ in self._seen.items(now_s)]
 
-    def take(self, data: bytes) -> bool:
-        """Takes an advert that did not come through the DHT into the look-ups; False where it is none of this run."""
-        return self._take(data) is not None
+    def take(self, data: bytes, relay: NodeId) -> bool:
+        """Takes an advert that a relay gave into the look-ups; False where it is none of this run, or has no room."""
+        record = self._check(data)
+        if record is None:
+            return False
+        shard, public_key, expires_at_s = record
+        return self._seen.put(shard, public_key, data, expires_at_s, self._clock.now_s(), relay)
 
-    def _take(self, data: bytes) -> tuple[int, bytes, float] | None:
+    def _check(self, data: bytes) -> tuple[int, bytes, float] | None:
+        """Shard, author and expiry of an advert of this run that did not come through the DHT."""
         found = author_of(data)
         if found is None:
             return None
         public_key, expires_at_s = found
         shard = shard_of(public_key, self._config.shards)
-        if self._checker.open(shard, public_key, data, expires_at_s) is None:
-            return None
-        is_kept = self._seen[shard].put(public_key, data, expires_at_s, self._clock.now_s())
-        return (shard, public_key, expires_at_s) if is_kept else None
+        advert = self._checker.open(shard, public_key, data, expires_at_s, by_relay=True)
+        return None if advert is None else (shard, public_key, expires_at_s)
 
     async def maintain(self) -> None:
         """One round of repair: probe p2pd, rebuild it when dead or when others can dial this node no more, or again;
@@ -295,7 +299,7 @@ class HivemindDirectory:
         peer, data = self._running(), seal_advert(advert, self._identity)
         public_key = self._identity.public_key
         shard = shard_of(public_key, self._config.shards)
-        self._seen[shard].put(public_key, data, advert.expires_at_s, self._clock.now_s())
+        self._seen.put(shard, public_key, data, advert.expires_at_s, self._clock.now_s())
         replicas = await self._replicas(peer, shard)
         num_stored = await peer.store(replicas, shard, public_key, data, advert.expires_at_s)
         if replicas and not num_stored:
@@ -315,7 +319,7 @@ class HivemindDirectory:
         answers = await asyncio.gather(*(peer.ask(replica, shard) for replica in replicas))
         for public_key, data, expires_at_s in in_turn((peer.held(shard), *answers)):
             if self._checker.open(shard, public_key, data, expires_at_s) is not None:
-                self._seen[shard].put(public_key, data, expires_at_s, self._clock.now_s())
+                self._seen.put(shard, public_key, data, expires_at_s, self._clock.now_s())
 
 
 async def _import_node() -> Any:

@@ -55,6 +55,8 @@ RECORD_CALLS_BURST: Final = 8.0
 RECORD_CALLS_OF_SUBNET: Final = 16  # times that
 ANNOUNCED_PER_S: Final = 16.0  # of all together who hold no reservation here: each costs the directory milliseconds
 ANNOUNCED_BURST: Final = 64.0
+ANNOUNCED_OF_SUBNET_PER_S: Final = 1.0  # of them: two subnets would use up what all have
+ANNOUNCED_OF_SUBNET_BURST: Final = 8.0
 _ENDINGS: Final = (OSError, TimeoutError, grpc.aio.AioRpcError, grpc.aio.BaseError)
 _EOF: Final = cast(Any, grpc.aio).EOF  # what a read gives at the end of a stream
 
@@ -108,6 +110,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             RECORD_CALLS_OF_SUBNET * RECORD_CALLS_PER_S, RECORD_CALLS_OF_SUBNET * RECORD_CALLS_BURST, MAX_SUBNETS
         )
         self._announced = TokenBucket(ANNOUNCED_PER_S, ANNOUNCED_BURST, clock.monotonic_s())
+        self._announced_of = RateLimiter[str](ANNOUNCED_OF_SUBNET_PER_S, ANNOUNCED_OF_SUBNET_BURST, MAX_SUBNETS)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds this service to a server."""
@@ -333,21 +336,25 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
     @rpc
     async def Announce(self, request: pb.AnnounceRequest, context: Context) -> pb.AnnounceResponse:
         """Puts the caller's own advert into the directory."""
-        node_id, _, directory = self._record_call(context)
+        node_id, subnet, directory = self._record_call(context)
         author = author_of(request.advert)
         if author is None or node_id_of(author[0]) != node_id:
             raise TooLarge("an advert of the caller is expected")
-        if self.table.get(node_id) is None and not self._announced.try_take(self._clock.monotonic_s()):
+        reservation, now_s = self.table.get(node_id), self._clock.monotonic_s()
+        if reservation is None and not (self._announced_of.try_take(subnet, now_s) and self._announced.try_take(now_s)):
             raise Unavailable("too many announcements now; hold a reservation, or try again later")
         if not await directory.pass_on(request.advert):
-            raise Unavailable("the advert is none of this run, or there is no room for it")
+            raise Unavailable("the advert is none of this run, or older than one that is there")
+        if reservation is not None:
+            reservation.advert = request.advert
         return pb.AnnounceResponse()
 
     @rpc
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> None:
         """The adverts that this node knows."""
         node_id, subnet, directory = self._record_call(context)
-        records = await directory.records()
+        held = set(self.table.adverts())
+        records = [*held, *(each for each in await directory.records() if each not in held)]
         with suppress(*_ENDINGS):
             for at in range(0, len(records), MAX_RECORDS):
                 adverts = records[at : at + MAX_RECORDS]

@@ -65,6 +65,7 @@ class HeldReservation:
     waiting: dict[bytes, Ticket] = field(default_factory=dict[bytes, Ticket])  # that it is to be told of, oldest first
     changed: Signal = field(default_factory=Signal)  # fires when one more waits
     num_tickets: int = 0  # that it was told of and has not shown yet
+    advert: bytes = b""  # that it announced here: whoever looks up here finds it, also where the directory is full
 
     def ask(self, ticket: Ticket) -> None:
         """Somebody waits for the node to take a connection."""
@@ -163,6 +164,10 @@ class ReservationTable:
     def get(self, node_id: NodeId) -> HeldReservation | None:
         """The reservation of a node."""
         return self._held.get(node_id)
+
+    def adverts(self) -> list[bytes]:
+        """What those who hold reservations announced here."""
+        return [each.advert for each in self._held.values() if each.advert]
 
     def add(self, node_id: NodeId, subnet: str, end: Callable[[], None]) -> HeldReservation:
         """A reservation for a node, until `remove`; a newer one of the same node ends the older one.

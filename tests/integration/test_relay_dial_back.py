@@ -136,21 +136,22 @@ async def test_free_keys_of_one_subnet_look_up_few_adverts(is_defended: bool, mo
         assert stopped is is_defended
 
 
+async def announce(caller: Caller) -> bool:
+    advert = seal_advert(make_advert(caller.identity.node_id, run_id=RUN), caller.identity)
+    try:
+        await caller.stub.Announce(pb.AnnounceRequest(advert=advert), metadata=caller.metadata, timeout=5.0)
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is CODES.UNAVAILABLE and "too many announcements" in str(error.details())
+        return False
+    return True
+
+
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: each subnet by itself"])
 async def test_free_keys_of_many_subnets_announce_little_and_keep_no_holder_of_a_reservation_out(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay_servicer, "ANNOUNCED_PER_S", 1e-9)
     monkeypatch.setattr(relay_servicer, "ANNOUNCED_BURST", 4.0 if is_defended else 1e6)
-
-    async def announce(caller: Caller) -> bool:
-        advert = seal_advert(make_advert(caller.identity.node_id, run_id=RUN), caller.identity)
-        try:
-            await caller.stub.Announce(pb.AnnounceRequest(advert=advert), metadata=caller.metadata, timeout=5.0)
-        except grpc.aio.AioRpcError as error:
-            assert error.code() is CODES.UNAVAILABLE and "too many announcements" in str(error.details())
-            return False
-        return True
 
     async with relaying() as relay:
         records = relay.transport.directory = Records()
@@ -159,6 +160,26 @@ async def test_free_keys_of_many_subnets_announce_little_and_keep_no_holder_of_a
         num_taken = sum([await announce(await relay.caller(source)) for source in ADDRESSES[:8]])
         assert await announce(holder)
         assert (num_taken == 4) is is_defended and records.num_calls == num_taken + 1
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: whoever comes"])
+async def test_free_keys_of_one_subnet_leave_announcements_to_others(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One used up the burst at once and half of what comes after, two of them everything."""
+    monkeypatch.setattr(relay_servicer, "ANNOUNCED_PER_S", 1e-9)
+    monkeypatch.setattr(relay_servicer, "ANNOUNCED_BURST", 16.0)
+    monkeypatch.setattr(relay_servicer, "ANNOUNCED_OF_SUBNET_PER_S", 1e-9)
+    if not is_defended:
+        monkeypatch.setattr(relay_servicer, "ANNOUNCED_OF_SUBNET_BURST", 1e6)
+    async with relaying() as relay:
+        records = relay.transport.directory = Records()
+        for _ in range(3):
+            caller = await relay.caller(ADDRESSES[0])
+            for _ in range(8):
+                await announce(caller)
+        assert (records.num_calls == relay_servicer.ANNOUNCED_OF_SUBNET_BURST) is is_defended
+        assert await announce(await relay.caller(ADDRESSES[1])) is is_defended
 
 
 async def test_nobody_announces_the_advert_of_another() -> None:

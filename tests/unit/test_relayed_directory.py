@@ -8,9 +8,10 @@ import pytest
 from swarm.clock import ManualClock
 from swarm.errors import Unavailable
 from swarm.interfaces import PeerAddress
+from swarm.loops import relayed_directory
 from swarm.loops.relayed_directory import LOOKUP_EVERY_S, RelayedDirectory
 from swarm.testing.builders import make_advert, make_identity
-from swarm.types import Advert
+from swarm.types import Advert, NodeId
 
 RELAYS = [PeerAddress(node_id=make_identity(number).node_id, endpoint=f"8.{number}.0.1:7700") for number in range(1, 3)]
 OWN = make_identity(9)
@@ -37,7 +38,10 @@ class DhtPeer:
     def seen(self) -> list[Advert]:
         return [make_advert(OWN.node_id)] * len(self.taken)
 
-    def take(self, data: bytes) -> bool:
+    async def stop(self) -> None:
+        """There is nothing."""
+
+    def take(self, data: bytes, relay: NodeId) -> bool:
         self.taken.append(data)
         return True
 
@@ -149,3 +153,55 @@ async def test_relays_are_left_alone_while_a_peer_of_the_configuration_answers()
     await it.directory.announce(make_advert(OWN.node_id))
     await it.directory.lookup()
     assert not it.at.told and not it.at.asked and it.peer.num_announced == 1
+
+
+def without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: a look-up waits for all that it asked."""
+    monkeypatch.setattr(relayed_directory, "PATIENCE_S", 3600.0)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: without an end"])
+@pytest.mark.parametrize("silent", ["relays", "DHT"])
+async def test_who_takes_its_time_holds_up_no_look_up_that_others_answer(
+    silent: str, is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two relays that answered after 20 s, the DHT being asked after them, held up every other look-up by 40 s."""
+    monkeypatch.setattr(relayed_directory, "PATIENCE_S", 0.05)
+    if not is_defended:
+        without_an_end(monkeypatch)
+    it, num_asked = Scene(), 0
+
+    async def never(*arguments: Any) -> list[Any]:
+        nonlocal num_asked
+        num_asked += 1
+        await asyncio.Event().wait()
+        return []
+
+    if silent == "relays":
+        monkeypatch.setattr(AtRelays, "records_at", never)
+    else:
+        monkeypatch.setattr(DhtPeer, "lookup", never)
+    before = asyncio.all_tasks()
+    try:
+        async with asyncio.timeout(0.5):
+            for _ in range(4):
+                assert len(await it.directory.lookup()) == len(it.peer.taken)
+                it.clock.advance(LOOKUP_EVERY_S)
+    except TimeoutError:
+        assert not is_defended
+    else:
+        assert is_defended and len(it.at.asked) == (4 if silent == "DHT" else 0)
+    assert num_asked == 1, "nobody is asked while that is under way"
+    await it.directory.stop()
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_look_up_fails_where_nobody_answers_and_not_while_one_did() -> None:
+    it = Scene()
+    it.peer.num_peers = 1
+    assert len(await it.directory.lookup()) == 1
+    assert len(await it.directory.lookup()) == 1, "the relay is asked again later"
+    it.clock.advance(LOOKUP_EVERY_S)
+    it.at.refusing = set(RELAYS)
+    with pytest.raises(Unavailable):
+        await it.directory.lookup()
