@@ -57,6 +57,7 @@ class RelayedDirectory:
 
     async def announce(self, advert: Advert) -> None:
         """Publishes our advert in the DHT and at relays. Raises Unavailable where neither takes it."""
+        advert = self._directory.outlasting(advert)
         data = seal_advert(advert, self._identity)
         calls = [
             self._directory.announce(advert),

@@ -13,6 +13,7 @@ import random
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +27,7 @@ from swarm.peers.dht_records import RecordChecker, SeenRecords, check_own, in_tu
 from swarm.peers.entry import EntryRule
 from swarm.process import read_json
 from swarm.types import Advert, NodeId
-from swarm.wire.adverts import author_of, seal_advert
+from swarm.wire.adverts import MAX_ADVERT_TTL_S, author_of, seal_advert
 
 if TYPE_CHECKING:
     from hivemind.p2p import PeerID
@@ -45,6 +46,7 @@ _SHARDS_PER_LOOKUP = 4  # the others are remembered from earlier lookups until t
 _DIALS_PER_ROUND = 8
 _MAX_CACHE_BYTES = 256 * 1024
 _MAX_ADDRESS_CHARS = 256
+_LATER_S = 0.01
 
 
 class HivemindDirectory:
@@ -146,10 +148,21 @@ class HivemindDirectory:
         Raises:
             Unavailable: there are other nodes, and none of them took it.
         """
+        advert = self.outlasting(advert)
         check_own(advert, self._identity.node_id, self._run_id, self._clock.now_s())
         self._own = advert
         async with _deadline(_CALL_TIMEOUT_S, "announce"):
             await self._announce(advert)
+
+    def outlasting(self, advert: Advert) -> Advert:
+        """Our advert, so that it expires after the newest of ours that was looked up: else that one stays, such as the
+        last word of a node that left, and whose clock was set back before it came again."""
+        public_key = self._identity.public_key
+        newest = self._seen.newest(shard_of(public_key, self._config.shards), public_key)
+        if newest is None or newest.expires_at_s <= advert.expires_at_s:
+            return advert
+        until_s = min(newest.expires_at_s + _LATER_S, self._clock.now_s() + MAX_ADVERT_TTL_S)
+        return replace(advert, expires_at_s=until_s)
 
     async def lookup(self) -> list[Advert]:
         """Adverts of the run, newest per node: the union of every replica's and of those seen before."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -126,6 +127,30 @@ async def test_the_only_node_that_others_can_ask_passes_on_adverts_among_those_w
     assert await server.pass_on(data)
     assert await sees(home) == {home_id.node_id, office.node_id}
     assert data in await server.records() and len(await server.records()) == 2
+
+
+def as_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: an advert expires 90 s after it was announced, whatever is in the directory."""
+    monkeypatch.setattr(HivemindDirectory, "outlasting", lambda self, advert: advert)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as the clock says"])
+async def test_a_node_that_left_is_found_again_though_its_clock_was_set_back(
+    is_defended: bool, swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last word, without an address, was the newest of its adverts for as long as its clock had been ahead."""
+    if not is_defended:
+        as_the_clock_says(monkeypatch)
+    reader, node = await swarm.grow(2)
+    identity = swarm.members[1][0]
+    await node.announce(dataclasses.replace(advert_of(identity, ttl_s=150.0), endpoints=()))
+    await node.stop()
+    again = await swarm.join(*reader.visible_maddrs(), identity=identity)
+    await again.lookup()  # as a node does every two seconds
+    with contextlib.nullcontext() if is_defended else pytest.raises(Unavailable, match="took the advert"):
+        await again.announce(advert_of(identity))
+    found = [advert.endpoints for advert in await reader.lookup() if advert.node_id == identity.node_id]
+    assert found == [advert_of(identity).endpoints if is_defended else ()]
 
 
 def whoever_the_table_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,9 @@ class DhtPeer:
         self.num_peers, self.is_bootstrapped = 0, False
         self.num_announced = 0
 
+    def outlasting(self, advert: Advert) -> Advert:
+        return advert
+
     async def announce(self, advert: Advert) -> None:
         self.num_announced += 1
         if self.num_peers:
