@@ -66,10 +66,6 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], with_notices: bool, rn
         a.node_id for a in allowed if with_notices and Role.TRAINER not in a.roles and Role.RELAY not in a.roles
     }
 
-    for advert in allowed:
-        if advert.node_id in book.known:
-            book.known[advert.node_id].credential = advert.credential
-
     # Peers that proved themselves take the places, also those that the directory does not name just now.
     known = sorted(
         (

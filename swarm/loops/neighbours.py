@@ -67,6 +67,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
             next_s = agent.clock.monotonic_s() + agent.config.exchange.lookup_every_s * rng.uniform(0.8, 1.2)
             soon_s = min(next_s, now_s + alone_s * rng.uniform(0.8, 1.2))
             for num_answers in itertools.count():
+                agent.address_book.observe(adverts)  # also of those that answered meanwhile
                 choice = choose_peers(agent, adverts, now_s < notices_until_s, rng)
                 wanted = choice.streams | unlisted_followers(agent, followed, adverts)
                 for address, with_notices in [key for key in followed if key not in wanted]:

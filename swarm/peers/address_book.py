@@ -19,7 +19,7 @@ from swarm.clock import Clock
 from swarm.flow import BoundedTable, RateLimiter, TokenBucket
 from swarm.interfaces import PeerAddress
 from swarm.process import read_json, write_json
-from swarm.types import NodeId
+from swarm.types import Advert, NodeId
 
 logger = logging.getLogger(__name__)
 
@@ -193,6 +193,12 @@ class AddressBook:
     def record_working(self, address: PeerAddress) -> None:
         """A stream from there brought something, or lasted: earlier failures are forgotten."""
         self._failures.pop(address.location, None)
+
+    def observe(self, adverts: Iterable[Advert]) -> None:
+        """Takes what known peers show for entry in their newest adverts."""
+        for advert in adverts:
+            if advert.node_id in self.known:
+                self.known[advert.node_id].credential = advert.credential
 
     def num_false_claims(self, node_id: NodeId, caller: str = "") -> int:
         """How often an address failed that this key claimed, or another one that called from its subnet."""

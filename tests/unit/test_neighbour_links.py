@@ -166,3 +166,13 @@ def test_a_node_whom_nobody_reaches_looks_again_soon_and_then_ever_later() -> No
         assert len(looks) <= 3, "it knows a relay: a large directory is not read again for another"
 
     play(scene, exchange=ExchangeConfig(lookup_every_s=180.0))
+
+
+def test_what_a_peer_shows_for_entry_is_remembered_as_soon_as_it_answers() -> None:
+    async def scene(bench: Bench) -> None:
+        bench.neighbours[FIRST.node_id] = Honest(FIRST.node_id, [])
+        bench.adverts.append(make_advert(FIRST.node_id, credential=b"invitation"))
+        await asyncio.sleep(1.0)  # before the next look-up: the process may end until then
+        assert [each["credential"] for each in bench.agent.address_book.to_remember()] == [b"invitation".hex()]
+
+    play(scene)
