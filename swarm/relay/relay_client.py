@@ -25,6 +25,7 @@ from swarm.flow import TokenBucket
 from swarm.interfaces import DialBack, PeerAddress
 from swarm.printable import printable
 from swarm.relay.relay_servicer import MAX_RECORDS, ORIGIN_BYTES, TICKET_BYTES
+from swarm.relay.reservation_table import TICKETS_BURST, TICKETS_PER_S
 from swarm.relay.tunnel import pump
 from swarm.types import NodeId, short
 from swarm.wire.adverts import MAX_ADVERT_BYTES, is_endpoint
@@ -41,8 +42,9 @@ CALLS_PER_SESSION: Final = 7  # of the 8 that a coordinator takes on a connectio
 SESSIONS_PER_RELAY: Final = 6
 MAX_LOOKED_UP: Final = 4096  # adverts of one look-up
 MAX_TAKEN: Final = 64  # connections through one reservation
-TICKETS_PER_S: Final = 32.0  # of one reservation: a relay that sends more is left
-TICKETS_BURST: Final = 256.0
+# Of one reservation: a relay that tells of a third more than relays do is left.
+MOST_TICKETS_PER_S: Final = TICKETS_PER_S * 4 / 3
+MOST_TICKETS_BURST: Final = TICKETS_BURST * 4 / 3
 LOCAL_DIAL_S: Final = 5.0
 
 OpenSession = Callable[[PeerAddress, float], Awaitable[AuthenticatedChannel]]
@@ -275,7 +277,7 @@ class RelayReservation:
             Unavailable: it ended, or the relay has none for us.
         """
         what = f"reservation at {short(self.relay.node_id)}"
-        tickets = TokenBucket(TICKETS_PER_S, TICKETS_BURST, time.monotonic())
+        tickets = TokenBucket(MOST_TICKETS_PER_S, MOST_TICKETS_BURST, time.monotonic())
         try:
             async with self._sessions.call(self.relay) as (stub, metadata):
                 call = stub.Reserve(pb.ReserveRequest(), metadata=metadata)
@@ -283,7 +285,7 @@ class RelayReservation:
                     with calling(what, Unauthenticated):
                         async for response in call:
                             if not tickets.try_take(time.monotonic()):
-                                raise Unavailable(f"{what}: more than {TICKETS_PER_S:.0f} tickets in a second")
+                                raise Unavailable(f"{what}: more than {MOST_TICKETS_PER_S:.0f} tickets in a second")
                             self._take(response.ticket, response.origin)
                 finally:
                     call.cancel()

@@ -23,8 +23,8 @@ HTTPS_PORT: Final = 443
 DIALLED_S: Final = 1500.0  # that a dial-back counts: nodes ask every 600 s, and an address may be another's later
 MAX_DIALLED: Final = 4096
 MAX_SUBNETS: Final = 4096
-# Connections that a node is told of; the others wait. A node leaves a relay that tells it of more (`relay_client.py`),
-# and callers of a few subnets together ask for more.
+# Connections that a node is told of; the others wait. A node leaves a relay that tells it of far more
+# (`relay_client.py`), and callers of a few subnets together ask for more.
 TICKETS_PER_S: Final = 24.0
 TICKETS_BURST: Final = 192.0
 

@@ -146,7 +146,7 @@ async def test_a_relay_that_floods_tickets_is_left_and_costs_few_connections(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_defended:
-        monkeypatch.setattr(relay_client, "TICKETS_BURST", 1e9)
+        monkeypatch.setattr(relay_client, "MOST_TICKETS_BURST", 1e9)
     async with at_flooding_relay() as (relay, reservation, node):
         holding = asyncio.ensure_future(reservation.hold())
         most = 0
