@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOKUP_EVERY_S: Final = 4.0
-PATIENCE_S: Final = 2.0  # with a relay, or the DHT, once the other one answered
+PATIENCE_S: Final = 2.0  # with the DHT or a relay, where another one answered, or can be asked beside it
 
 
 class RelayedDirectory:
@@ -97,20 +97,32 @@ class RelayedDirectory:
             self._asked[whom] = asyncio.ensure_future(_failure(ask()))
 
     async def _ask_relays(self) -> None:
-        """Takes what one of them has. Raises Unavailable where none answers."""
+        """Takes what one of them has; the next is asked where one gives nothing, or takes its time.
+
+        Raises:
+            Unavailable: none of them answers.
+        """
         helpers = self._helpers()
         first = self._num_looks % max(1, len(helpers))
         self._num_looks += 1
-        failure = Unavailable("no relay to ask")
-        for relay in (*helpers[first:], *helpers[:first]):
-            try:
-                for data in await self._transport.records_at(relay):
-                    self._directory.take(data, relay.node_id)
-                return
-            except Unavailable as error:
-                failure = error
-                logger.info("a relay gave no adverts", extra={"peer": short(relay.node_id), "error": str(error)})
-        raise failure
+        asked: list[asyncio.Task[Unavailable | None]] = []
+        async with asyncio.TaskGroup() as tasks:  # a slow one is waited for, too: the quick one may withhold
+            for relay in (*helpers[first:], *helpers[:first]):
+                asked.append(tasks.create_task(_failure(self._take_from(relay))))
+                await asyncio.wait(asked[-1:], timeout=PATIENCE_S)
+                if any(task.done() and task.result() is None for task in asked):
+                    break
+        failures = [failure for task in asked if (failure := task.result()) is not None]
+        if len(failures) == len(asked):
+            raise failures[0] if failures else Unavailable("no relay to ask")
+
+    async def _take_from(self, relay: PeerAddress) -> None:
+        try:
+            for data in await self._transport.records_at(relay):
+                self._directory.take(data, relay.node_id)
+        except Unavailable as error:
+            logger.info("a relay gave no adverts", extra={"peer": short(relay.node_id), "error": str(error)})
+            raise
 
     async def maintain(self) -> None:
         """As of the DHT peer."""

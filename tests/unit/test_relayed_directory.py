@@ -1,6 +1,7 @@
 """The directory behind relays: one that withholds adverts, or takes an announcement and drops it, hides nobody."""
 
 import asyncio
+import math
 from typing import Any, cast
 
 import pytest
@@ -9,12 +10,14 @@ from swarm.clock import ManualClock
 from swarm.errors import Unavailable
 from swarm.interfaces import PeerAddress
 from swarm.loops import relayed_directory
-from swarm.loops.relayed_directory import LOOKUP_EVERY_S, RelayedDirectory
+from swarm.loops.relayed_directory import LOOKUP_EVERY_S, PATIENCE_S, RelayedDirectory
+from swarm.simulate.virtual.loop import run_virtual
 from swarm.testing.builders import make_advert, make_identity
 from swarm.types import Advert, NodeId
 
 RELAYS = [PeerAddress(node_id=make_identity(number).node_id, endpoint=f"8.{number}.0.1:7700") for number in range(1, 3)]
 OWN = make_identity(9)
+TIMEOUT_S = 10.0  # of a call to a relay
 
 
 class DhtPeer:
@@ -57,6 +60,7 @@ class AtRelays:
         self.asked: list[PeerAddress] = []
         self.refusing: set[PeerAddress] = set()
         self.withholding: set[PeerAddress] = set()
+        self.silent: set[PeerAddress] = set()
 
     async def announce_at(self, relay: PeerAddress, advert: bytes) -> None:
         if relay in self.refusing:
@@ -65,6 +69,9 @@ class AtRelays:
 
     async def records_at(self, relay: PeerAddress) -> list[bytes]:
         self.asked.append(relay)
+        if relay in self.silent:
+            await asyncio.sleep(TIMEOUT_S)
+            raise Unavailable("no answer")
         if relay in self.refusing:
             raise Unavailable("slow down")
         return [] if relay in self.withholding else [b"advert"]
@@ -150,6 +157,41 @@ async def test_a_relay_that_takes_its_time_keeps_an_advert_from_nobody_else(monk
     await asyncio.gather(announcing, return_exceptions=True)
 
 
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: one after the other"])
+def test_relays_that_say_nothing_cost_one_time_out_together(is_defended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_defended:
+        monkeypatch.setattr(relayed_directory, "PATIENCE_S", math.inf)
+
+    async def scene() -> None:
+        it, loop = Scene(), asyncio.get_running_loop()
+        it.at.silent = set(RELAYS)
+        began_s = loop.time()
+        await it.directory.lookup()
+        await asyncio.wait(it.directory._asked.values())
+        assert it.at.asked == RELAYS
+        assert (loop.time() - began_s <= TIMEOUT_S + PATIENCE_S) is is_defended
+
+    run_virtual(scene())
+
+
+def test_what_a_slow_relay_has_is_taken_though_a_quick_one_withholds_everything() -> None:
+    async def scene() -> None:
+        it = Scene()
+        records_at = it.at.records_at
+
+        async def slowly(relay: PeerAddress) -> list[bytes]:
+            await asyncio.sleep(6.0 if relay == RELAYS[0] else 0.0)
+            return await records_at(relay)
+
+        it.at.records_at = slowly  # type: ignore[method-assign]
+        it.at.withholding = {RELAYS[1]}
+        await it.directory.lookup()
+        await asyncio.wait(it.directory._asked.values())
+        assert it.peer.taken == [b"advert"]
+
+    run_virtual(scene())
+
+
 async def test_relays_are_left_alone_while_a_peer_of_the_configuration_answers() -> None:
     it = Scene()
     it.peer.is_bootstrapped = True
@@ -194,7 +236,8 @@ async def test_who_takes_its_time_holds_up_no_look_up_that_others_answer(
         assert not is_defended
     else:
         assert is_defended and len(it.at.asked) == (4 if silent == "DHT" else 0)
-    assert num_asked == 1, "nobody is asked while that is under way"
+    num_silent = len(RELAYS) if silent == "relays" and is_defended else 1
+    assert num_asked == num_silent, "nobody is asked again while that is under way"
     await it.directory.stop()
     assert asyncio.all_tasks() == before
 
