@@ -42,7 +42,7 @@ async def examine(config_path: Path | None) -> list[Finding]:
         *_check_packages(config),
         _check_disk(config),
         *check_gpu(config, gpu),
-        *check_memory(config, gpu),
+        *await asyncio.to_thread(check_memory, config, gpu),  # converts SmolLM2 at its first use
         *await asyncio.to_thread(check_engine, config, gpu),
         *_check_ports(config),
         await _check_clock(config),
