@@ -127,8 +127,8 @@ async def check_network(link: str, directory: Path | None = None, listen_port: i
     others = [endpoint_of(maddr) for maddr in fetched.bootstrap_peers]
     try:
         (endpoint,) = await transport.serve(_Nothing())  # pyright: ignore[reportArgumentType] # nobody may call it
-        back, idle, answers = await asyncio.gather(
-            transport.dial_back(coordinator, 2 * TIMEOUT_S),
+        back = await transport.dial_back(coordinator, 2 * TIMEOUT_S)  # alone: it tells whether our key is admitted
+        idle, answers = await asyncio.gather(
             _idle_kept_s(coordinator, identity, parsed.run_id, shown),
             asyncio.gather(*map(_answers, others)),
         )

@@ -10,7 +10,7 @@ import pytest
 from coordinator.daemon import CoordinatorDaemon
 from node import network_check
 from swarm.config import CoordinatorConfig, DirectoryConfig, EntryConfig, EnvironmentConfig, ModelConfig, NodeConfig
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, Unavailable
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.interfaces import DialBack, PeerAddress
 
@@ -60,7 +60,14 @@ async def test_on_the_coordinators_own_machine_it_says_where_to_run_it(tmp_path:
             await network_check.check_network(coordinator.link)
 
 
-async def test_a_run_that_admits_some_asks_for_the_key_that_is_to_join(tmp_path: Path) -> None:
+async def busy(*_: object) -> tuple[float, bool]:
+    raise Unavailable("the machine is busy")
+
+
+async def test_a_run_that_admits_some_asks_for_the_key_that_is_to_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_check, "_idle_kept_s", busy)  # which is another reason, and not the first
     entry = EntryConfig(kind="invited", members=("ab" * 32,))
     config = CoordinatorConfig(
         dir=tmp_path,
