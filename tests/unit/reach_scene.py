@@ -3,7 +3,8 @@
 import asyncio
 import math
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,3 +156,18 @@ async def keep(reach: Reach, seconds: float) -> None:
             await reach.keep()
     except TimeoutError:
         pass
+
+
+@asynccontextmanager
+async def kept(reach: Reach, seconds: float = 0.0) -> AsyncGenerator[None]:
+    """While the loop runs, from so many seconds on."""
+    async with asyncio.TaskGroup() as tasks:
+        keeping = tasks.create_task(reach.keep())
+        await asyncio.sleep(seconds)
+        yield
+        keeping.cancel()
+
+
+def its_own(endpoint: str) -> str:
+    """Mutation: every key is a subnet."""
+    return endpoint

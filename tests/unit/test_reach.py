@@ -26,7 +26,9 @@ from .reach_scene import (
     RelayAtWork,
     Scene,
     address_of,
+    its_own,
     keep,
+    kept,
     no,
     play,
     yes,
@@ -154,9 +156,6 @@ def test_witnesses_that_name_different_addresses_change_none(monkeypatch: pytest
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: every key is a subnet"])
 def test_keys_of_one_subnet_are_one_witness(is_defended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def its_own(endpoint: str) -> str:
-        return endpoint
-
     if not is_defended:
         monkeypatch.setattr(reach_module, "budget_key_of", its_own)
 
@@ -181,15 +180,12 @@ def test_a_node_that_can_be_dialled_again_gives_its_reservations_back(monkeypatc
         it.network.relays = {relay: RelayAtWork(), COORDINATOR: RelayAtWork()}
         it.network.answers = {COORDINATOR: no()}
         await it.reach.measure()
-        async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(it.reach.keep())
-            await asyncio.sleep(5.0)
+        async with kept(it.reach, 5.0):
             assert it.advertised == {relay.endpoint, COORDINATOR.endpoint} and it.reach.helpers
             it.network.answers = {COORDINATOR: yes()}
             await asyncio.sleep(reach_module.MEASURE_EVERY_S + 5.0)
             assert it.advertised == {f"{OWN_HOST}:7700"} and not it.reach.helpers
             assert not it.agent.address_book.relays
-            keeping.cancel()
 
     play(scene, monkeypatch)
 
@@ -212,8 +208,7 @@ def test_after_hours_of_sleep_and_with_another_address_connections_begin_anew_at
         monkeypatch.setattr(Reach, "_network", network)
         monkeypatch.setattr(it.network, "renew_connections", renew)
         await it.reach.measure()
-        async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(it.reach.keep())
+        async with kept(it.reach):
             for now in (("192.168.1.7", 8 * 3600.0), ("10.0.0.9", 8 * 3600.0)):
                 await asyncio.sleep(60.0)
                 num_asked, began_s, seen = len(it.network.asked), it.agent.clock.monotonic_s(), now
@@ -221,6 +216,5 @@ def test_after_hours_of_sleep_and_with_another_address_connections_begin_anew_at
                 assert renewed_s[-1] - began_s <= reach_module.LOOK_EVERY_S
                 assert len(it.network.asked) == num_asked + 1, "whether others can dial it is asked again"
             assert len(renewed_s) == 2
-            keeping.cancel()
 
     play(scene, monkeypatch)

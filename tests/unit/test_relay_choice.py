@@ -28,7 +28,9 @@ from .reach_scene import (
     RelayAtWork,
     Scene,
     address_of,
+    its_own,
     keep,
+    kept,
     play,
 )
 
@@ -49,9 +51,7 @@ def test_reservations_are_held_at_relays_of_different_subnets_and_advertised_whi
         it = outward(*relays)
         await it.reach.measure()
         assert it.advertised == set(), "nothing leads to us yet"
-        async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(it.reach.keep())
-            await asyncio.sleep(5.0)
+        async with kept(it.reach, 5.0):
             assert len(it.advertised) == NUM_RESERVATIONS and relays[2].endpoint in it.advertised
             assert {relay.endpoint for relay in it.agent.address_book.relays} == it.advertised
             lost = next(relay for relay in relays if relay.endpoint in it.advertised)
@@ -61,7 +61,6 @@ def test_reservations_are_held_at_relays_of_different_subnets_and_advertised_whi
             assert it.advertised == it.advertised - {lost.endpoint}, "at once"
             await asyncio.sleep(5.0)
             assert len(it.advertised) == NUM_RESERVATIONS and lost.endpoint not in it.advertised
-            keeping.cancel()
 
     play(scene, monkeypatch)
 
@@ -86,14 +85,12 @@ def test_where_all_known_relays_are_full_strangers_are_asked_one_at_a_time(monke
         it.network.relays[strangers[0]] = RelayAtWork()
         advertise(it, *strangers)
         await it.reach.measure()
-        async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(it.reach.keep())
+        async with kept(it.reach):
             while not it.advertised:
                 await asyncio.sleep(0.1)
                 assert sum(address in strangers for address in it.reach._relays) <= 1
             assert it.advertised == {strangers[0].endpoint}
             assert strangers[0].node_id in it.agent.address_book.known
-            keeping.cancel()
 
     play(scene, monkeypatch)
 
@@ -134,9 +131,6 @@ def test_adverts_of_dead_relays_leave_dials_for_neighbours(is_defended: bool, mo
 def test_adverts_of_one_subnet_do_not_keep_a_node_from_relays_of_others(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def its_own(endpoint: str) -> str:
-        return endpoint
-
     if not is_defended:
         monkeypatch.setattr(reach_module, "budget_key_of", its_own)
 
@@ -155,26 +149,38 @@ async def nothing_to_check(self: FakeReach, reservation: Reservation, timeout_s:
     """The defence taken out: a relay is believed."""
 
 
+def makes_room_for_the_coordinator(monkeypatch: pytest.MonkeyPatch, **hostile: bool) -> bool:
+    """Whether a node whose peers relay so advertises its coordinator alone."""
+    relays, advertised = [address_of(number) for number in range(2)], set[str]()
+
+    async def scene() -> None:
+        it = outward(*relays)
+        for relay in relays:
+            it.network.relays[relay] = RelayAtWork(**hostile)
+        await it.reach.measure()
+        async with kept(it.reach, 15.0):
+            advertised.update(it.advertised)
+
+    play(scene, monkeypatch)
+    return advertised == {COORDINATOR.endpoint}
+
+
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: nothing to check"])
 def test_relays_that_accept_reservations_and_pass_nothing_on_are_not_advertised(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_defended:
         monkeypatch.setattr(FakeReach, "check_reservation", nothing_to_check)
+    assert makes_room_for_the_coordinator(monkeypatch, passes_on=False) is is_defended
 
-    async def scene() -> None:
-        hostile = [address_of(number) for number in range(2)]
-        it = outward(*hostile)
-        for relay in hostile:
-            it.network.relays[relay].passes_on = False
-        await it.reach.measure()
-        async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(it.reach.keep())
-            await asyncio.sleep(10.0)
-            assert (it.advertised == {COORDINATOR.endpoint}) is is_defended
-            keeping.cancel()
 
-    play(scene, monkeypatch)
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: without a deadline"])
+def test_relays_that_never_say_that_a_reservation_is_held_make_room_for_others(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(reach_module, "HELD_TIMEOUT_S", math.inf)
+    assert makes_room_for_the_coordinator(monkeypatch, gives_reservation=False) is is_defended
 
 
 def test_a_relay_that_led_here_is_checked_less_and_less_often_and_left_when_it_does_not(
@@ -184,36 +190,11 @@ def test_a_relay_that_led_here_is_checked_less_and_less_often_and_left_when_it_d
         relay = address_of(0)
         it = outward(relay)
         await it.reach.measure()
-        async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(it.reach.keep())
-            await asyncio.sleep(3600.0)
+        async with kept(it.reach, 3600.0):
             assert 3600 / LONGEST_CHECK_S < it.network.relays[relay].num_checks < 22, "every 480 s at the rarest"
             it.network.relays[relay].passes_on = False
             await asyncio.sleep(LONGEST_CHECK_S + 10.0)
             assert it.advertised == {COORDINATOR.endpoint}
-            keeping.cancel()
-
-    play(scene, monkeypatch)
-
-
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: without a deadline"])
-def test_relays_that_never_say_that_a_reservation_is_held_make_room_for_others(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(reach_module, "HELD_TIMEOUT_S", math.inf)
-
-    async def scene() -> None:
-        hostile = [address_of(number) for number in range(2)]
-        it = outward(*hostile)
-        for relay in hostile:
-            it.network.relays[relay].gives_reservation = False
-        await it.reach.measure()
-        async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(it.reach.keep())
-            await asyncio.sleep(15.0)
-            assert (it.advertised == {COORDINATOR.endpoint}) is is_defended
-            keeping.cancel()
 
     play(scene, monkeypatch)
 
@@ -297,9 +278,6 @@ def test_relays_that_take_and_drop_reservations_do_not_have_a_node_announce_on_a
 def test_many_keys_of_one_subnet_do_not_have_both_reservations(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def its_own(endpoint: str) -> str:
-        return endpoint
-
     if not is_defended:
         monkeypatch.setattr(reach_module, "budget_key_of", its_own)
 
@@ -307,12 +285,9 @@ def test_many_keys_of_one_subnet_do_not_have_both_reservations(
         hostile = [address_of(number, f"6.6.6.{number}") for number in range(40)]
         it = outward(*hostile, *map(address_of, range(50, 53)))
         await it.reach.measure()
-        async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(it.reach.keep())
-            await asyncio.sleep(5.0)
+        async with kept(it.reach, 5.0):
             assert len(it.advertised) == NUM_RESERVATIONS
             assert (len({budget_key_of(endpoint) for endpoint in it.advertised}) == NUM_RESERVATIONS) is is_defended
-            keeping.cancel()
 
     play(scene, monkeypatch)
 
@@ -325,10 +300,7 @@ def test_established_relays_come_before_those_of_free_keys(is_defended: bool, mo
         if not is_defended:
             monkeypatch.setattr(it.agent, "standing", lambda node_id: 0)
         await it.reach.measure()
-        async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(it.reach.keep())
-            await asyncio.sleep(1.0)
+        async with kept(it.reach, 1.0):
             assert (it.advertised == {member.endpoint for member in members}) is is_defended
-            keeping.cancel()
 
     play(scene, monkeypatch)
