@@ -25,8 +25,6 @@ from swarm.wire.server import Sessions
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
 
-MAX_LISTED = 1000  # members in one answer
-
 CALLS_PER_S = 50.0  # of one node, averaged
 CALLS_BURST = 200.0
 assert MAX_RECORDED <= CALLS_BURST, "each version counts as a call: a full batch would never pass"
@@ -215,31 +213,6 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
                 await context.write(response)
         except TimeoutError:
             raise Unavailable(f"nothing was read for {self._stall_timeout_s} s; watch again") from None
-
-    @rpc
-    async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> Any:
-        """Known members, the live ones first; addresses are for callers who are members themselves."""
-        node_id = self._caller(context)
-        is_member = self._core.is_live_member(node_id)
-
-        async def list_members() -> Any:
-            now_s = self._core.clock.now_s()
-            members = self._core.shown_members(MAX_LISTED)
-            return pb.ListMembersResponse(
-                members=[
-                    pb.Member(
-                        node_id=member.node_id,
-                        name=member.report.name,
-                        endpoints=member.report.endpoints if is_member else (),
-                        head=version_to_message(member.report.head),
-                        last_seen_s=member.last_seen_s,
-                        is_live=member.is_live(now_s),
-                    )
-                    for member in members
-                ]
-            )
-
-        return await self._in_turn(context, node_id, list_members)
 
     @rpc
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> Any:

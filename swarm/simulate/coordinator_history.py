@@ -163,7 +163,7 @@ class CoordinatorHistory:
 
     @contextmanager
     def list_members(self) -> Generator[MembersCall]:
-        """While somebody lists the members."""
+        """While somebody reads the table of members."""
         call = MembersCall(invoked=self.tick(), invoked_s=self._clock.now_s())
         with self._answering(call):
             yield call

@@ -274,10 +274,7 @@ class RecordingClient:
         with self._history.heartbeat(self.identity.node_id):
             await self.call("Heartbeat", report_to_heartbeat(report))
 
-    async def look_around(self) -> None:
-        with self._history.list_members() as members:
-            answer = await self.call("ListMembers", pb.ListMembersRequest())
-            members.members = {member.node_id: member.is_live for member in answer.members}
+    async def read_manifest(self) -> None:
         with self._history.read_manifest() as manifest:
             answer = await self.call("GetManifest", pb.GetManifestRequest())
             manifest.serial = RunManifest.model_validate_json(answer.manifest).serial
@@ -326,7 +323,7 @@ async def test_many_clients_of_a_killed_coordinator_see_one_ledger(tmp_path: Pat
 
                 async def act(client: RecordingClient = client, owner: UnrulyOwner = owner) -> None:
                     await client.hand_in(owner)
-                    await client.look_around()
+                    await client.read_manifest()
 
                 tasks.create_task(again_and_again(NUM_BATCHES, act, rng))
                 tasks.create_task(again_and_again(3, client.beat, rng))

@@ -148,20 +148,14 @@ async def test_a_version_of_another_lineage_is_refused(tmp_path: Path) -> None:
         await client.close()
 
 
-async def test_members_are_listed_to_whoever_has_proven_itself(tmp_path: Path) -> None:
-    ada, bob = Identity.create(), Identity.create()
+async def test_a_call_without_a_session_is_refused(tmp_path: Path) -> None:
     async with CoordinatorDaemon(config_in(tmp_path)) as daemon:
-        client = client_of(daemon, ada)
-        await client.heartbeat(report_of(ada))
-        channel = await open_channel(daemon.info["listen"], daemon.info["fingerprint"], bob, "test", 4.0)
+        channel = await open_channel(daemon.info["listen"], daemon.info["fingerprint"], Identity.create(), "test", 4.0)
         stub: Any = CoordinatorServiceStub(channel.channel)
-        metadata = await channel.metadata(4.0)
-        (member,) = (await stub.ListMembers(pb.ListMembersRequest(), metadata=metadata)).members
-        assert (member.node_id, member.name, member.is_live) == (ada.node_id, "ada", True)
         with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
-            await stub.ListMembers(pb.ListMembersRequest())
+            await stub.Leave(pb.LeaveRequest())
+        await stub.Leave(pb.LeaveRequest(), metadata=await channel.metadata(4.0))
         await channel.close()
-        await client.close()
 
 
 async def test_advice_reaches_the_node(tmp_path: Path) -> None:

@@ -48,9 +48,6 @@ from swarm.wire.credentials import (
     invitation_to_text,
     seal_invitation,
 )
-from swarm.wire.session import open_channel
-from swarm.wire.v1 import coordinator_service_pb2 as pb
-from swarm.wire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 
 NEWCOMER = make_identity(9)
 
@@ -162,30 +159,6 @@ async def test_the_coordinator_counts_nobody_who_may_not_enter(
         members = {member.node_id for member in daemon.core.live_members()}
         assert (STRANGER.node_id in members) is not is_checked
         assert len(members - {STRANGER.node_id}) == 3
-
-
-@pytest.mark.parametrize("is_checked", [True, False])
-async def test_addresses_are_told_to_members_only(
-    is_checked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In an open run any free key may ask who is here; where they are it learns as a live member."""
-    async with CoordinatorDaemon(coordinator_config(tmp_path, kind="open")) as daemon:
-        if not is_checked:
-            monkeypatch.setattr(daemon.core, "is_live_member", lambda node_id: True)
-
-        async def endpoints_told(identity: Identity) -> list[str]:
-            info = daemon.info
-            channel = await open_channel(info["listen"], info["fingerprint"], identity, RUN, 4.0)
-            try:
-                stub: Any = CoordinatorServiceStub(channel.channel)
-                answer = await stub.ListMembers(pb.ListMembersRequest(), metadata=await channel.metadata(4.0))
-                return [endpoint for member in answer.members for endpoint in member.endpoints]
-            finally:
-                await channel.close()
-
-        await heartbeat(daemon, MEMBER, b"")
-        assert await endpoints_told(STRANGER) == ([] if is_checked else ["127.0.0.1:4000"])
-        assert await endpoints_told(MEMBER) == ["127.0.0.1:4000"]
 
 
 def test_the_longest_honest_advert_has_room_for_every_credential_and_an_equivocator() -> None:

@@ -1,6 +1,7 @@
 """Reports on their way to the coordinator's disk: what waits for it, what it is told, and what is not kept at all."""
 
 import asyncio
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import aiosqlite
 import grpc
 import pytest
 
+from coordinator import dashboard as dashboard_module
 from coordinator.core import CoordinatorCore
 from coordinator.dashboard import Dashboard
 from coordinator.history import MAX_MOMENTS, History
@@ -224,7 +226,12 @@ async def test_the_page_says_who_is_listed_and_who_is_a_newcomer(is_listing: boo
     assert standing == ({ADA: "member", EVE: "newcomer"} if is_listing else {ADA: "", EVE: ""})
 
 
-async def test_the_page_says_how_each_node_is_reached_and_no_address() -> None:
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as it was reported"])
+async def test_the_page_says_how_each_node_is_reached_and_no_address(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(dashboard_module, "_reached", lambda endpoints, names: ", ".join(endpoints))
     core, relay = CoordinatorCore(ManualClock()), "c" * 64
     endpoints = {
         ADA: ("10.7.0.1:7700",),
@@ -237,10 +244,13 @@ async def test_the_page_says_how_each_node_is_reached_and_no_address() -> None:
     served = {"reservations": 3, "connections": 4, "bytes": 5}
     dashboard = Dashboard(core, "run", str, Telemetry("coordinator"), relayed=lambda: served)
     status = dashboard.status()
+    page = dashboard._render(status, ())
+    assert ("10.7.0" in page or "10.7.0" in json.dumps(status)) is not is_defended
+    if not is_defended:
+        return
     reached = {member["node_id"]: member["reached"] for member in status["members"]}
     assert reached == {ADA: "dialled", EVE: f"through ada<b>, {relay[:8]}", relay: ""}
-    page = dashboard._render(status, ())
-    assert f"through ada&lt;b&gt;, {relay[:8]}</td>" in page and "10.7.0" not in page
+    assert f"through ada&lt;b&gt;, {relay[:8]}</td>" in page
     metrics = dashboard._measure().decode()
     assert "coordinator_relayed_nodes 3.0" in metrics and "coordinator_relayed_bytes_total 5.0" in metrics
 

@@ -15,7 +15,6 @@ from coordinator.advice import AdviceChange
 from coordinator.core import CoordinatorCore
 from coordinator.ledger import LedgerEntry
 from coordinator.membership import Member
-from coordinator.service import MAX_LISTED
 from coordinator.store import MemoryCoordinatorStore, StoredEvaluation
 from swarm.clock import Clock
 from swarm.errors import Unavailable
@@ -143,11 +142,11 @@ class CoreClient:
         return call.head
 
     async def list_members(self) -> dict[NodeId, bool]:
-        """Members, and whether each one's lease runs, as the service answers."""
+        """Members, and whether each one's lease runs."""
         core = self._core
         with self._history.list_members() as call:
             now_s = core.clock.now_s()
-            call.members = {m.node_id: m.is_live(now_s) for m in core.shown_members(MAX_LISTED)}
+            call.members = {m.node_id: m.is_live(now_s) for m in core.membership.all()}
         return call.members
 
     async def leave(self) -> None:

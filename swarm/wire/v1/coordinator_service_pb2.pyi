@@ -124,32 +124,6 @@ class WatchVersionsResponse(_message.Message):
     version: _policy_pb2.PolicyVersion
     def __init__(self, version: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ...) -> None: ...
 
-class Member(_message.Message):
-    __slots__ = ("node_id", "name", "endpoints", "head", "last_seen_s", "is_live")
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
-    HEAD_FIELD_NUMBER: _ClassVar[int]
-    LAST_SEEN_S_FIELD_NUMBER: _ClassVar[int]
-    IS_LIVE_FIELD_NUMBER: _ClassVar[int]
-    node_id: str
-    name: str
-    endpoints: _containers.RepeatedScalarFieldContainer[str]
-    head: _policy_pb2.PolicyVersion
-    last_seen_s: float
-    is_live: bool
-    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., endpoints: _Optional[_Iterable[str]] = ..., head: _Optional[_Union[_policy_pb2.PolicyVersion, _Mapping]] = ..., last_seen_s: _Optional[float] = ..., is_live: bool = ...) -> None: ...
-
-class ListMembersRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListMembersResponse(_message.Message):
-    __slots__ = ("members",)
-    MEMBERS_FIELD_NUMBER: _ClassVar[int]
-    members: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
-
 class LeaveRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -55,11 +55,6 @@ class CoordinatorServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.WatchVersionsRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.WatchVersionsResponse.FromString,
                 _registered_method=True)
-        self.ListMembers = channel.unary_unary(
-                '/swarm.wire.v1.CoordinatorService/ListMembers',
-                request_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListMembersRequest.SerializeToString,
-                response_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListMembersResponse.FromString,
-                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/swarm.wire.v1.CoordinatorService/Leave',
                 request_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.LeaveRequest.SerializeToString,
@@ -98,12 +93,6 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListMembers(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Leave(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -132,11 +121,6 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.WatchVersions,
                     request_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.WatchVersionsRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.WatchVersionsResponse.SerializeToString,
-            ),
-            'ListMembers': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListMembers,
-                    request_deserializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListMembersRequest.FromString,
-                    response_serializer=swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListMembersResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -253,33 +237,6 @@ class CoordinatorService(object):
             '/swarm.wire.v1.CoordinatorService/WatchVersions',
             swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.WatchVersionsRequest.SerializeToString,
             swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.WatchVersionsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListMembers(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/swarm.wire.v1.CoordinatorService/ListMembers',
-            swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListMembersRequest.SerializeToString,
-            swarm_dot_wire_dot_v1_dot_coordinator__service__pb2.ListMembersResponse.FromString,
             options,
             channel_credentials,
             insecure,
