@@ -32,6 +32,7 @@ from swarm.exchange.agent import Agent
 from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, Result
 from swarm.loops import Worker, run_agent, run_worker
+from swarm.loops.own_advert import own_advert, own_report
 from swarm.model.network import load_model
 from swarm.node_context import NodeContext
 from swarm.peers.entry import EntryRule
@@ -324,7 +325,7 @@ class HostileWorld:
         number = 0
         while True:
             if self._does("dead_adverts"):
-                advert = self.nodes[-1].agent.advert()
+                advert = own_advert(self.nodes[-1].agent)
                 for _ in range(NUM_ADVERTS):
                     number += 1
                     identity = _identity(f"{self.job.seed} dead {number}")
@@ -343,7 +344,7 @@ class HostileWorld:
         while True:
             await asyncio.sleep(LIE_EVERY_S)
             if self._does("lies"):
-                report = self.nodes[-1].agent.node_report(1.0)
+                report = own_report(self.nodes[-1].agent, 1.0)
                 for sybil in sybils:
                     client = LyingClient(self.coordinator, sybil, sorted(self.honest))
                     await client.heartbeat(replace(report, node_id=sybil))

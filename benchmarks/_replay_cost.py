@@ -137,7 +137,7 @@ class _Producer:
     async def seal(self) -> list[SealedGroup]:
         """All groups as they travel."""
         for group in self.made:
-            await self.agent.put(group)
+            await self.agent.local.put(group)
         head = await self.store.head()
         sequence = head.sequence - len(self.made)
         stored = await self.store.since(replace(head, sequence=sequence), len(self.made), own_only=True)

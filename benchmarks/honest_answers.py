@@ -135,7 +135,7 @@ class World:
             )
             for group in made:
                 own = as_own_lineage(group, agent.node_id)
-                await agent.put(own)
+                await agent.local.put(own)
                 if not is_judge:
                     self.clock.advance(1.0)
                     await self._judge(own, await self._newest(number))

@@ -96,28 +96,28 @@ async def train(config: NodeConfig, num_steps: int) -> tuple[float, float]:
 
     async def generate() -> None:
         """1 to 3, as long as no group would become too old to use; always with the newest weights."""
-        while await agent.wait_capacity() > 0:
+        while await agent.local.wait_capacity() > 0:
             if engine.version != learner.version:
                 await asyncio.to_thread(engine.load, *learner.snapshot())
-            number = await agent.num_asked()
+            number = await agent.local.num_asked()
             for group in await asyncio.to_thread(producer.produce, number, config.replay.local_groups):
-                await agent.put(group)
+                await agent.local.put(group)
 
     async def learn() -> None:
         """4 to 6; waits only for groups to learn from."""
         for _ in range(num_steps):
-            draw = await agent.draw(learner.version)
-            await agent.report_step(await asyncio.to_thread(learner.step, draw))
+            draw = await agent.local.draw(learner.version)
+            await agent.local.report_step(await asyncio.to_thread(learner.step, draw))
             version, tensors = learner.snapshot()
             manifests = await asyncio.to_thread(publisher.publish, version, TorchWeights(tensors))
-            await agent.publish(version, manifests)
+            await agent.local.publish(version, manifests)
 
     async def accuracy() -> float:
         await asyncio.to_thread(engine.load, *learner.snapshot())
         limits = config.generator.episode_limits
         episodes = await asyncio.to_thread(evaluate, engine, loaded.tokenizer, held_out, limits)
         verdicts = [
-            await agent.verify(task.env, task.task_id, [actions])
+            await agent.local.verify(task.env, task.task_id, [actions])
             for task, actions in zip(held_out, episodes, strict=True)
         ]
         return float(np.mean([verdict.rewards[0] for verdict in verdicts]))

@@ -37,6 +37,7 @@ from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, Tokenizer
 from swarm.loops import hand_in_versions, run_agent, run_worker
+from swarm.loops.own_advert import own_advert
 from swarm.loops.reach import Reach
 from swarm.loops.relayed_directory import RelayedDirectory
 from swarm.loops.supervise import supervise
@@ -228,7 +229,7 @@ class Daemon(Service):
         if self._discovery is not None:
             with contextlib.suppress(Unavailable, TimeoutError):
                 async with asyncio.timeout(DRAIN_S):
-                    await self._discovery.announce(self.agent.advert())
+                    await self._discovery.announce(own_advert(self.agent))
 
     @property
     def maddrs(self) -> list[str]:
@@ -335,7 +336,7 @@ class Daemon(Service):
             from node.build import build_worker  # imports torch, which no other agent needs
 
             worker = await asyncio.to_thread(
-                build_worker, self.config, self.agent.node_id, self.agent, loop=asyncio.get_running_loop()
+                build_worker, self.config, self.agent.node_id, self.agent.local, loop=asyncio.get_running_loop()
             )
             freeze_gc()
             try:

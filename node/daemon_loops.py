@@ -11,6 +11,7 @@ from node.pause import paused_since
 from node.status import STATUS
 from swarm.errors import StorageFull
 from swarm.exchange.agent import Agent
+from swarm.loops.own_advert import own_report
 from swarm.peers.address_book import KNOWN_PEERS, save_known_peers
 from swarm.peers.reputation import REPUTATION, save_reputation
 from swarm.process import write_json
@@ -87,7 +88,7 @@ async def log_progress(daemon: "Daemon") -> None:
     while not daemon.is_finished:
         await asyncio.sleep(PROGRESS_EVERY_S)
         made, tokens = agent.own_groups.tokens_generated - tokens, agent.own_groups.tokens_generated
-        report = agent.node_report(made / PROGRESS_EVERY_S)
+        report = own_report(agent, made / PROGRESS_EVERY_S)
         num_groups = sum(edge.num_groups for edge in report.edges)
         fields = {
             "step": report.head.step,

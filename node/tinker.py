@@ -110,7 +110,7 @@ class _Versions:
             except StorageFull as error:
                 logger.error("a version could not be published", extra={"step": step, "error": str(error)})
                 return None
-            await self._agent.publish(version, bodies)
+            await self._agent.local.publish(version, bodies)
             self._newest = version
             return version
 

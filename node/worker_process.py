@@ -46,7 +46,7 @@ class WorkerProcess:
             ConfigError: the worker cannot work with this configuration.
         """
         socket = fresh_socket(config.dir.resolve())
-        server = LocalServer(agent, socket)
+        server = LocalServer(agent.local, socket)
         await server.start()
         resolved = config.dir.resolve() / "worker.toml"
         await _write_when_there_is_room(config, resolved)

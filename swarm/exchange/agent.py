@@ -1,20 +1,17 @@
-"""The agent: what one node knows, and what it does when a group, a draw or a version arrives.
+"""The agent: the parts of one node, how they hang together, and what it is after a restart and in a pause.
 
 Invariant: every group is stored before anything else sees it, every group of another node went through admission, and
 every draw is journalled before it is handed out. No background task lives here: the loops that drive an agent are in
-`swarm.loops`.
+`swarm.loops`. `worker_exchange.py` is for its worker, `swarm.loops.own_advert` says what others may know.
 """
 
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 
 from swarm.clock import CLOCK_SKEW_S
 from swarm.environments.sandbox.time_accounts import TimeAccounts
-from swarm.episode import Actions, EpisodeOutcome
-from swarm.errors import ConfigError
-from swarm.events import LoopFailed, NodeRestored, OthersSetAside, PolicyEvaluated, StepMade, VersionPublished
+from swarm.events import LoopFailed, NodeRestored
 from swarm.exchange.admission import Admission
 from swarm.exchange.capacity import GenerationCapacity
 from swarm.exchange.draw_journal import DrawJournal
@@ -23,9 +20,10 @@ from swarm.exchange.group_ingest import GroupIngest
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.novelty import Novelty
-from swarm.exchange.own_groups import MadeSinceStep, OwnGroups
+from swarm.exchange.own_groups import OwnGroups
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.interfaces import EnvironmentShape, GroupStore, Tokenizer, Verdict, Verifier
+from swarm.exchange.worker_exchange import WorkerExchange
+from swarm.interfaces import EnvironmentShape, GroupStore, Tokenizer, Verifier
 from swarm.node_context import NodeContext
 from swarm.peers.address_book import AddressBook, anchor_of
 from swarm.peers.coordinator_client import CoordinatorView
@@ -35,21 +33,10 @@ from swarm.peers.peer_table import Peers
 from swarm.peers.quotas import IntakeQuota
 from swarm.peers.reputation import Reputation
 from swarm.types import (
-    Advert,
-    ApplyReport,
-    Attempt,
     Correction,
-    Digest,
-    Draw,
-    Evaluation,
     NodeId,
-    NodeReport,
-    PatchChain,
     PolicyVersion,
     Role,
-    RolloutGroup,
-    StepReport,
-    short,
 )
 from swarm.weight_sync.credit import CreditLedger
 from swarm.weight_sync.follower import WeightFollower
@@ -66,12 +53,12 @@ ESTABLISHED = 2  # `Agent.standing` of who counts in full in a run where not eve
 
 
 class Agent:
-    """One node's state; implements `LocalExchange` for its worker.
+    """One node's state.
 
-    `streams` answers its peers, `ingest` takes what they send, `own_groups` takes what its generator made, `journal`
-    hands out what the learner learns from. With a weight store a trainer that publishes serves its versions
-    (`version_publisher`) and gives credit to those who follow it; a generator without the trainer role follows one
-    (`weight_follower`).
+    `local` is what its worker sees of it, `streams` answers its peers, `ingest` takes what they send, `own_groups`
+    takes what its generator made, `journal` hands out what the learner learns from. With a weight store a trainer that
+    publishes serves its versions (`version_publisher`) and gives credit to those who follow it; a generator without the
+    trainer role follows one (`weight_follower`).
 
     Args:
         context: of the node.
@@ -105,15 +92,12 @@ class Agent:
         shapes: Mapping[str, EnvironmentShape] | None = None,
     ) -> None:
         self.context, self.config, self.clock, self.node_id = context, context.config, context.clock, context.node_id
-        self.store, self._tokenizer, self._verifier = store, tokenizer, verifier
+        self.store, self.tokenizer_digest = store, tokenizer.digest
         self.endpoints: tuple[str, ...] = ()
         self.is_leaving = False
         self.credential: Callable[[], bytes] = bytes  # what our advert shows
         self.relay_reservations: Callable[[], int] = int  # free ones, for nodes that cannot be dialled
         self.num_failures = 0
-        self._last_step_at_s = self.clock.now_s()
-        self.idle_figures: Mapping[str, float] = {}  # of the newest step, where the guard set all sources aside
-        self._are_others_held = False  # the learner's guard set groups of other nodes aside
         config = self.config
 
         # what is known of the others
@@ -152,7 +136,7 @@ class Agent:
             most_taken_off=lambda: replay.most_taken_off if takes_off else 0,
         )
         replay.share_room(credit)
-        generation = self._generation = GenerationCapacity(config, replay, self.journal, credit, peers)
+        generation = GenerationCapacity(config, replay, self.journal, credit, peers)
 
         # what goes out: weights, and groups
         self.weight_server = WeightServer(
@@ -197,6 +181,7 @@ class Agent:
         self.ingest = GroupIngest(
             context, self.admission, quota, peers, reputation, parties, credit, replay, streams, novelty, self._learns
         )
+        self.local = WorkerExchange(self, verifier, generation)
 
     def _make_publisher(self, weights: WeightStore | None) -> VersionPublisher | None:
         if weights is None or not self.config.weights.publish:
@@ -245,75 +230,6 @@ class Agent:
             held = tuple((scored.digest.hex(), scored.is_made_here) for scored in groups)
             self.context.emit(NodeRestored(num_groups=len(groups), num_draws=num_draws, held=held))
 
-    # --- own worker: LocalExchange, whose docstrings hold ----------------------------------------
-
-    async def wait_capacity(self) -> int:
-        """Waits until `capacity()` is positive and returns it; the generator begins a batch of so many groups."""
-        await self.context.changed.until(lambda: self.capacity() > 0)
-        return (
-            self.capacity() if self.weight_follower is not None else self._generation.begin_own_batch(self.capacity())
-        )
-
-    async def num_asked(self) -> int:
-        return self.own_groups.num_asked
-
-    async def put(self, group: RolloutGroup) -> float:
-        """Scores, seals, stores and hands on one of our groups; returns its mean reward, NaN where it was dropped."""
-        try:
-            return await self.own_groups.put(group)
-        finally:
-            self._generation.end_own_group()
-
-    async def draw(self, head: PolicyVersion) -> Draw:
-        return await self.journal.draw(head)
-
-    async def redraw(self, from_step: int) -> list[Draw]:
-        draws = await self.journal.redraw(from_step)
-        made = [
-            replace(draw, groups=tuple(g for g in draw.groups if self.admission.is_well_formed(g.scored)))
-            for draw in draws
-        ]
-        return [draw for draw in made if draw.groups]
-
-    async def begin_again(self, step: int, passed: Digest | None = None) -> Attempt:
-        await self.resumed()
-        return await self.journal.begin_again(step, passed)
-
-    async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
-        """A new version of our own lineage exists; one of a lower step than the last begins a new branch."""
-        self.peers.own_head = version
-        self.versions.publish(version)
-        self.context.emit(VersionPublished.of(version))
-        self.coordinator_view.queue_version(version)
-        if self.version_publisher is not None:
-            await self.version_publisher.publish(version, manifests)
-        self.context.changed.fire()
-
-    async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
-        if self.weight_follower is None:
-            raise ConfigError("roles: a node with a trainer of its own, or without the generator role, follows nobody")
-        if wait:
-            await self.resumed()
-        return await self.weight_follower.next_update(held, wait=wait)
-
-    async def report_update(self, report: ApplyReport) -> None:
-        assert self.weight_follower is not None, "next_update gave no patch chain"
-        await self.weight_follower.on_applied(report)
-
-    async def report_step(self, report: StepReport) -> None:
-        await self.journal.settle(report)
-        if not report.was_skipped:
-            self._last_step_at_s = self.clock.now_s()
-            self.own_groups.since_step = MadeSinceStep()
-        self.idle_figures = report.diagnostics if report.diagnostics.get("guard_idle_draws") else {}
-        self.coordinator_view.record_edges(report.edges)
-        self.context.emit(StepMade.of(report))
-        are_held = bool(report.diagnostics.get("guard_others_held"))
-        if are_held != self._are_others_held:
-            self._are_others_held = are_held
-            self.context.emit(OthersSetAside(step=report.version.step, is_over=not are_held))
-        self.context.changed.fire()  # the next round begins, where there are rounds
-
     async def tidy(self, max_bytes: int) -> int:
         """Deletes what is too old for anyone, then the oldest beyond a byte budget; returns how many groups.
 
@@ -328,20 +244,6 @@ class Agent:
         oldest_s = self.clock.now_s() - KEPT_AGES * self.config.replay.max_age_s
         num_deleted = await self.store.forget(oldest_s, max_bytes, self.journal.needed_from, waiting)
         return num_deleted + await self.store.forget(0.0, int(1.05 * max_bytes), None, waiting)
-
-    async def report_checkpoint(self, next_draw: int, error: str = "") -> None:
-        await self.journal.record_checkpoint(next_draw, error)
-
-    async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
-        for entry in evaluations:
-            self.coordinator_view.evaluations[f"{entry.env}/{entry.split}"] = entry.accuracy
-            self.context.emit(PolicyEvaluated.of(entry))
-
-    async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
-        return await self._verifier.verify(env, task_id, episodes)
-
-    async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
-        return await self._verifier.step(env, task_id, actions)
 
     # --- pause -------------------------------------------------------------------------------------
 
@@ -360,7 +262,7 @@ class Agent:
         if self.paused_since_s is not None:
             self.replay.outlast_pause(self.paused_since_s)
             self.paused_since_s = None
-            self._last_step_at_s = self.own_groups.last_put_at_s = self.clock.now_s()  # nothing was late
+            self.local.last_step_at_s = self.own_groups.last_put_at_s = self.clock.now_s()  # nothing was late
             self.context.changed.fire()
 
     async def resumed(self) -> None:
@@ -368,12 +270,6 @@ class Agent:
         await self.context.changed.until(lambda: not self.is_paused)
 
     # --- state -------------------------------------------------------------------------------------
-
-    def capacity(self) -> int:
-        """Groups that our generator may start now without any becoming too old to use."""
-        if self.is_paused:
-            return 0
-        return self._generation.for_own() if self.weight_follower is None else self.weight_follower.capacity()
 
     @property
     def head(self) -> PolicyVersion:
@@ -383,37 +279,12 @@ class Agent:
     @property
     def last_step_at_s(self) -> float:
         """Wall clock of the newest step, or of the newest group on a node that only generates."""
-        return self._last_step_at_s if self.weight_follower is None else self.own_groups.last_put_at_s
+        return self.local.last_step_at_s if self.weight_follower is None else self.own_groups.last_put_at_s
 
     @property
     def newest_version(self) -> PolicyVersion:
         """The newest version here: of our own lineage, or what our engine took of the one that we follow."""
         return self.head if self.weight_follower is None else self.weight_follower.head
-
-    @property
-    def advertised_version(self) -> PolicyVersion:
-        """`newest_version` as the advert says it: with a digest only where its weights can be had here."""
-        is_had = self.version_publisher is not None or self.weight_follower is not None
-        return self.newest_version if is_had else replace(self.newest_version, digest=b"")
-
-    async def wait_offer_changed(self, advert: Advert) -> None:
-        """Waits until the advert must change: other endpoints, another lineage, weights for the first time, a proof."""
-
-        def offer(endpoints: tuple[str, ...], head: PolicyVersion, equivocator: str) -> tuple[object, ...]:
-            return endpoints, head.policy_id, bool(head.digest), equivocator
-
-        of = offer(advert.endpoints, advert.head, advert.equivocator)
-        await self.context.changed.until(lambda: offer(self._offered, self.advertised_version, self._equivocator) != of)
-
-    @property
-    def _offered(self) -> tuple[str, ...]:
-        """Where others find this node; nowhere once it leaves: else they dial it in vain until its advert ends."""
-        return () if self.is_leaving else self.endpoints
-
-    @property
-    def _equivocator(self) -> str:
-        """The owner that was proven false last, as the advert names it; empty where none was."""
-        return next(reversed(self.weight_server.proofs), "")[:16]
 
     def is_alive(self, node_id: NodeId) -> bool:
         """Whether that peer is in the swarm for sure: it proved its key to us, or its groups were admitted."""
@@ -431,47 +302,6 @@ class Agent:
         """Whether it goes first where sending is short: groups that it made were admitted lately, or we follow it."""
         follower = self.weight_follower
         return self.streams.is_giver(node_id) or (follower is not None and node_id == follower.policy_id)
-
-    # --- what others may know about us ------------------------------------------------------------
-
-    def advert(self) -> Advert:
-        """This node's record for the directory."""
-        return Advert(
-            node_id=self.node_id,
-            run_id=self.config.run_id,
-            endpoints=self._offered,
-            roles=self.config.roles,
-            tokenizer_digest=self._tokenizer.digest,
-            head=self.advertised_version,
-            oldest_step=self.streams.oldest_own_step,
-            num_groups=self.own_groups.num_put,
-            reward_mean=self.own_groups.reward_mean.value or 0.0,
-            reward_std=self.own_groups.reward_std.value or 0.0,
-            correction=Correction.EXACT,
-            held_bytes=self.replay.num_bytes,
-            cursor=self.streams.log_head,
-            expires_at_s=self.clock.now_s() + 3 * self.config.exchange.advert_every_s,
-            equivocator=self._equivocator,
-            credential=self.credential(),
-            relay_reservations=0 if self.is_leaving else self.relay_reservations(),
-        )
-
-    def node_report(self, tokens_per_s: float) -> NodeReport:
-        """This node's figures for the coordinator."""
-        return NodeReport(
-            node_id=self.node_id,
-            name=self.config.name or short(self.node_id),
-            roles=self.config.roles,
-            endpoints=self.endpoints,
-            head=self.newest_version,
-            tokens_per_s=tokens_per_s,
-            reward_mean=self.own_groups.reward_mean.value or 0.0,
-            num_local=self.journal.num_local,
-            num_external=self.journal.num_external,
-            num_refused=sum(self.ingest.refusals.values()),
-            edges=tuple(self.coordinator_view.edges.values()),
-            evaluations=dict(self.coordinator_view.evaluations),
-        )
 
     def record_failure(self, loop: str, error: Exception) -> None:
         """An unexpected exception ended a loop: counted, and visible in every report."""

@@ -13,9 +13,8 @@ from typing import Any, Final, cast
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig
 from swarm.errors import ConfigError, Unavailable
-from swarm.exchange.begun_bodies import BegunBodies
 from swarm.exchange.exchange_servicer import ExchangeServicer
-from swarm.exchange.grpc_peer import GrpcPeer
+from swarm.exchange.grpc_peer import BegunBodies, GrpcPeer
 from swarm.identity import Identity
 from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, RecordKeeper, Reservation
 from swarm.peers.upload_limit import UploadLimit

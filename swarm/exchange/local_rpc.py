@@ -86,7 +86,7 @@ class LocalServer:
     """Serves one LocalExchange to processes of the same user.
 
     Example:
-        server = LocalServer(agent, fresh_socket(directory))
+        server = LocalServer(agent.local, fresh_socket(directory))
         await server.start()
     """
 

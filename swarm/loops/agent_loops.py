@@ -15,6 +15,7 @@ from swarm.flow import Backoff, TokenBucket
 from swarm.interfaces import CoordinatorClient, Discovery, Transport
 from swarm.loops.fetch_weights import follow_loop, watch_ledger_loop
 from swarm.loops.neighbours import neighbours_loop
+from swarm.loops.own_advert import own_advert, own_report, wait_offer_changed
 from swarm.loops.supervise import supervise
 from swarm.version_history import MAX_RECORDED
 
@@ -65,12 +66,12 @@ async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) 
     """Keeps our advert in the directory; at once where it says something new, unless that goes on and on."""
     changes = TokenBucket(CHANGES_PER_S, CHANGES_BURST, agent.clock.monotonic_s())
     while True:
-        advert = agent.advert()
+        advert = own_advert(agent)
         await directory.announce(advert)
         pause_s = agent.config.exchange.advert_every_s * rng.uniform(0.8, 1.0)
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
-                await agent.wait_offer_changed(advert)
+                await wait_offer_changed(agent, advert)
                 # relays may take and drop a reservation without end, and refuse whoever announces more than they take
                 while not changes.try_take(agent.clock.monotonic_s()):  # noqa: ASYNC110 - the clock decides
                     await asyncio.sleep(CHANGE_PAUSE_S)
@@ -111,7 +112,7 @@ async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: rand
         rate = (agent.own_groups.tokens_generated - tokens) / max(now_s - at_s, 1e-9)
         tokens, at_s = agent.own_groups.tokens_generated, now_s
         try:
-            agent.coordinator_view.apply_advice(await coordinator.heartbeat(agent.node_report(rate)))
+            agent.coordinator_view.apply_advice(await coordinator.heartbeat(own_report(agent, rate)))
             await hand_in_versions(agent, coordinator)
         except Unavailable as error:
             if isinstance(error, Unauthenticated):

@@ -246,7 +246,7 @@ class CoordinatorView:
     A node goes on without any of it. Advice ends with its lease and can only lower what is measured here.
 
     Example:
-        view.apply_advice(await coordinator.heartbeat(agent.node_report(rate)))
+        view.apply_advice(await coordinator.heartbeat(own_report(agent, rate)))
     """
 
     def __init__(self, clock: Clock) -> None:

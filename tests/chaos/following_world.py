@@ -196,16 +196,16 @@ class Trainer(Node):
 
     async def publish(self) -> None:
         version = self.version
-        await self.agent.publish(version, self.publisher.publish(version, self.weights))
+        await self.agent.local.publish(version, self.publisher.publish(version, self.weights))
 
     async def learn(self, num_steps: int, from_groups: bool = True) -> None:
         """Steps; without groups where nobody has to make any."""
         for _ in range(num_steps):
-            draw = await self.agent.draw(self.version) if from_groups else None
+            draw = await self.agent.local.draw(self.version) if from_groups else None
             self.weights, self.step = stepped(self.weights, f"{self.life} {self.step}"), self.step + 1
             await self.publish()
             if draw is not None:
-                await self.agent.report_step(report_of(self.version, draw.step))
+                await self.agent.local.report_step(report_of(self.version, draw.step))
 
     def save(self) -> None:
         self.checkpoint = (self.weights, self.step)
@@ -255,22 +255,22 @@ class Generator(Node):
             await asyncio.sleep(0.05)
 
     async def _take(self, wait: bool) -> None:
-        chain = await self.agent.next_update(self.applier.version, wait=wait)
+        chain = await self.agent.local.next_update(self.applier.version, wait=wait)
         if chain is not None:
             report = self.applier.apply(chain)
-            await self.agent.report_update(report)
+            await self.agent.local.report_update(report)
             await asyncio.sleep(0.5 if report.error else 0.0)
 
     async def _generate(self) -> None:
         while True:
-            count = min(await self.agent.wait_capacity(), self.config.generator.groups_per_batch)
+            count = min(await self.agent.local.wait_capacity(), self.config.generator.groups_per_batch)
             if self.pulls:
                 await self._take(wait=False)
             version = self.engine.version
             await asyncio.sleep(self.seconds)
             for _ in range(count):
                 self.num_made += 1
-                await self.agent.put(made_by(self, version, task_id=1000 * self.number + self.num_made))
+                await self.agent.local.put(made_by(self, version, task_id=1000 * self.number + self.num_made))
 
 
 def made_by(node: Node, version: PolicyVersion, task_id: int) -> RolloutGroup:

@@ -252,7 +252,7 @@ async def test_episodes_of_ones_own_never_leave_and_none_of_others_come_in(
 
         monkeypatch.setattr(GroupStreams, "_remember", sent)
     agent = own_agent(gate)
-    await agent.put(gate.group(OURSELVES.node_id))
+    await agent.local.put(gate.group(OURSELVES.node_id))
     ((_, sealed),) = await agent.store.since(Cursor(), 4, own_only=True)
     streams = agent.streams
     info = streams._known[sealed.digest]
@@ -270,7 +270,7 @@ async def test_an_episode_of_ones_own_that_the_streams_forgot_is_not_served_by_i
     gate = Gate(web(tmp_path, "own"))
     agent = own_agent(gate, max_groups=1)
     for number in range(2):
-        await agent.put(replace(gate.group(OURSELVES.node_id), created_at_s=float(number)))
+        await agent.local.put(replace(gate.group(OURSELVES.node_id), created_at_s=float(number)))
     (_, forgotten), (_, newest) = await agent.store.since(Cursor(), 4, own_only=True)
     streams = agent.streams
     assert list(streams._known) == [newest.digest]

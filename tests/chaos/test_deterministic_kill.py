@@ -246,7 +246,7 @@ async def live(agent: Agent, machine: Machine, clock: ManualClock) -> None:
     generator = HashGenerator(learner.version, machine)
     worker = Worker(
         config=machine.config,
-        exchange=agent,
+        exchange=agent.local,
         generator=generator,  # pyright: ignore[reportArgumentType]
         produce=generator.produce,
         evaluate=lambda tasks: [[(learner.answer(task),)] for task in tasks],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from swarm.config import ExchangeConfig
 from swarm.events import GroupRefused, GroupsDrawn, VersionApplied
+from swarm.loops.own_advert import own_advert
 from swarm.testing.builders import make_identity
 from swarm.types import Refused
 from swarm.wire.envelopes import seal_group
@@ -38,7 +39,7 @@ def test_a_trainer_learns_from_those_who_follow_it_and_every_token_names_a_versi
             await serves(generator, trainer)
             assert generator.engine.steps == sorted(generator.engine.steps) and len(generator.engine.steps) >= 4
             assert not generator.agent.replay.num_local, "nothing here learns"
-            assert generator.agent.advert().head == trainer.version
+            assert own_advert(generator.agent).head == trainer.version
             assert len(generator.emitted(VersionApplied)) == len(generator.engine.steps)
         drawn = Counter(group.producer for draw in trainer.emitted(GroupsDrawn) for group in draw.groups)
         assert drawn.keys() == {generator.node_id for generator in generators}

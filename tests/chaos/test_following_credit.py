@@ -53,7 +53,7 @@ def test_between_two_trainers_a_generator_waits_and_says_which_key_names_one(
         await asyncio.sleep(20.0)
         status = follower_of(torn).status()
         assert set(status["candidates"]) == {first.node_id, second.node_id} and not status["policy"]
-        assert torn.engine.steps == [] and torn.agent.capacity() == 0
+        assert torn.engine.steps == [] and torn.agent.local.capacity() == 0
         assert [record.message for record in caplog.records if "follow.policy" in record.message]
         problems = following_claims(status)
         assert "follow.policy" in problems[0] and first.node_id[:8] in problems[0]
@@ -271,7 +271,7 @@ def test_a_group_made_before_the_connection_broke_does_not_use_up_the_credit_of_
         await follower.fetcher.clients[trainer.node_id].close()
         await until(lambda: follower.credit.num_left == 0, "the connection has ended")
         await until(lambda: follower.credit.num_left > 0, "there is another one")
-        await generator.agent.put(group)
+        await generator.agent.local.put(group)
         refusals = trainer.agent.ingest.refusals
         await until(lambda: refusals.get(RefusalReason.TOO_OLD) == 1, "it came, too late")
         await asyncio.sleep(5.0)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from swarm.events import OwnerEquivocated
-from swarm.exchange.agent import Agent
 from swarm.loops import fetch_weights
+from swarm.loops import own_advert as own_advert_module
+from swarm.loops.own_advert import own_advert
 from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.testing.builders import TOY_RUN_ID, HoldsNothing, make_advert, make_identity
 from swarm.types import Credit, NodeId, PolicyVersion, Role, SealedManifest
@@ -121,7 +122,7 @@ def test_equivocation_between_2_of_100_followers_is_known_to_all_within_2_lookup
             (event,) = generator.emitted(OwnerEquivocated)
             assert (event.policy_id, event.step) == (trainer.node_id, trainer.forked_at)
             assert not generator.agent.reputation.is_allowed(trainer.node_id)
-            assert generator.agent.capacity() == 0
+            assert generator.agent.local.capacity() == 0
         steps = {generator.number: len(generator.engine.steps) for generator in generators}
         await trainer.learn(3, from_groups=False)
         await asyncio.sleep(20)
@@ -153,7 +154,7 @@ def test_mutation_without_witnesses_a_fork_goes_on_in_silence(tmp_path: Path, mo
 @pytest.mark.timeout(120)
 def test_mutation_without_telling_most_never_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_weights, "choose_witnesses", lambda *_: [])
-    monkeypatch.setattr(Agent, "_equivocator", "")
+    monkeypatch.setattr(own_advert_module, "_equivocator", lambda agent: "")
 
     async def scene(world: World) -> None:
         _, generators = await forked_swarm(world, NUM_FOLLOWERS, 2)
@@ -170,7 +171,7 @@ def test_it_is_remembered_over_a_restart_and_shown_to_a_newcomer(tmp_path: Path)
         await generators[0].kill()
         await generators[0].start()
         await until(lambda: has_ended(generators[0]), "the restarted one knows")
-        assert generators[0].agent.advert().equivocator == trainer.node_id[:16]
+        assert own_advert(generators[0].agent).equivocator == trainer.node_id[:16]
         newcomer = Generator(world, 9, makes_groups=False)
         await newcomer.start()
         await until(lambda: has_ended(newcomer), "the newcomer is shown")

@@ -134,7 +134,7 @@ def test_a_trainer_that_is_away_stops_generation_and_its_return_starts_it_again(
         trainer.save()
         await trainer.kill()
         await asyncio.sleep(1.0)
-        assert generator.agent.capacity() == 0
+        assert generator.agent.local.capacity() == 0
         status = follower_of(generator).status()
         assert not status["is_trainer_connected"] and status["credit"] == 0
         num_made = generator.num_made

@@ -80,7 +80,7 @@ def test_a_full_disk_of_the_trainer_shows_nothing_half_and_the_next_version_is_f
         trainer.weights, trainer.step = stepped(trainer.weights, "one"), 1
         bodies = trainer.publisher.publish(trainer.version, trainer.weights)
         trainer.is_disk_full = True  # the chunks are there, the manifest finds no room
-        await trainer.agent.publish(trainer.version, bodies)
+        await trainer.agent.local.publish(trainer.version, bodies)
         await asyncio.sleep(3.0)
         assert generator.engine.version == served and trainer.emitted(VersionUnpublished)[0].step == 1
         trainer.is_disk_full = False
@@ -123,7 +123,7 @@ def test_chunks_of_a_version_that_found_no_room_make_room_for_the_next_one(tmp_p
         with pytest.raises(StorageFull):
             trainer.publisher.publish(trainer.version, trainer.weights)
         assert bytes_on_disk(trainer) > before
-        await trainer.agent.publish(trainer.version)  # as the worker does then
+        await trainer.agent.local.publish(trainer.version)  # as the worker does then
         assert bytes_on_disk(trainer) == before
         assert not trainer.store.missing(trainer.store.manifests(trainer.node_id)[0][0].chunks)
 

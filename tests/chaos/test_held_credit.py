@@ -41,7 +41,7 @@ class Follower(Generator):
 
     async def _generate(self) -> None:
         while True:
-            count = min(await self.agent.wait_capacity(), self.config.generator.groups_per_batch)
+            count = min(await self.agent.local.wait_capacity(), self.config.generator.groups_per_batch)
             await asyncio.sleep(self.seconds)
             for _ in range(count):
                 self.num_made += 1
@@ -50,7 +50,7 @@ class Follower(Generator):
                     assert follower is not None
                     follower.credit.record_stored(self.world.clock.now_s())
                     continue
-                await self.agent.put(made_by(self, self.engine.version, 1000 * self.number + self.num_made))
+                await self.agent.local.put(made_by(self, self.engine.version, 1000 * self.number + self.num_made))
 
 
 async def swarm_of(world: World) -> tuple[Trainer, list[Follower]]:

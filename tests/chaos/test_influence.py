@@ -59,7 +59,7 @@ class Peer(Node):
         return PolicyVersion(policy_id=self.node_id, step=self.step, digest=bytes([self.step % 256]) * 32)
 
     async def work(self) -> None:
-        await self.agent.publish(self.version)
+        await self.agent.local.publish(self.version)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._generate())
             if self.learns:
@@ -72,14 +72,16 @@ class Peer(Node):
                 self.num_made += 1
                 task_id = 10_000 * self.number + self.num_made
                 now_s = self.world.clock.now_s()
-                await self.agent.put(make_group(self.node_id, task_id=task_id, step=self.step, created_at_s=now_s))
+                await self.agent.local.put(
+                    make_group(self.node_id, task_id=task_id, step=self.step, created_at_s=now_s)
+                )
 
     async def _learn(self) -> None:
         while True:
-            draw = await self.agent.draw(self.version)
+            draw = await self.agent.local.draw(self.version)
             self.step += 1
-            await self.agent.publish(self.version)
-            await self.agent.report_step(report_of(self.version, draw.step))
+            await self.agent.local.publish(self.version)
+            await self.agent.local.report_step(report_of(self.version, draw.step))
 
     def drawn(self, after: int = 0) -> Counter[NodeId]:
         """Groups of others in its draws after the first few, by producer."""

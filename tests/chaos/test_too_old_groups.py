@@ -43,7 +43,7 @@ class Follower(Generator):
     async def _generate(self) -> None:
         rng = random.Random(self.number)
         while True:
-            count = min(await self.agent.wait_capacity(), BATCH)
+            count = min(await self.agent.local.wait_capacity(), BATCH)
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(count):
                     tasks.create_task(self._play(rng.randint(1, MOST_TURNS)))
@@ -52,7 +52,7 @@ class Follower(Generator):
         version = self.engine.version
         await asyncio.sleep(num_turns * TURN_S)
         self.num_made += 1
-        await self.agent.put(made_by(self, version, task_id=10_000 * self.number + self.num_made))
+        await self.agent.local.put(made_by(self, version, task_id=10_000 * self.number + self.num_made))
 
 
 class LearningTrainer(Trainer):
@@ -82,21 +82,21 @@ class LearningTrainer(Trainer):
 
     async def learn(self, num_steps: int, from_groups: bool = True) -> None:
         for _ in range(num_steps):
-            draw = await self.agent.draw(self.version)
+            draw = await self.agent.local.draw(self.version)
             await asyncio.sleep(STEP_S)
             self.weights, self.step = following_world.stepped(self.weights, f"{self.step}"), self.step + 1
             await self.publish()
-            await self.agent.report_step(following_world.report_of(self.version, draw.step))
+            await self.agent.local.report_step(following_world.report_of(self.version, draw.step))
 
     async def _generate(self) -> None:
         num_made = 0
         while True:
-            count = min(await self.agent.wait_capacity(), BATCH)
+            count = min(await self.agent.local.wait_capacity(), BATCH)
             version = self.version
             await asyncio.sleep(self.own_batch_s)
             for _ in range(count):
                 num_made += 1
-                await self.agent.put(made_by(self, version, task_id=num_made))
+                await self.agent.local.put(made_by(self, version, task_id=num_made))
 
     def drawn(self, after: int = 0) -> Counter[NodeId]:
         """Groups in its draws after the first ones, by who made them."""
@@ -114,13 +114,13 @@ class Rearming(Follower):
             async with asyncio.timeout(TURNS_AFTER_S):
                 await super()._generate()
         while True:
-            num_held = await self.agent.wait_capacity()
+            num_held = await self.agent.local.wait_capacity()
             while not self.trainer.agent.journal.is_under_way:  # noqa: ASYNC110 - virtual time
                 await asyncio.sleep(0.02)
             for _ in range(num_held):
                 self.num_made += 1
                 version = self.trainer.published[-1 - REPLAY.max_age_steps]
-                await self.agent.put(made_by(self, version, task_id=10_000 * self.number + self.num_made))
+                await self.agent.local.put(made_by(self, version, task_id=10_000 * self.number + self.num_made))
 
 
 async def swarm_of(

@@ -96,7 +96,7 @@ class AttackedNode:
         self.transport = self._transport(VICTIM)
         self._tasks = await self._exit.enter_async_context(asyncio.TaskGroup())
         self._exit.callback(self._stop_streams)
-        await self.agent.publish(self.version)
+        await self.agent.local.publish(self.version)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -154,7 +154,7 @@ class AttackedNode:
         return await self.next_draw()
 
     async def next_draw(self) -> Draw:
-        draw = await self.agent.draw(self.version)
+        draw = await self.agent.local.draw(self.version)
         self.num_draws += 1
         report = StepReport(
             version=self.version,

@@ -141,7 +141,7 @@ async def test_a_free_rider_has_hardly_any_of_a_full_uplink(
         await node.judged(len(GIVERS))
         assert not node.refused
         for number in range(NUM_GROUPS):
-            await node.agent.put(node.big_group(VICTIM, 100 + number))
+            await node.agent.local.put(node.big_group(VICTIM, 100 + number))
         through = await stack.enter_async_context(NarrowUplink(BYTES_PER_S).to(endpoint))
         async with asyncio.TaskGroup() as tasks:
             reading = [await node.read_by(peer, through, tasks) for peer in (*GIVERS, *RIDERS)]

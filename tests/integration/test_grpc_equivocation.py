@@ -15,6 +15,7 @@ from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
 from swarm.loops.fetch_weights import SourceWatcher
+from swarm.loops.own_advert import own_advert
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import HoldsNothing, make_advert, make_identity
 from swarm.testing.nodes import make_agent, make_context
@@ -133,7 +134,7 @@ async def play(root: Path) -> tuple[Agent, Agent]:
 async def test_who_sees_both_versions_leaves_and_shows_others_why(tmp_path: Path) -> None:
     for agent in await play(tmp_path):
         assert has_ended(agent)
-        assert agent.advert().equivocator == TRAINER.node_id[:16]
+        assert own_advert(agent).equivocator == TRAINER.node_id[:16]
         assert not agent.reputation.is_allowed(TRAINER.node_id)
 
 
@@ -142,4 +143,4 @@ async def test_mutation_without_witnesses_both_versions_are_taken(
 ) -> None:
     monkeypatch.setattr(EquivocationWitness, "observe", lambda *_: None)
     for agent in await play(tmp_path):
-        assert not has_ended(agent) and not agent.advert().equivocator
+        assert not has_ended(agent) and not own_advert(agent).equivocator

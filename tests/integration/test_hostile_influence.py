@@ -131,7 +131,7 @@ class AttackedTrainer(AttackedNode):
         await super().__aenter__()
         (self.endpoint,) = await self.transport.serve(self.agent.streams)
         manifests = Publisher(self.weight_store.put_chunk).publish(self.version, self._weights)
-        await self.agent.publish(self.version, manifests)
+        await self.agent.local.publish(self.version, manifests)
         return self
 
     async def is_followed_by(self, identity: Identity, seconds: float, most: int = 1_000_000) -> "asyncio.Task[None]":

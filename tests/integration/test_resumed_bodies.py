@@ -14,9 +14,9 @@ import pytest
 from swarm.clock import ManualClock, SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import Forged, Unavailable
-from swarm.exchange import begun_bodies, exchange_servicer, grpc_peer
-from swarm.exchange.begun_bodies import BegunBodies
+from swarm.exchange import exchange_servicer, grpc_peer
 from swarm.exchange.exchange_servicer import FETCH_BYTES
+from swarm.exchange.grpc_peer import BegunBodies
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient
@@ -184,7 +184,7 @@ async def test_a_body_that_comes_byte_by_byte_is_left_at_the_first(
 ):
     monkeypatch.setattr(exchange_servicer, "FETCH_BYTES", 1)  # of the server alone
     if not is_defended:
-        monkeypatch.setattr(begun_bodies, "LEAST_PIECE_BYTES", 1)
+        monkeypatch.setattr(grpc_peer, "LEAST_PIECE_BYTES", 1)
     come, num_pieces = grpc_peer.append_piece, 0
 
     def counted(*arguments: Any) -> int:
@@ -212,7 +212,7 @@ def test_many_keys_that_began_little_leave_room_for_others_later(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_defended:
-        monkeypatch.setattr(begun_bodies, "KEPT_S", math.inf)
+        monkeypatch.setattr(grpc_peer, "KEPT_S", math.inf)
     clock = ManualClock()
     begun = BegunBodies(clock, max_bytes=100)
     for number in range(50):

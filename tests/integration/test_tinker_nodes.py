@@ -338,7 +338,7 @@ async def test_what_is_saved_becomes_a_version_of_the_node_and_equal_weights_are
         merge_adapters(network)
         assert second == again and second.digest == weights_digest(snapshot(network)) and second.step == 1
         assert second.policy_id == node.agent.node_id and node.agent.weight_server.head_step(node.agent.node_id) == 2
-        assert node.agent.capacity() == 0, "nobody gets credit to generate groups"
+        assert node.agent.local.capacity() == 0, "nobody gets credit to generate groups"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert ended == ["serving"]

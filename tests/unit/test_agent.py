@@ -15,6 +15,7 @@ from swarm.events import DiskFull, DrawsAbandoned, Event, GroupsDrawn, events_of
 from swarm.exchange.admission import Admission
 from swarm.exchange.agent import KEPT_AGES, Agent
 from swarm.loops import run_agent
+from swarm.loops.own_advert import own_report
 from swarm.loops.supervise import supervise
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
@@ -50,7 +51,9 @@ class Bench:
         return len(events_of(kind, self.events))
 
     async def put(self, *texts: str, task_id: int = 7) -> None:
-        await self.agent.put(make_group(IDENTITY.node_id, task_id=task_id, texts=texts or (str(task_id % 10), "no")))
+        await self.agent.local.put(
+            make_group(IDENTITY.node_id, task_id=task_id, texts=texts or (str(task_id % 10), "no"))
+        )
 
     def _before_write(self, _: int) -> None:
         if self.is_full:
@@ -163,7 +166,7 @@ def test_a_disk_that_is_full_while_a_draw_is_journalled_loses_no_group_and_ends_
         await bench.put(task_id=7)
         await bench.put(task_id=17)
         bench.is_full = True
-        drawing = asyncio.create_task(agent.draw(HEAD))
+        drawing = asyncio.create_task(agent.local.draw(HEAD))
         await asyncio.sleep(30.0)
         assert not drawing.done()
         assert bench.count(DiskFull) == 1
@@ -172,12 +175,12 @@ def test_a_disk_that_is_full_while_a_draw_is_journalled_loses_no_group_and_ends_
         draw = await drawing
         assert [drawn.scored.group.task_id for drawn in draw.groups] == [7, 17]
         assert [step for step, _ in await bench.store.journal(0)] == [1]
-        await agent.publish(PolicyVersion(policy_id=IDENTITY.node_id, step=1))
-        await agent.report_step(report_of(draw_step=1, step=1))
-        assert await agent.wait_capacity() > 0
+        await agent.local.publish(PolicyVersion(policy_id=IDENTITY.node_id, step=1))
+        await agent.local.report_step(report_of(draw_step=1, step=1))
+        assert await agent.local.wait_capacity() > 0
         await bench.put(task_id=27)
         await bench.put(task_id=37)
-        assert (await agent.draw(HEAD)).step == 2
+        assert (await agent.local.draw(HEAD)).step == 2
 
     run_virtual(main(deterministic=True))
     run_virtual(main(deterministic=False))
@@ -189,14 +192,14 @@ def test_a_kill_while_the_disk_is_full_loses_no_group_either() -> None:
         await bench.put(task_id=7)
         await bench.put(task_id=17)
         bench.is_full = True
-        drawing = asyncio.create_task(bench.agent.draw(HEAD))
+        drawing = asyncio.create_task(bench.agent.local.draw(HEAD))
         await asyncio.sleep(5.0)
         drawing.cancel()
         await asyncio.gather(drawing, return_exceptions=True)
         bench.is_full = False
         again = bench.start()
         await again.restore()
-        draw = await again.draw(HEAD)
+        draw = await again.local.draw(HEAD)
         assert [(drawn.scored.group.task_id, drawn.use) for drawn in draw.groups] == [(7, 1), (17, 1)]
 
     run_virtual(main())
@@ -225,7 +228,7 @@ def test_groups_that_an_earlier_release_let_in_are_not_learned_from_after_a_rest
             earlier.setattr("swarm.exchange.group_form.check_form", lambda *_: None)
             drawn, waiting = [make_sealed(pill(task_id, bench.clock.now_s()), PEER) for task_id in (7, 18)]
             await agent.ingest.receive(drawn, via=PEER.node_id)
-            draw = await agent.draw(HEAD)
+            draw = await agent.local.draw(HEAD)
             await agent.ingest.receive(waiting, via=PEER.node_id)
         assert drawn.digest in {each.scored.digest for each in draw.groups} and waiting.digest in agent.replay.digests
         if not is_defended:
@@ -233,7 +236,7 @@ def test_groups_that_an_earlier_release_let_in_are_not_learned_from_after_a_rest
         again = bench.start()
         await again.restore()
         assert ("stored groups are not learned from" in caplog.text) is is_defended
-        (draw,) = await again.redraw(1)
+        (draw,) = await again.local.redraw(1)
         assert len(draw.groups) == (2 if is_defended else 3)
         assert (waiting.digest in again.replay.digests) is not is_defended
 
@@ -243,19 +246,19 @@ def test_groups_that_an_earlier_release_let_in_are_not_learned_from_after_a_rest
 def test_questions_are_counted_over_failures_and_restarts_and_never_go_back() -> None:
     async def main() -> None:
         bench = Bench()
-        assert await bench.agent.num_asked() == 0
+        assert await bench.agent.local.num_asked() == 0
         await bench.put(task_id=7)
         await bench.put("CRASH", "8")
-        assert await bench.agent.num_asked() == 2
+        assert await bench.agent.local.num_asked() == 2
         await bench.put(task_id=27)
-        assert await bench.agent.num_asked() == 3
+        assert await bench.agent.local.num_asked() == 3
         bench.agent = bench.start()
         await bench.agent.restore()
-        assert await bench.agent.num_asked() == 2  # what could not be scored left no trace
+        assert await bench.agent.local.num_asked() == 2  # what could not be scored left no trace
         await bench.store.forget(bench.clock.now_s() + 1.0, 0)
         bench.agent = bench.start()
         await bench.agent.restore()
-        assert await bench.agent.num_asked() == 2
+        assert await bench.agent.local.num_asked() == 2
 
     run_virtual(main())
 
@@ -272,8 +275,10 @@ def test_a_learner_of_many_sources_still_makes_reports_that_the_coordinator_take
                 mismatch_kl=0.1,
                 reward_mean=0.5,
             )
-            await bench.agent.report_step(replace(report_of(draw_step=number + 1, step=number + 1), edges=(edge,)))
-        report = bench.agent.node_report(tokens_per_s=1.0)
+            await bench.agent.local.report_step(
+                replace(report_of(draw_step=number + 1, step=number + 1), edges=(edge,))
+            )
+        report = own_report(bench.agent, tokens_per_s=1.0)
         assert report.edges[-1].source == make_identity(99).node_id
         assert heartbeat_to_report(report_to_heartbeat(report), IDENTITY.node_id) == report
 
@@ -284,18 +289,18 @@ def test_tidying_keeps_what_the_last_two_checkpoints_would_draw_again() -> None:
     async def main() -> None:
         bench = Bench(checkpoint_every=2)
         agent = bench.agent
-        assert await agent.redraw(1) == []
+        assert await agent.local.redraw(1) == []
         for step in range(1, 8):
             await bench.put(task_id=100 + 10 * step)
             await bench.put(task_id=105 + 10 * step)
-            draw = await agent.draw(HEAD)
-            await agent.publish(PolicyVersion(policy_id=IDENTITY.node_id, step=step))
-            await agent.report_step(report_of(draw_step=draw.step, step=step))
+            draw = await agent.local.draw(HEAD)
+            await agent.local.publish(PolicyVersion(policy_id=IDENTITY.node_id, step=step))
+            await agent.local.report_step(report_of(draw_step=draw.step, step=step))
             if step % 2 == 0:
-                await agent.report_checkpoint(draw.step + 1)
+                await agent.local.report_checkpoint(draw.step + 1)
         await asyncio.sleep(KEPT_AGES * bench.config.replay.max_age_s + 1.0)
         assert await agent.tidy(max_bytes=10**9) == 8  # of draws 1 to 4; checkpoints were made after 4 and 6
-        assert [draw.step for draw in await agent.redraw(5)] == [5, 6, 7]
+        assert [draw.step for draw in await agent.local.redraw(5)] == [5, 6, 7]
         assert await agent.tidy(max_bytes=0) == 6  # a full store would stop the learner before its next checkpoint
 
     run_virtual(main())
@@ -305,20 +310,20 @@ def test_a_checkpoint_that_was_not_written_keeps_the_draws_of_the_ones_before() 
     async def main() -> None:
         bench = Bench(checkpoint_every=2)
         agent = bench.agent
-        assert await agent.redraw(1) == []
+        assert await agent.local.redraw(1) == []
         for step in range(1, 10):
             await bench.put(task_id=100 + 10 * step)
             await bench.put(task_id=105 + 10 * step)
-            draw = await agent.draw(HEAD)
-            await agent.report_step(report_of(draw_step=draw.step, step=step))
+            draw = await agent.local.draw(HEAD)
+            await agent.local.report_step(report_of(draw_step=draw.step, step=step))
             if step % 2 == 0:
-                await agent.report_checkpoint(draw.step + 1, "" if step <= 4 else "No space left on device")
+                await agent.local.report_checkpoint(draw.step + 1, "" if step <= 4 else "No space left on device")
         assert bench.count(DiskFull) == 2
         await asyncio.sleep(KEPT_AGES * bench.config.replay.max_age_s + 1.0)
         assert await agent.tidy(max_bytes=10**9) == 4  # of draws 1 and 2
         again = bench.start()
         await again.restore()
-        assert [draw.step for draw in await again.redraw(3)] == [3, 4, 5, 6, 7, 8, 9]
+        assert [draw.step for draw in await again.local.redraw(3)] == [3, 4, 5, 6, 7, 8, 9]
 
     run_virtual(main())
 
@@ -326,17 +331,17 @@ def test_a_checkpoint_that_was_not_written_keeps_the_draws_of_the_ones_before() 
 def test_a_learner_without_its_checkpoints_does_not_begin_again_in_silence() -> None:
     async def main() -> None:
         bench = Bench(checkpoint_every=2)
-        assert await bench.agent.redraw(1) == []
+        assert await bench.agent.local.redraw(1) == []
         for next_draw in (3, 5, 7):
-            await bench.agent.report_checkpoint(next_draw)
+            await bench.agent.local.report_checkpoint(next_draw)
         for from_step, is_refused in ((7, False), (5, False), (3, True), (1, True)):
             agent = bench.start()
             await agent.restore()
             if is_refused:
                 with pytest.raises(ConfigError, match=r"checkpoints: gone, .*put it back, or move groups.sqlite away"):
-                    await agent.redraw(from_step)
+                    await agent.local.redraw(from_step)
             else:
-                await agent.redraw(from_step)
+                await agent.local.redraw(from_step)
 
     run_virtual(main())
 
@@ -344,10 +349,10 @@ def test_a_learner_without_its_checkpoints_does_not_begin_again_in_silence() -> 
 def test_a_journal_behind_the_checkpoint_goes_on_with_its_numbers(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         bench = Bench()
-        assert await bench.agent.redraw(491) == [], "the store is new, and the checkpoint is not"
+        assert await bench.agent.local.redraw(491) == [], "the store is new, and the checkpoint is not"
         await bench.put(task_id=107)
         await bench.put(task_id=117)
-        assert (await bench.agent.draw(HEAD)).step == 491
+        assert (await bench.agent.local.draw(HEAD)).step == 491
 
     run_virtual(main())
     assert "going on from the checkpoint alone" in caplog.text
@@ -359,8 +364,8 @@ def test_tidying_keeps_what_waits_for_a_draw() -> None:
         for task_id in (107, 117, 127, 137):
             await bench.put(task_id=task_id)
         assert await bench.agent.tidy(max_bytes=0) == 0
-        drawn = [await bench.agent.draw(HEAD)]
-        assert [draw.groups for draw in await bench.agent.redraw(1)] == [draw.groups for draw in drawn]
+        drawn = [await bench.agent.local.draw(HEAD)]
+        assert [draw.groups for draw in await bench.agent.local.redraw(1)] == [draw.groups for draw in drawn]
         assert not bench.count(DrawsAbandoned)
 
     run_virtual(main())
@@ -370,18 +375,18 @@ def test_a_resume_whose_groups_are_gone_says_so_and_goes_on_with_other_draws() -
     async def step(bench: Bench, number: int) -> int:
         await bench.put(task_id=100 + 10 * number)
         await bench.put(task_id=105 + 10 * number)
-        draw = await bench.agent.draw(HEAD)
-        await bench.agent.report_step(report_of(draw_step=draw.step, step=number))
+        draw = await bench.agent.local.draw(HEAD)
+        await bench.agent.local.report_step(report_of(draw_step=draw.step, step=number))
         return draw.step
 
     async def resume(bench: Bench) -> list[int]:
         bench.agent = bench.start()
         await bench.agent.restore()
-        return [draw.step for draw in await bench.agent.redraw(1)]
+        return [draw.step for draw in await bench.agent.local.redraw(1)]
 
     async def main() -> None:
         bench = Bench()
-        assert await bench.agent.redraw(1) == []
+        assert await bench.agent.local.redraw(1) == []
         assert [await step(bench, number) for number in (1, 2, 3)] == [1, 2, 3]
         assert await resume(bench) == [1, 2, 3] and not bench.count(DrawsAbandoned)
         assert await bench.agent.tidy(max_bytes=0) == 6
@@ -399,12 +404,12 @@ def test_a_worker_that_resumes_alone_is_not_handed_an_abandoned_draw() -> None:
         bench = Bench()
         await bench.put(task_id=107)
         await bench.put(task_id=117)
-        assert (await bench.agent.draw(HEAD)).step == 1
+        assert (await bench.agent.local.draw(HEAD)).step == 1
         assert await bench.agent.tidy(max_bytes=0) == 2
-        assert await bench.agent.redraw(1) == []
+        assert await bench.agent.local.redraw(1) == []
         await bench.put(task_id=127)
         await bench.put(task_id=137)
-        assert (await bench.agent.draw(HEAD)).step == 2
+        assert (await bench.agent.local.draw(HEAD)).step == 2
 
     run_virtual(main())
 
@@ -415,16 +420,16 @@ def test_a_step_that_was_skipped_is_no_progress_and_says_that_every_source_is_se
         before = agent.last_step_at_s
         await asyncio.sleep(5.0)
         figures = {"guard_idle_draws": 1.0, "mismatch_kl_k3": 0.113, "ess_share": 0.4}
-        await agent.report_step(replace(report_of(1, 1, was_skipped=True), diagnostics=figures))
+        await agent.local.report_step(replace(report_of(1, 1, was_skipped=True), diagnostics=figures))
         assert agent.last_step_at_s == before
-        assert agent.idle_figures == figures
+        assert agent.local.idle_figures == figures
         figures |= {"guard_idle_draws": 5.0, "guard_groups_spared": 1.0}
-        await agent.report_step(replace(report_of(2, 2), diagnostics=figures))
+        await agent.local.report_step(replace(report_of(2, 2), diagnostics=figures))
         assert agent.last_step_at_s > before
-        assert agent.idle_figures["guard_idle_draws"] == 5.0
+        assert agent.local.idle_figures["guard_idle_draws"] == 5.0
         agent.own_groups.since_step.num_put = 5
-        await agent.report_step(report_of(3, 3))
-        assert not agent.idle_figures and agent.own_groups.since_step.num_put == 0
+        await agent.local.report_step(report_of(3, 3))
+        assert not agent.local.idle_figures and agent.own_groups.since_step.num_put == 0
 
     run_virtual(main())
 
@@ -434,22 +439,22 @@ def test_in_turn_there_is_no_capacity_once_a_draw_is_possible_and_until_its_step
         bench = Bench(deterministic=True)
         agent = bench.agent
         await bench.put(task_id=7)
-        assert agent.capacity() > 0
+        assert agent.local.capacity() > 0
         await bench.put(task_id=17)
-        assert agent.capacity() == 0
-        await agent.draw(HEAD)
-        assert agent.capacity() == 0
-        await agent.report_step(report_of(draw_step=1, step=0, was_skipped=True))
-        assert agent.capacity() > 0
+        assert agent.local.capacity() == 0
+        await agent.local.draw(HEAD)
+        assert agent.local.capacity() == 0
+        await agent.local.report_step(report_of(draw_step=1, step=0, was_skipped=True))
+        assert agent.local.capacity() > 0
         await bench.put("7", "7", task_id=47)
         await bench.put("7", "7", task_id=57)  # nothing but groups without signal
         made = agent.own_groups.since_step
         assert (made.num_put, made.num_with_signal) == (4, 2)
-        assert agent.capacity() == 0
-        drawing = asyncio.create_task(agent.draw(HEAD))
+        assert agent.local.capacity() == 0
+        drawing = asyncio.create_task(agent.local.draw(HEAD))
         await asyncio.sleep(0.1)
         assert not drawing.done()
-        assert agent.capacity() > 0
+        assert agent.local.capacity() > 0
         drawing.cancel()
 
     run_virtual(main())

@@ -7,6 +7,7 @@ from swarm.config import NodeConfig, ReplayConfig, WeightsConfig
 from swarm.events import Event, GroupAdmitted, GroupsDrawn, Kind, VersionPublished, events_of
 from swarm.exchange.agent import Agent
 from swarm.loops.agent_loops import credit_loop
+from swarm.loops.own_advert import own_advert
 from swarm.report.invariants import Invariants
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
@@ -62,10 +63,10 @@ class Bench:
     async def draw_two(self) -> Draw:
         """Of versions 0 to 2 that were published: one group in flight over two of them, one of the newest."""
         for step in range(3):
-            await self.agent.publish(version(step))
+            await self.agent.local.publish(version(step))
         for group in (by_follower(7, 0, 1), by_follower(8, 2)):
             assert isinstance(await self.receive(group), ScoredGroup)
-        return await self.agent.draw(version(2))
+        return await self.agent.local.draw(version(2))
 
     def emitted(self, kind: type[Kind]) -> list[Kind]:
         return events_of(kind, self.events)
@@ -89,9 +90,9 @@ def test_a_draw_waits_for_the_own_lineage_and_takes_what_followers_made() -> Non
             draw_step=draw.step,
             num_local=1,
         )
-        await bench.agent.report_step(report)
+        await bench.agent.local.report_step(report)
         assert (journal.num_local, journal.num_external, journal.num_set_aside) == (1, 0, 1)
-        await bench.agent.report_step(report)
+        await bench.agent.local.report_step(report)
         assert (journal.num_local, journal.num_set_aside) == (1, 1), "once"
         drawn = bench.emitted(GroupsDrawn)[0].groups
         assert [(g.is_own_policy, g.producer, g.in_flight_steps) for g in drawn] == [
@@ -111,8 +112,8 @@ def test_after_a_restart_the_draw_is_made_again_and_followers_are_known_as_such(
         bench.agent = bench.start()
         await bench.agent.restore()
         assert bench.agent.replay.num_local == 1 and bench.agent.replay.num_external == 0
-        await bench.agent.publish(version(2))
-        again = await bench.agent.redraw(1)
+        await bench.agent.local.publish(version(2))
+        again = await bench.agent.local.redraw(1)
         assert [d.scored.digest for d in again[0].groups] == [d.scored.digest for d in draw.groups]
         assert isinstance(await bench.receive(by_follower(17, 1, 2)), ScoredGroup), "named by a stored group"
 
@@ -137,7 +138,7 @@ def test_the_invariants_accept_the_run_and_not_one_with_a_version_that_was_not_p
 def test_a_follower_cannot_make_the_groups_of_others_look_old() -> None:
     async def run() -> None:
         bench = Bench()
-        await bench.agent.publish(version(0))
+        await bench.agent.local.publish(version(0))
         refused = await bench.receive(by_follower(7, 200))
         assert isinstance(refused, Refused) and refused.reason is RefusalReason.BAD_VERSION
         assert bench.agent.peers.head_of(TRAINER.node_id) == version(0) and bench.agent.peers.heads == {}
@@ -166,7 +167,7 @@ def test_a_group_of_a_third_lineage_needs_a_known_head_and_moves_none() -> None:
 def test_a_follower_sends_no_more_than_it_has_credit_for_and_is_not_blamed_for_trying() -> None:
     async def run() -> None:
         bench = Bench()
-        await bench.agent.publish(version(0))
+        await bench.agent.local.publish(version(0))
         await asyncio.sleep(CONFIG.replay.max_age_s + 1)
         credit_ledger = bench.agent.credit_ledger
         refused = await bench.receive(by_follower(1, 0))
@@ -188,9 +189,9 @@ def test_a_follower_sends_no_more_than_it_has_credit_for_and_is_not_blamed_for_t
 def test_after_a_restart_groups_with_credit_of_before_are_taken_up_to_a_window() -> None:
     async def run() -> None:
         bench = Bench()
-        await bench.agent.publish(version(0))
+        await bench.agent.local.publish(version(0))
         bench.agent = bench.start()
-        await bench.agent.publish(version(0))
+        await bench.agent.local.publish(version(0))
         results = [await bench.receive(by_follower(task_id, 0)) for task_id in range(8)]
         assert [isinstance(result, ScoredGroup) for result in results] == [True] * MAX_WINDOW + [False] * 4
 
@@ -201,7 +202,7 @@ def test_a_group_that_is_sent_again_after_a_restart_and_is_too_old_uses_no_credi
     async def run() -> None:
         bench = Bench()
         for step in range(6):
-            await bench.agent.publish(version(step))
+            await bench.agent.local.publish(version(step))
         credit_ledger, old = bench.agent.credit_ledger, replace(by_follower(1, 0), created_at_s=bench.clock.now_s())
         await asyncio.sleep(1.0)
         line = credit_ledger.open(FOLLOWER.node_id, window=4)
@@ -217,17 +218,17 @@ def test_a_group_that_is_sent_again_after_a_restart_and_is_too_old_uses_no_credi
 def test_followers_that_hang_do_not_freeze_a_trainer_to_which_nothing_comes() -> None:
     async def run() -> None:
         bench = Bench()
-        await bench.agent.publish(version(0))
+        await bench.agent.local.publish(version(0))
         credit_ledger = bench.agent.credit_ledger
         for peer in ("a", "b"):
             credit_ledger.open(peer, window=65536)
             for _ in range(3):
                 credit_ledger.record_delivery(peer, is_admitted=True)  # as an honest one, before it hangs
         credit_ledger.grant(100)
-        assert credit_ledger.num_outstanding == 2 * MAX_WINDOW and bench.agent.capacity() == 0
+        assert credit_ledger.num_outstanding == 2 * MAX_WINDOW and bench.agent.local.capacity() == 0
         loop = asyncio.create_task(credit_loop(bench.agent))
         async with asyncio.timeout(CONFIG.replay.max_age_s):
-            assert await bench.agent.wait_capacity() > 0
+            assert await bench.agent.local.wait_capacity() > 0
         loop.cancel()
         credit_ledger.grant(100)
         assert credit_ledger.num_outstanding == 0, "they are tried anew, beside the room"
@@ -236,5 +237,5 @@ def test_followers_that_hang_do_not_freeze_a_trainer_to_which_nothing_comes() ->
 
 
 def _advert(node_id: str, step: int) -> Advert:
-    own = Bench().agent.advert()
+    own = own_advert(Bench().agent)
     return replace(own, node_id=node_id, head=PolicyVersion(policy_id=node_id, step=step, digest=bytes(32)))

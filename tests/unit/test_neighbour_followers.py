@@ -64,7 +64,7 @@ def test_a_follower_delivers_what_it_has_credit_for_whatever_the_intake_quota() 
         while bench.agent.ingest.is_wanted_from(FIRST.node_id):
             pass
         version = PolicyVersion(policy_id=OURS.node_id, step=0, digest=bytes(32))
-        await bench.agent.publish(version)
+        await bench.agent.local.publish(version)
         watch = bench.agent.credit_ledger.open(FIRST.node_id, 8)
         bench.agent.credit_ledger.grant(capacity=8)
         first = await num_taken(bench, FIRST, 1, version)

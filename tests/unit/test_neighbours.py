@@ -138,10 +138,10 @@ def test_a_step_that_waits_for_everybody_gets_what_a_neighbour_made_without_sign
         other = bench.node(SECOND, NodeConfig(replay=rounds))
         bench.add(Real(other))
         await asyncio.sleep(5.0)
-        await other.put(make_group(SECOND.node_id, texts=["7"] * 8, created_at_s=bench.clock.now_s()))
-        await bench.agent.put(make_group(OURS.node_id, task_id=8, created_at_s=bench.clock.now_s()))
+        await other.local.put(make_group(SECOND.node_id, texts=["7"] * 8, created_at_s=bench.clock.now_s()))
+        await bench.agent.local.put(make_group(OURS.node_id, task_id=8, created_at_s=bench.clock.now_s()))
         async with asyncio.timeout(60.0):
-            draw = await bench.agent.draw(bench.agent.head)
+            draw = await bench.agent.local.draw(bench.agent.head)
         assert [drawn.scored.group.producer for drawn in draw.groups] == [OURS.node_id]
         assert bench.agent.ingest.num_admitted == 1, "it waited for what nobody can learn from"
 

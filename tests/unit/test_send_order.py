@@ -69,7 +69,9 @@ class Uplink:
             self.num_made += 1
             for giver in GIVERS:  # which are admitted elsewhere in an agent; here only that they were matters
                 self.agent.reputation.record_good(giver)
-            await self.agent.put(make_group(SERVER.node_id, task_id=self.num_made, created_at_s=self.clock.now_s()))
+            await self.agent.local.put(
+                make_group(SERVER.node_id, task_id=self.num_made, created_at_s=self.clock.now_s())
+            )
 
 
 def played(bytes_per_s: float, *, slow: int = 0, seconds: float = SECONDS, num_streams: int = 1) -> Uplink:
@@ -185,7 +187,7 @@ async def test_a_giver_that_reads_nothing_holds_nobody_up() -> None:
 
 async def test_a_free_rider_that_fetches_waits_like_one_that_is_sent_to() -> None:
     agent = make_agent(make_context(identity=SERVER), MemoryGroupStore(ManualClock(), 2**24))
-    await agent.put(make_group(SERVER.node_id))
+    await agent.local.put(make_group(SERVER.node_id))
     agent.reputation.record_good(GIVERS[0])
     giver = agent.streams.subscribe(GIVERS[0], Cursor(), StreamFilter())
     digest = (await anext(giver)).digest  # type: ignore[arg-type]

@@ -117,7 +117,7 @@ class Node:
         parts: dict[str, Any] = {"generator": None, "tokenizer": None, "evaluation_tasks": {}}
         worker = Worker(
             config=self.config,
-            exchange=self.agent,
+            exchange=self.agent.local,
             produce=lambda first, count: [],
             evaluate=lambda tasks: [],
             learner=self.learner,
@@ -200,10 +200,10 @@ async def test_a_draw_of_killers_alone_is_left_out(tmp_path: Path) -> None:
     store = await node.open()
     agent = make_agent(make_context(node.config, IDENTITY), store)
     await agent.restore()
-    (draw,) = await agent.redraw(1)
-    attempt = await agent.begin_again(1)
+    (draw,) = await agent.local.redraw(1)
+    attempt = await agent.local.begin_again(1)
     assert {drawn.scored.digest for drawn in draw.groups} <= attempt.left_out == frozenset(node.digests)
-    assert await agent.redraw(1) == []
+    assert await agent.local.redraw(1) == []
     await store.close()
 
 
@@ -213,10 +213,10 @@ async def test_a_worker_that_dies_under_a_living_agent_tells_at_once(tmp_path: P
     store = await node.open()
     agent = make_agent(make_context(node.config, IDENTITY, emit=node.events.append), store)
     await agent.restore()
-    assert (await agent.begin_again(1)).trial is None
-    assert (await agent.begin_again(1)).trial == node.digests[0]
-    assert (await agent.begin_again(1, node.digests[0])).trial == node.digests[1]
-    attempt = await agent.begin_again(1)
+    assert (await agent.local.begin_again(1)).trial is None
+    assert (await agent.local.begin_again(1)).trial == node.digests[0]
+    assert (await agent.local.begin_again(1, node.digests[0])).trial == node.digests[1]
+    attempt = await agent.local.begin_again(1)
     assert attempt.trial == node.digests[2] and attempt.left_out == {node.digests[1]}
     assert node.given_up == [(node.digests[1].hex(), PEER.node_id)]
     await store.close()
@@ -242,8 +242,8 @@ async def test_a_draw_that_kills_though_no_group_of_it_does_is_abandoned(tmp_pat
     store = await node.open()
     agent = make_agent(make_context(node.config, IDENTITY, emit=node.events.append), store)
     await agent.restore()
-    assert (await agent.begin_again(1)).left_out == frozenset(node.digests)
-    assert await agent.redraw(1) == []
+    assert (await agent.local.begin_again(1)).left_out == frozenset(node.digests)
+    assert await agent.local.redraw(1) == []
     assert events_of(DrawsAbandoned, node.events) == [DrawsAbandoned(from_step=1, first=1, last=1)]
     assert not node.given_up and len(agent.reputation) == 0
     await store.close()
@@ -256,8 +256,8 @@ async def test_a_stop_in_order_is_no_death(tmp_path: Path) -> None:
         store = await node.open()
         agent = make_agent(make_context(node.config, IDENTITY), store)
         await agent.restore()
-        await agent.redraw(1)
-        assert (await agent.begin_again(1)).trial is None
+        await agent.local.redraw(1)
+        assert (await agent.local.begin_again(1)).trial is None
         await agent.journal.stop()
         await store.close()
 
@@ -269,8 +269,8 @@ async def test_a_stop_in_order_blames_no_group_that_is_being_tried(tmp_path: Pat
         store = await node.open()
         agent = make_agent(make_context(node.config, IDENTITY, emit=node.events.append), store)
         await agent.restore()
-        await agent.redraw(1)
-        attempt = await agent.begin_again(1)
+        await agent.local.redraw(1)
+        attempt = await agent.local.begin_again(1)
         if not is_killed:
             assert attempt.trial is not None
             await agent.journal.stop()

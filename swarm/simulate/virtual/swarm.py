@@ -432,7 +432,7 @@ class VirtualSwarm:
         client: CoordinatorClient = CoreClient(self.coordinator, identity.node_id)
         incarnation = f"{self.seed} {index} {self.log.num_events}"
         worker = scripted_worker(
-            agent,
+            agent.local,
             identity.node_id,
             config,
             disk,
