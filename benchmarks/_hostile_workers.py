@@ -86,7 +86,7 @@ def hostile_worker(
         producer = make_producer(config, node_id, engine, loaded.tokenizer, environments, recipes_of(config), clock)
         worker = Worker(
             config=config,
-            exchange=agent,
+            exchange=agent.local,
             generator=engine,
             produce=producer.produce,
             evaluate=lambda tasks: [],
@@ -97,7 +97,7 @@ def hostile_worker(
             offload=in_place,
         )
     else:
-        worker = build_worker(config, node_id, agent, clock)
+        worker = build_worker(config, node_id, agent.local, clock)
     mixture = TaskMixture(environments, {}, seed=config.seed)
     adversaries = [
         Adversary(

@@ -242,7 +242,7 @@ class HostileWorld:
                 has_turned=lambda: self.has_turned,
             )
         else:
-            worker = build_worker(config, identity.node_id, agent, self.clock)
+            worker = build_worker(config, identity.node_id, agent.local, self.clock)
         worker = replace(worker, offload=self._offload(number, is_hostile))
         return _Node(
             number=number,

@@ -149,7 +149,7 @@ async def nothing_to_check(self: FakeReach, reservation: Reservation, timeout_s:
     """The defence taken out: a relay is believed."""
 
 
-def makes_room_for_the_coordinator(monkeypatch: pytest.MonkeyPatch, **hostile: bool) -> bool:
+def makes_room_for_the_coordinator(monkeypatch: pytest.MonkeyPatch, **hostile: Any) -> bool:
     """Whether a node whose peers relay so advertises its coordinator alone."""
     relays, advertised = [address_of(number) for number in range(2)], set[str]()
 
