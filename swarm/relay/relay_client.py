@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -196,13 +197,21 @@ class RelayedSocket:
         self.failure: Unavailable | None = None  # why the relay gave no connection
 
     async def __aenter__(self) -> str:
+        making = asyncio.ensure_future(asyncio.to_thread(tempfile.mkdtemp, prefix="swarm-relay-"))  # of this user alone
         try:
-            self._folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="swarm-relay-")  # of this user alone
+            self._folder = await asyncio.shield(making)
             path = str(Path(self._folder) / "s")
-            self._server = await asyncio.start_unix_server(self._connected, path)
+            # not at once: a dial that is given up then would leave a socket that nobody closes
+            self._server = await asyncio.start_unix_server(self._connected, path, start_serving=False)
+            await self._server.start_serving()
         except OSError as error:
             await self.close()
             raise Unavailable(f"no local socket in {tempfile.gettempdir()}: {error}; set TMPDIR") from None
+        except asyncio.CancelledError:
+            with suppress(OSError):
+                self._folder = await making
+            await self.close()
+            raise
         return path
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -241,9 +250,11 @@ class RelayedSocket:
             self._server.close()
         for task in list(self._pumps):
             task.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
-        if self._folder:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        try:
+            await asyncio.gather(*self._pumps, return_exceptions=True)
+        finally:
+            if self._folder:
+                await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
 
 class RelayReservation:
