@@ -1,6 +1,8 @@
 """What a hostile DHT peer sends is refused, bounded, and hides nobody."""
 
 import asyncio
+import contextlib
+import itertools
 import math
 import time
 from collections.abc import AsyncIterator
@@ -10,6 +12,7 @@ import pytest
 
 from swarm.clock import SystemClock
 from swarm.config import DirectoryConfig
+from swarm.errors import Unavailable
 from swarm.identity import Identity
 from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, shard_key
 from swarm.peers.discovery_dht import HivemindDirectory
@@ -177,6 +180,53 @@ async def test_answers_full_of_rubbish_are_passed_over(stage: Stage) -> None:
         attacker.node.protocol.storage.get = lambda key, answer=answer: answer  # type: ignore[method-assign]
         for _, directory in stage.honest:
             assert {advert.node_id for advert in await directory.lookup()} == everyone
+
+
+async def as_others_name_them(self: Any, shard: int) -> list[Any]:
+    """Mutation: hivemind's own search, for as long as it goes on."""
+    from hivemind.dht.routing import DHTID
+
+    beside = DHTID(int(self._storage.keys[shard]) ^ 1)
+    found = await self._node.find_nearest_nodes([beside], k_nearest=8, exclude_self=True)
+    return list(found[beside].values())
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as others name them"])
+@pytest.mark.parametrize("named", ["itself", "nobody", "ever nearer ones"])
+async def test_a_peer_that_names_others_as_it_likes_hides_nobody(
+    named: str, is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One free key at the shard: all that are asked are its own ids, or peers that are not there, or nobody in time."""
+    from hivemind.dht.routing import DHTID
+    from hivemind.p2p import PeerID
+
+    if not is_defended:
+        monkeypatch.setattr("swarm.peers.dht_node.DhtPeer.nearest", as_others_name_them)
+    for _ in range(2):
+        await stage.join()
+    key = DHTID.generate(source=shard_key(RUN, 0))
+    attacker = await stage.attack(node_id=DHTID(int(key) ^ 2**20))
+    attacker.node.protocol.storage.get = lambda key: None  # type: ignore[method-assign]
+    mine, distances = attacker.node.peer_id, itertools.count(2**19, -1)
+    ghosts = [PeerID(b"\x12\x20" + bytes([number]) * 32) for number in range(20)]
+
+    def name(*arguments: Any, **options: Any) -> list[tuple[DHTID, Any]]:
+        near = [DHTID(int(key) ^ (next(distances) if named == "ever nearer ones" else 2 + n)) for n in range(20)]
+        honest = [directory._peer._node.node_id for _, directory in stage.honest]  # type: ignore[union-attr]
+        peers = ghosts if named == "nobody" else [mine] * 20
+        return [*zip(near, peers, strict=True), *((node_id, mine) for node_id in honest)]
+
+    attacker.node.protocol.routing_table.get_nearest_neighbors = name  # type: ignore[method-assign]
+    for _, directory in stage.honest:
+        await directory.maintain()
+    everyone, num_found = {identity.node_id for identity, _ in stage.honest}, 0
+    for identity, directory in stage.honest:
+        with contextlib.suppress(Unavailable):
+            await directory.announce(advert_of(identity))
+    for _, directory in stage.honest:
+        with contextlib.suppress(Unavailable):
+            num_found += len({advert.node_id for advert in await directory.lookup()} & everyone)
+    assert (num_found == len(everyone) ** 2) is is_defended, num_found
 
 
 def places_for_whoever_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
