@@ -584,7 +584,8 @@ class RecordKeeper(Protocol):
     """A directory that takes and gives adverts as their authors signed them, for nodes that cannot reach it."""
 
     async def pass_on(self, data: bytes) -> bool:
-        """Checks a signed advert and stores it as its author would; False where it is none of this run."""
+        """Checks a signed advert and stores it as its author would; False where it is none of this run, or older than
+        the newest."""
         ...
 
     async def records(self) -> list[bytes]:
