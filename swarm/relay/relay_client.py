@@ -47,6 +47,7 @@ MAX_TAKEN: Final = 64  # connections through one reservation
 MOST_TICKETS_PER_S: Final = TICKETS_PER_S * 4 / 3
 MOST_TICKETS_BURST: Final = TICKETS_BURST * 4 / 3
 LOCAL_DIAL_S: Final = 5.0
+_TURNS_OF_ACCEPT: Final = 3  # of the event loop, from a connection that asyncio accepts to `_connected`
 
 OpenSession = Callable[[PeerAddress, float], Awaitable[AuthenticatedChannel]]
 
@@ -227,7 +228,7 @@ class RelayedSocket:
         task = asyncio.ensure_future(self._pass_on(reader, writer))
         self._pumps.add(task)
         task.add_done_callback(self._pumps.discard)
-        task.add_done_callback(lambda _: writer.close())  # also where it was cancelled before its first step
+        task.add_done_callback(lambda _: writer.transport.abort())  # also where it was cancelled before its first step
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         what = f"connection to {short(self._node_id)} through {short(self._relay.node_id)}"
@@ -243,18 +244,23 @@ class RelayedSocket:
         except (Unavailable, NotHeld) as error:
             self.failure = error if isinstance(error, Unavailable) else Unavailable(str(error))
             logger.debug("relayed connection ended", extra={"error": str(error)})
+        with suppress(OSError):
+            writer.close()
+            await writer.wait_closed()  # until the local end has all that came
 
     async def close(self) -> None:
         """Ends the socket and every connection through it."""
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._pumps):
-            task.cancel()
         try:
-            await asyncio.gather(*self._pumps, return_exceptions=True)
-        finally:
-            if self._folder:
+            if self._folder:  # first: nobody connects from then on
                 await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            for _ in range(_TURNS_OF_ACCEPT):  # asyncio drops, unclosed, what it accepted just before its server closes
+                await asyncio.sleep(0)
+        finally:
+            if self._server is not None:
+                self._server.close()
+            for task in list(self._pumps):
+                task.cancel()
+            await asyncio.gather(*self._pumps, return_exceptions=True)
 
 
 class RelayReservation:

@@ -2,18 +2,19 @@
 
 import asyncio
 import gc
-import os
-import tempfile
+import socket
 import warnings
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from swarm.interfaces import PeerAddress
 from swarm.relay.relay_client import RelayedSocket, RelaySessions
+from swarm.relay.tunnel import FRAME_BYTES
 from swarm.testing.builders import make_identity
 
 RELAY, NODE = (make_identity(number).node_id for number in (1, 2))
@@ -28,58 +29,96 @@ class NeverConnects:
         yield None, None
 
 
-@pytest.mark.parametrize("turns", range(1, 8))  # with 0, asyncio itself drops what it had accepted
-async def test_a_connection_of_any_age_is_closed_with_its_socket(turns: int) -> None:
-    socket = RelayedSocket(
-        cast(RelaySessions, NeverConnects()), PeerAddress(node_id=RELAY, endpoint="127.0.0.1:1"), NODE
-    )
-    with warnings.catch_warnings(record=True) as unclosed:
+class Call:
+    """A relayed connection on which `num_frames` come, more than a socket takes that nobody reads."""
+
+    def __init__(self, num_frames: int) -> None:
+        self.num_frames = num_frames
+        self.full, self.ended = asyncio.Event(), asyncio.Event()
+
+    async def write(self, request: Any) -> None:
+        """Nobody reads it."""
+
+    def cancel(self) -> None:
+        self.ended.set()
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for number in range(self.num_frames):
+            if number > 3:
+                self.full.set()
+            yield SimpleNamespace(data=bytes(FRAME_BYTES))
+
+
+class Connects:
+    """Sessions with a relay that leads on."""
+
+    def __init__(self, num_frames: int) -> None:
+        self.connection = Call(num_frames)
+
+    @asynccontextmanager
+    async def call(self, relay: PeerAddress) -> AsyncGenerator[tuple[Any, Any]]:
+        yield SimpleNamespace(Connect=lambda metadata: self.connection), ()
+
+
+def socket_of(sessions: object) -> RelayedSocket:
+    return RelayedSocket(cast(RelaySessions, sessions), PeerAddress(node_id=RELAY, endpoint="127.0.0.1:1"), NODE)
+
+
+def connected(path: str) -> socket.socket:
+    """A local end that reads nothing by itself."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    return connection
+
+
+def unclosed_after(scene: Coroutine[Any, Any, socket.socket]) -> tuple[list[str], bytes]:
+    """What nobody had closed when the loop of a scene ended, and what its local end could read then."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
-        async with socket as path:
-            reader, writer = await asyncio.open_unix_connection(path)
+        connection = asyncio.run(scene)
+        gc.collect()
+    with connection:
+        connection.settimeout(10.0)
+        read = b"".join(iter(lambda: connection.recv(1 << 20), b""))
+    return [str(warning.message) for warning in caught if "unclosed" in str(warning.message)], read
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_connection_of_any_age_is_closed_with_its_socket(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def at_once(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)  # else the loop turns as often as the machine has time for
+
+    async def scene() -> socket.socket:
+        async with socket_of(NeverConnects()) as path:
+            connection = connected(path)
             for _ in range(turns):
                 await asyncio.sleep(0)
-        async with asyncio.timeout(10):
-            assert await reader.read() == b""
-        writer.close()
-        await writer.wait_closed()
-        gc.collect()
-    assert not [str(warning.message) for warning in unclosed if "unclosed" in str(warning.message)]
+        assert not Path(path).parent.exists()
+        return connection
+
+    assert unclosed_after(scene()) == ([], b"")
 
 
-async def begun_and_left(self: RelayedSocket) -> str:
-    """Mutation: what a thread is at when a dial is given up stays."""
-    self._folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="swarm-relay-")
-    return self._folder
+def test_a_connection_that_nobody_reads_is_closed_with_its_socket() -> None:
+    async def scene() -> socket.socket:
+        sessions = Connects(100)
+        async with socket_of(sessions) as path:
+            connection = connected(path)
+            await sessions.connection.full.wait()
+        return connection
+
+    unclosed, read = unclosed_after(scene())
+    assert not unclosed and 0 < len(read) < 100 * FRAME_BYTES
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: begun and left"])
-async def test_a_dial_that_is_given_up_leaves_no_folder_and_no_socket(
-    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 120 dials through a relay, given up within .3 s, 11 left both."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    if not is_defended:
-        monkeypatch.setattr(RelayedSocket, "__aenter__", begun_and_left)
-    num_listening = 0
-    for turns in range(12):
-        socket = RelayedSocket(
-            cast(RelaySessions, NeverConnects()), PeerAddress(node_id=RELAY, endpoint="127.0.0.1:1"), NODE
-        )
-        dialling = asyncio.ensure_future(socket.__aenter__())
-        for _ in range(turns % 4):
+async def test_what_came_before_a_relayed_connection_ended_reaches_the_local_end() -> None:
+    sessions = Connects(4)  # a little more than the kernel takes
+    async with socket_of(sessions) as path:
+        with connected(path) as connection:
+            connection.settimeout(10.0)
+            await sessions.connection.ended.wait()
             await asyncio.sleep(0)
-        if turns >= 4:
-            async with asyncio.timeout(10):
-                while not socket._folder:  # noqa: ASYNC110 - a thread makes it
-                    await asyncio.sleep(0)
-            for _ in range(turns % 4):
-                await asyncio.sleep(0)
-        was_entered = dialling.done()
-        dialling.cancel()
-        await asyncio.gather(dialling, return_exceptions=True)
-        if was_entered:
-            await socket.close()
-        num_listening += socket._server is not None and socket._server.is_serving()
-    await asyncio.sleep(0.1)  # a thread that nobody waits for
-    assert num_listening == 0 and (await asyncio.to_thread(os.listdir, tmp_path) == []) is is_defended
+            read = await asyncio.to_thread(lambda: b"".join(iter(lambda: connection.recv(1 << 20), b"")))
+    assert len(read) == 4 * FRAME_BYTES
