@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import os
 import socket
+import tempfile
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -122,3 +124,39 @@ async def test_what_came_before_a_relayed_connection_ended_reaches_the_local_end
             await asyncio.sleep(0)
             read = await asyncio.to_thread(lambda: b"".join(iter(lambda: connection.recv(1 << 20), b"")))
     assert len(read) == 4 * FRAME_BYTES
+
+
+async def begun_and_left(self: RelayedSocket) -> str:
+    """Mutation: what a thread is at when a dial is given up stays."""
+    self._folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="swarm-relay-")
+    return self._folder
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: begun and left"])
+async def test_a_dial_that_is_given_up_leaves_no_folder_and_no_socket(
+    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 120 dials through a relay, given up within .3 s, 11 left both."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if not is_defended:
+        monkeypatch.setattr(RelayedSocket, "__aenter__", begun_and_left)
+    num_listening = 0
+    for turns in range(12):
+        left = socket_of(NeverConnects())
+        dialling = asyncio.ensure_future(left.__aenter__())
+        for _ in range(turns % 4):
+            await asyncio.sleep(0)
+        if turns >= 4:
+            async with asyncio.timeout(10):
+                while not left._folder:  # noqa: ASYNC110 - a thread makes it
+                    await asyncio.sleep(0)
+            for _ in range(turns % 4):
+                await asyncio.sleep(0)
+        was_entered = dialling.done()
+        dialling.cancel()
+        await asyncio.gather(dialling, return_exceptions=True)
+        if was_entered:
+            await left.close()
+        num_listening += left._server is not None and left._server.is_serving()
+    await asyncio.sleep(0.1)  # a thread that nobody waits for
+    assert num_listening == 0 and (await asyncio.to_thread(os.listdir, tmp_path) == []) is is_defended
