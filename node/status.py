@@ -104,8 +104,11 @@ def _describe_reach(reach: JsonDict, relayed: JsonDict) -> str:
         return f"through {', '.join(relays) or 'nobody yet'}: others cannot dial this node ({reach['detail']})"
     passes = f"; passes on for {relayed['reservations']} nodes that are not" if relayed.get("reservations") else ""
     is_tried = bool(reach.get("host"))  # as those saw it who tried
+    dialled = "dialled by others" if is_tried else "dialled by others, as configured and not tried"
+    if reach.get("detail"):
+        dialled = f"dialled by others, but not by each that tried ({reach['detail']})"
     words = {
-        "dialable": "dialled by others" if is_tried else "dialled by others, as configured and not tried",
+        "dialable": dialled,
         "local": "from this machine alone: it listens on a loopback address (exchange.listen)",
     }
     return f"{words.get(reach['kind'], 'not tried: nobody was there to ask')}{passes}"

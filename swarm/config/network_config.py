@@ -28,7 +28,8 @@ class ExchangeConfig(Model):
     """host:port that others should dial (a mapped port, a public name); empty uses the listening address."""
     reach: Literal["auto", "dialable", "outward"] = "auto"
     """How others reach this node. `auto`: the coordinator and some peers try to dial it, and where they cannot it is
-    reached through relays. `outward`: through relays, without a try. `dialable`: where it listens or advertises."""
+    reached through relays. `outward`: through relays, without a try. `dialable`: where it listens or advertises,
+    whatever comes of their tries, after which they can lead to it who cannot dial it themselves."""
     relay_reservations: Annotated[int, Field(ge=0, le=4096)] = 128
     """Nodes that cannot be dialled for which this one passes on connections, whose content it cannot read; 0: none."""
     relay_bytes_per_s: Positive = 8 * 2**20

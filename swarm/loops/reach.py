@@ -119,7 +119,7 @@ class Reach:
 
     @property
     def _fixed(self) -> ReachKind | None:
-        """What there is no need to measure: it is configured, or only this machine is listened to."""
+        """What is not for others to decide: it is configured, or only this machine is listened to."""
         if self._config.reach != "auto":
             return ReachKind(self._config.reach)
         if not is_loopback(_host_of(self._config.listen)):
@@ -131,11 +131,13 @@ class Reach:
 
     async def measure(self) -> None:
         """Asks a few nodes to dial us; most of them decide, of two that differ the first. Without an answer nothing
-        changes."""
+        changes. Where the owner said that we are dialled they decide nothing: who dialled us can lead others to us."""
         self._measured_s = self._agent.clock.monotonic_s()
-        if self._fixed is not None:
-            self._become(self._fixed)
-            return
+        fixed = self._fixed
+        if fixed is not None:
+            self._become(fixed)
+            if self._config.reach != "dialable" or is_loopback(_host_of(self._config.listen)):
+                return
         witnesses = self._witnesses()
         asked = await asyncio.gather(*map(self._ask, witnesses))
         answers = [(each, answer) for each, answer in zip(witnesses, asked, strict=True) if answer is not None]
@@ -146,7 +148,14 @@ class Reach:
             return
         host, num_agreed = Counter(answer.host for answer in judged).most_common(1)[0]
         self.state.host = host
-        self.state.detail = next((answer.detail for answer in judged if not answer.is_reached), "")
+        before, self.state.detail = self.state.detail, next((each.detail for each in judged if not each.is_reached), "")
+        if fixed is not None:
+            if self.state.detail and not before:
+                logger.warning(
+                    "exchange.reach is dialable, and not everybody who tried could dial this node",
+                    extra={"error": self.state.detail, "fix": 'open the port, or set exchange.reach = "auto"'},
+                )
+            return
         num_reached = sum(answer.is_reached for answer in judged)
         if 2 * num_reached > len(judged) or (2 * num_reached == len(judged) and judged[0].is_reached):
             # one witness alone could name any address, to cut us off or have others dial it

@@ -142,6 +142,35 @@ def test_one_witness_that_lies_names_no_address_and_takes_nobody_off_the_network
     play(scene, monkeypatch)
 
 
+@pytest.mark.parametrize("answer", [yes(), no()])
+def test_a_node_that_says_that_it_is_dialled_is_tried_and_stays_so(
+    answer: DialBack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who dialled it leads others to it, whose network lets out one port alone; nobody can take it off the network."""
+
+    async def scene() -> None:
+        it = Scene(reach="dialable")
+        it.network.answers = {COORDINATOR: answer}
+        await it.reach.measure()
+        assert it.network.asked == [COORDINATOR] and it.reach.state.detail == answer.detail
+        await it.reach.measure()
+        assert it.reach.state.kind is ReachKind.DIALABLE and it.advertised == {CONFIGURED}
+
+    play(scene, monkeypatch)
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == (not answer.is_reached), "once"
+
+
+def test_a_node_that_says_that_it_is_not_dialled_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        it = Scene(reach="outward")
+        it.network.answers = {COORDINATOR: yes()}
+        await it.reach.measure()
+        assert not it.network.asked and it.reach.state.kind is ReachKind.OUTWARD
+
+    play(scene, monkeypatch)
+
+
 def test_witnesses_that_name_different_addresses_change_none(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         it = Scene()

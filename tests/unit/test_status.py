@@ -194,6 +194,10 @@ def test_a_training_that_was_stopped_goes_on_with_the_command_that_began_it() ->
     [
         ({"kind": "dialable", "host": "1.2.3.4"}, "dialled by others"),
         ({"kind": "dialable", "host": ""}, "dialled by others, as configured and not tried"),
+        (
+            {"kind": "dialable", "host": "1.2.3.4", "detail": "1.2.3.4:7700: no answer"},
+            "dialled by others, but not by each that tried (1.2.3.4:7700: no answer)",
+        ),
         ({"kind": "local", "host": ""}, "from this machine alone: it listens on a loopback address (exchange.listen)"),
         ({"kind": "unknown", "host": ""}, "not tried: nobody was there to ask"),
     ],
