@@ -17,6 +17,7 @@ from swarm.wire.run_manifest import RunManifest, SignedManifest, check_manifest,
 
 MAX_BOOTSTRAP_PEERS: Final = 16
 MAX_ADDRESSES: Final = 8
+_AROUND: Final = " \t\r\n'\"`<>\u2018\u2019\u201c\u201d"  # what mail, chat and shells put around a link
 _MULTIADDRESS: Final = re.compile(r"/[!-~]{1,255}")
 
 
@@ -34,9 +35,9 @@ class JoinLink:
 
     @classmethod
     def parse(cls, text: str) -> "JoinLink":
-        """Raises ConfigError with the part that is wrong."""
+        """Quotes and white space around it are left out. Raises ConfigError with the part that is wrong."""
         form = "expected swarm://host:port[,host:port]/RUN#FINGERPRINT"
-        rest = text.strip()
+        rest = text.strip(_AROUND)
         if not rest.startswith("swarm://"):
             raise ConfigError(f"join link: {rest[:200]!a} does not begin with swarm://; {form}")
         location, _, fingerprint = rest.removeprefix("swarm://").partition("#")
@@ -46,7 +47,7 @@ class JoinLink:
             raise ConfigError(f"join link: {len(addresses)} addresses exceed {MAX_ADDRESSES}")
         for address in addresses:
             if not is_endpoint(address):
-                raise ConfigError(f"join link: {address[:120]!a} is not host:port; {form}")
+                raise ConfigError(f"join link: {address[:120]!a} is not host:port, port 1 to 65535; {form}")
         if not re.fullmatch(RUN_ID_PATTERN, run_id):
             raise ConfigError(f"join link: run {run_id[:80]!a} is not 1 to 40 of A-Z a-z 0-9 . _ -; {form}")
         if not fingerprint:
@@ -54,7 +55,8 @@ class JoinLink:
                 f"join link: no fingerprint follows a #; {form}; quote the link: a shell may end it at the #"
             )
         if not is_hex_digest(fingerprint.lower()):
-            raise ConfigError(f"join link: fingerprint {fingerprint[:80]!a} is not 64 hex characters; {form}")
+            found = f"fingerprint {fingerprint[:80]!a} of {len(fingerprint)} characters"
+            raise ConfigError(f"join link: {found} is not 64 hex characters; copy the whole link again; {form}")
         return cls(addresses=addresses, run_id=run_id, fingerprint=fingerprint.lower())
 
     def __str__(self) -> str:

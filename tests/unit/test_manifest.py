@@ -62,7 +62,8 @@ def test_a_link_is_the_same_after_parse_and_format(text: str) -> None:
         (f"swarm://h:1/a/b#{FINGERPRINT}", "run"),
         (f"swarm://h:1/{'r' * 41}#{FINGERPRINT}", "run"),
         ("swarm://h:1/demo", "fingerprint"),
-        ("swarm://h:1/demo#abcd", "fingerprint"),
+        ("swarm://h:1/demo#abcd", "'abcd' of 4 characters is not 64 hex"),
+        (f"swarm://h:65536/demo#{FINGERPRINT}", "port 1 to 65535"),
         (f"swarm://{','.join(['h:1'] * 9)}/demo#{FINGERPRINT}", "9 addresses"),
         ("", "swarm://"),
     ],
@@ -71,6 +72,12 @@ def test_a_wrong_link_names_the_part_that_is_wrong(text: str, part: str) -> None
     with pytest.raises(ConfigError, match="join link") as caught:
         JoinLink.parse(text)
     assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("around", ["''", '""', "<>", "\u201c\u201d", "``", " \n", "\t>", "'\n"])
+def test_a_link_is_the_same_with_what_mail_and_chat_put_around_it(around: str) -> None:
+    link = f"swarm://h:1/demo#{FINGERPRINT}"
+    assert str(JoinLink.parse(f"{around[0]}{link}{around[1]}")) == link
 
 
 @pytest.mark.parametrize(
