@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from node.pause import paused_since
 from node.status import STATUS
+from swarm.causes.disk_rules import STATUS_WITHOUT_ROOM
 from swarm.errors import StorageFull
 from swarm.exchange.agent import Agent
 from swarm.loops.own_advert import own_report
@@ -42,7 +43,7 @@ async def write_status(daemon: "Daemon") -> None:
             was_written = True
         except StorageFull as error:
             if was_written:
-                logger.error("the status is not written until there is room", extra={"error": str(error)})
+                logger.error(STATUS_WITHOUT_ROOM, extra={"error": str(error)})
             was_written = False
         await asyncio.sleep(STATUS_EVERY_S)
 

@@ -12,11 +12,12 @@ from typing import Final
 
 from swarm.causes import Snapshot, status_findings
 from swarm.causes.off_policy_rules import set_aside_words
-from swarm.causes.running_rules import paused_words
+from swarm.causes.running_rules import STALE_AFTER_S, paused_words
 from swarm.causes.waiting_rules import waiting_words
 from swarm.config.byte_sizes import byte_words
 from swarm.errors import ConfigError, Unavailable
 from swarm.process import is_running
+from swarm.telemetry.warning_log import read_warnings
 from swarm.types import JsonDict, short
 
 STATUS = "status.json"  # in the directory of a node
@@ -170,9 +171,13 @@ def problems(
         now_s: wall clock.
         max_idle_s: longest time without an optimizer step.
         runs: what `is_running` says of its directory.
-        directory: of the node, for the commands that are to mend it.
+        directory: of the node, for the commands that are to mend it, and what it logged since an old status.
     """
-    snapshot = Snapshot(now_s=now_s, directory=directory, status=status, max_idle_s=max_idle_s, runs=runs)
+    is_old = runs and now_s - status.get("at_s", now_s) > STALE_AFTER_S
+    warnings = tuple(read_warnings(directory)) if is_old else ()
+    snapshot = Snapshot(
+        now_s=now_s, directory=directory, status=status, max_idle_s=max_idle_s, runs=runs, warnings=warnings
+    )
     return [found.claim for found in status_findings(snapshot)]
 
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from typing import Final
 
+from swarm.causes.disk_rules import is_status_without_room
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
 from swarm.causes.signal_rules import NO_SIGNAL, gave_up
 from swarm.causes.snapshot import Snapshot, shortened
@@ -182,6 +183,8 @@ def hangs(snapshot: Snapshot) -> Diagnosed | None:
     """Its process is there, and writes no status; nor anything else, or it works on."""
     unwritten_s = snapshot.now_s - snapshot.value("at_s", snapshot.now_s)
     if not snapshot.runs or snapshot.status is None or unwritten_s <= STALE_AFTER_S:
+        return None
+    if is_status_without_room(snapshot):  # `disk_full` says so
         return None
     pid, evidence = snapshot.value("pid", 0), f"status.json, written every second otherwise, is {unwritten_s:.0f} s old"
     silent_s = snapshot.now_s - max((event.at_s for event in snapshot.events[-64:]), default=0.0)

@@ -11,6 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from node.status import node_name, problems, read_status, status_rows
+from swarm.causes.disk_rules import STATUS_WITHOUT_ROOM
 from swarm.cli import main as cli
 from swarm.errors import ConfigError, Unavailable
 from swarm.process import lock_directory
@@ -211,3 +212,12 @@ def test_a_node_without_a_name_is_called_as_its_directory(tmp_path: Path) -> Non
     for name in ("", OWN[:8]):  # an older release wrote the id
         assert node_name(tmp_path / "mine", status_of(name=name)) == "mine"
     assert node_name(tmp_path / "mine", {}) == "mine"
+
+
+@pytest.mark.parametrize("logged_s", [901.0, 800.0], ids=["since", "before the newest status"])
+def test_a_status_that_finds_no_room_is_no_node_that_hangs(tmp_path: Path, logged_s: float) -> None:
+    logged = {"at_s": logged_s, "level": "ERROR", "message": STATUS_WITHOUT_ROOM, "fields": "[Errno 28] No space left"}
+    (tmp_path / "warnings.jsonl").write_text(f"{json.dumps(logged)}\n")
+    said = problems(status_of(at_s=900.0, last_step_at_s=900.0), 1000.0, 300.0, runs=True, directory=tmp_path)
+    assert ("it hangs" in said[0]) is (logged_s < 900.0), said
+    assert ("make room" in said[0]) is (logged_s > 900.0), said

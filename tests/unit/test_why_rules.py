@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from swarm.causes import Diagnosed, Gravity, Snapshot, diagnose
+from swarm.causes.disk_rules import STATUS_WITHOUT_ROOM
 from swarm.causes.group_rules import reward_is_of_length
 from swarm.causes.read_snapshot import read_snapshot
 from swarm.causes.snapshot import AnsweredGroup
@@ -154,6 +155,18 @@ def test_a_node_that_cannot_open_files_is_told_from_one_that_hangs(step_at_s: fl
     )  # fmt: skip
     found = names(said(runs=True, status={"at_s": 900.0}, events=(step,), warnings=(errno,)))
     assert found[0] == ("too_many_files" if step_at_s > 900.0 else "hangs"), found
+
+
+@pytest.mark.parametrize(
+    ("logged_s", "expected"), [(901.0, "disk_full"), (800.0, "hangs")], ids=["since", "before the newest status"]
+)
+def test_a_node_whose_status_finds_no_room_is_told_from_one_that_hangs(logged_s: float, expected: str) -> None:
+    full = LoggedWarning(
+        at_s=logged_s, level="ERROR", message=STATUS_WITHOUT_ROOM, fields="[Errno 28] No space left on device",
+        logger="node.daemon_loops",
+    )  # fmt: skip
+    (found, *others) = said(runs=True, status={"at_s": 900.0}, warnings=(full,))
+    assert found.name == expected and (expected == "hangs" or "hangs" not in names(others))
 
 
 @pytest.mark.parametrize(
