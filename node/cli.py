@@ -2,12 +2,14 @@
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from swarm.config import NodeConfig, load_config
 from swarm.process import errors_explained, silence_grpc
+
+KEY: Final = "identity.key"
 
 app = typer.Typer(help="Run one node of a swarm.", no_args_is_help=True, add_completion=False)
 
@@ -33,9 +35,21 @@ def start(
     from swarm.telemetry import setup_logging
 
     with errors_explained():
-        settings = load_config(NodeConfig, config, set_)
+        settings = _where_its_key_is(load_config(NodeConfig, config, set_), config, set_ or [])
         setup_logging(settings.telemetry.log_level, settings.telemetry.log_format, settings.name)
         asyncio.run(run_daemon(settings))
+
+
+def _where_its_key_is(settings: NodeConfig, path: Path, overrides: list[str]) -> NodeConfig:
+    """In the directory of node.toml, where that has the node's key and `dir`, seen from here, has none.
+
+    `swarm join` writes `dir` as it was typed: from another working directory it would begin a new node.
+    """
+    is_set = any(each.partition("=")[0].strip() == "dir" for each in overrides)
+    if is_set or (settings.dir / KEY).exists() or not (path.parent / KEY).exists():
+        return settings
+    typer.echo(f"{path}: dir is {str(settings.dir)!r}, where no node is; the node is in {path.parent}", err=True)
+    return settings.model_copy(update={"dir": path.parent})
 
 
 @app.command("id")
@@ -48,7 +62,7 @@ def show_id(
     from swarm.process import load_or_create_identity
 
     with errors_explained():
-        typer.echo(load_or_create_identity(dir / "identity.key").node_id)
+        typer.echo(load_or_create_identity(dir / KEY).node_id)
 
 
 @app.command()
@@ -71,9 +85,9 @@ def invite(
     from swarm.wire.held_manifest import load_held, with_held
 
     with errors_explained():
-        settings = load_config(NodeConfig, config)
+        settings = _where_its_key_is(load_config(NodeConfig, config), config, [])
         settings = with_held(settings, load_held(settings.dir, settings.run_id))
-        identity = Identity.load(settings.dir / "identity.key")
+        identity = Identity.load(settings.dir / KEY)
         if identity.node_id not in settings.entry.members:
             raise ConfigError(
                 f"{config}: entry.members does not list this node, {identity.node_id}: only members invite; "
