@@ -14,6 +14,7 @@ from swarm.causes.settings_table import FAR
 from swarm.causes.signal_rules import NO_SIGNAL
 from swarm.causes.snapshot import Snapshot, as_toml
 from swarm.config import EnvironmentConfig, NodeConfig
+from swarm.model.source import is_char_model
 
 MOST_KEYS: Final = 3  # that are named beside a finding
 FEW_TASKS: Final = 50
@@ -28,7 +29,11 @@ def far_settings(snapshot: Snapshot) -> list[Suspect]:
     config = snapshot.config
     if config is None:
         return []
-    found = [_suspect(far, value, snapshot) for far in FAR if far.is_far(value := _value(config, far.key), config)]
+    found = [
+        _suspect(far, value, snapshot)
+        for far in FAR
+        if far.is_far(value := _value(config, far.key), config) and not _is_of_join(far.key, value, config)
+    ]
     found += [_prompt(each, snapshot) for each in config.environments if _shapes_prompt(each)]
     found += [_params(each, snapshot) for each in config.environments if set(each.params) - OF_FILES]
     return found + [suspect for each in config.environments for suspect in _of_environment(each, snapshot)]
@@ -51,12 +56,27 @@ def _with_keys(found: Diagnosed, snapshot: Snapshot) -> Diagnosed:
     config, default, distances = snapshot.config, NodeConfig(), dict[str, float]()
     for far in FAR:
         value, usual = _value(config, far.key), _value(default, far.key)
-        if found.name in far.explains and value != usual:
+        if found.name in far.explains and value != usual and not _is_of_join(far.key, value, config):
             distances[far.key] = _distance(value, usual)
     ranked = sorted(distances, key=distances.__getitem__, reverse=True)[:MOST_KEYS]
     keys = [f"{key} = {as_toml(_value(config, key))} (default {as_toml(_value(default, key))})" for key in ranked]
     said = f"{found.fix}. Of what is not the default, this bears on it: {', '.join(keys)}"
     return replace(found, fix=said) if keys else found
+
+
+def _is_of_join(key: str, value: object, config: NodeConfig) -> bool:
+    """Whether `swarm join` wrote it, as the run's manifest has it or for this machine: nobody chose it here."""
+    if not config.coordinator.fingerprint:
+        return False
+    match key:
+        case "exchange.anchors":
+            return True
+        case "exchange.advertise":  # an address of the day of joining, looked up anew at each start
+            return str(value).endswith(":0")
+        case "worker":
+            return is_char_model(config.model.source)
+        case _:
+            return False
 
 
 def _distance(value: object, usual: object) -> float:

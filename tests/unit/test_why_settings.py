@@ -225,3 +225,20 @@ def test_no_value_of_this_node_explains_what_another_one_does(name: str) -> None
         "learner.recipe_without_logprobs",
         "learner.recipe_text_only",
     }
+
+
+@pytest.mark.parametrize("is_joined", [True, False], ids=["written by swarm join", "chosen by the owner"])
+def test_what_swarm_join_wrote_is_not_blamed(is_joined: bool) -> None:
+    sections = {
+        "worker": "inline",
+        "model": {"source": "tiny"},
+        "exchange": {"anchors": [f"{'cc' * 32}@example.org:7700"], "advertise": "192.168.1.5:0"},
+        "coordinator": {"address": "example.org:443", "fingerprint": "dd" * 32 if is_joined else ""},
+    }
+    away = {"dials": {"failed": 5, "answered": 0}, "newest_dial_error": "example.org:7700: nobody answered"}
+    config = NodeConfig.model_validate(sections)
+    found = diagnose(Snapshot(now_s=1000.0, status={**STATUS, **away}, events=(START,), config=config))
+    assert found[0].name == "cannot_dial", found
+    keys = ("exchange.anchors", "exchange.advertise =", "worker =")
+    blamed = [key for key in keys if any(key in f"{each.claim} {each.fix}" for each in found)]
+    assert blamed == ([] if is_joined else list(keys)), found
