@@ -159,9 +159,13 @@ class CoordinatorDaemon(Service):
         address = config.advertise or f"{dialled.rpartition(':')[0]}:{port}"
         self.link = str(JoinLink(addresses=(address,), run_id=config.run_id, fingerprint=identity.node_id))
         if is_wildcard(config.listen) and is_loopback(address.rpartition(":")[0]):
+            no_route = "it has no route to elsewhere by which its address were known"
             logger.warning(
-                "the link leads to this machine alone: it has no route to elsewhere by which its address were known",
-                extra={"fix": 'set advertise = "HOST:PORT" to what others dial'},
+                "the link leads to this machine alone",
+                extra={
+                    "why": "advertise is a loopback address" if config.advertise else no_route,
+                    "fix": 'set advertise = "HOST:PORT" to what others dial',
+                },
             )
         telemetry, environments = Telemetry("coordinator"), config.node.environments
         dashboard = Dashboard(self.core, config.run_id, lambda: self.link, telemetry, environments, relay.status)
@@ -225,7 +229,10 @@ def read_info(directory: Path) -> JsonDict:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no coordinator was started in {directory}") from None
+        raise ConfigError(
+            f"{path}: no coordinator runs in {directory}, or it still starts: swarm-coordinator start --config FILE; "
+            "--dir is `dir` of that file"
+        ) from None
 
 
 def _take_info(directory: Path) -> JsonDict:
