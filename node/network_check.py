@@ -73,8 +73,13 @@ class NetworkReport:
             better = "better: forward a TCP port, or ask the operator for a coordinator with relay_reservations above 0"
         return [*self._clock_line(), allows, follows, better]
 
+    @property
+    def has_wrong_clock(self) -> bool:
+        """Whether peers would refuse what a node here makes."""
+        return abs(self.clock_ahead_s) > CLOCK_SKEW_S
+
     def _clock_line(self) -> list[str]:
-        if abs(self.clock_ahead_s) <= CLOCK_SKEW_S:
+        if not self.has_wrong_clock:
             return []
         return [
             f"the clock here is {abs(self.clock_ahead_s):.0f} s {'ahead of' if self.clock_ahead_s > 0 else 'behind'} "

@@ -136,8 +136,9 @@ def status(
 @app.command()
 def doctor(
     link: Annotated[
-        str, typer.Argument(help="Link of a run: what this network allows a node of it. Without, checks this machine.")
-    ] = "",
+        str | None,
+        typer.Argument(help="Link of a run: what this network allows a node of it. Without, checks this machine."),
+    ] = None,
     directory: Annotated[
         Path | None,
         typer.Option("--dir", help="With a link: a node's directory, whose key and invitation are shown."),
@@ -152,13 +153,15 @@ def doctor(
     With a LINK, before joining: whether others can dial this machine, what gets out, how long idle connections are
     kept, and what follows, in three lines.
     """
-    if link:
+    if link is not None:
         from node.network_check import check_network
+        from swarm.wire.join_link import JoinLink
 
+        JoinLink.parse(link)  # what cannot be asked is said before the wait
         typer.echo("asking the run's coordinator to dial back; about 20 seconds", err=True)
         report = asyncio.run(check_network(link, directory))
         typer.echo(json.dumps(asdict(report)) if as_json else "\n".join(report.lines()))
-        return
+        raise typer.Exit(1 if report.has_wrong_clock else 0)
     from node.doctor import examine
 
     findings = asyncio.run(examine(config))

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from coordinator.daemon import CoordinatorDaemon
 from node import network_check
+from swarm.cli import main as cli
 from swarm.config import CoordinatorConfig, DirectoryConfig, EntryConfig, EnvironmentConfig, ModelConfig, NodeConfig
 from swarm.errors import ConfigError, Unavailable
 from swarm.exchange.grpc_transport import GrpcTransport
@@ -115,3 +117,22 @@ def test_a_clock_that_peers_would_refuse_is_said_first(ahead_s: float, words: st
     lines = report_of(clock_ahead_s=ahead_s).lines()
     assert len(lines) == (4 if words else 3)
     assert words in lines[0] and ("set the clock" in lines[0]) is bool(words)
+
+
+@pytest.mark.parametrize(("ahead_s", "code"), [(0.0, 0), (7200.0, 1)])
+def test_the_exit_code_says_whether_a_node_here_could_take_part(
+    ahead_s: float, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check_network(link: str, directory: Path | None) -> network_check.NetworkReport:
+        return report_of(clock_ahead_s=ahead_s)
+
+    monkeypatch.setattr(network_check, "check_network", check_network)
+    found = CliRunner().invoke(cli.app, ["doctor", f"swarm://h:1/demo#{'ab' * 32}"])
+    assert found.exit_code == code and "this network: seen as" in found.output
+
+
+def test_a_link_that_is_empty_or_cut_is_told_before_the_wait() -> None:
+    """Such as "$(swarm-coordinator link)" where none runs: the check of this machine would look like an answer."""
+    for link in ("", f"swarm://h:1/demo#{'ab' * 31}"):
+        found = CliRunner().invoke(cli.app, ["doctor", link])
+        assert found.exit_code == 2 and "join link" in found.output and "20 seconds" not in found.output
