@@ -173,12 +173,19 @@ async def _write_new(
             "what this node makes is another model's, and counts for less the less likely it is there")  # fmt: skip
     if found := differences(config, fetched.manifest):
         say(f"warning: {in_words(found)}: {OTHERWISE}; leave it out of --set unless all others do the same")
-    say(reach)
+    say(reach if config.exchange.reach == "auto" else f"others reach this node as set: {_set_reach(config)}")
     say(_describe_entry(with_held(config, fetched.signed), identity.node_id))
     await asyncio.to_thread(save_held, path.parent, fetched.signed)
     await asyncio.to_thread(write_toml, data, path)
     say(f"joined run {link.run_id}; configuration in {path}")
     return config
+
+
+def _set_reach(config: NodeConfig) -> str:
+    """What exchange.reach says of a node that is not to find it out."""
+    if config.exchange.reach == "outward":
+        return "through relays"
+    return f"they dial {config.exchange.advertise or config.exchange.listen}"
 
 
 def _describe_entry(config: NodeConfig, node_id: NodeId) -> str:
@@ -212,7 +219,8 @@ async def _fetch(link: JoinLink, identity: Identity) -> FetchedManifest:
             f"link: {error}; its run and its fingerprint must be as the coordinator printed them"
         ) from None
     except Unavailable as error:
-        raise Unavailable(f"{error}; is the coordinator running, and its port open?") from None
+        asked = "" if str(error).endswith("?") else "; is the coordinator running, and its port open?"
+        raise Unavailable(f"{error}{asked}") from None
 
 
 def _require_recipe(config: NodeConfig, origin: str) -> None:

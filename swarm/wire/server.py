@@ -330,7 +330,10 @@ async def start_server(
     except RuntimeError:
         port = 0
     if port == 0:
-        raise ConfigError(f"listen {listen!r}: cannot listen there; free the port or choose another")
+        raise ConfigError(
+            f"listen {listen!r}: cannot listen there; free the port or choose another, "
+            "of an address of this machine (0.0.0.0: all of them)"
+        )
     await server.start()
     sessions.connections.start(listen.rpartition(":")[0], port, num_connections / limits.connections)
     return SessionServer(server, sessions.connections), port

@@ -316,8 +316,11 @@ async def fetch_certificate(endpoint: str, socket_path: str = "") -> bytes:
             host, _, port = endpoint.rpartition(":")
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port), **tls)
     except socket.gaierror:
-        raise Unavailable(f"the name {endpoint.rpartition(':')[0]} does not resolve") from None
+        host = endpoint.rpartition(":")[0]
+        raise Unavailable(f"the name {host} does not resolve: is it spelled right, and this machine online?") from None
     except (ssl.SSLError, ConnectionResetError) as error:
+        if socket_path:  # through a relay, which ended it: why is known where it was asked
+            raise Unavailable("no TLS connection: the relay ended it") from None
         raise Unavailable(
             f"no TLS connection: {type(error).__name__}: what answers there speaks another protocol; is it the port of "
             "a status page?"

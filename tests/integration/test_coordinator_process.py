@@ -269,6 +269,23 @@ async def test_joining_on_the_coordinators_machine_writes_a_configuration_that_s
     assert any("on this machine" in text for text in said)
 
 
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["exchange.reach=dialable", "exchange.advertise=example.org:7700"], "they dial example.org:7700"),
+        (["exchange.reach=outward"], "through relays"),
+    ],
+)
+async def test_who_says_how_it_is_reached_does_not_read_that_it_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: list[str], words: str
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("node.join.own_address", lambda _: "192.168.1.5")
+    async with CoordinatorDaemon(config_in(tmp_path / "run")) as daemon:
+        await join_swarm(daemon.link, tmp_path / "node", sets, start=False, say=said.append)
+    assert f"others reach this node as set: {words}" in said and not any("is tried" in text for text in said)
+
+
 async def test_what_is_set_while_joining_is_validated_and_written(tmp_path: Path) -> None:
     path = tmp_path / "node" / "node.toml"
     async with CoordinatorDaemon(config_in(tmp_path / "run")) as daemon:
