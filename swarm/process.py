@@ -136,6 +136,7 @@ async def run_until_signal(work: Coroutine[Any, Any, None]) -> bool:
         if is_asked:
             os._exit(EXIT_FORCED)
         is_asked = True
+        logger.info("stops; a second Ctrl-C does not wait")
         task.cancel()
 
     numbers = (signal.SIGTERM, signal.SIGINT)

@@ -291,7 +291,8 @@ class HivemindDirectory:
         if self._is_unanswered and not was_unanswered:
             logger.warning(
                 "no DHT peer answers, of those known from before and of directory.bootstrap; tried again and again",
-                extra={"num_dialled": len(wanted)},
+                extra={"num_dialled": len(wanted)}
+                | ({"meanwhile": "relays ask the directory for this node"} if self._is_client else {}),
             )
         elif was_unanswered and self.num_peers:
             logger.info("DHT peers answer again", extra={"num_peers": self.num_peers})

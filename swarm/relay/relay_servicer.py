@@ -344,7 +344,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         if reservation is None and not (self._announced_of.try_take(subnet, now_s) and self._announced.try_take(now_s)):
             raise Unavailable("too many announcements now; hold a reservation, or try again later")
         if not await directory.pass_on(request.advert):
-            raise Unavailable("the advert is none of this run, or older than one that is there")
+            raise Unavailable("the advert is none of this run, older than one that is there, or of a clock that is off")
         if reservation is not None:
             reservation.advert = request.advert
         return pb.AnnounceResponse()

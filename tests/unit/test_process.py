@@ -75,7 +75,10 @@ async def test_what_was_started_is_stopped_in_reverse_also_when_a_later_part_fai
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_the_first_signal_lets_the_work_clean_up(number: signal.Signals) -> None:
+async def test_the_first_signal_lets_the_work_clean_up(
+    number: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     cleaned: list[str] = []
 
     async def work() -> None:
@@ -83,6 +86,7 @@ async def test_the_first_signal_lets_the_work_clean_up(number: signal.Signals) -
         try:
             await asyncio.Event().wait()
         finally:
+            assert "stops; a second Ctrl-C does not wait" in caplog.text, "what follows may take seconds"
             await asyncio.sleep(0)
             cleaned.append("done")
 
