@@ -323,11 +323,18 @@ def forget_late_answers(node: DHTNode) -> None:
 
 
 class FirstNamed(dict[Any, Any]):
-    """Peers by their ids in one search; who named an id first is believed, and the routing table before all."""
+    """Peers by their ids in one search: who named an id first is believed, the routing table before all, and a peer is
+    asked under one id, or it could name itself for ever."""
 
     def update(self, named: Any) -> None:  # type: ignore[override]
-        for node_id, peer_id in named.items():
-            self.setdefault(node_id, peer_id)
+        """Takes what one answer names, and drops from it what is not to be asked."""
+        peers = set(self.values())
+        for node_id, peer_id in list(named.items()):
+            if node_id not in self and peer_id in peers:
+                del named[node_id]
+            elif node_id not in self:
+                self[node_id] = peer_id
+                peers.add(peer_id)
 
 
 def keep_places(node: DHTNode) -> None:
