@@ -9,6 +9,7 @@ from typing import Final
 from swarm.causes import (
     connection_rules,
     coordinator_rules,
+    data_rules,
     dishonest_peer_rules,
     disk_rules,
     error_rules,
@@ -19,8 +20,11 @@ from swarm.causes import (
     logged_rules,
     off_policy_rules,
     optimizer_rules,
+    pace_rules,
     refusal_rules,
     replay_buffer_rules,
+    restart_rules,
+    reward_rules,
     running_rules,
     signal_rules,
     step_rules,
@@ -56,8 +60,9 @@ RULES: Final[tuple[Rule, ...]] = (
     running_rules.out_of_memory,
     running_rules.worker_dies,
     running_rules.killer_group,
+    running_rules.process_stopped,
     disk_rules.store_damaged,
-    running_rules.restarts_often,
+    restart_rules.restarts_often,
     running_rules.helpers_die,
     signal_rules.cannot_be_scored,
     signal_rules.scoring_is_slow,
@@ -65,10 +70,20 @@ RULES: Final[tuple[Rule, ...]] = (
     signal_rules.episodes_cut_off,
     signal_rules.equal_rewards,
     signal_rules.small_signal,
+    data_rules.records_contradict,
+    data_rules.records_broken,
+    data_rules.answers_no_text,
+    data_rules.answers_are_shifted,
+    data_rules.questions_tell_answers,
+    data_rules.answers_have_no_room,
+    data_rules.right_answers_unpaid,
+    data_rules.records_repeat,
+    data_rules.one_right_answer,
     group_rules.one_question,
-    group_rules.reward_is_random,
-    group_rules.reward_is_of_length,
-    group_rules.rewards_hardly_differ,
+    reward_rules.reward_is_random,
+    reward_rules.reward_is_of_length,
+    reward_rules.reward_ignores_question,
+    reward_rules.rewards_hardly_differ,
     group_rules.one_answer,
     group_rules.environment_in_vain,
     group_rules.environment_not_asked,
@@ -114,6 +129,7 @@ RULES: Final[tuple[Rule, ...]] = (
     external_group_rules.no_external,
     external_group_rules.newcomers,
     waiting_rules.barrier_waits,
+    pace_rules.halted,
     following_rules.no_credit,
     following_rules.equivocated,
     following_rules.not_published,
@@ -128,6 +144,10 @@ RULES: Final[tuple[Rule, ...]] = (
 # Seen at healthy nodes, too: said only with the setting that brings them about.
 SYMPTOMS: Final[tuple[Rule, ...]] = (
     held_out_rules.held_out_stays,
+    step_rules.no_progress,
+    step_rules.steps_are_small,
+    step_rules.groups_learned_again,
+    group_rules.answers_are_noise,
     waiting_rules.waits_for_groups,
     waiting_rules.no_group_yet,
     waiting_rules.no_step_yet,
@@ -145,7 +165,7 @@ def diagnose(snapshot: Snapshot, rules: Sequence[Rule] = RULES) -> list[Diagnose
 
 
 def _suspects(snapshot: Snapshot) -> list[Suspect]:
-    of = (error_rules.suspects, group_rules.suspects, logged_rules.suspects, far_settings)
+    of = (error_rules.suspects, data_rules.suspects, group_rules.suspects, logged_rules.suspects, far_settings)
     return [each for suspects in of for each in suspects(snapshot)]
 
 

@@ -4,7 +4,9 @@ from typing import Any, Final
 
 from swarm.addresses import is_private_host
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
+from swarm.causes.pace_rules import overdue
 from swarm.causes.snapshot import Snapshot, shortened
+from swarm.events import GroupAdmitted, events_of
 
 PATIENCE_S: Final = 60.0  # a node needs some of them to find others
 FEW_CALLERS: Final = 4
@@ -141,7 +143,17 @@ def alone(snapshot: Snapshot) -> Diagnosed | None:
     wants = config.replay.external_groups > 0
     knows = bool(config.directory.bootstrap or config.coordinator.address)
     known = snapshot.value("known_peers", 0)
-    if not knows:
+    newest_s = max((event.at_s for event in events_of(GroupAdmitted, snapshot.events)), default=0.0)
+    are_gone = newest_s >= snapshot.started_at_s if snapshot.started_at_s is not None else False
+    if are_gone and snapshot.at_s - newest_s < PATIENCE_S and overdue(snapshot, GroupAdmitted) is None:
+        return None
+    if are_gone:
+        claim = (
+            f"the other nodes are gone: none is connected, and the newest of the {snapshot.num_admitted} groups that "
+            f"came is {snapshot.at_s - newest_s:.0f} s old"
+        )
+        fix = "do they run (swarm why on them), and does the network between still work? This node goes on alone"
+    elif not knows:
         claim = "this node is alone: it is told of nobody (directory.bootstrap is empty), and nobody came"
         fix = "where others are there: " + snapshot.set_key("directory.bootstrap", "ADDRESS").replace(
             '"ADDRESS"', '["ADDRESS"], the row bootstrap of their swarm status'
@@ -150,8 +162,8 @@ def alone(snapshot: Snapshot) -> Diagnosed | None:
         claim = "this node is alone: no other node of the run was found"
         fix = (
             f"is anybody else there, with the same run_id ({config.run_id}) and directory.shards "
-            f"({config.directory.shards})? swarm doctor --config {snapshot.directory / 'node.toml'} tries the "
-            "bootstrap addresses"
+            f"({config.directory.shards}), and do both clocks show the same time (timedatectl)? "
+            f"swarm doctor --config {snapshot.directory / 'node.toml'} tries the bootstrap addresses"
         )
     error = shortened(snapshot.value("newest_dial_error", ""))
     return Diagnosed(
@@ -162,7 +174,7 @@ def alone(snapshot: Snapshot) -> Diagnosed | None:
             f"{len(config.directory.bootstrap)} addresses (node.toml)",
         ),
         fix=fix,
-        gravity=Gravity.HARMS if wants and knows else Gravity.NOTE,
+        gravity=Gravity.HARMS if wants and (knows or are_gone) else Gravity.NOTE,
         certainty=Certainty.POSSIBLE,
         follows_from=frozenset(
             {"cannot_dial", "coordinator_refuses", "clock_is_wrong", "coordinator_away", "nobody_can_dial", "no_relay"}

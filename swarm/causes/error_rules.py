@@ -75,6 +75,32 @@ KNOWN: Final = (
         fix="ulimit -n 65536 before the start (LimitNOFILE= of its service)",
     ),
     KnownError(
+        name="too_many_processes",
+        words=r"can't start new thread|resource temporarily unavailable|blockingioerror|errno 11\b",
+        claim="the node may not start so many processes and threads",
+        fix="ulimit -u 4096 before the start (LimitNPROC= and TasksMax= of its service, pids of its container)",
+    ),
+    KnownError(
+        name="disk_fails",
+        words=r"input/output error|errno 5\b|stale file handle|errno 116\b|transport endpoint|errno 107\b",
+        claim="the disk, or the network that it is reached by, does not read or write what it should",
+        fix="dmesg and smartctl say what is wrong with it; a directory of a node belongs on a local disk",
+    ),
+    KnownError(
+        name="file_damaged",
+        words=r"is not json|is not a json object|unicodedecodeerror|codec can't decode|jsondecodeerror|safetensorerror"
+        r"|header too (large|small)|disk image is malformed|file is not a database|unexpected end of (data|file)",
+        claim="a file that the node reads is damaged, cut off or of another kind",
+        fix="put back a whole one: questions are JSON lines in UTF-8, weights are whole safetensors files",
+    ),
+    KnownError(
+        name="model_not_found",
+        words=r"localentrynotfound|repositorynotfound|gatedrepo|offline mode|couldn't connect to|huggingface\.co"
+        r"|is not a local folder|incorrect_path_or_model_id",
+        claim="the model cannot be had: it is not on this machine, and the hub does not give it",
+        fix="model.source as a folder that is there, or a hub id, with network and, for some, a token (hf auth login)",
+    ),
+    KnownError(
         name="nobody_answers",
         words=r"connection refused|name or service not known|name resolution|network is unreachable|no route to host"
         r"|errno (101|111|113)\b",

@@ -12,15 +12,22 @@ from swarm.causes.finding import Certainty, Diagnosed, Gravity, Suspect
 from swarm.causes.setting_effects import UNUSED, Far
 from swarm.causes.settings_table import FAR
 from swarm.causes.signal_rules import NO_SIGNAL
-from swarm.causes.snapshot import Snapshot, as_toml
+from swarm.causes.snapshot import Snapshot, as_toml, shortened
 from swarm.config import EnvironmentConfig, NodeConfig
 from swarm.model.source import is_char_model
 
 MOST_KEYS: Final = 3  # that are named beside a finding
+MOST_CHARS: Final = 60  # of a value of an environment
 FEW_TASKS: Final = 50
 FEW: Final = frozenset({"overfits", "held_out_falls", "held_out_stays", "all_right", "all_equal", "one_answer"})
 REWARDED: Final = NO_SIGNAL | {"rewards_hardly_differ", "gets_worse", "environment_in_vain", "overfits"}
 UNTAKEN: Final = UNUSED | {"environments_differ", "nobody_follows"}
+OF_PROMPT: Final = (NO_SIGNAL - {"cannot_be_scored", "all_right"}) | {
+    "empty_answers",
+    "model_knows_nothing",
+    "one_answer",
+    "step_needs_many",
+}
 OF_FILES: Final = frozenset({"path", "question", "answer"})  # params that say nothing of how hard tasks are
 
 
@@ -34,8 +41,6 @@ def far_settings(snapshot: Snapshot) -> list[Suspect]:
         for far in FAR
         if far.is_far(value := _value(config, far.key), config) and not _is_of_join(far.key, value, config)
     ]
-    found += [_prompt(each, snapshot) for each in config.environments if _shapes_prompt(each)]
-    found += [_params(each, snapshot) for each in config.environments if set(each.params) - OF_FILES]
     return found + [suspect for each in config.environments for suspect in _of_environment(each, snapshot)]
 
 
@@ -60,7 +65,13 @@ def _with_keys(found: Diagnosed, snapshot: Snapshot) -> Diagnosed:
             distances[far.key] = _distance(value, usual)
     ranked = sorted(distances, key=distances.__getitem__, reverse=True)[:MOST_KEYS]
     keys = [f"{key} = {as_toml(_value(config, key))} (default {as_toml(_value(default, key))})" for key in ranked]
-    said = f"{found.fix}. Of what is not the default, this bears on it: {', '.join(keys)}"
+    keys = [
+        f"{suspect.finding.key} of {each.name} = {_shown(each, suspect.finding.key)}"
+        for each in config.environments
+        for suspect in _of_environment(each, snapshot)
+        if found.name in suspect.explains
+    ] + keys
+    said = f"{found.fix}. Of what is not the default, this bears on it: {', '.join(keys[: 2 * MOST_KEYS])}"
     return replace(found, fix=said) if keys else found
 
 
@@ -77,6 +88,11 @@ def _is_of_join(key: str, value: object, config: NodeConfig) -> bool:
             return is_char_model(config.model.source)
         case _:
             return False
+
+
+def _shown(env: EnvironmentConfig, key: str) -> str:
+    """The beginning of a value of an environment."""
+    return shortened(str(getattr(env, key.partition(".")[2])))[:MOST_CHARS]
 
 
 def _distance(value: object, usual: object) -> float:
@@ -142,7 +158,7 @@ def _prompt(env: EnvironmentConfig, snapshot: Snapshot) -> Suspect:
         certainty=Certainty.POSSIBLE,
         key=f"environments.{key}",
     )
-    return Suspect(finding=finding, explains=frozenset({"all_wrong", "empty_answers"}))
+    return Suspect(finding=finding, explains=OF_PROMPT)
 
 
 def _of_environment(env: EnvironmentConfig, snapshot: Snapshot) -> list[Suspect]:
@@ -153,7 +169,9 @@ def _of_environment(env: EnvironmentConfig, snapshot: Snapshot) -> list[Suspect]
         ("reward_weights", bool(env.reward_weights), "an episode is worth this sum, clipped to [0, 1]", REWARDED),
         ("exchange", env.exchange != "replayable", "not everybody's groups of it count, or leave the node", UNTAKEN),
     )
-    return [
+    shaped = [_prompt(env, snapshot)] if _shapes_prompt(env) else []
+    shaped += [_params(env, snapshot)] if set(env.params) - OF_FILES else []
+    return shaped + [
         Suspect(
             finding=Diagnosed(
                 name=f"{key}_set_so",

@@ -68,7 +68,7 @@ def with_guilty(findings: Sequence[Diagnosed], suspects: Iterable[Suspect]) -> l
             for each in findings
             if each.name in suspect.explains and (is_likely or each.gravity is not Gravity.NOTE)
         ]
-        if not effects or any(each.name == suspect.finding.name for each in findings):
+        if not effects or any(each.name == suspect.finding.name for each in found):
             continue
         worst = max(effects, key=lambda each: each.weight)
         if is_likely:

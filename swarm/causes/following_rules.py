@@ -4,9 +4,18 @@ from typing import Final
 
 from swarm.causes.connection_rules import PATIENCE_S
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
+from swarm.causes.pace_rules import no_newer_version, overdue
 from swarm.causes.refusal_rules import OF_REFUSALS
 from swarm.causes.snapshot import Snapshot, shortened
-from swarm.events import ApplyFailed, OwnerEquivocated, VersionApplied, VersionUnpublished, events_of
+from swarm.events import (
+    ApplyFailed,
+    GroupPut,
+    GroupUnscored,
+    OwnerEquivocated,
+    VersionApplied,
+    VersionUnpublished,
+    events_of,
+)
 from swarm.types import JsonDict, Role, short
 
 SEARCH_S: Final = 15.0  # a node needs some of them to find a trainer
@@ -130,15 +139,24 @@ def no_credit(snapshot: Snapshot) -> Diagnosed | None:
     if following is None or not following["is_trainer_connected"] or following["served_step"] is None:
         return None
     idle_s = snapshot.at_s - snapshot.value("last_step_at_s", snapshot.at_s)
-    if following.get("credit", 1) > 0 or idle_s < snapshot.max_idle_s / 2:
+    if following.get("credit", 1) > 0 or (
+        idle_s < snapshot.max_idle_s / 2 and overdue(snapshot, GroupPut, GroupUnscored) is None
+    ):
         return None
+    stands = no_newer_version(snapshot)
+    claim = f"the trainer {short(following['policy'])} grants no credit" + (
+        f" and makes no steps ({stands}): it is paused, was stopped, or waits itself"
+        if stands
+        else ": it can use no more groups than it gets"
+    )
+    asked = "ask swarm why and swarm status on the trainer (swarm resume, where it is paused). " if stands else ""
     return Diagnosed(
         name="no_credit",
-        claim=f"the trainer {short(following['policy'])} grants no credit: it can use no more groups than it gets",
+        claim=claim,
         evidence=(*_evidence(following), f"no group for {idle_s:.0f} s (last_step_at_s)"),
-        fix="swarm plan --run RUN tells how many generators a trainer needs; where it makes no steps, ask swarm "
-        "why there. "
-        "A machine too slow for replay.max_age_steps gets little: smaller batches ([generator] groups_per_batch = 1)",
+        fix=f"{asked}swarm plan --run RUN tells how many generators a trainer needs; where it makes no steps, "
+        "ask swarm why there. A machine too slow for replay.max_age_steps gets little: smaller batches ([generator] "
+        "groups_per_batch = 1)",
         gravity=Gravity.STOPS,
         certainty=Certainty.LIKELY,
     )

@@ -3,19 +3,20 @@
 Invariant: only whether prompts and answers are equal is looked at, never what they say.
 """
 
+import math
 from collections import defaultdict
+from dataclasses import replace
 from typing import Final
 
 from swarm.causes.finding import Certainty, Diagnosed, Gravity, Suspect
 from swarm.causes.signal_rules import NO_SIGNAL
-from swarm.causes.snapshot import AnsweredGroup, Snapshot, mean
+from swarm.causes.snapshot import AnsweredGroup, Snapshot, mean, middle
 from swarm.events import GroupPut
 
 FEW_GROUPS: Final = 8  # fewer say nothing
 FEW_QUESTIONS: Final = 20  # of a training that are learned by heart within minutes
-FEW_LENGTHS: Final = 4
 ALIKE: Final = 0.95
-SMALL_SPREAD: Final = 0.05  # of rewards, whose range is 1
+NOISE_NATS: Final = 2.5  # 12 equally likely tokens; language models have .2 to 1.5
 MANY_PUT: Final = 40  # groups of all environments from which their shares can be compared
 RARELY: Final = 0.01
 _EDGE: Final = 1e-6
@@ -38,65 +39,23 @@ def one_question(snapshot: Snapshot) -> Diagnosed | None:
     return None
 
 
-def reward_is_random(snapshot: Snapshot) -> Diagnosed | None:
-    """Equal answers to one question get different rewards."""
-    num_equal = num_apart = 0
-    for group in snapshot.answers:
-        rewards: dict[int, set[float]] = defaultdict(set)
-        for text, reward in zip(group.texts, group.rewards, strict=False):
-            rewards[text].add(reward)
-        num_twice = len(group.texts) > len(rewards)
-        num_equal += num_twice
-        num_apart += num_twice and any(len(each) > 1 for each in rewards.values())
-    if num_apart < 3 or num_apart < num_equal / 4:
+def answers_are_noise(snapshot: Snapshot) -> Diagnosed | None:
+    """Each token is drawn of very many equally likely ones: a symptom, as of a model that begins at nothing."""
+    nats = _nats(snapshot)
+    if nats < NOISE_NATS:
         return None
     return Diagnosed(
-        name="reward_is_random",
-        claim="the reward is not of the answer alone: equal answers to one question get different rewards",
-        evidence=(f"in {num_apart} of {num_equal} groups with equal answers among them (groups.sqlite)",),
-        fix="a reward that looks at question, answer and reference alone: no chance, clock, counter or other answers; "
-        f"swarm samples {snapshot.directory} shows answers with their rewards",
-        gravity=Gravity.HARMS,
+        name="answers_are_noise",
+        claim=f"answers are nearly random: each token is drawn of about {math.exp(nats):.0f} that are equally likely",
+        evidence=(f"{nats:.2g} nats a token in the newest {len(snapshot.answers)} own groups (groups.sqlite)",),
+        gravity=Gravity.NOTE,
     )
 
 
-def reward_is_of_length(snapshot: Snapshot) -> Diagnosed | None:
-    """Whatever was asked, answers of one length get one reward, and those of another length another one."""
-    rewards: dict[int, list[float]] = defaultdict(list)
-    for group in snapshot.answers:
-        for length, reward in zip(group.num_tokens, group.rewards, strict=True):
-            rewards[length].append(reward)
-    often = [each for each in rewards.values() if len(each) >= FEW_GROUPS]
-    if len(often) < FEW_LENGTHS or any(max(each) - min(each) > _EDGE for each in rewards.values()):
-        return None
-    if len({round(each[0], 6) for each in often}) < FEW_LENGTHS:
-        return None
-    return Diagnosed(
-        name="reward_is_of_length",
-        claim="the reward looks at the length of an answer alone: whatever is asked and said, equal lengths are worth "
-        "the same",
-        evidence=(f"{len(rewards)} lengths of {sum(map(len, rewards.values()))} answers (groups.sqlite)",),
-        fix=f"a reward that looks at what is said: swarm samples {snapshot.directory} shows answers with their rewards",
-        gravity=Gravity.HARMS,
-        certainty=Certainty.LIKELY,
-    )
-
-
-def rewards_hardly_differ(snapshot: Snapshot) -> Diagnosed | None:
-    """Rewards fill a small part of their range, so that noise of the rest outweighs them."""
-    rewards = [reward for each in snapshot.answers for reward in each.rewards]
-    if len(snapshot.answers) < FEW_GROUPS or not 0 < max(rewards) - min(rewards) < SMALL_SPREAD:
-        return None
-    return Diagnosed(
-        name="rewards_hardly_differ",
-        claim=f"rewards of all answers lie between {min(rewards):.3g} and {max(rewards):.3g}: a good answer is hardly "
-        "worth more than a bad one",
-        evidence=(f"{len(rewards)} answers of the newest {len(snapshot.answers)} own groups (groups.sqlite)",),
-        fix="reward_range under [[environments]] as what the function returns, or a reward that tells answers apart",
-        gravity=Gravity.HARMS,
-        certainty=Certainty.LIKELY,
-        key="environments.reward_range",
-    )
+def _nats(snapshot: Snapshot) -> float:
+    """Entropy of what tokens are drawn from, at the sampling temperature; 0 where it is not known."""
+    found = [each.nats for each in snapshot.answers if math.isfinite(each.nats)]
+    return middle(found) if len(found) >= FEW_GROUPS else 0.0
 
 
 def one_answer(snapshot: Snapshot) -> Diagnosed | None:
@@ -176,7 +135,23 @@ def suspects(snapshot: Snapshot) -> list[Suspect]:
     if len(groups) < FEW_GROUPS:
         return []
     found = [_few_questions(snapshot, groups), _same_answers(snapshot, groups), _empty_answers(snapshot, groups)]
-    return [each for each in [*found, _parts_cancel(snapshot)] if each is not None]
+    return [each for each in [*found, _noise(snapshot), _parts_cancel(snapshot)] if each is not None]
+
+
+def _noise(snapshot: Snapshot) -> Suspect | None:
+    """A model that does not know this form of question, or anything."""
+    symptom = answers_are_noise(snapshot)
+    if symptom is None:
+        return None
+    finding = replace(
+        symptom,
+        name="model_knows_nothing",
+        claim=f"{symptom.claim}: the temperature is too high, or the model does not know such questions",
+        fix=f"look at them: swarm samples {snapshot.directory}. generator.temperature near 1; weights that were loaded "
+        "to the end, the tokenizer and chat template that belong to them, and a prompt in a form that the model knows",
+        certainty=Certainty.LIKELY,
+    )
+    return Suspect(finding=finding, explains=NO_SIGNAL - {"cannot_be_scored", "all_right"})
 
 
 def _few_questions(snapshot: Snapshot, groups: list[AnsweredGroup]) -> Suspect | None:

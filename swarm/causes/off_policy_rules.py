@@ -1,8 +1,13 @@
 """Rules about the off-policy guard: when it keeps the learner at its safe recipe, or sets every source aside."""
 
+from typing import Final
+
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
 from swarm.causes.snapshot import RECENT_STEPS, Snapshot, middle
 from swarm.events import StepMade
+
+MANY_DRAWS: Final = 8  # set aside in a row
+LONG_S: Final = 60.0  # without a step
 
 
 def is_bounded(snapshot: Snapshot, step: StepMade) -> bool:
@@ -39,7 +44,8 @@ def all_set_aside(snapshot: Snapshot) -> Diagnosed | None:
     figures = snapshot.value("guard", dict[str, float]())
     words = set_aside_words(figures)
     idle_s = snapshot.at_s - snapshot.value("last_step_at_s", snapshot.at_s)
-    if not words or idle_s <= snapshot.max_idle_s:
+    is_long = idle_s > snapshot.max_idle_s or (idle_s > LONG_S and figures.get("guard_idle_draws", 0) >= MANY_DRAWS)
+    if not words or not is_long:
         return None
     return Diagnosed(
         name="all_set_aside",

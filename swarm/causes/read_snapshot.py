@@ -5,16 +5,21 @@ Invariant: works on a running, stopped or crashed node alike; a part that cannot
 
 import json
 import math
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from swarm.causes.snapshot import AnsweredGroup, Snapshot
 from swarm.config import NodeConfig, load_config
+from swarm.environments.record_facts import RecordFacts, loose, plain, record_facts
 from swarm.errors import ConfigError
 from swarm.process import is_running
 from swarm.telemetry import read_events, read_warnings
 from swarm.trained.newest_groups import newest_groups
-from swarm.types import EpisodeLimits, FinishReason, JsonDict, TokenTrace
+from swarm.types import EpisodeLimits, FinishReason, JsonDict, RolloutGroup, TokenTrace
 
 CONFIGS: Final = ("node.toml", "worker.toml")  # the second is what the agent wrote for its worker
 MAX_LOG_BYTES: Final = 64 * 2**10
@@ -42,6 +47,9 @@ def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> S
             f"{directory}: neither node.toml nor events.jsonl is there, so no node's directory; `swarm join` makes one "
             "in swarm-node, `swarm train` in swarm-train, a simulation in <run>/swarm/<name>"
         )
+    runs = is_running(directory)
+    files = {} if config is None else {each.name: record_facts(each) for each in config.environments}
+    records = {name: facts for name, facts in files.items() if facts is not None}
     return Snapshot(
         now_s=now_s,
         directory=directory,
@@ -49,12 +57,14 @@ def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> S
         events=events,
         config=config,
         config_error=config_error,
-        runs=is_running(directory),
+        runs=runs,
         changed_keys=changed_keys,
         max_idle_s=max_idle_s,
-        answers=_read_answers(directory, config),
+        answers=_read_answers(directory, config, records),
         log=_read_end(directory / "log.txt"),
         warnings=tuple(read_warnings(directory)),
+        records=records,
+        stopped_pids=_stopped_pids((status or {}).get("pid", 0)) if runs else (),
     )
 
 
@@ -101,7 +111,18 @@ def _read_status(path: Path) -> JsonDict | None:
     return found if isinstance(found, dict) and isinstance(found.get("at_s"), float) else None
 
 
-def _read_answers(directory: Path, config: NodeConfig | None) -> tuple[AnsweredGroup, ...]:
+def _stopped_pids(pid: int) -> tuple[int, ...]:
+    """Processes of a node that SIGSTOP holds, its own and those that it started."""
+    try:
+        whole = psutil.Process(pid)
+        return tuple(each.pid for each in (whole, *whole.children(recursive=True)) if each.status() == "stopped")
+    except (psutil.Error, ValueError):
+        return ()
+
+
+def _read_answers(
+    directory: Path, config: NodeConfig | None, records: Mapping[str, RecordFacts]
+) -> tuple[AnsweredGroup, ...]:
     if config is None:
         return ()
     try:
@@ -127,9 +148,40 @@ def _read_answers(directory: Path, config: NodeConfig | None) -> tuple[AnsweredG
             task_id=scored.group.task_id,
             prompt=hash(scored.group.prompt_ids.tobytes()),
             texts=tuple(hash(rollout.actions) for rollout in scored.group.rollouts),
+            nats=_mean_nats(scored.group),
+            **_beside_references(scored.group, records.get(scored.group.env)),
         )
         for scored in groups
     )
+
+
+def _mean_nats(group: RolloutGroup) -> float:
+    """Mean of -log p over the tokens of a group's answers; NaN where log-probs are not known."""
+    traces = [rollout.trace for rollout in group.rollouts if rollout.trace is not None]
+    drawn = [each.logprobs[each.action_mask] for each in traces if each.logprobs is not None]
+    num_tokens = sum(map(len, drawn))
+    return -sum(float(each.sum()) for each in drawn) / num_tokens if num_tokens else math.nan
+
+
+def _beside_references(group: RolloutGroup, records: RecordFacts | None) -> dict[str, tuple[bool, ...]]:
+    """Which answers of a group are right, nearly right, or right of the record beside; {} where that is unknown."""
+    number, references = group.task_id, () if records is None else records.references
+    if number >= len(references) or not references[number]:
+        return {}
+    reference, answers = references[number], [rollout.text.strip() for rollout in group.rollouts]
+    within = re.compile(rf"(?<!\w){re.escape(reference.strip())}(?!\w)", re.IGNORECASE)
+    beside = {plain(references[each]) for each in (number - 1, number + 1) if 0 <= each < len(references)}
+    is_right = tuple(plain(answer) == plain(reference) for answer in answers)
+    return {
+        "is_right": is_right,
+        "is_nearly_right": tuple(
+            not right and bool(loose(reference)) and (loose(answer) == loose(reference) or bool(within.search(answer)))
+            for right, answer in zip(is_right, answers, strict=True)
+        ),
+        "is_of_neighbour": tuple(
+            not right and plain(answer) in beside for right, answer in zip(is_right, answers, strict=True)
+        ),
+    }
 
 
 def _has_room(trace: TokenTrace, limits: EpisodeLimits) -> bool:

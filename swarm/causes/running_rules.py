@@ -14,9 +14,6 @@ from swarm.events import (
     NODE,
     GroupGivenUp,
     LoopFailed,
-    NodeRestored,
-    NodeStarted,
-    StepMade,
     WorkerDied,
     events_of,
 )
@@ -203,7 +200,22 @@ def hangs(snapshot: Snapshot) -> Diagnosed | None:
         evidence=(evidence,),
         fix=f"kill -CONT {pid}, where it was stopped (Ctrl-Z); else end it with kill {pid}, then {snapshot.start}",
         gravity=Gravity.STOPS,
-        follows_from=frozenset({"disk_full"}),
+        follows_from=frozenset({"disk_full", "process_stopped"}),
+    )
+
+
+def process_stopped(snapshot: Snapshot) -> Diagnosed | None:
+    """A signal holds a process that the node started, while the node itself goes on."""
+    pid = snapshot.value("pid", 0)
+    if not snapshot.runs or not snapshot.stopped_pids:
+        return None
+    shown = ", ".join("the node itself" if each == pid else str(each) for each in snapshot.stopped_pids)
+    return Diagnosed(
+        name="process_stopped",
+        claim=f"processes of the node are stopped (SIGSTOP, Ctrl-Z, a debugger): {shown}",
+        evidence=(f"state of process {pid} and of those that it started",),
+        fix=f"kill -CONT {' '.join(map(str, snapshot.stopped_pids))}",
+        gravity=Gravity.STOPS,
     )
 
 
@@ -337,23 +349,4 @@ def loops_fail(snapshot: Snapshot) -> Diagnosed | None:
         "your own code, or ours: then report it",
         gravity=Gravity.HARMS,
         follows_from=frozenset({"out_of_memory", "disk_full"}),
-    )
-
-
-def restarts_often(snapshot: Snapshot) -> Diagnosed | None:
-    """The node itself is started again and again, without steps in between."""
-    starts_at = [event.at_s for event in events_of(NodeStarted, snapshot.events)][-6:]
-    if len(starts_at) < 4 or not events_of(NodeRestored, snapshot.events):
-        return None
-    since = [step for step in events_of(StepMade, snapshot.events) if step.at_s > starts_at[0]]
-    if since or snapshot.is_finished:
-        return None
-    return Diagnosed(
-        name="restarts_often",
-        claim=f"the node was started {len(starts_at)} times and made no step in between",
-        evidence=(f"started in events.jsonl, within {starts_at[-1] - starts_at[0]:.0f} s",),
-        fix="read the last lines of its log before each start; a service manager that starts it again hides them",
-        gravity=Gravity.STOPS,
-        certainty=Certainty.LIKELY,
-        follows_from=ENDINGS | {"out_of_memory"},
     )

@@ -29,6 +29,9 @@ ALIKE: Final = (NO_SIGNAL - {"cannot_be_scored"}) | {
     "no_steps",
 }
 TOO_SLOW: Final = frozenset({"step_needs_many", "no_steps", "stale", "come_too_late", "far_behind", "no_credit"})
+# Seen after some steps, where `LITTLE` and `WILD` take many.
+EARLY: Final = frozenset({"no_progress"})
+EARLY_LITTLE: Final = frozenset({"steps_are_small"})
 SLOW: Final = TOO_SLOW | {"waits_for_groups", "no_group_yet", "no_step_yet"}
 LONELY: Final = frozenset(
     {"alone", "no_external", "cannot_dial", "no_trainer", "trainer_away", "nobody_follows", "turns_others_away"}

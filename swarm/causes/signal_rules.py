@@ -12,6 +12,8 @@ from swarm.events import NODE, GroupPut, GroupUnscored, LoopFailed, events_of
 NOTHING_TO_LEARN: Final = "there is nothing to learn from"  # of the error with which a training gives up
 MANY_IN_VAIN: Final = 100  # own groups without signal; with one right answer in 100 and 8 tries a group: 1 in 3,000
 SOME_IN_VAIN: Final = 16  # the same, once the time without a step is up, or where every answer is cut off
+MINUTE_IN_VAIN: Final = 48  # the same after MINUTE_S without a step; with one right answer in 100: 1 in 50
+MINUTE_S: Final = 60.0
 FEW_UNSCORED: Final = 4
 UNSCORED_SHARE: Final = 0.1  # from which on it is more than a slip
 SLOW_SHARE: Final = 0.5  # of the time that scoring takes
@@ -137,10 +139,12 @@ def gave_up(snapshot: Snapshot) -> bool:
 
 def _is_vain(snapshot: Snapshot, num_equal: int) -> bool:
     """Whether so many groups without signal are no chance."""
-    has_waited = snapshot.at_s - snapshot.value("last_step_at_s", snapshot.at_s) > snapshot.max_idle_s
+    idle_s = snapshot.at_s - snapshot.value("last_step_at_s", snapshot.at_s)
+    has_waited = idle_s > snapshot.max_idle_s
     cut = cut_share(snapshot)
     is_given_up = gave_up(snapshot)
     few = SOME_IN_VAIN if has_waited or is_given_up or (cut is not None and cut > 0.95) else MANY_IN_VAIN
+    few = min(few, MINUTE_IN_VAIN) if idle_s > MINUTE_S else few
     return num_equal >= few and not snapshot.is_finished
 
 
@@ -266,6 +270,8 @@ def equal_rewards(snapshot: Snapshot) -> Diagnosed | None:
     shown = f"mean rewards by environment: {_by_env(snapshot.puts[-num_equal:])} (put in events.jsonl)"
     evidence = [f"{_waits(num_equal)} (status.json)" if is_stopped else f"{num_equal} own groups in a row", shown]
     if means and level >= 1 - _EDGE:
+        right = [flag for group in snapshot.answers for flag in group.is_right]
+        evidence += [f"{sum(right)} of {len(right)} answers are the right one of the file"] if right else []
         name, claim = "all_right", "every answer gets the full reward, so nothing is left to learn from these tasks"
         fix = (
             f"look at them: swarm samples {snapshot.directory}. Where they are right: harder tasks ([[environments]] "
@@ -310,7 +316,7 @@ def equal_rewards(snapshot: Snapshot) -> Diagnosed | None:
         gravity=Gravity.STOPS if is_stopped else Gravity.WASTES if name == "all_right" else Gravity.HARMS,
         certainty=Certainty.SURE if snapshot.num_in_vain else Certainty.LIKELY,
         follows_from=frozenset({"cut_off", "episodes_cut_off", "cannot_be_scored", "disk_full"})
-        | {"learning_rate_too_high", "weights_decay", "reward_is_upside_down"},
+        | {"learning_rate_too_high", "weights_decay", "reward_is_upside_down", "right_answers_unpaid"},
     )
 
 

@@ -5,14 +5,15 @@ Invariant: everything here comes from a file of the node; a part that is not the
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, TypeVar
 
 from swarm.config import NodeConfig
+from swarm.environments.record_facts import RecordFacts
 from swarm.events import (
     ApplyFailed,
     Event,
@@ -51,6 +52,11 @@ class AnsweredGroup:
     has_room: tuple[bool, ...] = ()  # another turn would have fitted; empty: single answers, or not known
     prompt: int = 0  # equal for equal prompts
     texts: tuple[int, ...] = ()  # equal for equal answers; empty: not known
+    nats: float = math.nan  # mean of -log p over the tokens of its answers, as they were drawn
+    # Beside the right answers of a file; empty: not known.
+    is_right: tuple[bool, ...] = ()  # the right one, up to white space
+    is_nearly_right: tuple[bool, ...] = ()  # not that, but right up to case and punctuation, or with words around it
+    is_of_neighbour: tuple[bool, ...] = ()  # not that, but the right one of the record before or after
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +80,8 @@ class Snapshot:
     changed_keys: tuple[str, ...] = ()  # of node.toml, since the start of the node that runs
     log: str = ""  # end of log.txt
     warnings: tuple[LoggedWarning, ...] = ()  # what the node logged, oldest first
+    records: Mapping[str, RecordFacts] = field(default_factory=dict[str, RecordFacts])  # by environment, of its file
+    stopped_pids: tuple[int, ...] = ()  # processes of the node that a signal holds
 
     # --- the moment -----------------------------------------------------------------------------------
 

@@ -205,11 +205,11 @@ def is_same_answer(answer: str, reference: str) -> bool:
     """Equal after every run of white space became one blank, or equal as finite decimal numbers."""
     if " ".join(answer.split()) == " ".join(reference.split()):
         return True
-    left, right = _number(answer), _number(reference)
+    left, right = number_of(answer), number_of(reference)
     return left is not None and left == right
 
 
-def _number(text: str) -> float | None:
+def number_of(text: str) -> float | None:
     plain = text.strip().replace(",", "")
     if len(plain) > 40 or not plain.isascii() or "_" in plain:
         return None

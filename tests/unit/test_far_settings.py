@@ -4,14 +4,15 @@ from swarm.causes import Certainty, Diagnosed, Gravity, Snapshot, diagnose
 from swarm.causes.all_rules import RULES, SYMPTOMS
 from swarm.causes.far_settings import far_settings
 from swarm.causes.finding import Suspect, by_cause, with_guilty
-from swarm.causes.group_rules import one_question, reward_is_random, suspects
+from swarm.causes.group_rules import one_question, suspects
+from swarm.causes.reward_rules import reward_is_random
 from swarm.causes.settings_table import FAR
 from swarm.causes.signal_rules import NO_SIGNAL
 from swarm.causes.snapshot import AnsweredGroup
 from swarm.config import NodeConfig
 from swarm.events import NODE, LoopFailed, NodeStarted, StepMade
 
-OF_ANSWERS = {"few_questions", "answers_alike", "empty_answers", "rewards_add_up_to_nothing"}
+OF_ANSWERS = {"few_questions", "answers_alike", "empty_answers", "rewards_add_up_to_nothing", "model_knows_nothing"}
 
 
 def suspect(*explains: str) -> Suspect:

@@ -1,0 +1,106 @@
+"""Rules about the pace of a node: what comes no more, measured by how often it came before.
+
+Invariant: patience is a multiple of the longest time that the node itself took before, so that slow nodes get more.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+from swarm.causes.finding import Certainty, Diagnosed, Gravity
+from swarm.causes.off_policy_rules import set_aside_words
+from swarm.causes.signal_rules import NO_SIGNAL
+from swarm.causes.snapshot import Snapshot, middle
+from swarm.events import Event, GroupPut, GroupUnscored, PolicyEvaluated, StepMade, VersionApplied
+
+FEW: Final = 8  # times that something came; of fewer nothing is usual
+TIMES: Final = 4.0  # the longest time before
+LEAST_S: Final = 30.0
+OF_HALTS: Final = NO_SIGNAL | {
+    "all_set_aside",
+    "buffer_too_small",
+    "coordinator_refuses",
+    "data_file_gone",
+    "disk_full",
+    "does_not_run",
+    "equivocated",
+    "hangs",
+    "killer_group",
+    "no_credit",
+    "no_steps",
+    "no_trainer",
+    "nobody_follows",
+    "not_a_number",
+    "out_of_memory",
+    "process_stopped",
+    "records_broken",
+    "stale",
+    "status_unwritten",
+    "step_needs_many",
+    "trainer_away",
+    "versions_refused",
+    "worker_dies",
+    "loops_fail",
+}
+
+
+def overdue(snapshot: Snapshot, *kinds: type[Event]) -> tuple[float, float] | None:
+    """Seconds since the newest event of these kinds, and those usual between two; None where it is not overdue."""
+    since = snapshot.started_at_s or 0.0
+    times = [event.at_s for event in snapshot.events if isinstance(event, kinds) and event.at_s >= since]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    if len(gaps) < FEW:
+        return None
+    waited_s = snapshot.at_s - times[-1]
+    return (waited_s, middle(gaps)) if waited_s > max(LEAST_S, TIMES * max(gaps)) else None
+
+
+def halted(snapshot: Snapshot) -> Diagnosed | None:
+    """A node that made steps, or groups, makes none any more."""
+    if snapshot.is_finished or snapshot.only_relays or snapshot.value("is_loading", False):
+        return None
+    if (what := _halted(snapshot)) is None:
+        return None
+    name, waited_s, usual_s, others = what
+    aside = set_aside_words(snapshot.value("guard", dict[str, float]()))
+    known = aside or others
+    return Diagnosed(
+        name="halted",
+        claim=f"the node makes no {name}s any more: none for {waited_s:.0f} s, where one took {usual_s:.2g} s before"
+        + (f"; {known}" if known else ""),
+        evidence=(f"at_s of {name} in events.jsonl, step {snapshot.value('step', 0)}",),
+        fix="a process of it that a signal holds goes on with kill -CONT; what it logged last is in warnings.jsonl; "
+        f"else stop it, then {snapshot.start}",
+        gravity=Gravity.STOPS,
+        certainty=Certainty.LIKELY,
+        follows_from=OF_HALTS,
+    )
+
+
+def _halted(snapshot: Snapshot) -> tuple[str, float, float, str] | None:
+    """What came no more, for how long, how long one took before, and what came meanwhile."""
+    made = (GroupPut, GroupUnscored)
+    if snapshot.is_trainer:
+        # an evaluation holds up the next step, and says so itself when it is done
+        found, name = overdue(snapshot, StepMade, PolicyEvaluated), "step"
+    else:
+        found, name = overdue(snapshot, *made), "group"
+    if found is None or snapshot.idle_s < LEAST_S:  # where events were lost the status has the newest
+        return None
+    waited_s, usual_s = found
+    num_groups = sum(event.at_s > snapshot.at_s - waited_s for event in _of(snapshot, made))
+    signal = ", none with differing rewards" if snapshot.num_in_vain else ""
+    others = f"{num_groups} own groups came meanwhile{signal}" if name == "step" and num_groups else ""
+    return name, waited_s, usual_s, others
+
+
+def no_newer_version(snapshot: Snapshot) -> str:
+    """For how long no newer version of the trainer came, in words; "" where none is overdue."""
+    found = overdue(snapshot, VersionApplied)
+    return (
+        "" if found is None else f"no newer version for {found[0]:.0f} s, where one came every {found[1]:.2g} s before"
+    )
+
+
+def _of(snapshot: Snapshot, kinds: Sequence[type[Event]]) -> list[Event]:
+    return [event for event in snapshot.events if isinstance(event, tuple(kinds))]

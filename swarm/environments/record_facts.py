@@ -1,0 +1,129 @@
+"""Facts about a file of questions and right answers that no single record shows: contradictions, repetitions, blanks.
+
+Invariant: facts alone, of at most MOST_READ records; whether one does harm is for `swarm.causes.data_rules` to say.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, cast
+
+from swarm.config import EnvironmentConfig
+from swarm.environments.jsonl import MAX_LINE_BYTES, number_of
+
+MOST_READ: Final = 20_000  # records of a file
+MAX_FILE_BYTES: Final = 256 * 2**20  # a larger one is not read
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordFacts:
+    """What the records of one environment have in common.
+
+    Example: a file that has each of 60 questions four times, each time with another right answer, has num_records 240,
+    num_questions 60 and num_contradicting 240.
+    """
+
+    num_records: int
+    num_questions: int  # different ones
+    num_contradicting: int = 0  # records whose question has another right answer elsewhere
+    first_contradiction: tuple[int, int] = (-1, -1)  # records
+    num_with_blanks: int = 0  # right answers with white space before or after them
+    num_null: int = 0  # right answers that are null, which an answer would have to spell
+    num_no_text: int = 0  # right answers that are true, false, a list or a table
+    num_told: int = 0  # questions that end with their right answer
+    num_broken: int = 0  # lines that are no record
+    commonest: int = 0  # records with the commonest right answer
+    answer_chars: tuple[int, ...] = ()  # of each right answer
+    references: tuple[str, ...] = field(default=(), repr=False)  # right answers, by record; "" where there is none
+
+
+def plain(answer: str) -> str:
+    """Equal for answers that count as the same: up to white space, or as numbers."""
+    number = number_of(answer)
+    return " ".join(answer.split()) if number is None else f"{number!r}"
+
+
+def loose(answer: str) -> str:
+    """Equal for answers that differ in nothing but case, punctuation and white space."""
+    return "".join(each for each in answer.casefold() if each.isalnum())
+
+
+def record_facts(config: EnvironmentConfig) -> RecordFacts | None:
+    """Facts of the file that an environment asks from (blocking); None where it has none that can be read."""
+    if config.kind not in ("jsonl", "function"):
+        return None
+    path = Path(str(config.params.get("path") or config.dataset)).expanduser()
+    try:
+        found = path.stat()
+        if found.st_size > MAX_FILE_BYTES:
+            return None
+        fields = str(config.params.get("question", "question")), str(config.params.get("answer", "answer"))
+        return _facts(path, found.st_mtime_ns, found.st_size, *fields)
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=8)
+def _facts(path: Path, _changed_ns: int, _num_bytes: int, question: str, answer: str) -> RecordFacts | None:
+    asked: dict[str, dict[str, int]] = defaultdict(dict)  # question -> right answer -> first record with it
+    counts = Counter[str]()  # of questions
+    references: list[str] = []
+    num_broken = num_null = num_no_text = num_with_blanks = num_told = 0
+    for record in _records(path):
+        if record is None:
+            num_broken += 1
+            references.append("")
+            continue
+        given, number = record.get(answer, ""), len(references)
+        reference, text = str(given), _question(record, question)
+        references.append(reference)
+        num_null += given is None
+        num_no_text += isinstance(given, bool | list | dict)
+        num_with_blanks += reference != reference.strip()
+        num_told += bool(reference.strip()) and text.rstrip().endswith(reference.strip())
+        counts[text] += 1
+        if reference:
+            asked[text].setdefault(plain(reference), number)
+    if not references:
+        return None
+    contradicted = [text for text, answers in asked.items() if len(answers) > 1]
+    pairs = [sorted(asked[text].values())[:2] for text in contradicted]
+    return RecordFacts(
+        num_records=len(references),
+        num_questions=len(counts),
+        num_contradicting=sum(counts[text] for text in contradicted),
+        first_contradiction=min([(one, other) for one, other in pairs], default=(-1, -1)),
+        num_with_blanks=num_with_blanks,
+        num_null=num_null,
+        num_no_text=num_no_text,
+        num_told=num_told,
+        num_broken=num_broken,
+        commonest=max(Counter(plain(each) for each in references if each).values(), default=0),
+        answer_chars=tuple(len(each.strip()) for each in references),
+        references=tuple(references),
+    )
+
+
+def _records(path: Path) -> Iterator[dict[str, Any] | None]:
+    """The first records of a file; None for a line that is none."""
+    with path.open("rb") as file:
+        count = 0
+        while count < MOST_READ and (line := file.readline(MAX_LINE_BYTES + 1)):
+            if not line.strip():
+                continue
+            count += 1
+            try:
+                record: object = json.loads(line)
+            except ValueError:
+                record = None
+            yield cast("dict[str, Any]", record) if isinstance(record, dict) else None
+
+
+def _question(record: dict[str, Any], key: str) -> str:
+    """A question, or the chat before the answer, as text."""
+    if key in record:
+        return str(record[key])
+    return json.dumps(record.get("messages", ""), sort_keys=True)
