@@ -25,6 +25,7 @@ from swarm.causes import (
     replay_buffer_rules,
     restart_rules,
     reward_rules,
+    right_answer_rules,
     running_rules,
     signal_rules,
     step_rules,
@@ -60,7 +61,7 @@ RULES: Final[tuple[Rule, ...]] = (
     running_rules.out_of_memory,
     running_rules.worker_dies,
     running_rules.killer_group,
-    running_rules.process_stopped,
+    pace_rules.process_stopped,
     disk_rules.store_damaged,
     restart_rules.restarts_often,
     running_rules.helpers_die,
@@ -73,10 +74,11 @@ RULES: Final[tuple[Rule, ...]] = (
     data_rules.records_contradict,
     data_rules.records_broken,
     data_rules.answers_no_text,
-    data_rules.answers_are_shifted,
+    right_answer_rules.answers_are_shifted,
     data_rules.questions_tell_answers,
     data_rules.answers_have_no_room,
-    data_rules.right_answers_unpaid,
+    data_rules.questions_too_long,
+    right_answer_rules.right_answers_unpaid,
     data_rules.records_repeat,
     data_rules.one_right_answer,
     group_rules.one_question,
@@ -165,7 +167,14 @@ def diagnose(snapshot: Snapshot, rules: Sequence[Rule] = RULES) -> list[Diagnose
 
 
 def _suspects(snapshot: Snapshot) -> list[Suspect]:
-    of = (error_rules.suspects, data_rules.suspects, group_rules.suspects, logged_rules.suspects, far_settings)
+    of = (
+        error_rules.suspects,
+        data_rules.suspects,
+        right_answer_rules.suspects,
+        group_rules.suspects,
+        logged_rules.suspects,
+        far_settings,
+    )
     return [each for suspects in of for each in suspects(snapshot)]
 
 

@@ -1,4 +1,4 @@
-"""Rules about the pace of a node: what comes no more, measured by how often it came before.
+"""Rules about the pace of a node: what comes no more, measured by how often it came before; what a signal holds.
 
 Invariant: patience is a multiple of the longest time that the node itself took before, so that slow nodes get more.
 """
@@ -20,7 +20,6 @@ OF_HALTS: Final = NO_SIGNAL | {
     "all_set_aside",
     "buffer_too_small",
     "coordinator_refuses",
-    "data_file_gone",
     "disk_full",
     "does_not_run",
     "equivocated",
@@ -53,6 +52,21 @@ def overdue(snapshot: Snapshot, *kinds: type[Event]) -> tuple[float, float] | No
         return None
     waited_s = snapshot.at_s - times[-1]
     return (waited_s, middle(gaps)) if waited_s > max(LEAST_S, TIMES * max(gaps)) else None
+
+
+def process_stopped(snapshot: Snapshot) -> Diagnosed | None:
+    """A signal holds a process that the node started, while the node itself goes on."""
+    pid = snapshot.value("pid", 0)
+    if not snapshot.runs or not snapshot.stopped_pids:
+        return None
+    shown = ", ".join("the node itself" if each == pid else str(each) for each in snapshot.stopped_pids)
+    return Diagnosed(
+        name="process_stopped",
+        claim=f"processes of the node are stopped (SIGSTOP, Ctrl-Z, a debugger): {shown}",
+        evidence=(f"state of process {pid} and of those that it started",),
+        fix=f"kill -CONT {' '.join(map(str, snapshot.stopped_pids))}",
+        gravity=Gravity.STOPS,
+    )
 
 
 def halted(snapshot: Snapshot) -> Diagnosed | None:

@@ -20,6 +20,7 @@ from swarm.events import (
 from swarm.types import short
 
 STALE_AFTER_S: Final = 15.0  # the daemon writes status.json every second
+ENDING_S: Final = 3.0  # that a process takes from its last error to its end
 SIGKILL: Final = -9  # what the kernel sends to the process that takes the memory of all
 FEW_STEPS: Final = 3  # since a death: it may come again
 MANY_RESTARTS: Final = 8
@@ -70,10 +71,12 @@ def never_ran(snapshot: Snapshot) -> Diagnosed | None:
 
 def ended_with_error(snapshot: Snapshot) -> Diagnosed | None:
     """An exception ended the node itself."""
-    if snapshot.runs or snapshot.is_finished:
+    if snapshot.is_finished:
         return None
     since = snapshot.started_at_s or 0.0
     ends = [event for event in events_of(LoopFailed, snapshot.events) if event.loop == NODE and event.at_s >= since]
+    if snapshot.runs and not (ends and snapshot.now_s - ends[-1].at_s < ENDING_S):
+        return None
     lines = [line.strip() for line in snapshot.log.splitlines() if line.strip()]
     is_last = bool(lines) and _ERROR_LINE.match(lines[-1]) is not None
     if not ends and not is_last:
@@ -201,21 +204,6 @@ def hangs(snapshot: Snapshot) -> Diagnosed | None:
         fix=f"kill -CONT {pid}, where it was stopped (Ctrl-Z); else end it with kill {pid}, then {snapshot.start}",
         gravity=Gravity.STOPS,
         follows_from=frozenset({"disk_full", "process_stopped"}),
-    )
-
-
-def process_stopped(snapshot: Snapshot) -> Diagnosed | None:
-    """A signal holds a process that the node started, while the node itself goes on."""
-    pid = snapshot.value("pid", 0)
-    if not snapshot.runs or not snapshot.stopped_pids:
-        return None
-    shown = ", ".join("the node itself" if each == pid else str(each) for each in snapshot.stopped_pids)
-    return Diagnosed(
-        name="process_stopped",
-        claim=f"processes of the node are stopped (SIGSTOP, Ctrl-Z, a debugger): {shown}",
-        evidence=(f"state of process {pid} and of those that it started",),
-        fix=f"kill -CONT {' '.join(map(str, snapshot.stopped_pids))}",
-        gravity=Gravity.STOPS,
     )
 
 

@@ -37,6 +37,7 @@ class RecordFacts:
     num_broken: int = 0  # lines that are no record
     commonest: int = 0  # records with the commonest right answer
     answer_chars: tuple[int, ...] = ()  # of each right answer
+    question_chars: tuple[int, ...] = ()  # of each question that is one
     references: tuple[str, ...] = field(default=(), repr=False)  # right answers, by record; "" where there is none
 
 
@@ -71,6 +72,7 @@ def _facts(path: Path, _changed_ns: int, _num_bytes: int, question: str, answer:
     asked: dict[str, dict[str, int]] = defaultdict(dict)  # question -> right answer -> first record with it
     counts = Counter[str]()  # of questions
     references: list[str] = []
+    question_chars: list[int] = []
     num_broken = num_null = num_no_text = num_with_blanks = num_told = 0
     for record in _records(path):
         if record is None:
@@ -80,6 +82,7 @@ def _facts(path: Path, _changed_ns: int, _num_bytes: int, question: str, answer:
         given, number = record.get(answer, ""), len(references)
         reference, text = str(given), _question(record, question)
         references.append(reference)
+        question_chars.append(len(text))
         num_null += given is None
         num_no_text += isinstance(given, bool | list | dict)
         num_with_blanks += reference != reference.strip()
@@ -103,6 +106,7 @@ def _facts(path: Path, _changed_ns: int, _num_bytes: int, question: str, answer:
         num_broken=num_broken,
         commonest=max(Counter(plain(each) for each in references if each).values(), default=0),
         answer_chars=tuple(len(each.strip()) for each in references),
+        question_chars=tuple(question_chars),
         references=tuple(references),
     )
 
