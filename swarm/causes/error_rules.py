@@ -33,6 +33,7 @@ EFFECTS: Final = frozenset(
         "versions_refused",
         "not_published",
         "status_unwritten",
+        "logged_errors",
     }
 )
 KNOWN: Final = (

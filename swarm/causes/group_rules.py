@@ -11,7 +11,7 @@ from typing import Final
 from swarm.causes.finding import Certainty, Diagnosed, Gravity, Suspect
 from swarm.causes.signal_rules import NO_SIGNAL
 from swarm.causes.snapshot import AnsweredGroup, Snapshot, mean, middle
-from swarm.events import GroupPut
+from swarm.events import GroupAdmitted, GroupPut, events_of
 
 FEW_GROUPS: Final = 8  # fewer say nothing
 FEW_QUESTIONS: Final = 20  # of a training that are learned by heart within minutes
@@ -116,7 +116,8 @@ def environment_not_asked(snapshot: Snapshot) -> Diagnosed | None:
         return None
     counts = {each.name: sum(put.env == each.name for put in snapshot.attempts) for each in config.environments}
     env, count = min(counts.items(), key=lambda each: each[1])
-    if count > RARELY * len(snapshot.attempts):
+    others = [event for event in events_of(GroupAdmitted, snapshot.events) if event.env == env]
+    if count > RARELY * len(snapshot.attempts) or others:  # learned from what other nodes ask
         return None
     return Diagnosed(
         name="environment_not_asked",

@@ -59,6 +59,9 @@ EXPLAINS: Final = {
 }
 
 
+OF_DOUBTS: Final = frozenset({"learns_nothing", "gets_worse", "reward_ignores_question", "right_answers_unpaid"})
+
+
 def suspects(snapshot: Snapshot) -> list[Suspect]:
     """Doubts about the tasks, and warnings by the part of the node that logged them, the newest first."""
     found = [_doubt(snapshot)]
@@ -118,9 +121,7 @@ def _doubt(snapshot: Snapshot) -> Suspect | None:
         certainty=Certainty.LIKELY,
         key="environments.dataset",
     )
-    return Suspect(
-        finding=finding, explains=(NO_SIGNAL - {"cannot_be_scored", "cut_off"}) | {"learns_nothing", "gets_worse"}
-    )
+    return Suspect(finding=finding, explains=(NO_SIGNAL - {"cannot_be_scored", "cut_off"}) | OF_DOUBTS)
 
 
 def _noted(snapshot: Snapshot, message: str) -> LoggedWarning | None:

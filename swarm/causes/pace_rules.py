@@ -73,6 +73,8 @@ def halted(snapshot: Snapshot) -> Diagnosed | None:
     """A node that made steps, or groups, makes none any more."""
     if snapshot.is_finished or snapshot.only_relays or snapshot.value("is_loading", False):
         return None
+    if snapshot.paused_since_s is not None:
+        return None
     if (what := _halted(snapshot)) is None:
         return None
     name, waited_s, usual_s, others = what

@@ -16,6 +16,7 @@ FEW_APART: Final = 3
 SMALL_SPREAD: Final = 0.05  # of rewards, whose range is 1
 OF_LENGTH: Final = 0.9  # of the variance of rewards
 WELL_PAID: Final = 0.3
+RIGHT_SHARE: Final = 0.05
 _EDGE: Final = 1e-6
 
 
@@ -84,16 +85,20 @@ def reward_ignores_question(snapshot: Snapshot) -> Diagnosed | None:
     if not paid or any(len(each) > 1 for each in values):
         return None
     num_questions = max(len(prompts) for prompts in often)
+    right = [flag for group in snapshot.answers for flag in group.is_right]
+    said = f"; of {len(right)} answers {sum(right)} are right, and what is paid for is wrong"
+    said = said if right and sum(right) < RIGHT_SHARE * len(right) else ""
     return Diagnosed(
         name="reward_ignores_question",
         claim=f"the reward pays for a text whatever is asked: the same answer to {num_questions} different questions "
-        f"is worth {max(paid):.2g} each time",
+        f"is worth {max(paid):.2g} each time{said}",
         evidence=(f"{len(often)} texts were given to {FEW_GROUPS} questions or more (groups.sqlite)",),
         fix="a reward that compares the answer with the reference of its question: "
         f"swarm samples {snapshot.directory} shows answers with their rewards",
         gravity=Gravity.HARMS,
         certainty=Certainty.LIKELY,
-        follows_from=frozenset({"one_question", "one_right_answer", "reward_is_of_length"}),
+        follows_from=frozenset({"one_question", "one_right_answer", "reward_is_of_length", "reward_is_upside_down"})
+        | {"right_answers_unpaid"},
     )
 
 

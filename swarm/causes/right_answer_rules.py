@@ -25,7 +25,8 @@ def right_answers_unpaid(snapshot: Snapshot) -> Diagnosed | None:
     """Answers that are the right one are worth little, or less than others."""
     right, others = _worth(snapshot, lambda each: each.is_right)
     unpaid = [reward for reward in right if reward < UNPAID]
-    if len(right) < FEW_ANSWERS or len(unpaid) < FEW_UNPAID or len(unpaid) < UNPAID_SHARE * len(right):
+    few = FEW_UNPAID if len(unpaid) == len(right) else FEW_ANSWERS
+    if len(right) < few or len(unpaid) < max(FEW_UNPAID, UNPAID_SHARE * len(right)):
         return None
     is_less = len(others) >= COMPARED and _sigmas(others, right) > SIGMAS
     if is_less:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Final
 
 from swarm.causes.disk_rules import is_status_without_room
+from swarm.causes.error_rules import KNOWN
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
 from swarm.causes.signal_rules import NO_SIGNAL, gave_up
 from swarm.causes.snapshot import Snapshot, shortened
@@ -157,7 +158,7 @@ def does_not_run(snapshot: Snapshot) -> Diagnosed | None:
         fix=snapshot.start,
         gravity=Gravity.WASTES,  # whoever asks mostly knows it: what else is wrong comes first
         certainty=Certainty.LIKELY,
-        follows_from=ENDINGS,
+        follows_from=ENDINGS | {each.name for each in KNOWN},
     )
 
 

@@ -156,7 +156,7 @@ FAR: Final = (
     ),
     odd(
         "learner.learning_rate",
-        lambda v, c: v <= usual_rate(c) / 8,
+        lambda v, c: v <= usual_rate(c) / 20,
         usual_rate,
         "steps are far smaller than what such a model is mostly trained with",
         LITTLE,

@@ -3,6 +3,7 @@
 They are of the data, of rewards beside right answers, of what is drawn, of the pace, and of a restless process.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -88,10 +89,10 @@ def test_a_list_is_no_fault_where_a_function_may_read_it() -> None:
 
 
 def answered(
-    rewards: Sequence[float], kind: str = "is_right", flags: Sequence[bool] = (True, False), **more: Any
+    rewards: Sequence[float], kind: str = "is_right", flags: tuple[bool, ...] = (True, False), nats: float = math.nan
 ) -> tuple[AnsweredGroup, ...]:
-    """Sixteen groups of two answers of these rewards, the first of which are of a kind."""
-    none = dict.fromkeys(("is_right", "is_nearly_right", "is_of_neighbour"), (False, False))
+    """Sixteen groups of two answers of these rewards, which are of a kind or not."""
+    of = {each: (False, False) for each in ("is_right", "is_nearly_right", "is_of_neighbour")} | {kind: flags}
     return tuple(
         AnsweredGroup(
             env="own",
@@ -101,7 +102,10 @@ def answered(
             task_id=number,
             prompt=number,
             texts=(2 * number, 2 * number + 1),
-            **{**none, kind: tuple(flags), **more},
+            nats=nats,
+            is_right=of["is_right"],
+            is_nearly_right=of["is_nearly_right"],
+            is_of_neighbour=of["is_of_neighbour"],
         )
         for number in range(16)
     )
@@ -217,7 +221,7 @@ def test_a_model_that_knows_nothing_is_named_where_nothing_is_paid() -> None:
     ("key", "value", "moved"),
     [
         ("learner.warmup_steps", 20_000, 0.002),
-        ("learner.learning_rate", 1e-5, 0.004),
+        ("learner.learning_rate", 4e-6, 0.004),
         ("learner.max_grad_norm", 1e-9, 0.002),
         ("learner.betas", [0.999999, 0.99], 0.03),
         ("learner.updates_per_step", 64, 0.03),
