@@ -92,7 +92,7 @@ def answered(
     rewards: Sequence[float], kind: str = "is_right", flags: tuple[bool, ...] = (True, False), nats: float = math.nan
 ) -> tuple[AnsweredGroup, ...]:
     """Sixteen groups of two answers of these rewards, which are of a kind or not."""
-    of = {each: (False, False) for each in ("is_right", "is_nearly_right", "is_of_neighbour")} | {kind: flags}
+    of = dict.fromkeys(("is_right", "is_nearly_right", "is_of_neighbour"), (False, False)) | {kind: flags}
     return tuple(
         AnsweredGroup(
             env="own",
