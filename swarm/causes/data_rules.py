@@ -237,6 +237,7 @@ def _most_chars(snapshot: Snapshot) -> int:
 
 
 def files_of(snapshot: Snapshot) -> list[tuple[EnvironmentConfig, RecordFacts]]:
+    """Environments that ask from a file, with its facts."""
     sections = () if snapshot.config is None else snapshot.config.environments
     return [(each, snapshot.records[each.name]) for each in sections if each.name in snapshot.records]
 
@@ -251,4 +252,5 @@ def _worst(
 
 
 def path_of(env: EnvironmentConfig) -> str:
+    """The file that an environment asks from."""
     return str(env.params.get("path") or env.dataset)

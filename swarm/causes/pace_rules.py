@@ -1,4 +1,4 @@
-"""Rules about the pace of a node: what comes no more, measured by how often it came before; what a signal holds.
+"""Rules about the pace of a node: what comes no more, measured by how often it came before; restarts.
 
 Invariant: patience is a multiple of the longest time that the node itself took before, so that slow nodes get more.
 """
@@ -9,13 +9,27 @@ from typing import Final
 
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
 from swarm.causes.off_policy_rules import set_aside_words
+from swarm.causes.running_rules import ENDINGS
 from swarm.causes.signal_rules import NO_SIGNAL
-from swarm.causes.snapshot import Snapshot, middle
-from swarm.events import Event, GroupPut, GroupUnscored, PolicyEvaluated, StepMade, VersionApplied
+from swarm.causes.snapshot import START_S, Snapshot, middle
+from swarm.events import (
+    Event,
+    GroupPut,
+    GroupUnscored,
+    NodeRestored,
+    NodeStarted,
+    PolicyEvaluated,
+    StepMade,
+    VersionApplied,
+    events_of,
+)
 
 FEW: Final = 8  # times that something came; of fewer nothing is usual
 TIMES: Final = 4.0  # the longest time before
 LEAST_S: Final = 30.0
+MANY_STARTS: Final = 4
+NEWEST_STARTS: Final = 6
+SHORT_S: Final = 180.0  # that a process lives between two starts
 OF_HALTS: Final = NO_SIGNAL | {
     "all_set_aside",
     "buffer_too_small",
@@ -120,3 +134,26 @@ def no_newer_version(snapshot: Snapshot) -> str:
 
 def _of(snapshot: Snapshot, kinds: Sequence[type[Event]]) -> list[Event]:
     return [event for event in snapshot.events if isinstance(event, tuple(kinds))]
+
+
+def restarts_often(snapshot: Snapshot) -> Diagnosed | None:
+    """The node itself is started again and again, without steps in between or after minutes."""
+    starts_at = [event.at_s for event in events_of(NodeStarted, snapshot.events)][-NEWEST_STARTS:]
+    if len(starts_at) < MANY_STARTS or not events_of(NodeRestored, snapshot.events) or snapshot.is_finished:
+        return None
+    steps = [step for step in events_of(StepMade, snapshot.events) if step.at_s > starts_at[0]]
+    lived_s = middle([later - earlier for earlier, later in pairwise(starts_at)])
+    if steps and (lived_s > SHORT_S or snapshot.at_s - starts_at[-1] > max(START_S, 3 * lived_s)):
+        return None
+    num_new = max((step.step for step in steps), default=0) - min((step.step for step in steps), default=0)
+    between = f"made {num_new} new steps of {len(steps)}" if steps else "made no step in between"
+    return Diagnosed(
+        name="restarts_often",
+        claim=f"the node was started {len(starts_at)} times and {between}: it lives {lived_s:.0f} s each time",
+        evidence=(f"started in events.jsonl, within {starts_at[-1] - starts_at[0]:.0f} s",),
+        fix="read the last lines of its log before each start; a service manager (systemd, a container, cron) that "
+        "ends and starts it again hides them: journalctl -u tells who does",
+        gravity=Gravity.WASTES if steps else Gravity.STOPS,
+        certainty=Certainty.LIKELY,
+        follows_from=ENDINGS | {"out_of_memory"},
+    )

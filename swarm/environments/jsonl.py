@@ -210,6 +210,7 @@ def is_same_answer(answer: str, reference: str) -> bool:
 
 
 def number_of(text: str) -> float | None:
+    """The finite decimal number that a text is, commas between digits left out; None: it is none."""
     plain = text.strip().replace(",", "")
     if len(plain) > 40 or not plain.isascii() or "_" in plain:
         return None
