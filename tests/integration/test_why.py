@@ -53,6 +53,10 @@ async def test_nothing_is_blamed_on_a_training_that_went_well(tmp_path: Path) ->
     assert result.exit_code == 0 and "nothing is wrong: 8 steps" in result.output and "--steps 16" in result.output
     plain = json.loads(CliRunner().invoke(app, ["why", str(directory), "--json"]).output)
     assert plain["is_healthy"] and [each["name"] for each in plain["findings"]] == [finished.__name__]
+    groups = read_snapshot(directory, time.time()).answers
+    pairs = [pair for each in groups for pair in zip(each.is_right, each.rewards, strict=True)]
+    assert {reward for is_right, reward in pairs if is_right} == {1.0}, "right answers of the file are known as such"
+    assert all(0.1 < each.nats < 2.5 for each in groups), "what tokens were drawn from"
 
 
 async def test_nothing_is_blamed_on_a_node_that_starts_or_runs(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """Rules of `swarm why` on snapshots, each with a healthy neighbour of which it says nothing."""
 
+import json
 import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from swarm.causes.read_snapshot import read_snapshot
 from swarm.causes.reward_rules import reward_is_of_length
 from swarm.causes.snapshot import AnsweredGroup
 from swarm.config import NodeConfig
-from swarm.events import NodeStarted, PolicyEvaluated, StepMade, WorkerDied
+from swarm.events import GroupAdmitted, GroupPut, NodeStarted, PolicyEvaluated, StepMade, WorkerDied
 from swarm.process import lock_directory
 from swarm.telemetry import LoggedWarning
 from swarm.wire.run_manifest import write_toml
@@ -191,3 +194,47 @@ def test_a_file_that_was_changed_after_the_start_is_told_from_one_that_is_in_for
     finally:
         os.close(held)
     assert [each.key for each in found] == ["learner.learning_rate"] * expected
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["others ask it", "nobody asks it"])
+def test_an_environment_that_others_ask_is_left_to_them(is_shared: bool) -> None:
+    both = [{"name": name, "kind": "char", "dataset": name} for name in ("sort", "reverse")]
+    puts = [
+        GroupPut(
+            at_s=701.0 + n, digest=str(n), producer="a", policy_id="a", oldest_step=0, env="sort", reward_mean=0.5,
+            num_tokens=8, size_bytes=1,
+        )
+        for n in range(60)
+    ]  # fmt: skip
+    came = GroupAdmitted(
+        at_s=990.0, digest="b", producer="bb", policy_id="bb", env="reverse", oldest_step=0, size_bytes=1,
+        reward_mean=0.5, via="bb", age_s=0.1,
+    )  # fmt: skip
+    found = names(said({"environments": both}, events=(*puts, *[came] * is_shared), status={"peers": ["bb"]}))
+    assert ("environment_not_asked" in found) is not is_shared
+
+
+def test_a_node_that_was_stopped_while_it_was_paused_did_not_halt() -> None:
+    made = [
+        StepMade(at_s=701.0 + n, step=n, draw_step=n, digest=str(n), loss=0.0, grad_norm=1.0, num_tokens=5)
+        for n in range(20)
+    ]
+    for paused_since_s, expected in ((725.0, []), (None, ["halted"])):
+        status = {"paused_since_s": paused_since_s, "was_stopped": True, "last_step_at_s": 721.0}
+        found = said({"directory": {"kind": "none"}}, events=made, status=status, runs=False)
+        assert names(found) == expected
+
+
+def test_a_process_that_a_signal_holds_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text("")
+    with subprocess.Popen(["sleep", "60"]) as child:
+        (tmp_path / "status.json").write_text(json.dumps({"at_s": 1000.0, "pid": child.pid}))
+        held = lock_directory(tmp_path)
+        try:
+            assert read_snapshot(tmp_path, 1001.0).stopped_pids == ()
+            child.send_signal(signal.SIGSTOP)
+            os.waitpid(child.pid, os.WUNTRACED)  # until it is held
+            assert read_snapshot(tmp_path, 1001.0).stopped_pids == (child.pid,)
+        finally:
+            os.close(held)
+            child.kill()
