@@ -21,6 +21,7 @@ from swarm.events import (
     PolicyEvaluated,
     StepMade,
     VersionApplied,
+    VersionPublished,
     events_of,
 )
 
@@ -57,15 +58,22 @@ OF_HALTS: Final = NO_SIGNAL | {
 }
 
 
-def overdue(snapshot: Snapshot, *kinds: type[Event]) -> tuple[float, float] | None:
-    """Seconds since the newest event of these kinds, and those usual between two; None where it is not overdue."""
+def overdue(snapshot: Snapshot, kind: type[Event], *besides: type[Event]) -> tuple[float, float] | None:
+    """Seconds since the newest event of a kind, and those usual between two; None where it is not overdue.
+
+    Others are work, too, that tells how long something may take: patience is of the longest time between any of them.
+    """
     since = snapshot.started_at_s or 0.0
-    times = [event.at_s for event in snapshot.events if isinstance(event, kinds) and event.at_s >= since]
-    gaps = [later - earlier for earlier, later in pairwise(times)]
+    worked = [event for event in snapshot.events if isinstance(event, (kind, *besides)) and event.at_s >= since]
+    gaps = _gaps([event for event in worked if isinstance(event, kind)])
     if len(gaps) < FEW:
         return None
-    waited_s = snapshot.at_s - times[-1]
-    return (waited_s, middle(gaps)) if waited_s > max(LEAST_S, TIMES * max(gaps)) else None
+    waited_s = snapshot.at_s - worked[-1].at_s
+    return (waited_s, middle(gaps)) if waited_s > max(LEAST_S, TIMES * max(_gaps(worked))) else None
+
+
+def _gaps(events: Sequence[Event]) -> list[float]:
+    return [later.at_s - earlier.at_s for earlier, later in pairwise(events)]
 
 
 def process_stopped(snapshot: Snapshot) -> Diagnosed | None:
@@ -111,8 +119,8 @@ def _halted(snapshot: Snapshot) -> tuple[str, float, float, str] | None:
     """What came no more, for how long, how long one took before, and what came meanwhile."""
     made = (GroupPut, GroupUnscored)
     if snapshot.is_trainer:
-        # an evaluation holds up the next step, and says so itself when it is done
-        found, name = overdue(snapshot, StepMade, PolicyEvaluated), "step"
+        # the first version is published before the first evaluation, and so says how long one takes
+        found, name = overdue(snapshot, StepMade, PolicyEvaluated, VersionPublished), "step"
     else:
         found, name = overdue(snapshot, *made), "group"
     if found is None or snapshot.idle_s < LEAST_S:  # where events were lost the status has the newest

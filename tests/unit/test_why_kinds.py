@@ -24,8 +24,10 @@ from swarm.events import (
     LoopFailed,
     NodeRestored,
     NodeStarted,
+    PolicyEvaluated,
     StepMade,
     VersionApplied,
+    VersionPublished,
 )
 
 START = NodeStarted(at_s=700.0, node_id="a")
@@ -260,6 +262,12 @@ def test_steps_that_come_no_more_are_told_from_a_pause_that_was_there_before(las
     assert [each.name for each in found] == ["halted"] * is_named
     slow = [*steps(0.02, count=9, last_s=850.0), *steps(0.02, count=10, last_s=last_s)]
     assert said(events=slow, status={"last_step_at_s": last_s}) == [], "it took 100 s before"
+    asked = PolicyEvaluated(
+        at_s=last_s - 25, step=0, env="own", split="all", accuracy=0.1, num_problems=9, majority_baseline=0.1
+    )
+    first_version = VersionPublished(at_s=last_s - 45, policy_id="a", step=0, digest="0")
+    evaluated = [first_version, asked, *learning]
+    assert said(events=evaluated, status={"last_step_at_s": last_s}) == [], "an evaluation took 20 s before"
 
 
 def follower(credit: int, last_s: float) -> dict[str, Any]:
