@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 
 from swarm.causes import Diagnosed, Gravity, Snapshot, diagnose
-<<<<<<< HEAD
 from swarm.causes.disk_rules import STATUS_WITHOUT_ROOM
-from swarm.causes.group_rules import reward_is_of_length
-=======
->>>>>>> db8c28f6 (why: data files, what right answers are worth, the own pace, and what steps show early)
 from swarm.causes.read_snapshot import read_snapshot
 from swarm.causes.reward_rules import reward_is_of_length
 from swarm.causes.snapshot import AnsweredGroup
