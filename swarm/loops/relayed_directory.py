@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from swarm.clock import Clock
@@ -60,8 +61,8 @@ class RelayedDirectory:
         advert = self._directory.outlasting(advert)
         data = seal_advert(advert, self._identity)
         calls = [
-            self._directory.announce(advert),
-            *(self._transport.announce_at(each, data) for each in self._helpers()),
+            partial(self._directory.announce, advert),
+            *(partial(self._transport.announce_at, each, data) for each in self._helpers()),
         ]
         stored, *told = await asyncio.gather(*map(_failure, calls))  # side by side: a relay may take its time
         # a DHT peer that knows nobody kept it for itself
@@ -94,7 +95,7 @@ class RelayedDirectory:
         """Asks, unless that is under way."""
         before = self._asked.get(whom)
         if before is None or before.done():
-            self._asked[whom] = asyncio.ensure_future(_failure(ask()))
+            self._asked[whom] = asyncio.ensure_future(_failure(ask))
 
     async def _ask_relays(self) -> None:
         """Takes what one of them has; the next is asked where one gives nothing, or takes its time.
@@ -108,7 +109,7 @@ class RelayedDirectory:
         asked: list[asyncio.Task[Unavailable | None]] = []
         async with asyncio.TaskGroup() as tasks:  # a slow one is waited for, too: the quick one may withhold
             for relay in (*helpers[first:], *helpers[:first]):
-                asked.append(tasks.create_task(_failure(self._take_from(relay))))
+                asked.append(tasks.create_task(_failure(partial(self._take_from, relay))))
                 await asyncio.wait(asked[-1:], timeout=PATIENCE_S)
                 if any(task.done() and task.result() is None for task in asked):
                     break
@@ -136,10 +137,10 @@ class RelayedDirectory:
         await self._directory.stop()
 
 
-async def _failure(call: Awaitable[object]) -> Unavailable | None:
-    """Why a call failed; None where it did not."""
+async def _failure(call: Callable[[], Awaitable[object]]) -> Unavailable | None:
+    """Why a call failed; None where it did not. It begins with this one, which may be cancelled before."""
     try:
-        await call
+        await call()
     except Unavailable as error:
         return error
     return None

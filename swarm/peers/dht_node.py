@@ -35,6 +35,7 @@ from swarm.config import DirectoryConfig
 from swarm.errors import Unavailable
 from swarm.identity import Identity
 from swarm.peers.dht_records import MAX_REPLY_BYTES, RecordChecker, ShardRecords, shard_key
+from swarm.peers.nearest_peers import nearest_peers
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ NUM_REPLICAS = 8
 
 _RPC_TIMEOUT_S = 3.0
 _SEARCH_S = 4.0  # a peer that does not answer takes 3 of them
+_ASKED_AT_ONCE = 12
 _DIAL_TIMEOUT_S = 4.0
 _PROBE_TIMEOUT_S = 3.0
 _PORT_ATTEMPTS, _PORT_PAUSE_S = 16, 0.25
@@ -155,7 +157,7 @@ class DhtPeer:
                     node_id=DHTID.generate(source=identity.public_key),
                     num_replicas=NUM_REPLICAS,
                     wait_timeout=_RPC_TIMEOUT_S,
-                    num_workers=12,
+                    num_workers=_ASKED_AT_ONCE,
                     cache_locally=False,
                     cache_nearest=0,
                     cache_on_store=False,
@@ -233,18 +235,21 @@ class DhtPeer:
         return list(dict.fromkeys([*(peer for _, peer in answered), *named]))
 
     async def _search(self, key: DHTID) -> list[PeerID]:
-        """The nodes nearest to a key, as others name them; none where that takes too long."""
-        node = self._node
-        table = node.protocol.routing_table
-        peers = FirstNamed(table.get_nearest_neighbors(key, node.protocol.bucket_size, exclude=node.node_id))
-        try:
-            async with asyncio.timeout(_SEARCH_S):
-                found = await node.find_nearest_nodes(
-                    [key], k_nearest=NUM_REPLICAS, node_to_peer_id=peers, exclude_self=True
-                )
-        except TimeoutError:  # whoever names ever nearer ones may go on for ever
-            return []
-        return list(found[key].values())
+        """The nodes nearest to a key, as others name them, that answer. hivemind's own search asks whom others name for
+        as long as they name somebody."""
+        node: Any = self._node
+        width: int = node.protocol.bucket_size
+
+        async def ask(peer: PeerID) -> list[tuple[int, PeerID]] | None:
+            response = await node._call_find_with_blacklist(peer, [key])
+            return None if response is None else with_distances(response[key][1].items())
+
+        def with_distances(named: Iterable[tuple[Any, PeerID]]) -> list[tuple[int, PeerID]]:
+            return [(int(node_id) ^ int(key), each) for node_id, each in named if each != node.peer_id]
+
+        known = with_distances(node.protocol.routing_table.get_nearest_neighbors(key, width, exclude=node.node_id))
+        found = await nearest_peers(known, ask, width=width, at_once=_ASKED_AT_ONCE, timeout_s=_SEARCH_S)
+        return found[:NUM_REPLICAS]
 
     async def ask(self, peer: PeerID, shard: int) -> list[tuple[bytes, bytes, float]]:
         """The unchecked records that a peer holds under a shard's key: (sub-key, value, expiry)."""
@@ -320,21 +325,6 @@ def forget_late_answers(node: DHTNode) -> None:
     """
     control = _inside(node).p2p._client.control
     control._pending_calls = OpenCalls(control._pending_calls)  # with what the node asked while it started
-
-
-class FirstNamed(dict[Any, Any]):
-    """Peers by their ids in one search: who named an id first is believed, the routing table before all, and a peer is
-    asked under one id, or it could name itself for ever."""
-
-    def update(self, named: Any) -> None:  # type: ignore[override]
-        """Takes what one answer names, and drops from it what is not to be asked."""
-        peers = set(self.values())
-        for node_id, peer_id in list(named.items()):
-            if node_id not in self and peer_id in peers:
-                del named[node_id]
-            elif node_id not in self:
-                self[node_id] = peer_id
-                peers.add(peer_id)
 
 
 def keep_places(node: DHTNode) -> None:

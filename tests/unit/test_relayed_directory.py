@@ -1,6 +1,7 @@
 """The directory behind relays: one that withholds adverts, or takes an announcement and drops it, hides nobody."""
 
 import asyncio
+import gc
 import math
 from typing import Any, cast
 
@@ -251,3 +252,15 @@ async def test_a_look_up_fails_where_nobody_answers_and_not_while_one_did() -> N
     it.at.refusing = set(RELAYS)
     with pytest.raises(Unavailable):
         await it.directory.lookup()
+
+
+async def test_an_announcement_or_a_look_up_given_up_as_it_begins_leaves_nothing() -> None:
+    it = Scene()
+    for call in (it.directory.announce(make_advert(OWN.node_id)), it.directory.lookup()):
+        given_up = asyncio.ensure_future(call)
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+    await it.directory.stop()
+    gc.collect()  # a call that was made and never awaited is an error here
+    assert len(asyncio.all_tasks()) == 1
