@@ -67,8 +67,8 @@ class GroupDatabase(GroupFile):
 
     def contains(self, digest: Digest) -> bool:
         """True for groups held and for those deleted within the tombstone horizon."""
-        query = "SELECT 1 FROM groups WHERE digest = ?1 UNION ALL SELECT 1 FROM tombstones WHERE digest = ?1 LIMIT 1"
-        return bool(self._rows(query, (digest,)))
+        query = "SELECT 1 FROM groups WHERE digest = ? UNION ALL SELECT 1 FROM tombstones WHERE digest = ? LIMIT 1"
+        return bool(self._rows(query, (digest, digest)))
 
     def since(self, after: int, limit: int, own_only: bool) -> list[tuple[int, SealedGroup]]:
         """Up to `limit` groups after a sequence, oldest first; one that the disk changed is logged and left out."""

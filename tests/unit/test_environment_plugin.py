@@ -19,6 +19,7 @@ from swarm.plugins import code_version, package_digest
 from swarm.testing.builders import answers
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
+TAG = sys.implementation.cache_tag  # of compiled files, such as cpython-311
 
 
 def plugin(folder: Path, code: str, name: str = "Sums") -> EnvironmentConfig:
@@ -110,7 +111,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: offered\nVersion: 1.0\n", encoding="utf-8")
     (folder / "RECORD").write_text(
         "offered_sums.py,,\noffered-1.0.dist-info/METADATA,,\noffered-1.0.dist-info/entry_points.txt,,\n"
-        "offered-1.0.dist-info/RECORD,,\n__pycache__/offered_sums.cpython-311.pyc,,\n../../bin/offered,,\n",
+        f"offered-1.0.dist-info/RECORD,,\n__pycache__/offered_sums.{TAG}.pyc,,\n../../bin/offered,,\n",
         encoding="utf-8",
     )
     offers = "[swarm.environments]\nplain = offered_sums:Plain\nbroken = offered_sums:Missing\n"
@@ -206,14 +207,14 @@ def test_a_compiled_file_without_its_source_or_that_ignores_it_is_refused(folder
         digest_now()
     py_compile.compile(str(folder / "inner" / "rules.py"))
     digest_now()
-    alone = folder / "__pycache__" / "tuned.cpython-311.pyc"
+    alone = folder / "__pycache__" / f"tuned.{TAG}.pyc"
     alone.write_bytes(b"0" * 16)
     with pytest.raises(ConfigError, match=r"offering/__pycache__/tuned.*pyc is code"):
         digest_now()
     alone.unlink()
     record = folder.parent / "offering-1.0.dist-info" / "RECORD"
     honest = record.read_text()
-    for listed in ("offering/tuned.pyc,", "offering/inner/__pycache__/rules.cpython-311.pyc,sha256=x", "../tuned.py,"):
+    for listed in ("offering/tuned.pyc,", f"offering/inner/__pycache__/rules.{TAG}.pyc,sha256=x", "../tuned.py,"):
         list_file(folder, f"{listed},")
         with pytest.raises(ConfigError, match=f"offering: {listed.partition(',')[0]} is code"):
             digest_now()
