@@ -216,9 +216,14 @@ def test_a_compiled_file_without_its_source_or_that_ignores_it_is_refused(folder
     honest = record.read_text()
     for listed in ("offering/tuned.pyc,", f"offering/inner/__pycache__/rules.{TAG}.pyc,sha256=x", "../tuned.py,"):
         list_file(folder, f"{listed},")
+        path = folder.parent / listed.partition(",")[0]
+        had = path.read_bytes() if path.exists() else None
+        path.write_bytes(had or b"")  # Python 3.12 passes over what is listed and not there
         with pytest.raises(ConfigError, match=f"offering: {listed.partition(',')[0]} is code"):
             digest_now()
         record.write_text(honest)
+        if had is None:
+            path.unlink()
     digest_now()
 
 
