@@ -1,0 +1,97 @@
+"""Adverts as hivemind keeps, checks and sends them.
+
+Invariant: nothing is kept but checked adverts of our run, at most one table per shard, and an answer is bounded before
+it is parsed.
+"""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.proto import dht_pb2 as _untyped_dht_pb2
+from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.timed_storage import ValueWithExpiration
+
+from swarm.clock import Clock
+from swarm.peers.dht_records import MAX_REPLY_BYTES, RecordChecker, ShardRecords, shard_key
+
+dht_pb2 = cast(Any, _untyped_dht_pb2)
+
+_SUBKEY_HEAD = b"\xc4\x20"  # msgpack: 32 bytes of binary
+
+
+class AdvertStorage(DHTLocalStorage):
+    """hivemind's local storage, bounded: one table per shard of the run, and no other key."""
+
+    def __init__(self, run_id: str, shards: int, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.keys = [DHTID.generate(source=shard_key(run_id, shard)) for shard in range(shards)]
+        self.shard_by_key = {key.to_bytes(): shard for shard, key in enumerate(self.keys)}
+        self._shards = {key: ShardRecords() for key in self.keys}
+
+    def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None) -> bool:
+        """Only sub-keys are kept."""
+        return False if subkey is None else self.store_subkey(key, subkey, value, expiration_time)
+
+    def store_subkey(self, key: Any, subkey: Any, value: Any, expiration_time: float) -> bool:
+        """Keeps a record that the validator has passed."""
+        records = self._shards.get(key)
+        return records is not None and records.put(subkey, value, expiration_time, self._clock.now_s())
+
+    def records(self, key: DHTID) -> list[tuple[bytes, bytes, float]]:
+        """Sub-key, value and expiry of what is held under a key."""
+        return [(author, r.data, r.expires_at_s) for author, r in self._shards[key].items(self._clock.now_s())]
+
+    def get(self, key: Any) -> Any:
+        """The records of a key as hivemind sends them, or None."""
+        records = self.records(key) if key in self._shards else []
+        if not records:
+            return None
+        dictionary = DictionaryDHTValue()
+        for author, data, expires_at_s in records:
+            dictionary.store(author, data, expires_at_s)
+        return ValueWithExpiration(dictionary, dictionary.latest_expiration_time)
+
+    def items(self) -> Iterator[Any]:
+        """Every key with its records (hivemind hands them to new nodes near the key)."""
+        return ((key, value) for key in self.keys if (value := self.get(key)) is not None)
+
+    def __contains__(self, key: Any) -> bool:
+        return self.get(key) is not None
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.items())
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+
+class AdvertsOnly(RecordValidatorBase):
+    """Validator that passes only adverts of our run, into storage and out of answers."""
+
+    def __init__(self, shard_by_key: dict[bytes, int], checker: RecordChecker) -> None:
+        self._shard_by_key, self._checker = shard_by_key, checker
+
+    def validate(self, record: DHTRecord) -> bool:
+        """Whether a record may be stored or believed."""
+        shard = self._shard_by_key.get(record.key)
+        if shard is None or not record.subkey.startswith(_SUBKEY_HEAD):
+            return False
+        public_key = record.subkey[len(_SUBKEY_HEAD) :]
+        return self._checker.open(shard, public_key, record.value, record.expiration_time) is not None
+
+
+def records_in(response: Any) -> list[tuple[bytes, bytes, float]]:
+    """Parses an answer to a read. May raise anything on hostile bytes; its size is bounded first."""
+    (result,) = response.results
+    if result.type != dht_pb2.FOUND_DICTIONARY or len(result.value) > MAX_REPLY_BYTES:
+        return []
+    dictionary = cast(Any, MSGPackSerializer.loads(result.value))
+    if not isinstance(dictionary, DictionaryDHTValue):
+        return []
+    with dictionary.freeze():
+        entries = [(author, data, until_s) for author, (data, until_s) in dictionary.items()]
+    return [e for e in entries if isinstance(e[0], bytes) and isinstance(e[1], bytes) and isinstance(e[2], float)]
