@@ -24,8 +24,6 @@ import math, os, socket, subprocess, time
 from swarm.environments.environment import NumberedEnvironment, Problem
 from swarm.episode import Message, Transition
 
-DRAWS = iter(os.urandom(4096))
-
 class Walk(NumberedEnvironment):
     max_turns = 6
     signals = frozenset({"turn_rewards", "state_keys", "reward_parts"})
@@ -184,11 +182,11 @@ async def test_a_step_of_a_node_that_fails_is_named_by_task_and_action(tmp_path:
     ("step", "what"),
     [
         (
-            "said += str(next(DRAWS))",
+            "said += os.urandom(8).hex()",
             "the observation after action 1, 'go 3', is '.*at 3.*' in one and '.*' in the other",
         ),
         (
-            "if self.number == 1: return Transition(reward=next(DRAWS) / 999)",
+            "if self.number == 1: return Transition(reward=int.from_bytes(os.urandom(6)) / 2**49 + 0.1)",
             "the reward after action 1, 'go 3', is '0",
         ),
     ],
