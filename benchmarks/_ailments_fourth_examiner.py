@@ -1,4 +1,4 @@
-"""Ten ailments and three healthy nodes, by a fourth examiner who had read neither the rules of `swarm why` nor its page.
+"""Ten ailments, three healthy nodes, by a fourth examiner who had read neither the rules of `swarm why` nor its page.
 
 Written from the documentation and frozen before anything ran. What counts as right is judged as in
 `_ailments_examiner.py`: by words of the sentence or the fix that is said first.
