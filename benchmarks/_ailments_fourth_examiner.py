@@ -56,9 +56,25 @@ async def first_letter_is_enough(folder: Path) -> Path:
 
 
 async def prefill_of_another_model(folder: Path) -> Path:
-    """The beginning of an answer that helps a chat model, before a model that answers with the letters alone."""
-    config = make_config(folder, environments=[{**LETTERS, "prefill": "so the answer is: "}])
-    await run_nodes([config], either(in_vain(110), count(StepMade, 60)), PATIENCE_S)
+    """A block of environments was copied from a classification, with the beginning of its answers.
+
+    SmolLM2, since the tiny model does not read a prefill: planted in that one it did no harm.
+    """
+    sums = {
+        "name": "sums", "kind": "reasoning_gym", "dataset": "chain_sum", "prefill": "Label (yes or no):",
+        "params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+    }  # fmt: skip
+    config = make_config(
+        folder,
+        worker="process",
+        environments=[sums],
+        model={"source": "smollm2", "dtype": "bfloat16"},
+        generator={"max_new_tokens": 16, "groups_per_batch": 4},
+        learner={"learning_rate": 1e-5},
+        disk={"checkpoint_at_end": False},
+        evaluation={"num_problems": 8},
+    )
+    await run_nodes([config], after_s(240, time_only), PATIENCE_S)
     return config.dir
 
 
