@@ -82,7 +82,7 @@ def trainer_away(snapshot: Snapshot) -> Diagnosed | None:
         fix="is it running, and can its address be dialled from here (exchange.advertise there)? Where it is gone for "
         f"good: delete {snapshot.directory / 'followed.json'}, and follow.policy in node.toml",
         gravity=Gravity.STOPS,
-        follows_from=frozenset({"clock_is_wrong", "coordinator_refuses", "equivocated", "cannot_dial"}),
+        follows_from=frozenset({"clock_is_wrong", "coordinator_refuses", "equivocated", "cannot_dial", "worker_dies"}),
     )
 
 

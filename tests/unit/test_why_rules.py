@@ -143,6 +143,32 @@ def test_a_signal_that_ended_the_worker_has_its_name() -> None:
     assert found.name == "worker_dies" and "1 x SIGSEGV" in found.evidence[0]
 
 
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_server_that_a_generator_lacks_is_not_taken_for_its_trainer(dies: bool) -> None:
+    """Without its worker it follows nobody; without deaths it is the trainer."""
+    following = {
+        "policy": "bb" * 32, "candidates": [], "trainers_without_weights": [], "served_step": None, "head_step": 653,
+        "is_trainer_connected": False, "credit": 0, "num_applied": 0, "state": "watching", "last_error": "",
+    }  # fmt: skip
+    refused = LoggedWarning(
+        at_s=990.0, level="ERROR", message="worker failed", fields="Unavailable: GET http://127.0.0.1:1/v1/models: "
+        "ConnectionRefusedError: [Errno 111] Connection refused", logger="node.worker", count=3,
+    )  # fmt: skip
+    generator = {"roles": ["generator"], "directory": {"kind": "dht"}}
+    deaths = [WorkerDied(at_s=900.0 + 30 * n, exit_code=1) for n in range(3)]
+    found = diagnose(
+        Snapshot(
+            now_s=1000.0,
+            status={**STATUS, "following": following},
+            events=(START, *deaths) if dies else (START,),
+            config=NodeConfig.model_validate(generator),
+            warnings=(refused,) if dies else (),
+        )
+    )
+    assert found[0].name == ("nobody_answers" if dies else "trainer_away")
+    assert not dies or "http://127.0.0.1:1/v1/models" in found[0].claim
+
+
 def test_an_address_that_cannot_be_dialled_is_named_with_the_reason() -> None:
     away = {"dials": {"failed": 5, "answered": 0}, "newest_dial_error": "10.0.0.7:7700: nobody answered"}
     (found, *_) = said(status=away)
