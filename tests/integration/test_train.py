@@ -113,11 +113,14 @@ async def test_a_ctrl_c_saves_and_the_same_directory_goes_on(letters: Path) -> N
         "--steps",
         "0",
         stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert process.stdout is not None
+    began: list[str] = []
     while "  reward " not in (line := (await process.stdout.readline()).decode()):
-        assert line, "it ended before its first step"
+        assert line, f"it ended with {await process.wait()} before its first step: {' | '.join(began)}"
+        began.append(line.rstrip())
     process.send_signal(signal.SIGINT)
     said = (await process.stdout.read()).decode()
     assert await process.wait() == 0
