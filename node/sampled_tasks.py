@@ -5,7 +5,6 @@ model is loaded; answers are scored in the confined process that a node scores t
 """
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -206,9 +205,7 @@ def _ask(environment: Environment, task_id: int) -> tuple[Task, str, Actions]:
 
 
 async def _worth(verifier: SandboxVerifier, task: Task, actions: Sequence[str]) -> float:
-    """What an episode is worth. Raises ConfigError where two tries fail: a machine that stalls can spoil the first."""
-    with contextlib.suppress(RolloutFailed, LookupError):
-        return float((await verifier.verify(task.env, task.task_id, [tuple(actions)])).rewards[0])
+    """What an episode is worth. Raises ConfigError where that cannot be told."""
     try:
         return float((await verifier.verify(task.env, task.task_id, [tuple(actions)])).rewards[0])
     except (RolloutFailed, LookupError) as error:

@@ -1,6 +1,7 @@
 """What happens in a training, in lines for people, and whether there is anything to learn from.
 
-Invariant: a run that cannot learn anything is known by its first groups: in none of them do rewards differ.
+Invariant: a run that cannot learn anything is known by its first groups: in none of them do rewards differ. One that
+has few groups to learn from is not taken for it.
 """
 
 import asyncio
@@ -13,9 +14,10 @@ from swarm.causes.signal_rules import NOTHING_TO_LEARN
 from swarm.config import NodeConfig
 from swarm.events import Event, GroupPut, GroupUnscored, PolicyEvaluated, StepMade, VersionPublished
 
-MANY_GROUPS: Final = 64  # without any difference in reward: there is nothing to learn from
-SOME_GROUPS: Final = 16  # the same once so much time has passed
+MANY_GROUPS: Final = 256  # without any difference in reward: where one in 14 has one, 64 have none in one of 100 runs
+SOME_GROUPS: Final = 64  # the same once so much time has passed, or where none could be scored
 PATIENCE_S: Final = 60.0
+SAID_GROUPS: Final = 16  # from here on it is said
 SAY_EVERY_S: Final = 5.0
 
 
@@ -136,16 +138,17 @@ class TrainingWatch:
         has_waited = now_s - self._first_group_s > PATIENCE_S
         if self.num_with_signal() or self.is_hopeless:
             return
-        if (self.is_patient or self._has_stepped) and self.num_groups >= SOME_GROUPS:
+        if self.num_groups >= SAID_GROUPS:
             self._say_waiting(now_s)
         if self.is_patient or self._has_stepped:
             return
-        if self.num_groups >= (SOME_GROUPS if has_waited else MANY_GROUPS):
+        few_do = has_waited or self.num_unscored == self.num_groups
+        if self.num_groups >= (SOME_GROUPS if few_do else MANY_GROUPS):
             self.is_hopeless = True
             self.ends.set()
 
     def _say_waiting(self, now_s: float) -> None:
-        """Once a minute, where a training that has begun finds nothing to learn from any more."""
+        """Once a minute, where a training finds nothing to learn from, or not any more."""
         if now_s - self._said_s >= PATIENCE_S:
             self._said_s = now_s
             self._rewards, self._tokens = [], 0
