@@ -30,7 +30,7 @@ from swarm.causes import (
     waiting_rules,
 )
 from swarm.causes.far_settings import far_settings, with_bearing
-from swarm.causes.finding import Diagnosed, Suspect, by_cause, with_guilty
+from swarm.causes.finding import Diagnosed, Suspect, by_cause, is_healthy, unusual, with_guilty
 from swarm.causes.snapshot import Snapshot
 
 Rule = Callable[[Snapshot], Diagnosed | None]
@@ -156,12 +156,13 @@ SYMPTOMS: Final[tuple[Rule, ...]] = (
 
 
 def diagnose(snapshot: Snapshot, rules: Sequence[Rule] = RULES) -> list[Diagnosed]:
-    """What is found, the likeliest cause first; settings that are far from the usual only with what they do."""
+    """What is found, the likeliest cause first; what is unusual only with what it does, or where nothing is wrong."""
     found, seen = _apply(rules, snapshot), _apply(SYMPTOMS, snapshot)
     names = {each.name for each in seen}
-    explained = with_guilty([*found, *seen], _suspects(snapshot))
+    suspects = _suspects(snapshot)
+    explained = with_guilty([*found, *seen], suspects)
     found = [each for each in explained if each.name not in names or each.follows_from]
-    return by_cause(with_bearing(found, snapshot))
+    return unusual(found, suspects) if is_healthy(found) else by_cause(with_bearing(found, snapshot))
 
 
 def _suspects(snapshot: Snapshot) -> list[Suspect]:

@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Final
+
+MOST_UNUSUAL: Final = 5  # things that are named of a node of which nothing is wrong
 
 
 class Gravity(IntEnum):
@@ -85,6 +88,12 @@ def with_guilty(findings: Sequence[Diagnosed], suspects: Iterable[Suspect]) -> l
             )
         )
     return found
+
+
+def unusual(notes: Sequence[Diagnosed], suspects: Iterable[Suspect]) -> list[Diagnosed]:
+    """The notes of a node of which nothing is wrong, behind what is odd about it: where to look if it disappoints."""
+    surest = sorted((each.finding for each in suspects), key=lambda each: -each.certainty)
+    return [*(replace(each, gravity=Gravity.NOTE) for each in surest[:MOST_UNUSUAL]), *notes]
 
 
 def by_cause(findings: Iterable[Diagnosed]) -> list[Diagnosed]:

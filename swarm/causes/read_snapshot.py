@@ -14,7 +14,7 @@ import psutil
 
 from swarm.causes.snapshot import AnsweredGroup, Snapshot
 from swarm.config import NodeConfig, load_config
-from swarm.environments.record_facts import RecordFacts, loose, plain, record_facts
+from swarm.environments.record_facts import RecordFacts, last_word, loose, plain, record_facts
 from swarm.errors import ConfigError
 from swarm.process import is_running
 from swarm.telemetry import read_events, read_warnings
@@ -172,11 +172,15 @@ def _beside_references(group: RolloutGroup, records: RecordFacts | None) -> dict
     within = re.compile(rf"(?<!\w){re.escape(reference.strip())}(?!\w)", re.IGNORECASE)
     beside = {plain(references[each]) for each in (number - 1, number + 1) if 0 <= each < len(references)}
     is_right = tuple(plain(answer) == plain(reference) for answer in answers)
+    end = loose(last_word(reference))
     return {
         "is_right": is_right,
         "is_nearly_right": tuple(
             not right and bool(loose(reference)) and (loose(answer) == loose(reference) or bool(within.search(answer)))
             for right, answer in zip(is_right, answers, strict=True)
+        ),
+        "is_end_of_right": tuple(
+            not right and bool(end) and loose(answer) == end for right, answer in zip(is_right, answers, strict=True)
         ),
         "is_of_neighbour": tuple(
             not right and plain(answer) in beside for right, answer in zip(is_right, answers, strict=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from statistics import variance
 from typing import Final
 
-from swarm.causes.data_rules import DULL, VISIBLE, files_of
+from swarm.causes.data_rules import DULL, VISIBLE, files_of, path_of
 from swarm.causes.finding import Certainty, Diagnosed, Gravity, Suspect
 from swarm.causes.snapshot import AnsweredGroup, Snapshot, mean
 
@@ -23,6 +23,7 @@ RIGHT_SHARE: Final = 0.05
 FEW_ANSWERS: Final = 8
 FEW_UNPAID: Final = 4  # of a reward that knows right answers none is
 COMPARED: Final = 16  # answers of each kind from which their rewards can be compared
+MANY_PAID: Final = 64  # answers in full
 UNPAID: Final = 0.5  # a right answer is worth more
 UNPAID_SHARE: Final = 0.15
 MOST: Final = 0.9
@@ -190,9 +191,9 @@ def answers_are_shifted(snapshot: Snapshot) -> Diagnosed | None:
 
 
 def suspects(snapshot: Snapshot) -> list[Suspect]:
-    """Answers whose form alone is wrong."""
-    found = _nearly_right(snapshot)
-    return [] if found is None else [found]
+    """Answers whose form alone is wrong, and wrong ones that are paid in full."""
+    found = (_nearly_right(snapshot), _part_of_right(snapshot), _paid_though_wrong(snapshot))
+    return [each for each in found if each is not None]
 
 
 def _nearly_right(snapshot: Snapshot) -> Suspect | None:
@@ -216,6 +217,60 @@ def _nearly_right(snapshot: Snapshot) -> Suspect | None:
         key="environments.dataset",
     )
     return Suspect(finding=finding, explains=DULL)
+
+
+def _part_of_right(snapshot: Snapshot) -> Suspect | None:
+    """Right answers have words before the result, as a solution has, and the result alone is worth nothing."""
+    ends, _ = _worth(snapshot, lambda each: each.is_end_of_right)
+    right, others = _worth(snapshot, lambda each: each.is_right)
+    marked = [(env, facts) for env, facts in files_of(snapshot) if facts.num_marked >= MOST * facts.num_records]
+    is_seen = len(ends) >= FEW_ANSWERS and mean(ends) <= VISIBLE and len(right) <= len(ends) / 4
+    is_compared = any(env.kind == "jsonl" for env, _ in marked) and len(others) >= COMPARED and not right
+    if not is_seen and not is_compared:
+        return None
+    shown = [f"{facts.num_marked} of {facts.num_records} in {path_of(env)}" for env, facts in marked]
+    finding = Diagnosed(
+        name="right_answers_hold_more",
+        claim="right answers are whole solutions, or have words before the result, and only who writes all of that is "
+        "right",
+        evidence=(
+            f"{len(ends)} answers are the last word of the right one, {len(right)} of {len(right) + len(others)} are "
+            "equal to it (groups.sqlite, and the file of questions)",
+            *([f"right answers whose last word has the same word before it: {shown[0]}"] if shown else []),
+        ),
+        fix="the result alone as the right answer of each record, or a --reward that takes it out of both",
+        gravity=Gravity.NOTE,
+        certainty=Certainty.LIKELY,
+        key="environments.dataset",
+    )
+    return Suspect(finding=finding, explains=DULL)
+
+
+def _paid_though_wrong(snapshot: Snapshot) -> Suspect | None:
+    """Answers with the full reward are not the right one, nor have it in them: right where there are several."""
+    known = [pair for group in snapshot.answers for pair in zip(group.rewards, _kin(group), strict=False)]
+    best = max((reward for reward, _ in known), default=0.0)
+    paid = [is_kin for reward, is_kin in known if reward >= best - _EDGE]
+    if best < UNPAID or len(paid) < MANY_PAID or sum(paid) > (1 - MOST) * len(paid):
+        return None
+    finding = Diagnosed(
+        name="paid_though_wrong",
+        claim=f"{len(paid) - sum(paid)} of {len(paid)} answers with the full reward are not the right one, nor have it "
+        "in them: the reward asks for less than that",
+        evidence=(f"{len(known)} answers of the newest own groups (groups.sqlite, and the file of questions)",),
+        fix=f"read some, and what they are worth: swarm samples {snapshot.directory}; a reward that compares with the "
+        "reference, unless other answers are as right",
+        gravity=Gravity.NOTE,
+        certainty=Certainty.LIKELY,
+        key="environments.dataset",
+    )
+    return Suspect(finding=finding, explains=DULL | {"all_right", "one_answer"})
+
+
+def _kin(group: AnsweredGroup) -> tuple[bool, ...]:
+    """Which answers are the right one, or have it in them, or are its last word."""
+    kinds = (group.is_right, group.is_nearly_right, group.is_end_of_right)
+    return tuple(any(flags) for flags in zip(*kinds, strict=False))
 
 
 def _worth(snapshot: Snapshot, kind: Callable[[AnsweredGroup], tuple[bool, ...]]) -> tuple[list[float], list[float]]:

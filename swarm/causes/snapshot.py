@@ -57,6 +57,7 @@ class AnsweredGroup:
     is_right: tuple[bool, ...] = ()  # the right one, up to white space
     is_nearly_right: tuple[bool, ...] = ()  # not that, but right up to case and punctuation, or with words around it
     is_of_neighbour: tuple[bool, ...] = ()  # not that, but the right one of the record before or after
+    is_end_of_right: tuple[bool, ...] = ()  # not that, but the last word of a right one that has others
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,9 +132,9 @@ def step_needs_many(snapshot: Snapshot) -> Diagnosed | None:
 
 def waits_for_groups(snapshot: Snapshot) -> Diagnosed | None:
     """Steps wait for groups most of the time: a note, as generation is the larger part of much honest work."""
-    recent = snapshot.made[-RECENT_STEPS:]
-    waited_s = sum(step.seconds.get("draw_wait", 0.0) for step in recent)
-    if len(recent) < 3 or waited_s <= MOST * snapshot.recent_span_s or not snapshot.recent_span_s:
+    recent = snapshot.made[-RECENT_STEPS:][1:]
+    waited_s = sum(step.seconds.get("draw_wait", 0.0) for step in recent)  # since the first of them was made
+    if not recent or waited_s <= MOST * snapshot.recent_span_s or not snapshot.recent_span_s:
         return None
     return Diagnosed(
         name="waits_for_groups",

@@ -43,7 +43,7 @@ def why(
     if is_healthy(found):
         rewards = snapshot.course("reward_mean")
         newest = f", mean reward of the newest step {rewards[-1]:.2f}" if rewards else ""
-        _print(f"nothing is wrong: {len(snapshot.made)} steps{newest}")
+        _print(f"nothing is wrong: {len(snapshot.made)} steps{newest}" + ("; good to know:" if found else ""))
     numbers: dict[str, int] = {}  # of causes
     for number, each in enumerate(found, 1):
         _print_finding(number, each, [numbers[name] for name in numbers if name in each.follows_from])

@@ -36,6 +36,7 @@ class RecordFacts:
     num_told: int = 0  # questions that end with their right answer
     num_broken: int = 0  # lines that are no record
     commonest: int = 0  # records with the commonest right answer
+    num_marked: int = 0  # right answers whose last word has the commonest word before it, as `#### 18` or `is 18`
     answer_chars: tuple[int, ...] = ()  # of each right answer
     question_chars: tuple[int, ...] = ()  # of each question that is one
     references: tuple[str, ...] = field(default=(), repr=False)  # right answers, by record; "" where there is none
@@ -50,6 +51,12 @@ def plain(answer: str) -> str:
 def loose(answer: str) -> str:
     """Equal for answers that differ in nothing but case, punctuation and white space."""
     return "".join(each for each in answer.casefold() if each.isalnum())
+
+
+def last_word(answer: str) -> str:
+    """What stands behind the last white space of a right answer that has some; "" of one word."""
+    words = answer.split()
+    return words[-1] if len(words) > 1 else ""
 
 
 def record_facts(config: EnvironmentConfig) -> RecordFacts | None:
@@ -104,6 +111,7 @@ def _facts(path: Path, _changed_ns: int, _num_bytes: int, question: str, answer:
         num_no_text=num_no_text,
         num_told=num_told,
         num_broken=num_broken,
+        num_marked=max(Counter(each.split()[-2] for each in references if last_word(each)).values(), default=0),
         commonest=max(Counter(plain(each) for each in references if each).values(), default=0),
         answer_chars=tuple(len(each.strip()) for each in references),
         question_chars=tuple(question_chars),

@@ -51,7 +51,8 @@ def test_a_healthy_node_with_a_far_setting_is_healthy() -> None:
     config = NodeConfig.model_validate({"generator": {"temperature": 0.1}, "guard": {"enabled": False}})
     step = StepMade(step=1, draw_step=1, digest="1", loss=0.0, grad_norm=1.0, num_tokens=5)
     snapshot = Snapshot(now_s=1.0, config=config, events=(step,), status={"at_s": 1.0, "last_step_at_s": 1.0})
-    assert diagnose(snapshot) == []
+    found = diagnose(snapshot)
+    assert found[0].key == "generator.temperature" and {each.gravity for each in found} == {Gravity.NOTE}
 
 
 def groups(count: int, *, prompt: int = 0, rewards: tuple[float, ...] = (0.0, 1.0)) -> tuple[AnsweredGroup, ...]:

@@ -38,12 +38,16 @@ JSONL: dict[str, Any] = {"name": "own", "kind": "jsonl", "dataset": "q.jsonl"}
 
 def said(config: dict[str, Any] | None = None, env: dict[str, Any] = OWN, **changes: Any) -> list[Diagnosed]:
     """What is found, notes left out."""
+    return [each for each in everything_said(config, env, **changes) if each.gravity is not Gravity.NOTE]
+
+
+def everything_said(config: dict[str, Any] | None = None, env: dict[str, Any] = OWN, **changes: Any) -> list[Diagnosed]:
+    """The same with the notes."""
     status = {**STATUS, **changes.pop("status", {})}
     events = (START, *changes.pop("events", ()))
     sections = {"environments": [env], "directory": {"kind": "none"}, "model": {"source": "tiny"}, **(config or {})}
     model = NodeConfig.model_validate(sections)
-    found = diagnose(Snapshot(now_s=1000.0, status=status, events=events, config=model, **changes))
-    return [each for each in found if each.gravity is not Gravity.NOTE]
+    return diagnose(Snapshot(now_s=1000.0, status=status, events=events, config=model, **changes))
 
 
 def first(found: Sequence[Diagnosed]) -> str:
@@ -94,7 +98,8 @@ def answered(
     rewards: Sequence[float], kind: str = "is_right", flags: tuple[bool, ...] = (True, False), nats: float = math.nan
 ) -> tuple[AnsweredGroup, ...]:
     """Sixteen groups of two answers of these rewards, which are of a kind or not."""
-    of = dict.fromkeys(("is_right", "is_nearly_right", "is_of_neighbour"), (False, False)) | {kind: flags}
+    kinds = ("is_right", "is_nearly_right", "is_of_neighbour", "is_end_of_right")
+    of = dict.fromkeys(kinds, (False, False)) | {kind: flags}
     return tuple(
         AnsweredGroup(
             env="own",
@@ -105,9 +110,7 @@ def answered(
             prompt=number,
             texts=(2 * number, 2 * number + 1),
             nats=nats,
-            is_right=of["is_right"],
-            is_nearly_right=of["is_nearly_right"],
-            is_of_neighbour=of["is_of_neighbour"],
+            **of,
         )
         for number in range(16)
     )
@@ -144,6 +147,26 @@ def test_answers_that_are_right_but_for_their_form_are_named_where_nothing_is_pa
     assert first(said(answers=nearly, **in_vain())) == "right_but_for_the_form"
     assert first(said(answers=answered((0.0, 0.0), flags=(False, False)), **in_vain())) == "all_wrong"
     assert said(answers=nearly) == [], "what is learned from is no fault"
+
+
+def test_right_answers_that_are_whole_solutions_are_named_where_the_result_alone_is_worth_nothing() -> None:
+    ends = answered((0.0, 0.0), "is_end_of_right")
+    assert first(said(answers=ends, **in_vain())) == "right_answers_hold_more"
+    assert said(answers=answered((1.0, 0.0), "is_end_of_right")) == [], "the reward takes the result out"
+    others, marked = answered((0.0, 0.0), flags=(False, False)), records(num_marked=95)
+    assert first(said(answers=others, env=JSONL, records=marked, **in_vain())) == "right_answers_hold_more"
+    assert first(said(answers=others, records=marked, **in_vain())) == "all_wrong", "a function may take it out"
+
+
+def test_of_a_node_that_learns_what_is_odd_is_a_note() -> None:
+    paid = answered((1.0, 0.7), flags=(False, False)) * 4
+    (found, *others) = everything_said(answers=paid)
+    assert (found.name, found.gravity) == ("paid_though_wrong", Gravity.NOTE)
+    assert found.claim.startswith("64 of 64 answers") and not [each for each in others if each.gravity]
+    names = [each.name for each in everything_said(answers=answered((1.0, 0.7)) * 4)]
+    assert "paid_though_wrong" not in names, "they are the right one"
+    prefilled = OWN | {"prefill": "Label:"}
+    assert "prefill_set_so" in {each.name for each in everything_said(env=prefilled)} and said(env=prefilled) == []
 
 
 def test_right_answers_that_stand_a_line_too_low_are_told_from_wrong_ones() -> None:
