@@ -28,6 +28,21 @@ def dialable_endpoint(text: str) -> str:
     return text
 
 
+def listening_address(given: object) -> str:
+    """The host:port itself; 0.0.0.0 or [::] stands for every interface, and port 0 for a free one.
+
+    Raises:
+        ValueError: it is none.
+    """
+    host, _, port = given.rpartition(":") if isinstance(given, str) else ("", "", "")
+    is_v6 = host.startswith("[") and host.endswith("]") and _is_ip(host[1:-1], 6)
+    if not isinstance(given, str) or not _is_port(port, least=0) or not (is_v6 or _HOST.fullmatch(host)):
+        raise ValueError(
+            "is no host:port to listen at; expected one such as 0.0.0.0:7700; port 0 stands for a free one"
+        )
+    return given
+
+
 def dialable_anchor(text: str) -> str:
     """The NODE_ID@host:port itself.
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from swarm.config.network_config import DirectoryConfig, Endpoint
 from swarm.config.node_config import NodeConfig
 from swarm.config.runtime_config import TelemetryConfig
-from swarm.config.section import Model, Positive, PositiveFloat
+from swarm.config.section import Listening, Model, Positive, PositiveFloat
 from swarm.types import RUN_ID_PATTERN
 
 
@@ -22,9 +22,9 @@ class CoordinatorConfig(Model):
     """State: key, SQLite database."""
     run_id: str = Field(default="local", pattern=RUN_ID_PATTERN)
     """Name of the run."""
-    listen: str = "127.0.0.1:0"
+    listen: Listening = "127.0.0.1:0"
     """host:port of the gRPC service."""
-    http_listen: str = "127.0.0.1:0"
+    http_listen: Listening = "127.0.0.1:0"
     """host:port of /metrics, /healthz and the status page."""
     advertise: Endpoint = ""
     """host:port in the join link; empty uses the listening address."""

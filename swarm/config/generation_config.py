@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from swarm.config.section import Model, NotNegative, Positive, PositiveFloat
+from swarm.config.section import ListeningOrOff, Model, NotNegative, Positive, PositiveFloat
 from swarm.types import EpisodeLimits
 
 
@@ -107,7 +107,7 @@ class EngineConfig(Model):
 class ServeConfig(Model):
     """The node's policy behind OpenAI's HTTP interface, for chat windows and agents (docs/serving.md)."""
 
-    listen: str = ""
+    listen: ListeningOrOff = ""
     """host:port, such as 127.0.0.1:8300; empty: nothing is served. Clients need the key in <dir>/api.key."""
     name: str = Field(default="", max_length=80)
     """What clients call the model; empty: the node's name."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from swarm.addresses import dialable_anchor, dialable_endpoint, dialable_multiaddress
-from swarm.config.section import Model, NotNegative, Positive, PositiveFloat
+from swarm.config.section import Listening, Model, NotNegative, Positive, PositiveFloat
 
 Endpoint = Annotated[str, AfterValidator(lambda text: dialable_endpoint(text) if text else text)]
 MAX_ANCHORS = 16
@@ -22,7 +22,7 @@ NodeIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class ExchangeConfig(Model):
     """The exchange of groups with other nodes."""
 
-    listen: str = "127.0.0.1:0"
+    listen: Listening = "127.0.0.1:0"
     """host:port of the exchange service; port 0 picks a free one."""
     advertise: Endpoint = ""
     """host:port that others should dial (a mapped port, a public name); empty uses the listening address."""

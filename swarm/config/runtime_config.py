@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from swarm.config.section import Model, NotNegative, Positive, PositiveFloat
+from swarm.config.section import ListeningOrOff, Model, NotNegative, Positive, PositiveFloat
 
 
 class SandboxConfig(Model):
@@ -41,7 +41,7 @@ class DiskConfig(Model):
 class TelemetryConfig(Model):
     """Metrics, logs and event files."""
 
-    metrics_listen: str = ""
+    metrics_listen: ListeningOrOff = ""
     """host:port of /metrics; empty: off."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Lowest level that is logged."""

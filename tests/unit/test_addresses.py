@@ -71,6 +71,24 @@ def test_a_configuration_that_announces_nonsense_does_not_start_and_names_the_ke
             parse_config(kind, data, "test")
 
 
+@pytest.mark.parametrize("given", [8443, "0.0.0.0", ":7700", "7700", "[::1:7700", "10.0.0.1:70000", True])
+@pytest.mark.parametrize("section", ["exchange.listen", "serve.listen", "telemetry.metrics_listen"])
+def test_where_a_node_listens_is_host_and_port_and_the_error_names_it(given: object, section: str) -> None:
+    name, _, key = section.partition(".")
+    with pytest.raises(ConfigError, match=rf"{name}\.{key}: is no host:port to listen at; expected .*0\.0\.0\.0:7700"):
+        parse_config(NodeConfig, {name: {key: given}}, "test")
+
+
+def test_a_node_may_listen_at_every_interface_at_a_free_port_or_not_at_all() -> None:
+    sections = {
+        "exchange": {"listen": "0.0.0.0:0"},
+        "serve": {"listen": ""},
+        "telemetry": {"metrics_listen": "[::]:9100"},
+    }
+    config = parse_config(NodeConfig, sections, "test")
+    assert (config.exchange.listen, config.telemetry.metrics_listen) == ("0.0.0.0:0", "[::]:9100")
+
+
 def test_what_is_announced_may_be_left_empty() -> None:
     config = parse_config(NodeConfig, {"exchange": {"advertise": ""}, "directory": {"announce": []}}, "test")
     assert not config.exchange.advertise and not config.directory.announce
