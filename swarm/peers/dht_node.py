@@ -1,4 +1,4 @@
-"""hivemind DHT peer inside our own event loop; with `dht_storage` the only module that imports hivemind.
+"""hivemind DHT peer inside our own event loop; with `dht_calls` and `dht_storage` all that imports hivemind.
 
 Invariant: no forked process, no pickle, no pipe: a `DHTNode` on this loop and one p2pd child, which dies with
 us. `discovery_dht` imports this module late, in a thread: hivemind is an extra and brings torch.
@@ -29,8 +29,9 @@ from swarm.clock import Clock
 from swarm.config import DirectoryConfig
 from swarm.errors import Unavailable
 from swarm.identity import Identity
+from swarm.peers.dht_calls import BoundedCalls, bound_calls, inside
 from swarm.peers.dht_records import RecordChecker
-from swarm.peers.dht_storage import AdvertsOnly, AdvertStorage, records_in
+from swarm.peers.dht_storage import AdvertsOnly, AdvertStorage, peers_in, records_in
 from swarm.peers.nearest_peers import nearest_peers
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ _DIAL_TIMEOUT_S = 4.0
 _PROBE_TIMEOUT_S = 3.0
 _PORT_ATTEMPTS, _PORT_PAUSE_S = 16, 0.25
 _MAX_SPARE_NODES = 20  # replacements kept per routing bucket; hivemind itself keeps all that ever said hello
+_MAX_MESSAGE_BYTES = 2**18  # between p2pd and us: a call or an answer; records of a shard, and whom a peer names
 _DOMAIN_PEER_KEY = b"swarm.v1.dht-peer-key"
 
 
@@ -55,7 +57,7 @@ class DhtPeer:
 
     def __init__(self, node: DHTNode, storage: AdvertStorage, addresses: tuple[str, ...]) -> None:
         self._node = node
-        self._p2p = _inside(node).p2p
+        self._p2p = inside(node).p2p
         self._storage = storage
         self.addresses = addresses  # multiaddresses with /p2p/<id>, for others to dial
 
@@ -100,18 +102,23 @@ class DhtPeer:
                     announce_maddrs=list(config.announce) or None,
                     identity_path=str(key_path),
                     check_if_identity_free=False,
-                    client_mode=is_client,
+                    client_mode=True,  # until all that follows is in place
+                    dht_mode="client" if is_client else "server",
+                    persistent_conn_max_msg_size=_MAX_MESSAGE_BYTES,
                     nat_port_map=not is_loopback,
                     auto_nat=not is_loopback,
                     use_relay=not is_loopback,
                 )
             except Exception as error:  # hivemind raises many kinds here, P2PDaemonError and OSError among them
                 raise Unavailable(f"the DHT daemon did not start on {listen}: {error}") from error
-        forget_late_answers(node)
-        keep_places(node)
-        node.protocol.storage = storage
-        node.protocol.cache = AdvertStorage(run_id, 0, clock)  # nothing is cached for others
-        addresses = [str(address) for address in await _inside(node).p2p.get_visible_maddrs()]
+        bound_calls(node)
+        protocol: Any = node.protocol
+        protocol.storage = storage
+        protocol.cache = AdvertStorage(run_id, 0, clock)  # nothing is cached for others
+        if not is_client:
+            protocol.client_mode, protocol.node_info = False, dht_pb2.NodeInfo(node_id=node.node_id.to_bytes())
+            await protocol.add_p2p_handlers(inside(node).p2p, BoundedCalls(node))
+        addresses = [str(address) for address in await inside(node).p2p.get_visible_maddrs()]
         return cls(node, storage, for_others(addresses))
 
     @property
@@ -174,11 +181,21 @@ class DhtPeer:
         width: int = node.protocol.bucket_size
 
         async def ask(peer: PeerID) -> list[tuple[int, PeerID]] | None:
-            response = await node._call_find_with_blacklist(peer, [key])
-            return None if response is None else with_distances(response[key][1].items())
+            if peer in node.blacklist:
+                return None
+            try:
+                response = await self._find(peer, key)
+                node_id, named = DHTID.from_bytes(response.peer.node_id), peers_in(response, width)
+            except Exception:  # as below
+                node.blacklist.register_failure(peer)
+                await node.protocol.update_routing_table(None, peer, responded=False)
+                return None
+            node.blacklist.register_success(peer)
+            await node.protocol.update_routing_table(node_id, peer)
+            return with_distances(each for each in named if each[1] not in node.blacklist)
 
-        def with_distances(named: Iterable[tuple[Any, PeerID]]) -> list[tuple[int, PeerID]]:
-            return [(int(node_id) ^ int(key), each) for node_id, each in named if each != node.peer_id]
+        def with_distances(named: Iterable[tuple[int, PeerID]]) -> list[tuple[int, PeerID]]:
+            return [(node_id ^ int(key), each) for node_id, each in named if each != node.peer_id]
 
         known = with_distances(node.protocol.routing_table.get_nearest_neighbors(key, width, exclude=node.node_id))
         found = await nearest_peers(known, ask, width=width, at_once=_ASKED_AT_ONCE, timeout_s=_SEARCH_S)
@@ -186,15 +203,18 @@ class DhtPeer:
 
     async def ask(self, peer: PeerID, shard: int) -> list[tuple[bytes, bytes, float]]:
         """The unchecked records that a peer holds under a shard's key: (sub-key, value, expiry)."""
-        protocol = self._node.protocol
-        request = dht_pb2.FindRequest(keys=[self._storage.keys[shard].to_bytes()], peer=protocol.node_info)
         try:
-            async with asyncio.timeout(_RPC_TIMEOUT_S + 1):
-                response = await protocol.get_stub(peer).rpc_find(request, timeout=_RPC_TIMEOUT_S)
-            return records_in(response)
+            return records_in(await self._find(peer, self._storage.keys[shard]))
         except Exception:  # an answer may be hostile: whatever it breaks ends here
             logger.debug("a DHT peer gave no usable answer", extra={"peer": str(peer)}, exc_info=True)
             return []
+
+    async def _find(self, peer: PeerID, key: DHTID) -> Any:
+        """What a peer answers about a key; hivemind's own call parses all of it. May raise anything."""
+        protocol = self._node.protocol
+        request = dht_pb2.FindRequest(keys=[key.to_bytes()], peer=protocol.node_info)
+        async with asyncio.timeout(_RPC_TIMEOUT_S + 1):
+            return await protocol.get_stub(peer).rpc_find(request, timeout=_RPC_TIMEOUT_S)
 
     async def store(self, peers: Iterable[PeerID], shard: int, public_key: bytes, data: bytes, until_s: float) -> int:
         """Asks peers to keep a record; returns how many say they do. It is kept here in any case."""
@@ -247,52 +267,6 @@ class DhtPeer:
 def for_others(addresses: Sequence[str]) -> tuple[str, ...]:
     """The multiaddresses without loopback, which leads others to themselves; with it where there is nothing else."""
     return tuple(a for a in addresses if not is_loopback(endpoint_of(a).rpartition(":")[0])) or tuple(addresses)
-
-
-def forget_late_answers(node: DHTNode) -> None:
-    """Lets a node live on when an answer comes just after its call was given up.
-
-    hivemind 1.1.12 reads all answers in one task, which sets the result of whatever call is in its table; a call that
-    timed out stays there, cancelled, until p2pd has confirmed. An answer in between ended the task with
-    InvalidStateError, and nothing was ever answered again.
-    """
-    control = _inside(node).p2p._client.control
-    control._pending_calls = OpenCalls(control._pending_calls)  # with what the node asked while it started
-
-
-def keep_places(node: DHTNode) -> None:
-    """Leaves each id in the routing table to the peer that showed it first, for as long as that answers, and each peer
-    one id.
-
-    hivemind 1.1.12 believes whoever says an id: one peer took the places of all others with a message each, or had them
-    dropped by saying an id that it then denied. Peers prove their peer ids, not these.
-    """
-    protocol: Any = node.protocol
-    table: Any = protocol.routing_table
-    update = protocol.update_routing_table
-
-    async def update_own(node_id: Any, peer_id: PeerID, responded: bool = True) -> None:
-        if node_id is not None and table.get(node_id=node_id) not in (None, peer_id):
-            return
-        before = table.get(peer_id=peer_id)
-        if responded and node_id is not None and before not in (None, node_id) and before in table:
-            del table[before]
-        await update(node_id, peer_id, responded)
-
-    protocol.update_routing_table = update_own
-
-
-class OpenCalls(dict[Any, asyncio.Future[bytes]]):
-    """Calls by their ids; those that are done are in it for who made them, and not for answers."""
-
-    def __contains__(self, call_id: object) -> bool:
-        future = self.get(call_id)
-        return future is not None and not future.done()
-
-
-def _inside(node: DHTNode) -> Any:
-    """hivemind's node untyped, for parts of its P2P that have no public way to them: child, client, socket paths."""
-    return cast(Any, node)
 
 
 @asynccontextmanager

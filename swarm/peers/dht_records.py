@@ -7,7 +7,7 @@ wrote; work is bounded by rates, memory by tables that a flood of new identities
 import hashlib
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -55,6 +55,9 @@ def shard_of(public_key: bytes, shards: int) -> int:
 Entry = tuple[bytes, bytes, float]
 """Sub-key, value and expiry of a record that nobody checked."""
 
+Checked = tuple[bytes, Advert]
+"""Value of a record that was checked, and the advert in it."""
+
 
 def in_turn(answers: Sequence[Sequence[Entry]]) -> Iterator[Entry]:
     """The first record of each replica, then the second of each, and so on.
@@ -74,10 +77,18 @@ class RecordChecker:
     uses up the checks of the other.
     """
 
-    def __init__(self, run_id: str, shards: int, clock: Clock, entry: EntryRule | None = None) -> None:
-        """`entry`: whose adverts count; None: everybody's."""
-        self._run_id, self._shards, self._clock, self._entry = run_id, shards, clock, entry
-        self._verified = BoundedTable[bytes, tuple[bytes, Advert]](_MAX_VERIFIED)  # author -> newest record
+    def __init__(
+        self,
+        run_id: str,
+        shards: int,
+        clock: Clock,
+        entry: EntryRule | None = None,
+        held: Callable[[int, bytes], Checked | None] = lambda shard, public_key: None,
+    ) -> None:
+        """`entry`: whose adverts count; None: everybody's. `held`: the record of an author that a flood of others does
+        not drive out of where it is kept."""
+        self._run_id, self._shards, self._clock, self._entry, self._held = run_id, shards, clock, entry, held
+        self._verified = BoundedTable[bytes, Checked](_MAX_VERIFIED)  # author -> newest record
         # One second's worth of signature checks in advance.
         self._buckets = {
             (is_known, by_relay): TokenBucket(per_s, per_s, clock.monotonic_s())
@@ -107,22 +118,23 @@ class RecordChecker:
             or shard_of(public_key, self._shards) != shard
         ):
             return None
-        last = self._verified.get(public_key)
+        last = self._verified.get(public_key) or self._held(shard, public_key)
         if last is not None and last[0] == data:
-            return last[1] if last[1].expires_at_s == expires_at_s and self._may_enter(last[1]) else None
+            return last[1] if last[1].expires_at_s == expires_at_s and self.may_enter(last[1]) else None
         if not self._buckets[last is not None, by_relay].try_take(self._clock.monotonic_s()):
             self.num_deferred += 1
             return None
         advert = open_advert(data, now_s)
         if advert is None or advert.run_id != self._run_id or advert.expires_at_s != expires_at_s:
             return None
-        if advert.node_id != node_id_of(public_key) or not self._may_enter(advert):
+        if advert.node_id != node_id_of(public_key) or not self.may_enter(advert):
             return None
         if last is None or last[1].expires_at_s < advert.expires_at_s:
             self._verified[public_key] = (data, advert)
         return advert
 
-    def _may_enter(self, advert: Advert) -> bool:
+    def may_enter(self, advert: Advert) -> bool:
+        """Whether its author may take part, as far as is known now."""
         return self._entry is None or self._entry.admits(advert.node_id, advert.credential)
 
 
@@ -133,6 +145,7 @@ class Record:
     data: bytes
     expires_at_s: float
     rank: bytes  # private hash of the author: decides among newcomers
+    advert: Advert | None  # in it, where it is looked up here
 
 
 class ShardRecords:
@@ -147,13 +160,15 @@ class ShardRecords:
         self._salt = secrets.token_bytes(16)
         self._records: dict[bytes, Record] = {}  # in order of first arrival
 
-    def put(self, public_key: bytes, data: bytes, expires_at_s: float, now_s: float) -> bool:
+    def put(
+        self, public_key: bytes, data: bytes, expires_at_s: float, now_s: float, advert: Advert | None = None
+    ) -> bool:
         """Keeps a verified record. False when a newer one is held, or when there is no room for this author."""
         held = self._records.get(public_key)
         if held is not None:
             if held.expires_at_s >= expires_at_s:
                 return held.data == data
-            self._records[public_key] = Record(data, expires_at_s, held.rank)
+            self._records[public_key] = Record(data, expires_at_s, held.rank, advert)
             return True
         if len(self._records) >= self._capacity:
             self._drop_expired(now_s)
@@ -164,7 +179,7 @@ class ShardRecords:
             if record.rank <= rank:
                 return False
             del self._records[last]
-        self._records[public_key] = Record(data, expires_at_s, rank)
+        self._records[public_key] = Record(data, expires_at_s, rank, advert)
         return True
 
     def items(self, now_s: float) -> Iterator[tuple[bytes, Record]]:
@@ -199,27 +214,30 @@ class SeenRecords:
     def _empty(self) -> list[ShardRecords]:
         return [ShardRecords(2 * MAX_RECORDS_PER_SHARD) for _ in range(self._shards)]
 
-    def put(
-        self, shard: int, public_key: bytes, data: bytes, expires_at_s: float, now_s: float, relay: NodeId = ""
-    ) -> bool:
+    def put(self, shard: int, public_key: bytes, data: bytes, advert: Advert, now_s: float, relay: NodeId = "") -> bool:
         """As `ShardRecords.put`, among what the same relay gave, or the DHT."""
         tables = self._of_dht
         if relay:
             tables = self._of_relays[relay] = self._of_relays.get(relay) or self._empty()
-        return tables[shard].put(public_key, data, expires_at_s, now_s)
+        return tables[shard].put(public_key, data, advert.expires_at_s, now_s, advert)
 
     def newest(self, shard: int, public_key: bytes) -> Record | None:
         """The newest record of an author, whoever gave it."""
         found = [tables[shard].get(public_key) for tables in (self._of_dht, *self._of_relays.values())]
         return max(filter(None, found), key=lambda record: record.expires_at_s, default=None)
 
-    def items(self, now_s: float) -> Iterator[tuple[int, bytes, Record, bool]]:
-        """Shard, author and newest unexpired record of everybody, and whether a relay gave it."""
-        newest: dict[bytes, tuple[int, bytes, Record, bool]] = {}
+    def checked(self, shard: int, public_key: bytes) -> Checked | None:
+        """As `newest`, for a `RecordChecker`."""
+        record = self.newest(shard, public_key)
+        return None if record is None or record.advert is None else (record.data, record.advert)
+
+    def items(self, now_s: float) -> Iterator[Checked]:
+        """The newest unexpired record of everybody."""
+        newest: dict[bytes, Record] = {}
         for tables in (self._of_dht, *self._of_relays.values()):
-            for shard, records in enumerate(tables):
+            for records in tables:
                 for public_key, record in records.items(now_s):
                     held = newest.get(public_key)
-                    if held is None or held[2].expires_at_s < record.expires_at_s:
-                        newest[public_key] = shard, public_key, record, tables is not self._of_dht
-        return iter(newest.values())
+                    if held is None or held.expires_at_s < record.expires_at_s:
+                        newest[public_key] = record
+        return ((record.data, record.advert) for record in newest.values() if record.advert is not None)

@@ -5,21 +5,23 @@ it is parsed.
 """
 
 from collections.abc import Iterator
-from typing import Any, cast
+from itertools import islice
+from typing import Any, Final, cast
 
+import msgpack as _untyped_msgpack
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2 as _untyped_dht_pb2
-from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from swarm.clock import Clock
 from swarm.peers.dht_records import MAX_REPLY_BYTES, RecordChecker, ShardRecords, shard_key
 
-dht_pb2 = cast(Any, _untyped_dht_pb2)
+dht_pb2, msgpack = cast(Any, _untyped_dht_pb2), cast(Any, _untyped_msgpack)
 
-_SUBKEY_HEAD = b"\xc4\x20"  # msgpack: 32 bytes of binary
+SUBKEY_HEAD: Final = b"\xc4\x20"  # msgpack: 32 bytes of binary
 
 
 class AdvertStorage(DHTLocalStorage):
@@ -56,14 +58,14 @@ class AdvertStorage(DHTLocalStorage):
         return ValueWithExpiration(dictionary, dictionary.latest_expiration_time)
 
     def items(self) -> Iterator[Any]:
-        """Every key with its records (hivemind hands them to new nodes near the key)."""
-        return ((key, value) for key in self.keys if (value := self.get(key)) is not None)
+        """Nothing: hivemind hands it to whoever says a new id near a key, on and on; authors announce again anyway."""
+        return iter(())
 
     def __contains__(self, key: Any) -> bool:
         return self.get(key) is not None
 
     def __len__(self) -> int:
-        return sum(1 for _ in self.items())
+        return sum(key in self for key in self.keys)
 
     def __bool__(self) -> bool:
         return len(self) > 0
@@ -78,20 +80,31 @@ class AdvertsOnly(RecordValidatorBase):
     def validate(self, record: DHTRecord) -> bool:
         """Whether a record may be stored or believed."""
         shard = self._shard_by_key.get(record.key)
-        if shard is None or not record.subkey.startswith(_SUBKEY_HEAD):
+        if shard is None or not record.subkey.startswith(SUBKEY_HEAD):
             return False
-        public_key = record.subkey[len(_SUBKEY_HEAD) :]
+        public_key = record.subkey[len(SUBKEY_HEAD) :]
         return self._checker.open(shard, public_key, record.value, record.expiration_time) is not None
 
 
 def records_in(response: Any) -> list[tuple[bytes, bytes, float]]:
-    """Parses an answer to a read. May raise anything on hostile bytes; its size is bounded first."""
+    """Parses an answer to a read. May raise anything on hostile bytes; its size is bounded first.
+
+    hivemind's table in a table is read one level at a time: its own parser goes as deep as an answer says, and a
+    kilobyte of that ends the process.
+    """
     (result,) = response.results
     if result.type != dht_pb2.FOUND_DICTIONARY or len(result.value) > MAX_REPLY_BYTES:
         return []
-    dictionary = cast(Any, MSGPackSerializer.loads(result.value))
-    if not isinstance(dictionary, DictionaryDHTValue):
-        return []
-    with dictionary.freeze():
-        entries = [(author, data, until_s) for author, (data, until_s) in dictionary.items()]
-    return [e for e in entries if isinstance(e[0], bytes) and isinstance(e[1], bytes) and isinstance(e[2], float)]
+    *_, entries = msgpack.unpackb(msgpack.unpackb(result.value).data)
+    return [
+        (author, data, until_s)
+        for author, data, until_s in entries
+        if isinstance(author, bytes) and isinstance(data, bytes) and isinstance(until_s, float)
+    ]
+
+
+def peers_in(response: Any, most: int) -> list[tuple[int, PeerID]]:
+    """Ids and peers that an answer names, at most so many. May raise anything on hostile bytes."""
+    (result,) = response.results
+    named = zip(result.nearest_node_ids, result.nearest_peer_ids, strict=True)
+    return [(int.from_bytes(node_id), PeerID(peer)) for node_id, peer in islice(named, most)]

@@ -73,8 +73,8 @@ class HivemindDirectory:
         self._read_s = -math.inf  # when the adverts were looked up for others
         self._identity, self._run_id, self._config = identity, run_id, config
         self._clock, self._cache_path = clock, cache_path
-        self._checker = RecordChecker(run_id, config.shards, clock, entry)
         self._seen = SeenRecords(config.shards)
+        self._checker = RecordChecker(run_id, config.shards, clock, entry, self._seen.checked)
         self._known = BoundedTable[str, None](MAX_CACHED_ADDRESSES)  # dialable addresses, oldest first
         self._own: Advert | None = None
         self._peer: DhtPeer | None = None
@@ -174,25 +174,22 @@ class HivemindDirectory:
 
     def seen(self) -> list[Advert]:
         """What `lookup` gives, of what was read until now."""
-        opened = (
-            self._checker.open(shard, public_key, record.data, record.expires_at_s, by_relay=by_relay)
-            for shard, public_key, record, by_relay in self._seen.items(self._clock.now_s())
-        )
-        return [advert for advert in opened if advert is not None]
+        checked = self._seen.items(self._clock.now_s())  # once, as it came: those who flood checks hide nobody
+        return [advert for _, advert in checked if self._checker.may_enter(advert)]
 
     async def pass_on(self, data: bytes) -> bool:
         """Stores an advert as its author signed it; see `swarm.interfaces.RecordKeeper`. Raises Unavailable."""
-        record = self._check(data)
-        if record is None:
+        checked = self._check(data)
+        if checked is None:
             return False
-        shard, public_key, expires_at_s = record
-        self._seen.put(shard, public_key, data, expires_at_s, self._clock.now_s())  # others may have room for it
+        shard, public_key, advert = checked
+        self._seen.put(shard, public_key, data, advert, self._clock.now_s())  # others may have room for it
         newest = self._seen.newest(shard, public_key)
-        if newest is not None and newest.expires_at_s > expires_at_s:
+        if newest is not None and newest.expires_at_s > advert.expires_at_s:
             return False
         peer = self._running()
         async with _deadline(_CALL_TIMEOUT_S, "announce"):
-            await peer.store(await self._replicas(peer, shard), shard, public_key, data, expires_at_s)
+            await peer.store(await self._replicas(peer, shard), shard, public_key, data, advert.expires_at_s)
         return True
 
     async def records(self) -> list[bytes]:
@@ -202,26 +199,25 @@ class HivemindDirectory:
             self._read_s = now_s
             with suppress(Unavailable):
                 await self.lookup()
-        now_s = self._clock.now_s()
-        return [record.data for _, _, record, _ in self._seen.items(now_s)]
+        return [data for data, _ in self._seen.items(self._clock.now_s())]
 
     def take(self, data: bytes, relay: NodeId) -> bool:
         """Takes an advert that a relay gave into the look-ups; False where it is none of this run, or has no room."""
-        record = self._check(data)
-        if record is None:
+        checked = self._check(data)
+        if checked is None:
             return False
-        shard, public_key, expires_at_s = record
-        return self._seen.put(shard, public_key, data, expires_at_s, self._clock.now_s(), relay)
+        shard, public_key, advert = checked
+        return self._seen.put(shard, public_key, data, advert, self._clock.now_s(), relay)
 
-    def _check(self, data: bytes) -> tuple[int, bytes, float] | None:
-        """Shard, author and expiry of an advert of this run that did not come through the DHT."""
+    def _check(self, data: bytes) -> tuple[int, bytes, Advert] | None:
+        """Shard, author and content of an advert of this run that did not come through the DHT."""
         found = author_of(data)
         if found is None:
             return None
         public_key, expires_at_s = found
         shard = shard_of(public_key, self._config.shards)
         advert = self._checker.open(shard, public_key, data, expires_at_s, by_relay=True)
-        return None if advert is None else (shard, public_key, expires_at_s)
+        return None if advert is None else (shard, public_key, advert)
 
     async def maintain(self) -> None:
         """One round of repair: probe p2pd, rebuild it when dead or when others can dial this node no more, or again;
@@ -313,7 +309,7 @@ class HivemindDirectory:
         peer, data = self._running(), seal_advert(advert, self._identity)
         public_key = self._identity.public_key
         shard = shard_of(public_key, self._config.shards)
-        self._seen.put(shard, public_key, data, advert.expires_at_s, self._clock.now_s())
+        self._seen.put(shard, public_key, data, advert, self._clock.now_s())
         replicas = await self._replicas(peer, shard)
         num_stored = await peer.store(replicas, shard, public_key, data, advert.expires_at_s)
         if replicas and not num_stored:
@@ -332,8 +328,9 @@ class HivemindDirectory:
         replicas = await self._replicas(peer, shard)
         answers = await asyncio.gather(*(peer.ask(replica, shard) for replica in replicas))
         for public_key, data, expires_at_s in in_turn((peer.held(shard), *answers)):
-            if self._checker.open(shard, public_key, data, expires_at_s) is not None:
-                self._seen.put(shard, public_key, data, expires_at_s, self._clock.now_s())
+            advert = self._checker.open(shard, public_key, data, expires_at_s)
+            if advert is not None:
+                self._seen.put(shard, public_key, data, advert, self._clock.now_s())
 
 
 async def _import_node() -> Any:

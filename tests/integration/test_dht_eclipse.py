@@ -103,7 +103,7 @@ class Swarm:
         from hivemind.dht.routing import DHTID
         from hivemind.p2p import PeerID
 
-        from swarm.peers.dht_node import forget_late_answers
+        from swarm.peers.dht_calls import forget_late_answers
         from swarm.peers.dht_records import shard_key
 
         victims = [node.directory.visible_maddrs()[0] for node in self.nodes]

@@ -9,98 +9,21 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from attacked_dht import RUN, Stage, advert_of, staged
 
-from swarm.clock import SystemClock
-from swarm.config import DirectoryConfig
 from swarm.errors import Unavailable
 from swarm.identity import Identity
 from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, shard_key
-from swarm.peers.discovery_dht import HivemindDirectory
-from swarm.types import Advert, Correction, Cursor, PolicyVersion, Role
 from swarm.wire.adverts import seal_advert
 
 pytest.importorskip("hivemind")
 pytestmark = pytest.mark.timeout(180)
 
-RUN = "dht-hostile"
-
-
-def advert_of(identity: Identity, ttl_s: float = 90.0, run_id: str = RUN) -> Advert:
-    return Advert(
-        node_id=identity.node_id,
-        run_id=run_id,
-        endpoints=("127.0.0.1:4000",),
-        roles=(Role.RELAY,),
-        tokenizer_digest=b"",
-        head=PolicyVersion(policy_id=identity.node_id, step=0),
-        oldest_step=0,
-        num_groups=0,
-        reward_mean=0.0,
-        reward_std=0.0,
-        correction=Correction.EXACT,
-        held_bytes=0,
-        cursor=Cursor(),
-        expires_at_s=time.time() + ttl_s,
-    )
-
-
-class Attacker:
-    """A plain hivemind node without our validator: it stores and answers whatever it likes."""
-
-    def __init__(self, node: object) -> None:
-        from hivemind.dht.node import DHTNode
-        from hivemind.dht.routing import DHTID
-
-        assert isinstance(node, DHTNode)
-        self.node = node
-        self.key = DHTID.generate(source=shard_key(RUN, 0))
-
-    async def store(self, victim: str, subkey: object, value: bytes, until_s: float, key: Any = None) -> bool:
-        from hivemind.p2p import PeerID
-
-        peer = PeerID.from_base58(victim.rpartition("/p2p/")[2])
-        answer = await self.node.protocol.call_store(peer, [key or self.key], [value], [until_s], [subkey])
-        assert answer is not None, "the victim did not answer"
-        return bool(answer[0])
-
-
-async def attack(address: str, **options: Any) -> Attacker:
-    from hivemind.dht.node import DHTNode
-
-    from swarm.peers.dht_node import forget_late_answers
-
-    node = await DHTNode.create(initial_peers=[address], nat_port_map=False, auto_nat=False, **options)
-    forget_late_answers(node)
-    return Attacker(node)
-
-
-class Stage:
-    def __init__(self) -> None:
-        self.honest: list[tuple[Identity, HivemindDirectory]] = []
-        self.attackers: list[Attacker] = []
-
-    async def join(self) -> HivemindDirectory:
-        bootstrap = self.honest[0][1].visible_maddrs() if self.honest else ()
-        identity = Identity.create()
-        directory = await HivemindDirectory.start(
-            identity, RUN, DirectoryConfig(bootstrap=bootstrap), SystemClock(), None
-        )
-        self.honest.append((identity, directory))
-        return directory
-
-    async def attack(self, **options: object) -> Attacker:
-        self.attackers.append(await attack(self.honest[0][1].visible_maddrs()[0], **options))
-        return self.attackers[-1]
-
 
 @pytest.fixture
 async def stage() -> AsyncIterator[Stage]:
-    it = Stage()
-    yield it
-    for attacker in it.attackers:
-        await attacker.node.shutdown()
-    for _, directory in it.honest:
-        await directory.stop()
+    async with staged() as it:
+        yield it
 
 
 async def test_a_replica_takes_a_right_record_and_refuses_every_wrong_one(stage: Stage) -> None:
@@ -127,7 +50,7 @@ async def test_a_replica_takes_a_right_record_and_refuses_every_wrong_one(stage:
         "long expiry": (me.public_key, long_lived, late),
         "oversize": (me.public_key, good + bytes(2000), until_s),
         "another run": (me.public_key, external, until_s),
-        "a megabyte": (me.public_key, bytes(2**20), until_s),
+        "128 KiB": (me.public_key, bytes(2**17), until_s),
         "no sub-key": (None, good, until_s),
     }
     for name, (subkey, value, expiry) in wrong.items():
@@ -231,7 +154,7 @@ async def test_a_peer_that_names_others_as_it_likes_hides_nobody(
 
 def places_for_whoever_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: hivemind's own routing table."""
-    monkeypatch.setattr("swarm.peers.dht_node.keep_places", lambda node: None)  # type: ignore[arg-type]
+    monkeypatch.setattr("swarm.peers.dht_calls.keep_places", lambda node: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: places for whoever says so"])

@@ -16,11 +16,11 @@ from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
 from swarm.loops.relayed_directory import LOOKUP_EVERY_S, RelayedDirectory
-from swarm.peers.dht_records import _NEWCOMERS_PER_S, MAX_RECORDS_PER_SHARD, Entry, RecordChecker
+from swarm.peers.dht_records import _NEWCOMERS_PER_S, MAX_RECORDS_PER_SHARD, Entry, RecordChecker, SeenRecords
 from swarm.peers.discovery_dht import HivemindDirectory
 from swarm.relay.reservation_table import ReservationTable
 from swarm.testing.builders import HoldsNothing, make_advert, make_identity
-from swarm.types import NodeId
+from swarm.types import Advert, NodeId
 from swarm.wire.adverts import author_of, open_advert, seal_advert
 from swarm.wire.v1 import relay_service_pb2 as pb
 
@@ -171,6 +171,47 @@ async def test_neither_a_relay_nor_the_dht_uses_up_the_checks_of_the_other(
             dht.take(data, HONEST.node_id)
     found = {advert.node_id for advert in dht.seen()}
     assert len(found & authors(clock, honest)) == (NUM_HONEST if is_defended else 0)
+
+
+def checked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: an advert is known for as long as it is among the newest that were checked, and checked again else."""
+
+    def seen(self: HivemindDirectory) -> list[Advert]:
+        found = ((data, author_of(data)) for data, _ in self._seen.items(self._clock.now_s()))
+        opened = (self._checker.open(0, author[0], data, author[1]) for data, author in found if author is not None)
+        return [advert for advert in opened if advert is not None]
+
+    monkeypatch.setattr(HivemindDirectory, "seen", seen)
+    monkeypatch.setattr(SeenRecords, "checked", lambda self, shard, public_key: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: checked each time"])
+async def test_more_keys_than_a_node_remembers_hide_nobody_whom_it_found_before(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 fresh keys a second, as many as are checked, for 22 s: nobody else was known, or shown, while they came."""
+    if not is_defended:
+        checked_each_time(monkeypatch)
+    clock = ManualClock()
+    keys = [Identity.create() for _ in range(NUM_HONEST)]
+
+    def announced() -> list[bytes]:
+        until_s = clock.now_s() + 90.0
+        return [seal_advert(make_advert(key.node_id, run_id=RUN, expires_at_s=until_s), key) for key in keys]
+
+    replica = Replica(clock, announced())
+    dht = directory_with(clock, replica)
+    assert len(await dht.lookup()) == NUM_HONEST
+    for _ in range(22):
+        clock.advance(1.0)
+        for data in sealed(clock, NEWCOMERS, ttl_s=290.0):
+            author = author_of(data)
+            assert author is not None and dht._checker.open(0, author[0], data, author[1]) is not None
+    everyone = {key.node_id for key in keys}
+    assert ({advert.node_id for advert in dht.seen()} >= everyone) is is_defended
+    replica.adverts = announced()
+    fresh = {advert.node_id for advert in await dht.lookup() if advert.expires_at_s == clock.now_s() + 90.0}
+    assert (fresh >= everyone) is is_defended
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as there is room"])

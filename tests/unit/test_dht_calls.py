@@ -30,7 +30,7 @@ async def test_a_late_answer_leaves_the_next_one_to_be_read(is_ours: bool) -> No
     from hivemind.p2p.p2p_daemon_bindings.utils import write_pbmsg
     from hivemind.proto import p2pd_pb2
 
-    from swarm.peers.dht_node import OpenCalls
+    from swarm.peers.dht_calls import OpenCalls
 
     control: Any = ControlClient(None, _initialized_with_create=True)  # type: ignore[arg-type]
     control._pending_calls = OpenCalls() if is_ours else {}
@@ -55,7 +55,7 @@ async def test_a_late_answer_leaves_the_next_one_to_be_read(is_ours: bool) -> No
 
 @pytest.mark.timeout(60)
 async def test_calls_that_are_under_way_are_answered_all_the_same() -> None:
-    from swarm.peers.dht_node import forget_late_answers
+    from swarm.peers.dht_calls import forget_late_answers
 
     under_way = asyncio.get_running_loop().create_future()
     control = SimpleNamespace(_pending_calls={"id": under_way})

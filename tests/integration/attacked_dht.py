@@ -1,0 +1,96 @@
+"""Directories on loopback, and peers of their DHT that do as they like, for tests that attack them."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from swarm.clock import SystemClock
+from swarm.config import DirectoryConfig
+from swarm.identity import Identity
+from swarm.peers.dht_records import shard_key
+from swarm.peers.discovery_dht import HivemindDirectory
+from swarm.types import Advert, Correction, Cursor, PolicyVersion, Role
+
+RUN = "dht-hostile"
+
+
+def advert_of(identity: Identity, ttl_s: float = 90.0, run_id: str = RUN) -> Advert:
+    return Advert(
+        node_id=identity.node_id,
+        run_id=run_id,
+        endpoints=("127.0.0.1:4000",),
+        roles=(Role.RELAY,),
+        tokenizer_digest=b"",
+        head=PolicyVersion(policy_id=identity.node_id, step=0),
+        oldest_step=0,
+        num_groups=0,
+        reward_mean=0.0,
+        reward_std=0.0,
+        correction=Correction.EXACT,
+        held_bytes=0,
+        cursor=Cursor(),
+        expires_at_s=time.time() + ttl_s,
+    )
+
+
+class Attacker:
+    """A plain hivemind node without our validator: it stores and answers whatever it likes."""
+
+    def __init__(self, node: object) -> None:
+        from hivemind.dht.node import DHTNode
+        from hivemind.dht.routing import DHTID
+
+        assert isinstance(node, DHTNode)
+        self.node = node
+        self.key = DHTID.generate(source=shard_key(RUN, 0))
+
+    async def store(self, victim: str, subkey: object, value: bytes, until_s: float, key: Any = None) -> bool:
+        from hivemind.p2p import PeerID
+
+        peer = PeerID.from_base58(victim.rpartition("/p2p/")[2])
+        answer = await self.node.protocol.call_store(peer, [key or self.key], [value], [until_s], [subkey])
+        assert answer is not None, "the victim did not answer"
+        return bool(answer[0])
+
+
+async def attack(address: str, **options: Any) -> Attacker:
+    from hivemind.dht.node import DHTNode
+
+    from swarm.peers.dht_calls import forget_late_answers
+
+    node = await DHTNode.create(initial_peers=[address], nat_port_map=False, auto_nat=False, **options)
+    forget_late_answers(node)
+    return Attacker(node)
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.honest: list[tuple[Identity, HivemindDirectory]] = []
+        self.attackers: list[Attacker] = []
+
+    async def join(self) -> HivemindDirectory:
+        bootstrap = self.honest[0][1].visible_maddrs() if self.honest else ()
+        identity = Identity.create()
+        directory = await HivemindDirectory.start(
+            identity, RUN, DirectoryConfig(bootstrap=bootstrap), SystemClock(), None
+        )
+        self.honest.append((identity, directory))
+        return directory
+
+    async def attack(self, **options: object) -> Attacker:
+        self.attackers.append(await attack(self.honest[0][1].visible_maddrs()[0], **options))
+        return self.attackers[-1]
+
+
+@asynccontextmanager
+async def staged() -> AsyncGenerator[Stage]:
+    """A stage, with nothing left when it ends."""
+    it = Stage()
+    try:
+        yield it
+    finally:
+        for attacker in it.attackers:
+            await attacker.node.shutdown()
+        for _, directory in it.honest:
+            await directory.stop()

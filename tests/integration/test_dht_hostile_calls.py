@@ -1,0 +1,354 @@
+"""Calls and answers that a DHT peer may send as hivemind reads them: none ends, stalls or fills a node.
+
+A mutation that takes a defence out turns its claim red.
+"""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from attacked_dht import RUN, Attacker, Stage, advert_of, attack, staged
+
+from swarm.identity import Identity
+from swarm.peers.discovery_dht import HivemindDirectory
+from swarm.wire.adverts import seal_advert
+
+pytest.importorskip("hivemind")
+pytestmark = pytest.mark.timeout(180)
+
+STALL_S = 0.1
+"""More than a call may take of the event loop, on a machine that has other things to do."""
+
+VICTIM = """
+import asyncio, sys
+from swarm.clock import SystemClock
+from swarm.config import DirectoryConfig
+from swarm.identity import Identity
+from swarm.peers import dht_calls, dht_node
+from swarm.peers.discovery_dht import HivemindDirectory
+
+def whatever_is_in_it():
+    "Mutation: hivemind's own parser, for calls and for answers."
+    from hivemind.utils.serializer import MSGPackSerializer
+    dht_calls.BoundedCalls.rpc_store = lambda self, request, context: self._protocol.rpc_store(request, context)
+    dht_node.records_in = lambda response: list(MSGPackSerializer.loads(response.results[0].value).items())
+
+async def main():
+    if sys.argv[2:]:
+        whatever_is_in_it()
+    directory = await HivemindDirectory.start(Identity.create(), sys.argv[1], DirectoryConfig(), SystemClock(), None)
+    print(directory.visible_maddrs()[0], flush=True)
+    while await asyncio.to_thread(sys.stdin.readline):
+        print(len(await directory.lookup()), flush=True)
+    await directory.stop()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with staged() as it:
+        yield it
+
+
+def nested(levels: int = 300) -> bytes:
+    """A tuple in a tuple in a tuple, as hivemind sends tuples."""
+    import msgpack as untyped_msgpack
+
+    msgpack: Any = untyped_msgpack
+    data = b"\x90"
+    for _ in range(levels):
+        data = msgpack.packb([msgpack.ExtType(0x40, data)])
+    return data
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: whatever is in it"])
+@pytest.mark.parametrize("how", ["stored", "answered"])
+async def test_a_kilobyte_of_tables_in_tables_ends_no_node(how: str, is_defended: bool) -> None:
+    from hivemind.p2p import PeerID
+    from hivemind.proto import dht_pb2
+
+    victim = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", VICTIM, RUN, *([] if is_defended else ["mutated"]),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert victim.stdin is not None and victim.stdout is not None
+    address = (await victim.stdout.readline()).decode().strip()
+    attacker = await attack(address)
+    try:
+        peer = PeerID.from_base58(address.rpartition("/p2p/")[2])
+        protocol: Any = attacker.node.protocol
+        if how == "stored":
+            request = dht_pb2.StoreRequest(  # type: ignore[attr-defined]
+                keys=[attacker.key.to_bytes()], subkeys=[b""], values=[nested()], expiration_time=[time.time() + 50],
+                in_cache=[False], peer=protocol.node_info,
+            )  # fmt: skip
+            await asyncio.gather(protocol.get_stub(peer).rpc_store(request, timeout=5.0), return_exceptions=True)
+        else:
+            answers_with(attacker, dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=nested()))  # type: ignore[attr-defined]
+        victim.stdin.write(b"look up\n")
+        answer = await victim.stdout.readline()
+        if is_defended:
+            assert answer == b"0\n"
+            victim.stdin.close()
+        assert await victim.wait() == (0 if is_defended else -signal.SIGSEGV)
+    finally:
+        if victim.returncode is None:
+            victim.kill()
+            await victim.wait()
+        await attacker.node.shutdown()
+
+
+def answers_with(attacker: Attacker, result: Any) -> None:
+    """Has an attacker answer every read with this."""
+    from hivemind.proto import dht_pb2
+
+    protocol: Any = attacker.node.protocol
+    control = protocol.p2p._client.control
+    response = dht_pb2.FindResponse(results=[result], peer=protocol.node_info).SerializeToString()  # type: ignore[attr-defined]
+
+    async def answer(request: bytes, remote_id: Any) -> bytes:
+        return response
+
+    control.unary_handlers["DHTProtocol.rpc_find"] = answer
+
+
+def slowest_call(directory: Any) -> list[float]:
+    """How long a node's answers to calls of others took, of its event loop: none of them waits for anything."""
+    handlers, took_s = directory._peer._p2p._client.control.unary_handlers, list[float]()
+    for name, handle in list(handlers.items()):
+
+        async def timed(request: bytes, remote_id: Any, handle: Any = handle) -> bytes:
+            began_s = time.perf_counter()
+            try:
+                return await handle(request, remote_id)
+            finally:
+                took_s.append(time.perf_counter() - began_s)
+
+        handlers[name] = timed
+    return took_s
+
+
+def any_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: a call names as many keys, of as many bytes, as hivemind lets it."""
+    monkeypatch.setattr("swarm.peers.dht_calls._check_one", lambda keys: None)  # type: ignore[arg-type]
+    monkeypatch.setattr("swarm.peers.dht_node._MAX_MESSAGE_BYTES", 2**22)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: any number of keys"])
+@pytest.mark.parametrize("call", ["find", "store"])
+async def test_a_call_that_names_keys_without_number_stops_no_event_loop(
+    call: str, is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,000 times the key of a full shard, in 22 KB, took 5.3 s and 33 MB; 20,000 records that are none 1.4 s."""
+    from hivemind.p2p import PeerID
+    from hivemind.proto import dht_pb2
+
+    if not is_defended:
+        any_number_of_keys(monkeypatch)
+    directory: Any = await stage.join()
+    fill(directory)
+    took_s, attacker = slowest_call(directory), await stage.attack()
+    peer = PeerID.from_base58(directory.visible_maddrs()[0].rpartition("/p2p/")[2])
+    stub, key = attacker.node.protocol.get_stub(peer), attacker.key.to_bytes()
+    sender = attacker.node.protocol.node_info
+    if call == "find":
+        asked = stub.rpc_find(dht_pb2.FindRequest(keys=[key] * 100, peer=sender), timeout=5.0)  # type: ignore[attr-defined]
+    else:
+        num = 10_000
+        request = dht_pb2.StoreRequest(  # type: ignore[attr-defined]
+            keys=[key] * num, subkeys=[b"\xc4\x20" + bytes(32)] * num, values=[b""] * num,
+            expiration_time=[time.time() + 50] * num, in_cache=[False] * num, peer=sender,
+        )  # fmt: skip
+        asked = stub.rpc_store(request, timeout=5.0)
+    await asyncio.gather(asked, return_exceptions=True)
+    assert (max(took_s) < STALL_S) is is_defended, max(took_s)
+    assert len(await stub_finds(stub, key, sender)) > 30_000, "it answers all the same"
+
+
+async def stub_finds(stub: Any, key: bytes, sender: Any) -> bytes:
+    from hivemind.proto import dht_pb2
+
+    response = await stub.rpc_find(dht_pb2.FindRequest(keys=[key], peer=sender), timeout=5.0)  # type: ignore[attr-defined]
+    return response.results[0].value
+
+
+def fill(directory: Any) -> None:
+    """Has a node hold as many adverts as it takes."""
+    storage = directory._peer._storage
+    for _ in range(128):
+        identity = Identity.create()
+        advert = advert_of(identity)
+        assert storage.store_subkey(
+            storage.keys[0], identity.public_key, seal_advert(advert, identity), advert.expires_at_s
+        )
+
+
+def all_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: whoever an answer names is looked at."""
+    from swarm.peers import dht_node
+
+    peers_in = dht_node.peers_in
+    monkeypatch.setattr(dht_node, "peers_in", lambda response, most: peers_in(response, 10**9))  # type: ignore[arg-type]
+    monkeypatch.setattr(dht_node, "_MAX_MESSAGE_BYTES", 2**22)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: all that are named"])
+async def test_an_answer_that_names_thousands_stops_no_event_loop(
+    is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hivemind.proto import dht_pb2
+
+    from swarm.peers import dht_node
+
+    if not is_defended:
+        all_that_are_named(monkeypatch)
+    directory: Any = await stage.join()
+    attacker, took_s, peers_in = await stage.attack(), [0.0], dht_node.peers_in
+
+    def timed(response: Any, most: int) -> Any:
+        began_s = time.perf_counter()
+        try:
+            return peers_in(response, most)
+        finally:
+            took_s.append(time.perf_counter() - began_s)
+
+    monkeypatch.setattr(dht_node, "peers_in", timed)
+    number = range(1, 4_000 if is_defended else 20_000)
+    answers_with(
+        attacker,
+        dht_pb2.FindResult(  # type: ignore[attr-defined]
+            type=dht_pb2.NOT_FOUND,  # type: ignore[attr-defined]
+            nearest_node_ids=[(int(attacker.key) ^ n).to_bytes(20) for n in number],
+            nearest_peer_ids=[b"\x12\x20" + n.to_bytes(32) for n in number],
+        ),
+    )
+    await directory._peer.nearest(0)
+    assert len(took_s) > 1 and (max(took_s) < STALL_S) is is_defended, max(took_s)
+
+
+def whatever_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: what answers a ping has an id."""
+    monkeypatch.setattr("swarm.peers.dht_calls.take_no_ids_that_are_none", lambda node: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: whatever it says"])
+async def test_a_peer_that_answers_a_ping_with_21_bytes_keeps_no_node_from_its_repair(
+    is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It only connects: a node that met it did not start, or had no round of repair while it stayed."""
+    from hivemind.dht.node import DHTNode
+    from hivemind.p2p import PeerID
+    from hivemind.proto import dht_pb2
+    from hivemind.utils.multiaddr import Multiaddr
+
+    if not is_defended:
+        whatever_it_says(monkeypatch)
+    directory = await stage.join()
+    node = await DHTNode.create(nat_port_map=False, auto_nat=False)
+    attacker = Attacker(node)
+    stage.attackers.append(attacker)
+    node.protocol.node_info = dht_pb2.NodeInfo(node_id=b"\x01" * 21)  # type: ignore[attr-defined]
+    base, _, peer = directory.visible_maddrs()[0].rpartition("/p2p/")
+    p2p: Any = node.protocol.p2p
+    await p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(base)])
+    try:
+        await directory.maintain()
+    except AssertionError:
+        assert not is_defended
+    else:
+        assert is_defended and directory.num_peers == 0
+
+
+def handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: who comes near a key is sent all that is held there, as hivemind does."""
+    from swarm.peers.dht_storage import AdvertStorage
+
+    def items(self: AdvertStorage) -> Any:
+        return ((key, self.get(key)) for key in self.keys if key in self)
+
+    monkeypatch.setattr(AdvertStorage, "items", items)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: handed over"])
+async def test_a_peer_that_says_ever_new_ids_is_sent_nothing(
+    is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 pings of 60 bytes were worth 13 MB."""
+    from hivemind.dht.routing import DHTID
+    from hivemind.p2p import PeerID
+    from hivemind.proto import dht_pb2
+
+    if not is_defended:
+        handed_over(monkeypatch)
+    directory: Any = await stage.join()
+    fill(directory)
+    attacker, num_bytes = await stage.attack(), 0
+    protocol: Any = attacker.node.protocol
+    handlers = protocol.p2p._client.control.unary_handlers
+    handle = handlers["DHTProtocol.rpc_store"]
+
+    async def count(request: bytes, remote_id: Any) -> bytes:
+        nonlocal num_bytes
+        num_bytes += len(request)
+        return await handle(request, remote_id)
+
+    handlers["DHTProtocol.rpc_store"] = count
+    stub = protocol.get_stub(PeerID.from_base58(directory.visible_maddrs()[0].rpartition("/p2p/")[2]))
+    own = int(directory._peer._node.node_id)
+    for number in range(40):
+        new = dht_pb2.NodeInfo(node_id=DHTID(own ^ number + 1).to_bytes())  # type: ignore[attr-defined]
+        await stub.rpc_ping(dht_pb2.PingRequest(peer=new), timeout=5.0)  # type: ignore[attr-defined]
+    await asyncio.sleep(0.5)
+    assert (num_bytes == 0) is is_defended, num_bytes
+
+
+def as_long_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: calls that were given up before they began are kept."""
+    monkeypatch.setattr("swarm.peers.dht_calls.forget_handled", lambda node: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as long as it runs"])
+async def test_calls_that_were_given_up_leave_nothing(
+    is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 300 given up after 2 ms, 118 stayed for good."""
+    from hivemind.p2p import PeerID
+    from hivemind.proto import dht_pb2
+
+    if not is_defended:
+        as_long_as_it_runs(monkeypatch)
+    directory: Any = await stage.join()
+    fill(directory)
+    attacker = await stage.attack()
+    peer = PeerID.from_base58(directory.visible_maddrs()[0].rpartition("/p2p/")[2])
+    stub, sender = attacker.node.protocol.get_stub(peer), attacker.node.protocol.node_info
+    handled = directory._peer._p2p._client.control._handler_tasks
+
+    async def give_up() -> None:
+        request = dht_pb2.FindRequest(keys=[attacker.key.to_bytes()], peer=sender)  # type: ignore[attr-defined]
+        call = asyncio.ensure_future(stub.rpc_find(request))
+        await asyncio.sleep(0.002)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+    for _ in range(20):
+        await asyncio.gather(*(give_up() for _ in range(30)))
+    await asyncio.sleep(0.5)
+    assert (not handled) is is_defended, len(handled)
+
+
+async def test_a_node_is_asked_and_named_as_before(stage: Stage) -> None:
+    """It answers once all bounds are in place, and has an id then."""
+    for _ in range(3):
+        await stage.join()
+    for identity, directory in stage.honest:
+        await directory.announce(advert_of(identity))
+    for _, directory in stage.honest:
+        assert isinstance(directory, HivemindDirectory) and directory.num_peers == 2
+        assert {each.node_id for each in await directory.lookup()} == {identity.node_id for identity, _ in stage.honest}
