@@ -12,7 +12,6 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2PContext, PeerID
 
 from swarm.errors import TooLarge
-from swarm.peers.dht_storage import SUBKEY_HEAD
 
 
 class BoundedCalls:
@@ -40,8 +39,8 @@ class BoundedCalls:
         """hivemind's, for one record."""
         _check_peer(request)
         _check_one(request.keys)
-        if not all(subkey.startswith(SUBKEY_HEAD) for subkey in request.subkeys):
-            raise TooLarge("a record has an author")
+        if self._protocol.IS_DICTIONARY in request.subkeys:
+            raise TooLarge("a table of records, expected one record")
         return await self._protocol.rpc_store(request, context)
 
 

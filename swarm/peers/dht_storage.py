@@ -6,7 +6,7 @@ it is parsed.
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import msgpack as _untyped_msgpack
 from hivemind.dht.routing import DHTID
@@ -21,7 +21,7 @@ from swarm.peers.dht_records import MAX_REPLY_BYTES, RecordChecker, ShardRecords
 
 dht_pb2, msgpack = cast(Any, _untyped_dht_pb2), cast(Any, _untyped_msgpack)
 
-SUBKEY_HEAD: Final = b"\xc4\x20"  # msgpack: 32 bytes of binary
+_SUBKEY_HEAD = b"\xc4\x20"  # msgpack: 32 bytes of binary
 
 
 class AdvertStorage(DHTLocalStorage):
@@ -80,9 +80,9 @@ class AdvertsOnly(RecordValidatorBase):
     def validate(self, record: DHTRecord) -> bool:
         """Whether a record may be stored or believed."""
         shard = self._shard_by_key.get(record.key)
-        if shard is None or not record.subkey.startswith(SUBKEY_HEAD):
+        if shard is None or not record.subkey.startswith(_SUBKEY_HEAD):
             return False
-        public_key = record.subkey[len(SUBKEY_HEAD) :]
+        public_key = record.subkey[len(_SUBKEY_HEAD) :]
         return self._checker.open(shard, public_key, record.value, record.expiration_time) is not None
 
 
