@@ -1,4 +1,4 @@
-"""Flow primitives: a broadcast signal, backoff, token buckets, bounded tables and a running mean.
+"""Flow primitives: a broadcast signal, loops in pieces, backoff, token buckets, bounded tables and a running mean.
 
 Invariant: nothing here reads a clock or seeds itself; times and random sources are passed in, and every table is
 bounded.
@@ -6,7 +6,7 @@ bounded.
 
 import asyncio
 import random
-from collections.abc import Callable, MutableMapping
+from collections.abc import AsyncGenerator, Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
@@ -57,6 +57,14 @@ class Signal:
         """Waits until `holds()`, which is asked now, at each `fire` and before it returns."""
         while not holds():
             await self.wait(holds)
+
+
+async def in_pieces(items: Iterable[Value], at_once: int) -> AsyncGenerator[Value]:
+    """The items, with a turn of the event loop for others after each `at_once` of them."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % at_once == 0:
+            await asyncio.sleep(0)
 
 
 class Backoff:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 from swarm.clock import Clock
 from swarm.errors import Unavailable
+from swarm.flow import in_pieces
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, Reachability
+from swarm.peers.dht_records import CHECKED_AT_ONCE
 from swarm.types import Advert, short
 from swarm.wire.adverts import seal_advert
 
@@ -119,7 +121,7 @@ class RelayedDirectory:
 
     async def _take_from(self, relay: PeerAddress) -> None:
         try:
-            for data in await self._transport.records_at(relay):
+            async for data in in_pieces(await self._transport.records_at(relay), CHECKED_AT_ONCE):
                 self._directory.take(data, relay.node_id)
         except Unavailable as error:
             logger.info("a relay gave no adverts", extra={"peer": short(relay.node_id), "error": str(error)})

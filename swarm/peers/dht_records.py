@@ -24,6 +24,9 @@ MAX_VALUE_BYTES = 1024
 MAX_RECORDS_PER_SHARD = 128
 """Most adverts that a node keeps, serves or reads under one key."""
 
+CHECKED_AT_ONCE = 32
+"""Records that are checked before others have their turn of the event loop: some milliseconds."""
+
 MAX_REPLY_BYTES = 160 * 1024
 """Largest answer to a read that is parsed: a full shard, and some slack."""
 

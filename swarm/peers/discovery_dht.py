@@ -21,9 +21,9 @@ from swarm.addresses import dialable_multiaddress
 from swarm.clock import Clock
 from swarm.config import DirectoryConfig
 from swarm.errors import ConfigError, Unavailable
-from swarm.flow import BoundedTable
+from swarm.flow import BoundedTable, in_pieces
 from swarm.identity import Identity
-from swarm.peers.dht_records import RecordChecker, SeenRecords, check_own, in_turn, shard_of
+from swarm.peers.dht_records import CHECKED_AT_ONCE, RecordChecker, SeenRecords, check_own, in_turn, shard_of
 from swarm.peers.entry import EntryRule
 from swarm.process import read_json
 from swarm.types import Advert, NodeId
@@ -327,7 +327,8 @@ class HivemindDirectory:
         """Reads a shard from every replica separately, so that no single one can hide what another holds."""
         replicas = await self._replicas(peer, shard)
         answers = await asyncio.gather(*(peer.ask(replica, shard) for replica in replicas))
-        for public_key, data, expires_at_s in in_turn((peer.held(shard), *answers)):
+        entries = in_turn((peer.held(shard), *answers))
+        async for public_key, data, expires_at_s in in_pieces(entries, CHECKED_AT_ONCE):
             advert = self._checker.open(shard, public_key, data, expires_at_s)
             if advert is not None:
                 self._seen.put(shard, public_key, data, advert, self._clock.now_s())

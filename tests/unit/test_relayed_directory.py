@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import math
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from swarm.errors import Unavailable
 from swarm.interfaces import PeerAddress
 from swarm.loops import relayed_directory
 from swarm.loops.relayed_directory import LOOKUP_EVERY_S, PATIENCE_S, RelayedDirectory
+from swarm.peers.dht_records import CHECKED_AT_ONCE
 from swarm.simulate.virtual.loop import run_virtual
 from swarm.testing.builders import make_advert, make_identity
 from swarm.types import Advert, NodeId
@@ -264,3 +266,33 @@ async def test_an_announcement_or_a_look_up_given_up_as_it_begins_leaves_nothing
     await it.directory.stop()
     gc.collect()  # a call that was made and never awaited is an error here
     assert len(asyncio.all_tasks()) == 1
+
+
+def all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: what a relay gives is taken without a turn for others."""
+    monkeypatch.setattr(relayed_directory, "CHECKED_AT_ONCE", 10**9)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: all at once"])
+async def test_others_have_their_turns_while_thousands_of_adverts_are_taken(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        all_at_once(monkeypatch)
+    it, turns = Scene(), list[int]()
+
+    async def thousands(relay: PeerAddress) -> list[bytes]:
+        return [b"advert"] * 4096
+
+    async def others() -> None:
+        while True:
+            turns.append(len(it.peer.taken))
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(it.at, "records_at", thousands)
+    other = asyncio.ensure_future(others())
+    await it.directory.lookup()
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)
+    most = max(after - before for before, after in itertools.pairwise(turns))
+    assert most == (CHECKED_AT_ONCE if is_defended else 4096)
