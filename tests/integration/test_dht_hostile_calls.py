@@ -241,7 +241,7 @@ def whatever_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_peer_that_answers_a_ping_with_21_bytes_keeps_no_node_from_its_repair(
     is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It only connects: a node that met it did not start, or had no round of repair while it stayed."""
+    """It only connects: a node had no round of repair while it stayed."""
     from hivemind.dht.node import DHTNode
     from hivemind.p2p import PeerID
     from hivemind.proto import dht_pb2
