@@ -20,8 +20,8 @@ from swarm.wire.adverts import seal_advert
 pytest.importorskip("hivemind")
 pytestmark = pytest.mark.timeout(180)
 
-STALL_S = 0.1
-"""More than a call may take of the event loop, on a machine that has other things to do."""
+STALL_S = 0.01
+"""More than a call may take of the event loop, in CPU time."""
 
 VICTIM = """
 import asyncio, sys
@@ -124,11 +124,11 @@ def slowest_call(directory: Any) -> list[float]:
     for name, handle in list(handlers.items()):
 
         async def timed(request: bytes, remote_id: Any, handle: Any = handle) -> bytes:
-            began_s = time.perf_counter()
+            began_s = time.thread_time()
             try:
                 return await handle(request, remote_id)
             finally:
-                took_s.append(time.perf_counter() - began_s)
+                took_s.append(time.thread_time() - began_s)
 
         handlers[name] = timed
     return took_s
@@ -145,7 +145,7 @@ def any_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_call_that_names_keys_without_number_stops_no_event_loop(
     call: str, is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1,000 times the key of a full shard, in 22 KB, took 5.3 s and 33 MB; 20,000 records that are none 1.4 s."""
+    """1,000 times the key of a full shard, in 22 KB, took .4 s of CPU and 33 MB; 20,000 records that are none .09 s."""
     from hivemind.p2p import PeerID
     from hivemind.proto import dht_pb2
 
@@ -160,7 +160,7 @@ async def test_a_call_that_names_keys_without_number_stops_no_event_loop(
     if call == "find":
         asked = stub.rpc_find(dht_pb2.FindRequest(keys=[key] * 100, peer=sender), timeout=5.0)  # type: ignore[attr-defined]
     else:
-        num = 10_000
+        num = 20_000
         request = dht_pb2.StoreRequest(  # type: ignore[attr-defined]
             keys=[key] * num, subkeys=[b"\xc4\x20" + bytes(32)] * num, values=[b""] * num,
             expiration_time=[time.time() + 50] * num, in_cache=[False] * num, peer=sender,
@@ -212,11 +212,11 @@ async def test_an_answer_that_names_thousands_stops_no_event_loop(
     attacker, took_s, peers_in = await stage.attack(), [0.0], dht_node.peers_in
 
     def timed(response: Any, most: int) -> Any:
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         try:
             return peers_in(response, most)
         finally:
-            took_s.append(time.perf_counter() - began_s)
+            took_s.append(time.thread_time() - began_s)
 
     monkeypatch.setattr(dht_node, "peers_in", timed)
     number = range(1, 4_000 if is_defended else 20_000)
