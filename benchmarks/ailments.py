@@ -6,6 +6,7 @@
     python -m benchmarks.ailments --examiner          # those of an examiner, who had not read the rules
     python -m benchmarks.ailments --third-examiner    # those of the third examiner, who had not either
     python -m benchmarks.ailments --fourth-examiner   # those of the fourth examiner, who had not either
+    python -m benchmarks.ailments --fifth-examiner    # those of the fifth examiner, who had not either
     python -m benchmarks.ailments --fix               # the printed fix goes into node.toml, and the node is asked again
 
 Each ailment is planted in a folder of its own (`--out`), in a node that a daemon runs; then a snapshot of its directory
@@ -26,6 +27,7 @@ import psutil
 
 from benchmarks._ailing_node import empty
 from benchmarks._ailments_examiner import EXAMINER, HEALTHY
+from benchmarks._ailments_fifth_examiner import FIFTH_EXAMINER, FIFTH_HEALTHY
 from benchmarks._ailments_fourth_examiner import FOURTH_EXAMINER, FOURTH_HEALTHY
 from benchmarks._ailments_known import KNOWN, Ailment
 from benchmarks._ailments_mended import MENDINGS, mend
@@ -138,6 +140,7 @@ def main() -> None:
     parser.add_argument("--examiner", action="store_true", help="those of an examiner, and healthy nodes")
     parser.add_argument("--third-examiner", action="store_true", help="those of a third examiner, and healthy nodes")
     parser.add_argument("--fourth-examiner", action="store_true", help="those of a fourth examiner, and healthy nodes")
+    parser.add_argument("--fifth-examiner", action="store_true", help="those of a fifth examiner, and healthy nodes")
     parser.add_argument("--fix", action="store_true", help="do what is said, and ask again")
     arguments = parser.parse_args()
     words = [word for word in arguments.only.split(",") if word]
@@ -145,6 +148,7 @@ def main() -> None:
     planted = EXAMINER + HEALTHY if arguments.examiner else planted
     planted = THIRD_EXAMINER + THIRD_HEALTHY if arguments.third_examiner else planted
     planted = FOURTH_EXAMINER + FOURTH_HEALTHY if arguments.fourth_examiner else planted
+    planted = FIFTH_EXAMINER + FIFTH_HEALTHY if arguments.fifth_examiner else planted
     chosen = [each for each in planted if not words or any(word in each.name for word in words)]
     with tempfile.TemporaryDirectory() as folder:
         if arguments.fix:
