@@ -52,7 +52,8 @@ async def answers_are_sentences(folder: Path) -> Path:
     data = folder / "quiz.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = TrainOptions(
-        directory=folder / "node", model="smollm2", data=data, steps=0, max_new_tokens=24,
+        directory=folder / "node", model="smollm2", data=data, steps=0, max_new_tokens=48,
+        system="Answer in one short sentence.",
         overrides=("evaluation.num_problems=4", "telemetry.log_level=ERROR"),
     )  # fmt: skip
     config = await prepare(asked, lambda _: None)
