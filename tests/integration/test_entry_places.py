@@ -79,7 +79,7 @@ async def test_adverts_of_those_who_may_not_enter_are_never_shown(
 ) -> None:
     """A stranger's own DHT peer, which checks nothing, announces it in three run kinds at once: nobody hears of it."""
     if not is_checked:
-        monkeypatch.setattr(RecordChecker, "_may_enter", lambda self, advert: True)
+        monkeypatch.setattr(RecordChecker, "may_enter", lambda self, advert: True)
     rules = [rule_of("invited"), rule_of("work"), rule_of("members"), None]
     wrong = [invitation(MEMBER), wrong_work(STRANGER), b""]
     people = [MEMBER, NEWCOMER, *(make_identity(20 + number) for number in range(2))]

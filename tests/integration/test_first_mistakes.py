@@ -28,7 +28,7 @@ async def test_a_coordinator_signs_no_task_that_nobody_can_build(tmp_path: Path)
     }
     for dataset, section in sections.items():
         node = NodeConfig(environments=(section,), model=ModelConfig(source="tiny", dtype="float32"))
-        config = CoordinatorConfig(dir=tmp_path / dataset, listen="127.0.0.1:0", http_listen="", node=node)
+        config = CoordinatorConfig(dir=tmp_path / dataset, listen="127.0.0.1:0", node=node)
         with pytest.raises(ConfigError, match=f"environment mine: dataset '{dataset}' is (unknown|none of)"):
             async with CoordinatorDaemon(config):
                 pass
