@@ -15,7 +15,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("swarm", "node", "coordinator")
 SHARED = [path.stem for folder in ("golden", "recorded") for path in (ROOT / "tests" / folder).glob("*.py")]
-SCENES = {"attacked_node", "attacked_relay", "entry_credentials", "grpc_ends", "hostile_relay", "model_server"}
+SCENES = {
+    "attacked_dht",
+    "attacked_node",
+    "attacked_relay",
+    "entry_credentials",
+    "grpc_ends",
+    "hostile_relay",
+    "model_server",
+}
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
 
