@@ -27,7 +27,7 @@ from swarm.interfaces import DialBack, PeerAddress
 from swarm.printable import printable
 from swarm.relay.relay_servicer import MAX_RECORDS, ORIGIN_BYTES, TICKET_BYTES
 from swarm.relay.reservation_table import TICKETS_BURST, TICKETS_PER_S
-from swarm.relay.tunnel import pump
+from swarm.relay.tunnel import TAKEN, pump
 from swarm.types import NodeId, short
 from swarm.wire.adverts import MAX_ADVERT_BYTES, is_endpoint
 from swarm.wire.grpc_errors import calling
@@ -47,6 +47,7 @@ MAX_TAKEN: Final = 64  # connections through one reservation
 MOST_TICKETS_PER_S: Final = TICKETS_PER_S * 4 / 3
 MOST_TICKETS_BURST: Final = TICKETS_BURST * 4 / 3
 LOCAL_DIAL_S: Final = 5.0
+TAKEN_WITHIN_S: Final = 10.0  # a relay waits for half as long
 _TURNS_OF_ACCEPT: Final = 3  # of the event loop, from a connection that asyncio accepts to `_connected`
 
 OpenSession = Callable[[PeerAddress, float], Awaitable[AuthenticatedChannel]]
@@ -238,6 +239,7 @@ class RelayedSocket:
                 try:
                     with calling(what, NotHeld, Unauthenticated):
                         await call.write(pb.ConnectRequest(node_id=self._node_id))
+                        await _until_taken(call, what)
                     await pump(call, lambda data: pb.ConnectRequest(data=data), reader, writer, what)
                 finally:
                     call.cancel()
@@ -261,6 +263,17 @@ class RelayedSocket:
             for task in list(self._pumps):
                 task.cancel()
             await asyncio.gather(*self._pumps, return_exceptions=True)
+
+
+async def _until_taken(call: Any, what: str) -> None:
+    """Waits until the other end took a connection: no byte is sent before. Raises as gRPC, or Unavailable."""
+    try:
+        async with asyncio.timeout(TAKEN_WITHIN_S):
+            if not {*TAKEN} <= {*await call.initial_metadata()}:
+                await call.read()  # raises why it is refused
+                raise Unavailable(f"{what}: the relay does not say that it was taken")
+    except TimeoutError:
+        raise Unavailable(f"{what}: not taken within {TAKEN_WITHIN_S:.0f} s") from None
 
 
 class RelayReservation:

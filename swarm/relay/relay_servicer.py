@@ -34,7 +34,7 @@ from swarm.relay.reservation_table import (
     Ticket,
     check_port,
 )
-from swarm.relay.tunnel import FRAME_BYTES, until_first_ends
+from swarm.relay.tunnel import FRAME_BYTES, TAKEN, until_first_ends
 from swarm.types import JsonDict, NodeId, short
 from swarm.wire.adverts import author_of
 from swarm.wire.connection_limits import peer_key, peer_subnet
@@ -227,6 +227,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             await writer.drain()
 
         try:
+            await context.send_initial_metadata(TAKEN)
             await until_first_ends(
                 self._pass_on(connection, lambda: _data_of(context), write),
                 self._pass_on(
@@ -252,6 +253,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             finally:
                 del self._asked[ticket]
                 reservation.waiting.pop(ticket, None)
+            await context.send_initial_metadata(TAKEN)
             await until_first_ends(
                 self._pass_on(
                     connection,

@@ -13,6 +13,8 @@ import grpc
 from swarm.errors import Unauthenticated, Unavailable
 from swarm.wire.grpc_errors import calling
 
+# Of a call to Connect, once the other end took it: gRPC forgets why a call was refused where our bytes cross that.
+TAKEN: Final = (("taken", "1"),)
 FRAME_BYTES: Final = 60 * 1024  # of one message: a request of a server has at most 64 KiB (`ServerLimits`)
 
 

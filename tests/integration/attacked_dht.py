@@ -10,28 +10,14 @@ from swarm.config import DirectoryConfig
 from swarm.identity import Identity
 from swarm.peers.dht_records import shard_key
 from swarm.peers.discovery_dht import HivemindDirectory
-from swarm.types import Advert, Correction, Cursor, PolicyVersion, Role
+from swarm.testing.builders import make_advert
+from swarm.types import Advert
 
 RUN = "dht-hostile"
 
 
 def advert_of(identity: Identity, ttl_s: float = 90.0, run_id: str = RUN) -> Advert:
-    return Advert(
-        node_id=identity.node_id,
-        run_id=run_id,
-        endpoints=("127.0.0.1:4000",),
-        roles=(Role.RELAY,),
-        tokenizer_digest=b"",
-        head=PolicyVersion(policy_id=identity.node_id, step=0),
-        oldest_step=0,
-        num_groups=0,
-        reward_mean=0.0,
-        reward_std=0.0,
-        correction=Correction.EXACT,
-        held_bytes=0,
-        cursor=Cursor(),
-        expires_at_s=time.time() + ttl_s,
-    )
+    return make_advert(identity.node_id, run_id=run_id, expires_at_s=time.time() + ttl_s)
 
 
 class Attacker:

@@ -55,6 +55,8 @@ async def test_a_replica_takes_a_right_record_and_refuses_every_wrong_one(stage:
     }
     for name, (subkey, value, expiry) in wrong.items():
         assert not await attacker.store(victim, subkey, value, expiry), name
+    with pytest.raises(AssertionError, match="did not answer"):  # above 256 KiB nothing is read
+        await attacker.store(victim, me.public_key, bytes(2**20), until_s)
     stray = DHTID.generate(source="another key")
     assert not await attacker.store(victim, me.public_key, good, until_s, key=stray)
     assert await node.lookup() == []

@@ -34,9 +34,9 @@ from swarm.peers.dht_records import MAX_REPLY_BYTES, RecordChecker
 from swarm.peers.discovery_dht import HivemindDirectory
 from swarm.peers.entry import EntryRule
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import make_group, make_identity, make_sealed
+from swarm.testing.builders import make_advert, make_group, make_identity, make_sealed
 from swarm.testing.nodes import make_admission, make_context
-from swarm.types import Advert, Correction, Cursor, NodeReport, PolicyVersion, RefusalReason, Refused, Role
+from swarm.types import Advert, Cursor, NodeReport, PolicyVersion, RefusalReason, Refused, Role
 from swarm.wire.adverts import MAX_ADVERT_BYTES, open_advert, seal_advert
 from swarm.wire.credentials import (
     Credential,
@@ -53,23 +53,7 @@ NEWCOMER = make_identity(9)
 
 
 def advert_of(identity: Identity, credential: bytes) -> Advert:
-    return Advert(
-        node_id=identity.node_id,
-        run_id=RUN,
-        endpoints=("127.0.0.1:4000",),
-        roles=(Role.RELAY,),
-        tokenizer_digest=b"t" * 32,
-        head=PolicyVersion(policy_id=identity.node_id, step=0, digest=b"d" * 32),
-        oldest_step=0,
-        num_groups=0,
-        reward_mean=0.0,
-        reward_std=0.0,
-        correction=Correction.EXACT,
-        held_bytes=0,
-        cursor=Cursor(),
-        expires_at_s=time.time() + 90.0,
-        credential=credential,
-    )
+    return make_advert(identity.node_id, run_id=RUN, expires_at_s=time.time() + 90.0, credential=credential)
 
 
 @pytest.mark.timeout(60)

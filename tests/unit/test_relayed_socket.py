@@ -16,7 +16,7 @@ import pytest
 
 from swarm.interfaces import PeerAddress
 from swarm.relay.relay_client import RelayedSocket, RelaySessions
-from swarm.relay.tunnel import FRAME_BYTES
+from swarm.relay.tunnel import FRAME_BYTES, TAKEN
 from swarm.testing.builders import make_identity
 
 RELAY, NODE = (make_identity(number).node_id for number in (1, 2))
@@ -40,6 +40,9 @@ class Call:
 
     async def write(self, request: Any) -> None:
         """Nobody reads it."""
+
+    async def initial_metadata(self) -> tuple[tuple[str, str], ...]:
+        return TAKEN
 
     def cancel(self) -> None:
         self.ended.set()

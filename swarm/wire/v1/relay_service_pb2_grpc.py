@@ -89,7 +89,7 @@ class RelayServiceServicer(object):
 
     def Connect(self, request_iterator, context):
         """The caller's end of a connection to a node that holds a reservation here, or that this server dialled back; the
-        first message names it.
+        first message names it. Initial metadata `taken: 1` says that the node took it; only then bytes are sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
