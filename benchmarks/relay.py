@@ -5,8 +5,8 @@
 
 A server process holds groups of 16 KB and chunks of 1 MiB; a reader subscribes to the groups and fetches the chunks,
 directly and through a relay in a process of its own. Bytes are those that the kernel counted on loopback, on a machine
-where nobody else uses it: a relayed byte passes it three times. Direct and relayed runs take turns; the ratio is that
-of the medians.
+where nobody else uses it: a relayed byte passes it three times. Direct, relayed and spliced runs take turns; the ratio
+is that of the medians. Spliced is the floor: the same hops, by processes that pass on a socket's bytes and do no more.
 """
 
 import argparse
@@ -83,14 +83,18 @@ def transport_of(identity: Identity, upload: float = 0.0) -> GrpcTransport:
 
 
 def run_relay(pipe: Connection) -> None:
-    """The process of the relay: sends its address, then answers with the CPU seconds that it took so far."""
+    """The process of the relay: sends its address, then answers with the CPU seconds that it took so far, or with an
+    address from which it passes on bytes to one that it is told."""
 
     async def main() -> None:
         identity = Identity.create()
         transport = transport_of(identity)
         (endpoint,) = await transport.serve(HoldsNothing())
         pipe.send((identity.node_id, endpoint))
-        while await asyncio.to_thread(pipe.recv):
+        while asked := await asyncio.to_thread(pipe.recv):
+            if asked is not True:
+                pipe.send(await splice_to(asked))
+                continue
             times = psutil.Process().cpu_times()
             pipe.send((times.user + times.system, transport.relay.status()["bytes"]))
         await transport.stop()
@@ -99,7 +103,7 @@ def run_relay(pipe: Connection) -> None:
 
 
 def run_server(pipe: Connection, relay: tuple[str, str], num_groups: int, upload: float) -> None:
-    """The process of who is asked: sends both addresses that lead to it."""
+    """The process of who is asked: sends the three addresses that lead to it."""
 
     async def main() -> None:
         identity = Identity.create()
@@ -108,13 +112,59 @@ def run_server(pipe: Connection, relay: tuple[str, str], num_groups: int, upload
         reservation = transport.reservation_at(PeerAddress(node_id=relay[0], endpoint=relay[1]))
         holding = asyncio.create_task(reservation.hold())
         await reservation.held.wait()
-        pipe.send((identity.node_id, endpoint, reservation.endpoint))
+        pipe.send((identity.node_id, endpoint, reservation.endpoint, await splice_to(endpoint)))
         await asyncio.to_thread(pipe.recv)
         holding.cancel()
         await asyncio.gather(holding, return_exceptions=True)
         await transport.stop()
 
     asyncio.run(main())
+
+
+class Splice(asyncio.Protocol):
+    """One socket of two whose bytes are passed on; an accepted one dials `target`."""
+
+    def __init__(self, target: tuple[str, int] | None, other: "Splice | None" = None) -> None:
+        self._target = target
+        self._other: Any = other
+        self._socket: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Connects the other socket, where there is none."""
+        self._socket = transport
+        if self._other is None:
+            transport.pause_reading()
+            self._dialling = asyncio.ensure_future(self._dial())
+
+    async def _dial(self) -> None:
+        assert self._target is not None
+        make = asyncio.get_running_loop().create_connection
+        _, self._other = await make(lambda: Splice(None, self), *self._target)
+        self._socket.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """Passes bytes on."""
+        self._other._socket.write(data)
+
+    def pause_writing(self) -> None:
+        """Whoever reads slowly holds back the other end."""
+        self._other._socket.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Goes on."""
+        self._other._socket.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Where one end ends, the other does."""
+        if self._other is not None:
+            self._other._socket.close()
+
+
+async def splice_to(endpoint: str) -> str:
+    """Listens, and passes each connection on to an endpoint; returns where."""
+    host, _, port = endpoint.rpartition(":")
+    server = await asyncio.get_running_loop().create_server(lambda: Splice((host, int(port))), "127.0.0.1", 0)
+    return "{}:{}".format(*server.sockets[0].getsockname())
 
 
 async def measure(transport: GrpcTransport, address: PeerAddress, num_groups: int, num_chunks: int) -> dict[str, float]:
@@ -149,15 +199,17 @@ def received_bytes() -> int:
 
 
 async def compare(num_groups: int, num_chunks: int, repetitions: int, relay: Connection, ends: Any) -> dict[str, Any]:
-    """Direct and relayed in turn."""
-    node_id, direct, through = ends
+    """Direct, relayed and spliced in turn."""
+    node_id, direct, through, splice = ends
+    relay.send(splice)
+    ways = {"direct": direct, "relayed": through, "spliced": await asyncio.to_thread(relay.recv)}
     transport = transport_of(Identity.create())
-    found: dict[str, list[dict[str, float]]] = {"direct": [], "relayed": []}
-    carried: dict[str, list[int]] = {"direct": [], "relayed": []}
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    carried: dict[str, list[int]] = {way: [] for way in ways}
     relay.send(True)
     cpu_s, passed = relay.recv()
     for number in range(repetitions):
-        for way, endpoint in (("direct", direct), ("relayed", through)):
+        for way, endpoint in ways.items():
             before = received_bytes()
             rates = await measure(transport, PeerAddress(node_id=node_id, endpoint=endpoint), num_groups, num_chunks)
             carried[way].append(received_bytes() - before)
@@ -174,7 +226,10 @@ async def compare(num_groups: int, num_chunks: int, repetitions: int, relay: Con
     hops = 3  # of a relayed byte over loopback: server to itself, to the relay, to the reader
     return {
         "mb_per_s": {way: {what: rate / 1e6 for what, rate in rates.items()} for way, rates in middle.items()},
-        "ratio": {what: middle["relayed"][what] / middle["direct"][what] for what in ("groups", "chunks")},
+        "ratio": {
+            way: {what: middle[way][what] / middle["direct"][what] for what in ("groups", "chunks")}
+            for way in ("relayed", "spliced")
+        },
         "bytes_per_payload_byte": {
             "direct": statistics.median(carried["direct"]) / payload,
             "relayed, of each hop": statistics.median(carried["relayed"]) / payload / hops,
