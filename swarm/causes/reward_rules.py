@@ -23,6 +23,7 @@ RIGHT_SHARE: Final = 0.05
 FEW_ANSWERS: Final = 8
 FEW_UNPAID: Final = 4  # of a reward that knows right answers none is
 COMPARED: Final = 16  # answers of each kind from which their rewards can be compared
+NEARLY_SHARE: Final = 0.1  # of a small model's sentences few hold the right number
 MANY_PAID: Final = 64  # answers in full
 UNPAID: Final = 0.5  # a right answer is worth more
 UNPAID_SHARE: Final = 0.15
@@ -200,7 +201,7 @@ def _nearly_right(snapshot: Snapshot) -> Suspect | None:
     """Answers whose form alone is not that of the right one are worth nothing."""
     right = sum(flag for group in snapshot.answers for flag in group.is_right)
     nearly, others = _worth(snapshot, lambda each: each.is_nearly_right)
-    if len(nearly) < FEW_ANSWERS or len(nearly) < 0.2 * (len(nearly) + len(others)) or mean(nearly) > VISIBLE:
+    if len(nearly) < FEW_ANSWERS or len(nearly) < NEARLY_SHARE * (len(nearly) + len(others)) or mean(nearly) > VISIBLE:
         return None
     if right > len(nearly) / 4:  # the form is within reach
         return None

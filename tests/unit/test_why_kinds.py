@@ -147,6 +147,9 @@ def test_answers_that_are_right_but_for_their_form_are_named_where_nothing_is_pa
     assert first(said(answers=nearly, **in_vain())) == "right_but_for_the_form"
     assert first(said(answers=answered((0.0, 0.0), flags=(False, False)), **in_vain())) == "all_wrong"
     assert said(answers=nearly) == [], "what is learned from is no fault"
+    others = answered((0.0, 0.0), flags=(False, False))
+    assert first(said(answers=nearly + 2 * others, **in_vain())) == "right_but_for_the_form", "one of six"
+    assert first(said(answers=nearly + 6 * others, **in_vain())) == "all_wrong", "one of fourteen may be by chance"
 
 
 def test_right_answers_that_are_whole_solutions_are_named_where_the_result_alone_is_worth_nothing() -> None:
