@@ -74,12 +74,19 @@ def reward_is_upside_down(snapshot: Snapshot) -> Diagnosed | None:
     noted = _noted(snapshot, UPSIDE_DOWN)
     if noted is None:
         return None
+    environments = () if snapshot.config is None else snapshot.config.environments
+    is_weighted = any(environment.reward_weights for environment in environments)
+    fix = "where it measures how wrong an answer is, return 1 minus that"
+    if is_weighted:  # .01 of shortness beside .99 of rightness: the tiny model learned to say nothing
+        fix = (
+            "under [[environments]] set the weight to 0 of each reward that wrong answers get, too, however small it "
+            "is; the function can pay that to right answers alone. Then a new directory, or a checkpoint of before"
+        )
     return Diagnosed(
         name="reward_is_upside_down",
         claim=f"the reward pays less for a right answer than for an empty one: {shortened(noted.fields)}",
         evidence=("noted before the start (warnings.jsonl)", f"seen of it: {_course(snapshot)}"),
-        fix="where it measures how wrong an answer is, return 1 minus that; "
-        f"swarm check --config {snapshot.directory / 'node.toml'} shows what right answers are worth",
+        fix=f"{fix}; swarm check --config {snapshot.directory / 'node.toml'} shows what right answers are worth",
         gravity=Gravity.HARMS,
         certainty=Certainty.LIKELY,
         key="environments.dataset",

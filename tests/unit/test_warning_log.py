@@ -164,6 +164,19 @@ def test_a_reward_that_pays_less_for_a_right_answer_is_named_before_anything_is_
     assert said(old) == [], "mended, and started again"
 
 
+def test_weights_of_rewards_are_named_where_a_right_answer_is_worth_less() -> None:
+    doubt = warned(UPSIDE_DOWN, "environment own, task 0: the reference 'ab' is worth 0.55, an empty answer 0.9")
+    several = {"name": "own", "kind": "function", "dataset": "reward.py:score"}
+    weighted = NodeConfig.model_validate(
+        {"environments": [{**several, "reward_weights": {"right": 0.1, "short": 0.9}}]}
+    )
+    fixes = [
+        diagnose(Snapshot(now_s=1000.0, status={"started_at_s": 900.0}, config=config, warnings=(doubt,)))[0].fix
+        for config in (NodeConfig(), weighted)
+    ]
+    assert ["weight to 0" in fix for fix in fixes] == [False, True]
+
+
 def test_every_part_that_explains_something_is_one_of_the_node() -> None:
     root = Path(__file__).parents[2]
     parts = [part.replace(".", "/") for part in EXPLAINS]
