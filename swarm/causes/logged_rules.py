@@ -32,6 +32,11 @@ SILENT: Final = frozenset(  # what rules tell better, and what is no fault
         "resumed from an earlier step; later versions are no longer served",
         "the machine went down while the store was open; newest groups may be lost",
         "a group could not be scored when it was made",
+        "store is full; groups of ours are dropped until there is room on the disk",
+        "store is full; groups of peers are refused until it has room",
+        "store is full; learning waits until there is room",
+        "the engine refused a version; it keeps serving the previous one",
+        "a version could not be loaded; trying again after a pause",
     }
 )
 _OF_NETWORK: Final = frozenset({"alone", "no_external", "cannot_dial", "no_trainer", "trainer_away", "nobody_follows"})

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from swarm.causes import Gravity, Snapshot, diagnose
-from swarm.causes.logged_rules import DOUBT, EXPLAINS, UPSIDE_DOWN, suspects
+from swarm.causes.logged_rules import DOUBT, EXPLAINS, SILENT, UPSIDE_DOWN, suspects
 from swarm.config import NodeConfig
-from swarm.events import NodeStarted, WorkerDied
+from swarm.events import ApplyFailed, NodeStarted, WorkerDied
 from swarm.telemetry import LoggedWarning, WarningLog, drop_old_warnings, log_as, note_warning, read_warnings
 from swarm.telemetry.warning_log import FIRST, MAX_FILE_BYTES, WARNINGS
 
@@ -162,6 +162,27 @@ def test_a_reward_that_pays_less_for_a_right_answer_is_named_before_anything_is_
     assert said(doubt, status={"own_since_step": own})[0][0] == "reward_is_upside_down"
     old = warned(UPSIDE_DOWN, "the same", at_s=100.0)
     assert said(old) == [], "mended, and started again"
+
+
+def test_what_a_rule_tells_better_is_not_told_as_a_line_of_the_log() -> None:
+    refused = ApplyFailed(
+        at_s=960.0, policy_id="c" * 64, step=3, digest="d" * 64, error="published tensor: got float32"
+    )
+    words = "a version could not be loaded; trying again after a pause"
+    noted = warned(words, "step=3", "ERROR", logger="swarm.loops.update_weights")
+    following: dict[str, Any] = {
+        "policy": "bb" * 32, "candidates": [], "trainers_without_weights": [], "served_step": None, "head_step": 4,
+        "is_trainer_connected": True, "credit": 1, "state": "watching", "last_error": "", "num_applied": 0,
+    }  # fmt: skip
+    found: dict[str, Any] = {"events": (refused,), "status": {"following": following}}
+    assert [name for name, _ in said(noted, **found)] == ["versions_refused"]
+    other = warned("a version was odd", "step=3", "ERROR", logger="swarm.loops.update_weights")
+    assert said(other, **found)[0][0] == "log_says", "a line that no rule knows comes first"
+
+
+def test_every_message_that_rules_tell_better_is_one_that_is_logged() -> None:
+    written = "".join(path.read_text() for part in ("swarm", "node") for path in Path(part).rglob("*.py"))
+    assert [message for message in SILENT - {DOUBT, UPSIDE_DOWN} if written.count(f'"{message}"') < 2] == []
 
 
 def test_weights_of_rewards_are_named_where_a_right_answer_is_worth_less() -> None:
