@@ -59,6 +59,7 @@ def bound_calls(node: DHTNode) -> None:
     forget_late_answers(node)
     forget_handled(node)
     keep_places(node)
+    split_at_the_middle(node)
     take_no_ids_that_are_none(node)
 
 
@@ -91,7 +92,12 @@ class HandledCalls(dict[Any, asyncio.Task[None]]):
 
     def __setitem__(self, call_id: Any, task: asyncio.Task[None]) -> None:
         super().__setitem__(call_id, task)
-        task.add_done_callback(lambda _: self.pop(call_id, None))
+        task.add_done_callback(lambda _: self._forget(call_id, task))
+
+    def _forget(self, call_id: Any, task: asyncio.Task[None]) -> None:
+        self.pop(call_id, None)
+        if not task.cancelled():
+            task.exception()  # else asyncio logs a traceback of whatever a caller broke
 
 
 def keep_places(node: DHTNode) -> None:
@@ -116,6 +122,26 @@ def keep_places(node: DHTNode) -> None:
     protocol.update_routing_table = update_own
 
 
+def split_at_the_middle(node: DHTNode) -> None:
+    """Has an id in the middle of a bucket in the upper half, where it is looked for.
+
+    hivemind puts it into the lower one: whoever said such an id could not be dropped any more, and each search raised
+    KeyError once it did not answer.
+    """
+    table: Any = node.protocol.routing_table
+    split = table.split_bucket
+
+    def split_bucket(index: int) -> None:
+        split(index)
+        lower, upper = table.buckets[index : index + 2]
+        middle = DHTID(upper.lower)
+        for peers in (lower.nodes_to_peer_id, lower.replacement_nodes):
+            if middle in peers:
+                upper.add_or_update_node(middle, peers.pop(middle))
+
+    table.split_bucket = split_bucket
+
+
 def take_no_ids_that_are_none(node: DHTNode) -> None:
     """A peer that answers a ping with more bytes than an id has did not answer; hivemind raised, to whoever asked."""
     protocol: Any = node.protocol
@@ -124,7 +150,7 @@ def take_no_ids_that_are_none(node: DHTNode) -> None:
     async def ping(peer: PeerID, validate: bool = False, strict: bool = True) -> Any:
         try:
             return await call_ping(peer, validate, strict)
-        except AssertionError:
+        except (AssertionError, ValueError):  # Python writes no number of over 4,300 digits into the message
             await protocol.update_routing_table(None, peer, responded=False)
             return None
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
-from hivemind.p2p import PeerID
+from hivemind.p2p import PeerID, PeerInfo
 from hivemind.proto import crypto_pb2 as _untyped_crypto_pb2
 from hivemind.proto import dht_pb2 as _untyped_dht_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
@@ -131,13 +131,17 @@ class DhtPeer:
         return len(self._node.protocol.routing_table.uid_to_peer_id)
 
     async def connected(self) -> dict[str, str]:
-        """Peer id -> a multiaddress of every connected peer. Raises Unavailable when p2pd is dead or stuck."""
+        """Peer id -> a multiaddress of every connected peer, empty where it is of a kind that hivemind does not know.
+
+        Raises:
+            Unavailable: p2pd is dead or stuck.
+        """
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
                 peers = await self._p2p.list_peers()
         except Exception as error:  # the control socket fails in many ways, TimeoutError among them
             raise Unavailable(f"the DHT daemon does not answer: {error!r}") from error
-        return {str(peer.peer_id): f"{peer.addrs[0]}/p2p/{peer.peer_id}" for peer in peers if peer.addrs}
+        return {str(peer.peer_id): _text_of(peer) for peer in peers if peer.addrs}
 
     async def dial(self, addresses: Sequence[str]) -> int:
         """Connects to multiaddresses, all at once; returns how many answered."""
@@ -262,6 +266,14 @@ class DhtPeer:
             logger.debug("a DHT address did not answer", extra={"address": address, "error": repr(error)})
             return False
         return pong is not None
+
+
+def _text_of(peer: PeerInfo) -> str:
+    """The multiaddress of a connected peer. Where we dialled it, the peer chose which of its transports we took."""
+    try:
+        return f"{peer.addrs[0]}/p2p/{peer.peer_id}"
+    except ValueError:
+        return ""
 
 
 def for_others(addresses: Sequence[str]) -> tuple[str, ...]:

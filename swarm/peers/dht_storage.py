@@ -21,6 +21,7 @@ from swarm.peers.dht_records import MAX_REPLY_BYTES, RecordChecker, ShardRecords
 
 dht_pb2, msgpack = cast(Any, _untyped_dht_pb2), cast(Any, _untyped_msgpack)
 
+_MAX_PEER_ID_BYTES = 64  # those of Ed25519 have 38
 _SUBKEY_HEAD = b"\xc4\x20"  # msgpack: 32 bytes of binary
 
 
@@ -106,5 +107,7 @@ def records_in(response: Any) -> list[tuple[bytes, bytes, float]]:
 def peers_in(response: Any, most: int) -> list[tuple[int, PeerID]]:
     """Ids and peers that an answer names, at most so many. May raise anything on hostile bytes."""
     (result,) = response.results
-    named = zip(result.nearest_node_ids, result.nearest_peer_ids, strict=True)
-    return [(int.from_bytes(node_id), PeerID(peer)) for node_id, peer in islice(named, most)]
+    named = [*islice(zip(result.nearest_node_ids, result.nearest_peer_ids, strict=True), most)]
+    if any(len(node_id) > DHTID.HASH_NBYTES or len(peer) > _MAX_PEER_ID_BYTES for node_id, peer in named):
+        return []  # a peer id is written in base 58 at once, which takes time by the square of its length
+    return [(int.from_bytes(node_id), PeerID(peer)) for node_id, peer in named]

@@ -50,6 +50,20 @@ async def attack(address: str, **options: Any) -> Attacker:
     return Attacker(node)
 
 
+def answers_with(attacker: Attacker, result: Any) -> None:
+    """Has an attacker answer every read with this."""
+    from hivemind.proto import dht_pb2
+
+    protocol: Any = attacker.node.protocol
+    control = protocol.p2p._client.control
+    response = dht_pb2.FindResponse(results=[result], peer=protocol.node_info).SerializeToString()  # type: ignore[attr-defined]
+
+    async def answer(request: bytes, remote_id: Any) -> bytes:
+        return response
+
+    control.unary_handlers["DHTProtocol.rpc_find"] = answer
+
+
 class Stage:
     def __init__(self) -> None:
         self.honest: list[tuple[Identity, HivemindDirectory]] = []

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from attacked_dht import RUN, Attacker, Stage, advert_of, attack, staged
+from attacked_dht import RUN, Attacker, Stage, advert_of, answers_with, attack, staged
 
 from swarm.identity import Identity
 from swarm.peers.discovery_dht import HivemindDirectory
@@ -102,20 +102,6 @@ async def test_a_kilobyte_of_tables_in_tables_ends_no_node(how: str, is_defended
             victim.kill()
             await victim.wait()
         await attacker.node.shutdown()
-
-
-def answers_with(attacker: Attacker, result: Any) -> None:
-    """Has an attacker answer every read with this."""
-    from hivemind.proto import dht_pb2
-
-    protocol: Any = attacker.node.protocol
-    control = protocol.p2p._client.control
-    response = dht_pb2.FindResponse(results=[result], peer=protocol.node_info).SerializeToString()  # type: ignore[attr-defined]
-
-    async def answer(request: bytes, remote_id: Any) -> bytes:
-        return response
-
-    control.unary_handlers["DHTProtocol.rpc_find"] = answer
 
 
 def slowest_call(directory: Any) -> list[float]:

@@ -1,0 +1,211 @@
+"""Words of a DHT peer that hivemind's own code falls over: addresses, ids and answers that nobody sends by mistake.
+
+A mutation that takes a defence out turns its claim red.
+"""
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from attacked_dht import Attacker, Stage, answers_with, staged
+
+pytest.importorskip("hivemind")
+pytestmark = pytest.mark.timeout(180)
+
+MIDDLE = 2**159
+"""Of all ids."""
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with staged() as it:
+        yield it
+    gc.collect()  # what a mutation left complains now, not in another test
+
+
+def whatever_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: an address of every kind is written."""
+    monkeypatch.setattr(
+        "swarm.peers.dht_node._text_of", lambda peer: f"{peer.addrs[0]}/p2p/{peer.peer_id}"  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: whatever kind"])
+async def test_a_peer_that_is_dialled_by_webtransport_keeps_no_node_from_its_repair(
+    is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names no other address, and hangs up: who asks it then dials that. A coordinator ended at its next round."""
+    from hivemind.p2p import P2P, PeerID
+
+    if not is_defended:
+        whatever_kind(monkeypatch)
+    victim: Any = await stage.join()
+    with monkeypatch.context() as patches:  # hivemind cannot write the attacker's own address either
+        patches.setattr(P2P, "_ping_daemon", _identify)
+        attacker = await stage.attack(host_maddrs=["/ip4/127.0.0.1/udp/0/quic-v1/webtransport"])
+    p2p: Any = attacker.node.protocol.p2p
+    await p2p._client.disconnect(PeerID.from_base58(victim.visible_maddrs()[0].rpartition("/p2p/")[2]))
+    async with asyncio.timeout(10.0):
+        while not await victim._peer._p2p.list_peers():
+            await victim._peer.nearest(0)
+            await asyncio.sleep(0.1)
+    try:
+        await victim.maintain()
+    except ValueError:
+        assert not is_defended
+    else:
+        assert is_defended and victim.num_peers == 1 and [*await victim._peer.connected()] == [str(p2p.peer_id)]
+
+
+async def _identify(self: Any) -> None:
+    self.peer_id, self._visible_maddrs = await self._client.identify()
+
+
+def as_hivemind_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: the id in the middle of a bucket is in one half, and looked for in the other."""
+    monkeypatch.setattr("swarm.peers.dht_calls.split_at_the_middle", lambda node: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as hivemind splits"])
+async def test_a_peer_in_the_middle_of_all_ids_that_falls_silent_is_dropped(
+    is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then twenty more come: searches and rounds of repair raised KeyError for good."""
+    from hivemind.dht.routing import DHTID
+    from hivemind.p2p import PeerID
+
+    if not is_defended:
+        as_hivemind_splits(monkeypatch)
+    victim: Any = await stage.join()
+    attacker = await stage.attack(node_id=DHTID(MIDDLE))
+    protocol = victim._peer._node.protocol
+    table = protocol.routing_table
+    async with asyncio.timeout(5.0):
+        while DHTID(MIDDLE) not in table:  # noqa: ASYNC110 - hivemind's table, which tells nobody
+            await asyncio.sleep(0.01)
+    for number in range(1, 21):  # as the pings of as many keys; a process of its own for each would take long
+        await protocol.update_routing_table(DHTID(MIDDLE + number), PeerID(b"\x12\x20" + bytes([number]) * 32))
+    assert len(table.buckets) > 1
+    await attacker.node.shutdown()
+    stage.attackers.remove(attacker)
+    try:
+        await victim.maintain()
+    except KeyError:
+        assert not is_defended
+    else:
+        await victim._peer.answers([str(attacker.node.peer_id)])
+        await asyncio.sleep(0.1)  # the table changes after the answer
+        assert is_defended and DHTID(MIDDLE) not in table
+
+
+def names_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: whoever is named is a peer."""
+    monkeypatch.setattr("swarm.peers.dht_storage._MAX_PEER_ID_BYTES", 2**20)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: names of any length"])
+async def test_an_answer_that_names_a_peer_of_many_bytes_stops_no_event_loop(
+    is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 250 KB took half a minute of CPU; this is an eighth of it."""
+    from hivemind.proto import dht_pb2
+
+    from swarm.peers import dht_node
+
+    if not is_defended:
+        names_of_any_length(monkeypatch)
+    victim: Any = await stage.join()
+    attacker, took_s, peers_in = await stage.attack(), [0.0], dht_node.peers_in
+
+    def timed(response: Any, most: int) -> Any:
+        began_s = time.thread_time()
+        try:
+            return peers_in(response, most)
+        finally:
+            took_s.append(time.thread_time() - began_s)
+
+    monkeypatch.setattr(dht_node, "peers_in", timed)
+    named = {"nearest_node_ids": [attacker.key.to_bytes()], "nearest_peer_ids": [b"\x12" * 2**15]}
+    answers_with(attacker, dht_pb2.FindResult(type=dht_pb2.NOT_FOUND, **named))  # type: ignore[attr-defined]
+    await victim._peer.nearest(0)
+    assert len(took_s) > 1 and (max(took_s) < 0.01) is is_defended, max(took_s)
+
+
+def what_hivemind_asserts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: an id that is too long is an AssertionError, as one of 21 bytes is."""
+
+    def take_none(node: Any) -> None:
+        protocol: Any = node.protocol
+        call_ping = protocol.call_ping
+
+        async def ping(*arguments: Any, **options: Any) -> Any:
+            with suppress(AssertionError):
+                return await call_ping(*arguments, **options)
+
+        protocol.call_ping = ping
+
+    monkeypatch.setattr("swarm.peers.dht_calls.take_no_ids_that_are_none", take_none)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: what hivemind asserts"])
+async def test_a_peer_that_answers_a_ping_with_thousands_of_bytes_keeps_no_node_from_its_repair(
+    is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hivemind.dht.node import DHTNode
+    from hivemind.p2p import PeerID
+    from hivemind.proto import dht_pb2
+    from hivemind.utils.multiaddr import Multiaddr
+
+    if not is_defended:
+        what_hivemind_asserts(monkeypatch)
+    victim = await stage.join()
+    node = await DHTNode.create(nat_port_map=False, auto_nat=False)
+    stage.attackers.append(Attacker(node))
+    node.protocol.node_info = dht_pb2.NodeInfo(node_id=b"\x01" * 2000)  # type: ignore[attr-defined]
+    base, _, peer = victim.visible_maddrs()[0].rpartition("/p2p/")
+    p2p: Any = node.protocol.p2p
+    await p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(base)])
+    try:
+        await victim.maintain()
+    except ValueError:
+        assert not is_defended
+    else:
+        assert is_defended and victim.num_peers == 0
+
+
+def broken_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: nobody looks how a call of another ended."""
+    monkeypatch.setattr("swarm.peers.dht_calls.HandledCalls._forget", lambda self, call_id, task: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: broken ones are kept"])
+async def test_calls_with_one_id_write_nothing_into_the_log(
+    is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second call of 90 bytes with the id of the first was a traceback of over a kilobyte."""
+    from hivemind.p2p import PeerID
+    from hivemind.proto import p2pd_pb2
+
+    if not is_defended:
+        broken_ones_are_kept(monkeypatch)
+    victim: Any = await stage.join()
+    attacker = await stage.attack()
+    peer = PeerID.from_base58(victim.visible_maddrs()[0].rpartition("/p2p/")[2])
+    p2p: Any = attacker.node.protocol.p2p
+    request: Any = p2pd_pb2.PersistentConnectionRequest(callId=uuid4().bytes)  # type: ignore[attr-defined]
+    request.callUnary.peer, request.callUnary.proto, request.callUnary.data = b"", "DHTProtocol.rpc_ping", b""
+    data = request.SerializeToString()
+    writers = [(await p2p.call_binary_stream_handler(peer, "DHTProtocol.rpc_ping"))[2] for _ in range(20)]
+    for writer in writers:
+        writer.write(bytes([len(data)]) + data)
+    await asyncio.sleep(1.0)
+    for writer in writers:
+        writer.close()
+    gc.collect()
+    text = "\n".join(record.getMessage() for record in caplog.records if record.name == "asyncio")
+    assert (not text) is is_defended, text[:500]
