@@ -17,7 +17,7 @@ from hivemind.proto import dht_pb2 as _untyped_dht_pb2
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from swarm.clock import Clock
-from swarm.peers.dht_records import MAX_REPLY_BYTES, RecordChecker, ShardRecords, shard_key
+from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, MAX_REPLY_BYTES, RecordChecker, ShardRecords, shard_key
 
 dht_pb2, msgpack = cast(Any, _untyped_dht_pb2), cast(Any, _untyped_msgpack)
 
@@ -96,12 +96,17 @@ def records_in(response: Any) -> list[tuple[bytes, bytes, float]]:
     (result,) = response.results
     if result.type != dht_pb2.FOUND_DICTIONARY or len(result.value) > MAX_REPLY_BYTES:
         return []
-    *_, entries = msgpack.unpackb(msgpack.unpackb(result.value).data)
+    *_, entries = _unpack(_unpack(result.value).data)
     return [
         (author, data, until_s)
         for author, data, until_s in entries
         if isinstance(author, bytes) and isinstance(data, bytes) and isinstance(until_s, float)
     ]
+
+
+def _unpack(data: bytes) -> Any:
+    """The value in some msgpack. A list is given memory by the length that it states, and so is each in it."""
+    return msgpack.unpackb(data, max_array_len=2 * MAX_RECORDS_PER_SHARD, max_map_len=0)
 
 
 def peers_in(response: Any, most: int) -> list[tuple[int, PeerID]]:

@@ -136,6 +136,46 @@ async def test_an_answer_that_names_a_peer_of_many_bytes_stops_no_event_loop(
     assert len(took_s) > 1 and (max(took_s) < 0.01) is is_defended, max(took_s)
 
 
+def lists_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: a list has as many places as it says, up to the bytes of the answer."""
+    import msgpack as untyped_msgpack
+
+    msgpack: Any = untyped_msgpack
+    monkeypatch.setattr("swarm.peers.dht_storage._unpack", msgpack.unpackb)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: lists of any length"])
+async def test_an_answer_of_long_lists_in_lists_stops_no_event_loop(
+    is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,000 lists, each of which says that it has 160,000 places: 66 ms of CPU and 60 MB."""
+    import msgpack as untyped_msgpack
+    from hivemind.proto import dht_pb2
+
+    from swarm.peers import dht_node
+
+    msgpack: Any = untyped_msgpack
+    if not is_defended:
+        lists_of_any_length(monkeypatch)
+    victim: Any = await stage.join()
+    attacker, took_s, records_in = await stage.attack(), [0.0], dht_node.records_in
+
+    def timed(response: Any) -> Any:
+        began_s = time.thread_time()
+        try:
+            return records_in(response)
+        finally:
+            took_s.append(time.thread_time() - began_s)
+
+    monkeypatch.setattr(dht_node, "records_in", timed)
+    places = 160_000
+    lists = ((b"\xdd" + places.to_bytes(4)) * 1000).ljust(places, b"\xc0")
+    answer = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=msgpack.packb(msgpack.ExtType(0x50, lists)))  # type: ignore[attr-defined]
+    answers_with(attacker, answer)
+    await victim.lookup()
+    assert len(took_s) > 1 and (max(took_s) < 0.01) is is_defended, max(took_s)
+
+
 def what_hivemind_asserts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: an id that is too long is an AssertionError, as one of 21 bytes is."""
 
