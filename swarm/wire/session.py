@@ -29,6 +29,7 @@ from swarm.identity import DOMAIN_CHALLENGE, DOMAIN_HELLO, Identity, node_id_of,
 from swarm.types import NodeId
 from swarm.wire.adverts import is_endpoint
 from swarm.wire.grpc_errors import calling
+from swarm.wire.host_names import open_connection
 from swarm.wire.v1 import session_service_pb2 as pb
 from swarm.wire.v1 import session_service_pb2_grpc as pb_grpc
 
@@ -314,7 +315,7 @@ async def fetch_certificate(endpoint: str, socket_path: str = "") -> bytes:
             _, writer = await asyncio.open_unix_connection(socket_path, **tls)
         else:
             host, _, port = endpoint.rpartition(":")
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port), **tls)
+            _, writer = await open_connection(host.strip("[]"), int(port), **tls)
     except socket.gaierror:
         host = endpoint.rpartition(":")[0]
         raise Unavailable(f"the name {host} does not resolve: is it spelled right, and this machine online?") from None
