@@ -11,7 +11,14 @@ from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2PContext, PeerID
 
-from swarm.errors import TooLarge
+from swarm.clock import Clock
+from swarm.errors import TooLarge, Unavailable
+from swarm.flow import RateLimiter
+
+READS_PER_S = 4.0
+"""Of a shard, by one peer: a node reads each of four every two seconds. A full one is 36 KB for a call of 60 bytes."""
+
+_READS_BURST, _MAX_READERS = 16.0, 4096
 
 
 class BoundedCalls:
@@ -21,8 +28,10 @@ class BoundedCalls:
     checks it: msgpack in msgpack, of which a kilobyte ends the process.
     """
 
-    def __init__(self, node: DHTNode) -> None:
+    def __init__(self, node: DHTNode, clock: Clock) -> None:
         self._protocol: Any = node.protocol
+        self._clock = clock
+        self._reads = RateLimiter[str](READS_PER_S, _READS_BURST, _MAX_READERS)
 
     async def rpc_ping(self, request: Any, context: P2PContext) -> Any:
         """hivemind's."""
@@ -33,6 +42,9 @@ class BoundedCalls:
         """hivemind's, for one key."""
         _check_peer(request)
         _check_one(request.keys)
+        is_read = request.keys[0] in self._protocol.storage.shard_by_key
+        if is_read and not self._reads.spend(str(context.remote_id), self._clock.monotonic_s()):
+            raise Unavailable(f"over {READS_PER_S:.0f} reads in a second")
         return await self._protocol.rpc_find(request, context)
 
     async def rpc_store(self, request: Any, context: P2PContext) -> Any:

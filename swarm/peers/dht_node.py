@@ -115,7 +115,7 @@ class DhtPeer:
                 protocol.cache = AdvertStorage(run_id, 0, clock)  # nothing is cached for others
                 if not is_client:
                     protocol.client_mode, protocol.node_info = False, dht_pb2.NodeInfo(node_id=node.node_id.to_bytes())
-                    await protocol.add_p2p_handlers(inside(node).p2p, BoundedCalls(node))
+                    await protocol.add_p2p_handlers(inside(node).p2p, BoundedCalls(node, clock))
                 addresses = [str(address) for address in await inside(node).p2p.get_visible_maddrs()]
             except Exception as error:  # hivemind raises many kinds here, P2PDaemonError and OSError among them
                 raise Unavailable(f"the DHT daemon did not start on {listen}: {error}") from error

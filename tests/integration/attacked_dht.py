@@ -12,6 +12,7 @@ from swarm.peers.dht_records import shard_key
 from swarm.peers.discovery_dht import HivemindDirectory
 from swarm.testing.builders import make_advert
 from swarm.types import Advert
+from swarm.wire.adverts import seal_advert
 
 RUN = "dht-hostile"
 
@@ -62,6 +63,17 @@ def answers_with(attacker: Attacker, result: Any) -> None:
         return response
 
     control.unary_handlers["DHTProtocol.rpc_find"] = answer
+
+
+def fill(directory: Any) -> None:
+    """Has a node hold as many adverts as it takes."""
+    storage = directory._peer._storage
+    for _ in range(128):
+        identity = Identity.create()
+        advert = advert_of(identity)
+        assert storage.store_subkey(
+            storage.keys[0], identity.public_key, seal_advert(advert, identity), advert.expires_at_s
+        )
 
 
 class Stage:

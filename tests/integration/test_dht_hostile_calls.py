@@ -11,11 +11,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from attacked_dht import RUN, Attacker, Stage, advert_of, answers_with, attack, staged
+from attacked_dht import RUN, Attacker, Stage, advert_of, answers_with, attack, fill, staged
 
-from swarm.identity import Identity
 from swarm.peers.discovery_dht import HivemindDirectory
-from swarm.wire.adverts import seal_advert
 
 pytest.importorskip("hivemind")
 pytestmark = pytest.mark.timeout(180)
@@ -162,17 +160,6 @@ async def stub_finds(stub: Any, key: bytes, sender: Any) -> bytes:
 
     response = await stub.rpc_find(dht_pb2.FindRequest(keys=[key], peer=sender), timeout=5.0)  # type: ignore[attr-defined]
     return response.results[0].value
-
-
-def fill(directory: Any) -> None:
-    """Has a node hold as many adverts as it takes."""
-    storage = directory._peer._storage
-    for _ in range(128):
-        identity = Identity.create()
-        advert = advert_of(identity)
-        assert storage.store_subkey(
-            storage.keys[0], identity.public_key, seal_advert(advert, identity), advert.expires_at_s
-        )
 
 
 def all_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from attacked_dht import Attacker, Stage, answers_with, staged
+from attacked_dht import Attacker, Stage, answers_with, fill, staged
 
 pytest.importorskip("hivemind")
 pytestmark = pytest.mark.timeout(180)
@@ -176,6 +176,34 @@ async def test_an_answer_of_long_lists_in_lists_stops_no_event_loop(
     assert len(took_s) > 1 and (max(took_s) < 0.01) is is_defended, max(took_s)
 
 
+def as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: whoever asks for a shard is sent it."""
+    monkeypatch.setattr("swarm.peers.dht_calls.READS_PER_S", 1e9)
+    monkeypatch.setattr("swarm.peers.dht_calls._READS_BURST", 1e9)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as often as asked"])
+async def test_a_peer_that_reads_a_shard_on_and_on_is_sent_little(
+    is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """35 calls of 60 bytes a second were the whole upload of a home; another peer is answered all the while."""
+    from hivemind.p2p import PeerID
+    from hivemind.proto import dht_pb2
+
+    if not is_defended:
+        as_often_as_asked(monkeypatch)
+    victim: Any = await stage.join()
+    fill(victim)
+    attacker, reader = await stage.attack(), await stage.attack()
+    peer = PeerID.from_base58(victim.visible_maddrs()[0].rpartition("/p2p/")[2])
+    request = dht_pb2.FindRequest(keys=[attacker.key.to_bytes()])  # type: ignore[attr-defined]
+    calls = [attacker.node.protocol.get_stub(peer).rpc_find(request, timeout=10.0) for _ in range(100)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    num_bytes = sum(answer.ByteSize() for answer in answers if isinstance(answer, dht_pb2.FindResponse))  # type: ignore[attr-defined]
+    assert (num_bytes < 10**6) is is_defended, num_bytes
+    assert (await reader.node.protocol.get_stub(peer).rpc_find(request, timeout=5.0)).ByteSize() > 30_000
+
+
 def what_hivemind_asserts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: an id that is too long is an AssertionError, as one of 21 bytes is."""
 
@@ -246,6 +274,7 @@ async def test_calls_with_one_id_write_nothing_into_the_log(
     await asyncio.sleep(1.0)
     for writer in writers:
         writer.close()
+    victim._peer._p2p._client.control._handler_tasks.clear()
     gc.collect()
     text = "\n".join(record.getMessage() for record in caplog.records if record.name == "asyncio")
     assert (not text) is is_defended, text[:500]
