@@ -8,11 +8,16 @@ import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from attacked_dht import Attacker, Stage, answers_with, fill, staged
+from attacked_dht import RUN, Attacker, Stage, answers_with, fill, staged
+
+from coordinator.daemon import CoordinatorDaemon
+from swarm.config import CoordinatorConfig
+from swarm.errors import SwarmError
 
 pytest.importorskip("hivemind")
 pytestmark = pytest.mark.timeout(180)
@@ -245,6 +250,45 @@ async def test_a_peer_that_answers_a_ping_with_thousands_of_bytes_keeps_no_node_
         assert not is_defended
     else:
         assert is_defended and victim.num_peers == 0
+
+
+def errors_of_ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: what hivemind raises ends a coordinator."""
+    monkeypatch.setattr("coordinator.daemon.Exception", SwarmError, raising=False)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: errors of ours alone"])
+async def test_a_coordinator_outlives_whatever_its_directory_raises(
+    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The peer of the test before, where nothing else holds it off."""
+    from hivemind.dht.node import DHTNode
+    from hivemind.p2p import PeerID
+    from hivemind.proto import dht_pb2
+    from hivemind.utils.multiaddr import Multiaddr
+
+    what_hivemind_asserts(monkeypatch)
+    if not is_defended:
+        errors_of_ours_alone(monkeypatch)
+    monkeypatch.setattr("coordinator.daemon.TIDY_EVERY_S", 0.2)
+    config = CoordinatorConfig(dir=tmp_path, run_id=RUN, listen="127.0.0.1:0", http_listen="127.0.0.1:0")
+    attacker = await DHTNode.create(nat_port_map=False, auto_nat=False)
+    try:
+        attacker.protocol.node_info = dht_pb2.NodeInfo(node_id=b"\x01" * 2000)  # type: ignore[attr-defined]
+        async with CoordinatorDaemon(config) as daemon:
+            directory: Any = daemon._directory
+            base, _, peer = directory.visible_maddrs()[0].rpartition("/p2p/")
+            p2p: Any = attacker.protocol.p2p
+            await p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(base)])
+            running = asyncio.ensure_future(daemon.run())
+            await asyncio.wait([running], timeout=3.0)
+            assert running.done() is not is_defended
+            running.cancel()
+            (error,) = await asyncio.gather(running, return_exceptions=True)
+        assert isinstance(error, asyncio.CancelledError if is_defended else ValueError)
+        assert not is_defended or "directory not maintained" in caplog.text
+    finally:
+        await attacker.shutdown()
 
 
 def broken_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
