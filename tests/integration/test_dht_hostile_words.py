@@ -117,7 +117,7 @@ def names_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_answer_that_names_a_peer_of_many_bytes_stops_no_event_loop(
     is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of 250 KB took half a minute of CPU; this is an eighth of it."""
+    """One of 250 KB took 49 s of CPU; this is an eighth of it."""
     from hivemind.proto import dht_pb2
 
     from swarm.peers import dht_node
