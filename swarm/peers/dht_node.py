@@ -106,8 +106,8 @@ class DhtPeer:
                     dht_mode="client" if is_client else "server",
                     persistent_conn_max_msg_size=_MAX_MESSAGE_BYTES,
                     nat_port_map=not is_loopback,
-                    auto_nat=not is_loopback,
-                    use_relay=not is_loopback,
+                    auto_nat=False,
+                    use_relay=False,  # else p2pd gives strangers circuits of gigabytes, outside of every bound of ours
                 )
                 bound_calls(node)
                 protocol: Any = node.protocol

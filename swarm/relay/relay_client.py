@@ -238,8 +238,7 @@ class RelayedSocket:
                 call = stub.Connect(metadata=metadata)
                 try:
                     with calling(what, NotHeld, Unauthenticated):
-                        await call.write(pb.ConnectRequest(node_id=self._node_id))
-                        await _until_taken(call, what)
+                        await _until_taken(call, pb.ConnectRequest(node_id=self._node_id), what)
                     await pump(call, lambda data: pb.ConnectRequest(data=data), reader, writer, what)
                 finally:
                     call.cancel()
@@ -265,10 +264,14 @@ class RelayedSocket:
             await asyncio.gather(*self._pumps, return_exceptions=True)
 
 
-async def _until_taken(call: Any, what: str) -> None:
-    """Waits until the other end took a connection: no byte is sent before. Raises as gRPC, or Unavailable."""
+async def _until_taken(call: Any, request: pb.ConnectRequest, what: str) -> None:
+    """Asks, and waits until the other end took the connection: no byte is sent before. Raises as gRPC, or Unavailable.
+
+    A first write may never return where the call ends before the relay said anything.
+    """
     try:
         async with asyncio.timeout(TAKEN_WITHIN_S):
+            await call.write(request)
             if not {*TAKEN} <= {*await call.initial_metadata()}:
                 await call.read()  # raises why it is refused
                 raise Unavailable(f"{what}: the relay does not say that it was taken")
@@ -345,7 +348,8 @@ class RelayReservation:
                 call = stub.Accept(metadata=metadata)
                 try:
                     with calling(what, NotHeld, Unauthenticated):
-                        await call.write(pb.AcceptRequest(ticket=ticket))
+                        async with asyncio.timeout(LOCAL_DIAL_S):  # as in `_until_taken`
+                            await call.write(pb.AcceptRequest(ticket=ticket))
                     await pump(call, lambda data: pb.AcceptRequest(data=data), reader, writer, what)
                 finally:
                     call.cancel()

@@ -81,11 +81,11 @@ class Stage:
         self.honest: list[tuple[Identity, HivemindDirectory]] = []
         self.attackers: list[Attacker] = []
 
-    async def join(self) -> HivemindDirectory:
+    async def join(self, listen: str = "/ip4/127.0.0.1/tcp/0") -> HivemindDirectory:
         bootstrap = self.honest[0][1].visible_maddrs() if self.honest else ()
         identity = Identity.create()
         directory = await HivemindDirectory.start(
-            identity, RUN, DirectoryConfig(bootstrap=bootstrap), SystemClock(), None
+            identity, RUN, DirectoryConfig(bootstrap=bootstrap, listen=listen), SystemClock(), None
         )
         self.honest.append((identity, directory))
         return directory

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psutil
 import pytest
 from attacked_dht import RUN, Attacker, Stage, answers_with, fill, staged
 
@@ -31,6 +32,31 @@ async def stage() -> AsyncIterator[Stage]:
     async with staged() as it:
         yield it
     gc.collect()  # what a mutation left complains now, not in another test
+
+
+def circuits_are_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: as hivemind starts p2pd."""
+    from hivemind.dht.node import DHTNode
+
+    create: Any = DHTNode.create
+
+    async def lending(**options: Any) -> DHTNode:
+        return await create(**{**options, "use_relay": True, "auto_nat": True})
+
+    monkeypatch.setattr(DHTNode, "create", lending)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: circuits are lent"])
+async def test_a_node_on_every_address_lends_strangers_no_circuits(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch, stage: Stage
+) -> None:
+    """libp2p lends them only from a public address, which no test has: p2pd is told not to."""
+    if not is_defended:
+        circuits_are_lent(monkeypatch)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    await stage.join(listen="/ip4/0.0.0.0/tcp/0")
+    (p2pd,) = (each for each in psutil.Process().children(recursive=True) if each.pid not in before)
+    assert ({"-relay=0", "-autonat=0"} <= {*p2pd.cmdline()}) is is_defended
 
 
 def whatever_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,21 @@ async def test_what_came_before_a_relayed_connection_ended_reaches_the_local_end
     assert len(read) == 4 * FRAME_BYTES
 
 
+async def test_a_relay_that_takes_no_first_message_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(request: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("swarm.relay.relay_client.TAKEN_WITHIN_S", 0.05)
+    sessions = Connects(1)
+    sessions.connection.write = never
+    relayed = socket_of(sessions)
+    async with relayed as path:
+        with connected(path) as connection:
+            connection.settimeout(10.0)
+            assert await asyncio.to_thread(connection.recv, 1) == b""
+    assert "not taken within" in str(relayed.failure)
+
+
 async def begun_and_left(self: RelayedSocket) -> str:
     """Mutation: what a thread is at when a dial is given up stays."""
     self._folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="swarm-relay-")
