@@ -92,8 +92,6 @@ class CoordinatorDaemon(Service):
                     await self._directory.maintain()
             except SwarmError as error:
                 logger.warning("directory not maintained", extra={"error": str(error)})
-            except Exception:  # hivemind raises what its own code falls over, and peers of the DHT are anybody
-                logger.exception("directory not maintained")
 
     async def _start(self) -> None:
         config = self.config

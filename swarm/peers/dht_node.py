@@ -109,14 +109,13 @@ class DhtPeer:
                     auto_nat=False,
                     use_relay=False,  # else p2pd gives strangers circuits of gigabytes, outside of every bound of ours
                 )
-                bound_calls(node)
-                protocol: Any = node.protocol
-                protocol.storage = storage
-                protocol.cache = AdvertStorage(run_id, 0, clock)  # nothing is cached for others
-                if not is_client:
-                    protocol.client_mode, protocol.node_info = False, dht_pb2.NodeInfo(node_id=node.node_id.to_bytes())
-                    await protocol.add_p2p_handlers(inside(node).p2p, BoundedCalls(node, clock))
-                addresses = [str(address) for address in await inside(node).p2p.get_visible_maddrs()]
+                try:
+                    addresses = await _prepare(
+                        node, storage, AdvertStorage(run_id, 0, clock), clock, is_client=is_client
+                    )
+                except BaseException:
+                    inside(node).p2p._terminate()
+                    raise
             except Exception as error:  # hivemind raises many kinds here, P2PDaemonError and OSError among them
                 raise Unavailable(f"the DHT daemon did not start on {listen}: {error}") from error
         return cls(node, storage, for_others(addresses))
@@ -266,6 +265,19 @@ class DhtPeer:
             logger.debug("a DHT address did not answer", extra={"address": address, "error": repr(error)})
             return False
         return pong is not None
+
+
+async def _prepare(
+    node: DHTNode, storage: AdvertStorage, cache: AdvertStorage, clock: Clock, *, is_client: bool
+) -> list[str]:
+    """Puts bounds and stores of ours into a node, which is asked by others from then on; returns its addresses."""
+    bound_calls(node)
+    protocol: Any = node.protocol
+    protocol.storage, protocol.cache = storage, cache
+    if not is_client:
+        protocol.client_mode, protocol.node_info = False, dht_pb2.NodeInfo(node_id=node.node_id.to_bytes())
+        await protocol.add_p2p_handlers(inside(node).p2p, BoundedCalls(node, clock))
+    return [str(address) for address in await inside(node).p2p.get_visible_maddrs()]
 
 
 def _text_of(peer: PeerInfo) -> str:

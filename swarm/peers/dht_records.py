@@ -205,6 +205,8 @@ class ShardRecords:
 class SeenRecords:
     """The records of all shards, apart by who gave them: what one relay gives takes no room of others, or of the DHT.
 
+    Of each that gave some, twice MAX_RECORDS_PER_SHARD for each shard, of some 3 KB: 4 MB a shard where all are full.
+
     Args:
         shards: of the run.
     """

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from swarm.addresses import dialable_multiaddress
 from swarm.clock import Clock
 from swarm.config import DirectoryConfig
-from swarm.errors import ConfigError, Unavailable
+from swarm.errors import ConfigError, SwarmError, Unavailable
 from swarm.flow import BoundedTable, in_pieces
 from swarm.identity import Identity
 from swarm.peers.dht_records import CHECKED_AT_ONCE, RecordChecker, SeenRecords, check_own, in_turn, shard_of
@@ -123,7 +123,8 @@ class HivemindDirectory:
         async with self._repairing:
             await self._restart_peer()
             try:
-                await self._rejoin()
+                async with _bounded(_REPAIR_TIMEOUT_S, "join"):
+                    await self._rejoin()
             except Unavailable as error:
                 logger.warning("DHT join did not finish", extra={"error": str(error)})
         return self
@@ -151,7 +152,7 @@ class HivemindDirectory:
         advert = self.outlasting(advert)
         check_own(advert, self._identity.node_id, self._run_id, self._clock.now_s())
         self._own = advert
-        async with _deadline(_CALL_TIMEOUT_S, "announce"):
+        async with _bounded(_CALL_TIMEOUT_S, "announce"):
             await self._announce(advert)
 
     def outlasting(self, advert: Advert) -> Advert:
@@ -168,7 +169,7 @@ class HivemindDirectory:
         """Adverts of the run, newest per node: the union of every replica's and of those seen before."""
         peer = self._running()
         shards = random.sample(range(self._config.shards), min(_SHARDS_PER_LOOKUP, self._config.shards))
-        async with _deadline(_CALL_TIMEOUT_S, "lookup"):
+        async with _bounded(_CALL_TIMEOUT_S, "lookup"):
             await asyncio.gather(*(self._read(peer, shard) for shard in shards))
         return self.seen()
 
@@ -188,7 +189,7 @@ class HivemindDirectory:
         if newest is not None and newest.expires_at_s > advert.expires_at_s:
             return False
         peer = self._running()
-        async with _deadline(_CALL_TIMEOUT_S, "announce"):
+        async with _bounded(_CALL_TIMEOUT_S, "announce"):
             await peer.store(await self._replicas(peer, shard), shard, public_key, data, advert.expires_at_s)
         return True
 
@@ -227,7 +228,7 @@ class HivemindDirectory:
             Unavailable: the daemon is dead and does not start again, or the round took too long.
         """
         async with self._repairing:
-            async with _deadline(_REPAIR_TIMEOUT_S, "repair"):
+            async with _bounded(_REPAIR_TIMEOUT_S, "repair"):
                 if self._is_stopped:
                     raise Unavailable("the directory was stopped")
                 try:
@@ -242,7 +243,7 @@ class HivemindDirectory:
                 await self._rejoin()
             await asyncio.to_thread(_write_cache, self._cache_path, list(self._known))
         if self._own is not None and self._own.expires_at_s > self._clock.now_s():
-            async with _deadline(_CALL_TIMEOUT_S, "announce"):
+            async with _bounded(_CALL_TIMEOUT_S, "announce"):
                 await self._announce(self._own)
 
     async def stop(self) -> None:
@@ -343,12 +344,18 @@ async def _import_node() -> Any:
 
 
 @asynccontextmanager
-async def _deadline(seconds: float, what: str) -> AsyncGenerator[None, None]:
+async def _bounded(seconds: float, what: str) -> AsyncGenerator[None, None]:
+    """Raises Unavailable after some seconds, and for whatever hivemind raises, which falls over what anybody sends."""
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
         raise Unavailable(f"DHT {what} took over {seconds} s") from None
+    except SwarmError:
+        raise
+    except Exception as error:
+        logger.debug("hivemind failed", exc_info=True)
+        raise Unavailable(f"DHT {what} failed: {error!r}") from error
 
 
 def _is_dialable(address: str) -> bool:

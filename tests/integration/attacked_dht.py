@@ -1,8 +1,9 @@
 """Directories on loopback, and peers of their DHT that do as they like, for tests that attack them."""
 
+import gc
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from swarm.clock import SystemClock
@@ -63,6 +64,18 @@ def answers_with(attacker: Attacker, result: Any) -> None:
         return response
 
     control.unary_handlers["DHTProtocol.rpc_find"] = answer
+
+
+@contextmanager
+def noted_in(took_s: list[float]) -> Generator[None]:
+    """Notes the CPU seconds of what this thread does within, without what a collection of garbage takes."""
+    gc.disable()
+    began_s = time.thread_time()
+    try:
+        yield
+    finally:
+        took_s.append(time.thread_time() - began_s)
+        gc.enable()
 
 
 def fill(directory: Any) -> None:

@@ -5,7 +5,6 @@ A mutation that takes a defence out turns its claim red.
 
 import asyncio
 import gc
-import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,11 +13,11 @@ from uuid import uuid4
 
 import psutil
 import pytest
-from attacked_dht import RUN, Attacker, Stage, answers_with, fill, staged
+from attacked_dht import RUN, Attacker, Stage, answers_with, fill, noted_in, staged
 
 from coordinator.daemon import CoordinatorDaemon
 from swarm.config import CoordinatorConfig
-from swarm.errors import SwarmError
+from swarm.errors import SwarmError, Unavailable
 
 pytest.importorskip("hivemind")
 pytestmark = pytest.mark.timeout(180)
@@ -87,7 +86,7 @@ async def test_a_peer_that_is_dialled_by_webtransport_keeps_no_node_from_its_rep
             await asyncio.sleep(0.1)
     try:
         await victim.maintain()
-    except ValueError:
+    except Unavailable:
         assert not is_defended
     else:
         assert is_defended and victim.num_peers == 1 and [*await victim._peer.connected()] == [str(p2p.peer_id)]
@@ -126,7 +125,7 @@ async def test_a_peer_in_the_middle_of_all_ids_that_falls_silent_is_dropped(
     stage.attackers.remove(attacker)
     try:
         await victim.maintain()
-    except KeyError:
+    except Unavailable:
         assert not is_defended
     else:
         await victim._peer.answers([str(attacker.node.peer_id)])
@@ -154,11 +153,8 @@ async def test_an_answer_that_names_a_peer_of_many_bytes_stops_no_event_loop(
     attacker, took_s, peers_in = await stage.attack(), [0.0], dht_node.peers_in
 
     def timed(response: Any, most: int) -> Any:
-        began_s = time.thread_time()
-        try:
+        with noted_in(took_s):
             return peers_in(response, most)
-        finally:
-            took_s.append(time.thread_time() - began_s)
 
     monkeypatch.setattr(dht_node, "peers_in", timed)
     named = {"nearest_node_ids": [attacker.key.to_bytes()], "nearest_peer_ids": [b"\x12" * 2**15]}
@@ -192,11 +188,8 @@ async def test_an_answer_of_long_lists_in_lists_stops_no_event_loop(
     attacker, took_s, records_in = await stage.attack(), [0.0], dht_node.records_in
 
     def timed(response: Any) -> Any:
-        began_s = time.thread_time()
-        try:
+        with noted_in(took_s):
             return records_in(response)
-        finally:
-            took_s.append(time.thread_time() - began_s)
 
     monkeypatch.setattr(dht_node, "records_in", timed)
     places = 160_000
@@ -217,7 +210,7 @@ def as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_peer_that_reads_a_shard_on_and_on_is_sent_little(
     is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """35 calls of 60 bytes a second were the whole upload of a home; another peer is answered all the while."""
+    """35 calls of 60 bytes a second were the whole upload of 10 Mbit/s; another peer is answered all the while."""
     from hivemind.p2p import PeerID
     from hivemind.proto import dht_pb2
 
@@ -231,7 +224,7 @@ async def test_a_peer_that_reads_a_shard_on_and_on_is_sent_little(
     calls = [attacker.node.protocol.get_stub(peer).rpc_find(request, timeout=10.0) for _ in range(100)]
     answers = await asyncio.gather(*calls, return_exceptions=True)
     num_bytes = sum(answer.ByteSize() for answer in answers if isinstance(answer, dht_pb2.FindResponse))  # type: ignore[attr-defined]
-    assert (num_bytes < 10**6) is is_defended, num_bytes
+    assert (num_bytes < 2 * 10**6) is is_defended, num_bytes
     answer: Any = await reader.node.protocol.get_stub(peer).rpc_find(request, timeout=5.0)
     assert answer.ByteSize() > 30_000
 
@@ -272,15 +265,15 @@ async def test_a_peer_that_answers_a_ping_with_thousands_of_bytes_keeps_no_node_
     await p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(base)])
     try:
         await victim.maintain()
-    except ValueError:
+    except Unavailable:
         assert not is_defended
     else:
         assert is_defended and victim.num_peers == 0
 
 
 def errors_of_ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutation: what hivemind raises ends a coordinator."""
-    monkeypatch.setattr("coordinator.daemon.Exception", SwarmError, raising=False)
+    """Mutation: what hivemind raises goes on to whoever asked the directory."""
+    monkeypatch.setattr("swarm.peers.discovery_dht.Exception", SwarmError, raising=False)
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: errors of ours alone"])

@@ -117,6 +117,21 @@ def children(name: str = "p2pd", of: int | None = None) -> list[psutil.Process]:
     return [child for child in psutil.Process(of).children(recursive=True) if child.name() == name]
 
 
+async def test_a_start_that_fails_in_hivemind_leaves_no_daemon(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(node: object) -> None:
+        raise KeyError("of hivemind")
+
+    monkeypatch.setattr("swarm.peers.dht_node.bound_calls", fail)
+    before = {child.pid for child in children()}
+    with pytest.raises(Unavailable, match="did not start"):
+        await swarm.join()
+
+    async def is_gone() -> bool:
+        return {child.pid for child in children()} <= before
+
+    await until(is_gone, 10.0)
+
+
 async def test_the_only_node_that_others_can_ask_passes_on_adverts_among_those_who_only_ask(swarm: Swarm) -> None:
     server = await swarm.join()  # a coordinator, of a run whose nodes are all at home
     home = await swarm.join(*server.visible_maddrs(), is_outward=lambda: True)

@@ -13,14 +13,14 @@ from swarm.wire.session import fetch_certificate
 
 def among_all_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: names are resolved in the threads that do everything else."""
-    monkeypatch.setattr("swarm.wire.host_names._THREADS", None)
+    monkeypatch.setattr("swarm.wire.host_names._in_a_thread", asyncio.to_thread)
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: among all work"])
 async def test_names_that_nobody_resolves_hold_up_nothing_else(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """36 dials to such names, of as many domains: more than asyncio ever has threads."""
+    """36 dials to such names, of as many domains: more than asyncio ever has threads. Others are resolved meanwhile."""
     if not is_defended:
         among_all_work(monkeypatch)
     is_over, resolve = threading.Event(), socket.getaddrinfo
@@ -48,3 +48,57 @@ async def test_names_that_nobody_resolves_hold_up_nothing_else(
     finally:
         is_over.set()
         assert all(isinstance(each, Unavailable) for each in await asyncio.gather(*dials, return_exceptions=True))
+
+
+def each_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: whatever an address answers, the next one is tried."""
+    monkeypatch.setattr("swarm.wire.host_names.reversed", by_address, raising=False)
+
+
+def by_address(found: Any) -> Any:
+    return [(address, *rest, address) for _, *rest, address in found]
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: each address"])
+async def test_a_name_of_many_addresses_gets_one_connection_of_each_family(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dials are counted by the name: whoever answers there does so once a dial."""
+    if not is_defended:
+        each_address(monkeypatch)
+    num_refused = 0
+
+    async def refuse(host: str, port: int, **options: Any) -> Any:
+        nonlocal num_refused
+        num_refused += 1
+        raise ConnectionRefusedError(111, host)
+
+    monkeypatch.setattr(asyncio, "open_connection", refuse)
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.9.0.{number}", 7700)) for number in range(1, 101)]
+    found.append((socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 7700, 0, 0)))  # type: ignore[arg-type]
+
+    def resolve(host: str, *_: Any, flags: int = 0, **__: Any) -> Any:
+        if flags == socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "no number")
+        return found
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with pytest.raises(Unavailable, match="refused"):
+        await fetch_certificate("many.test:7700")
+    assert (num_refused == 2) is is_defended
+
+
+async def test_who_answers_a_name_with_another_protocol_is_greeted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_greeted = 0
+
+    async def greet(host: str, port: int, **options: Any) -> Any:
+        nonlocal num_greeted
+        num_greeted += 1
+        raise ConnectionResetError
+
+    monkeypatch.setattr(asyncio, "open_connection", greet)
+    both = [(socket.AF_INET6, 1, 6, "", ("::1", 1, 0, 0)), (socket.AF_INET, 1, 6, "", ("127.0.0.1", 1))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    with pytest.raises(Unavailable, match="another protocol"):
+        await fetch_certificate("many.test:7700")
+    assert num_greeted == 1

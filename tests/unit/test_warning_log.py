@@ -15,6 +15,7 @@ from swarm.events import ApplyFailed, NodeStarted, WorkerDied
 from swarm.telemetry import LoggedWarning, WarningLog, drop_old_warnings, log_as, note_warning, read_warnings
 from swarm.telemetry.warning_log import FIRST, MAX_FILE_BYTES, WARNINGS
 
+ROOT = Path(__file__).parents[2]
 logger = logging.getLogger("swarm.peers.test")
 
 
@@ -181,7 +182,7 @@ def test_what_a_rule_tells_better_is_not_told_as_a_line_of_the_log() -> None:
 
 
 def test_every_message_that_rules_tell_better_is_one_that_is_logged() -> None:
-    written = "".join(path.read_text() for part in ("swarm", "node") for path in Path(part).rglob("*.py"))
+    written = "".join(path.read_text() for part in ("swarm", "node") for path in (ROOT / part).rglob("*.py"))
     assert [message for message in SILENT - {DOUBT, UPSIDE_DOWN} if written.count(f'"{message}"') < 2] == []
 
 
