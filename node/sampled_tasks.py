@@ -88,10 +88,17 @@ async def sample_environments(
 
 
 def doubts(config: NodeConfig, sampled: SampledEnvironment) -> list[str]:
-    """What a user may not have meant, as sentences: right answers that are worth nothing, or longer than allowed."""
+    """What a user may not have meant, as sentences: right answers that are worth nothing or too long, or none."""
     found: list[str] = []
+    section = sampled.section
+    if section.kind == "function" and not any(each.reference for each in sampled.tasks):
+        found.append(
+            f"environment {section.name}: no record that was tried has anything in its field "
+            f"{section.params.get('answer', 'answer')!r}, so the reward gets '' as reference; where right answers are "
+            "in another field, name it with params.answer (--answer)"
+        )
     for each in sampled.tasks:
-        where = f"environment {sampled.section.name}, task {each.task.task_id}"
+        where = f"environment {section.name}, task {each.task.task_id}"
         if each.reward is not None and each.reward <= (each.empty_reward or 0.0):
             beside = "" if each.empty_reward is None else f", an empty answer {each.empty_reward:g}"
             found.append(f"{where}: the reference {one_line(each.reference)!r} is worth {each.reward:g}{beside}")

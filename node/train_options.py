@@ -79,7 +79,7 @@ def resolve(options: TrainOptions) -> NodeConfig:
     if not options.names_task and (given := _given(options)):
         raise ConfigError(
             f"{path} exists, and {', '.join(given)} cannot change a training that has begun: leave that out to go on "
-            "with this one, or say what to train on and name another --dir"
+            "with this one, or say what to train on and name another --dir; of this one the keys are in that file"
         )
     changes = list(options.overrides)
     changes += [] if options.steps is None else [f"learner.num_steps={options.steps}"]

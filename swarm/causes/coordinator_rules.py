@@ -20,8 +20,8 @@ def differs_from_run(snapshot: Snapshot) -> Diagnosed | None:
     keys = ", ".join(str(key) for key, _, _ in found)
     return Diagnosed(
         name="differs_from_run",
-        claim=f"this node is set otherwise than its run: {shortened(in_words(found))}; the others refuse its groups, "
-        "and it refuses theirs",
+        claim=f"this node is set otherwise than its run: {shortened(in_words(found))}; those who are set as the run "
+        "refuse its groups, and it refuses theirs",
         evidence=(f"node.toml, with --set, and {HELD} differ in {keys}",),
         fix=f"put {keys} in {snapshot.directory / 'node.toml'} as the run has them, or delete that file and join again "
         f"(key, groups and checkpoints stay); then {snapshot.start}",

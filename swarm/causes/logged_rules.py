@@ -32,6 +32,7 @@ SILENT: Final = frozenset(  # what rules tell better, and what is no fault
         "resumed from an earlier step; later versions are no longer served",
         "the machine went down while the store was open; newest groups may be lost",
         "a group could not be scored when it was made",
+        "held-out accuracy fell",
         "store is full; groups of ours are dropped until there is room on the disk",
         "store is full; groups of peers are refused until it has room",
         "store is full; learning waits until there is room",

@@ -97,7 +97,9 @@ def explained(origin: str, kind: type[Model] | None = None) -> Generator[None]:
 
 def _explain(error: Any, kind: type[Model] | None) -> str:
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(error["loc"][-1]), _keys(kind, error["loc"][:-1]), n=1)
+        given, known = str(error["loc"][-1]), _keys(kind, error["loc"][:-1])
+        near = difflib.get_close_matches(given, known, n=1)
+        near = near or [key for key in known if "".join(word[0] for word in key.split("_")) == given]  # lr
         return f"unknown key; did you mean {near[0]}?" if near else "unknown key"
     given = error.get("input")
     message = str(error["msg"]).removeprefix("Value error, ")

@@ -124,6 +124,9 @@ def test_a_right_answer_that_earns_nothing_or_cannot_be_given_is_noted(tmp_path:
     assert "task 0: the reference has 2 tokens, generator.max_new_tokens allows 1" in found.stdout
     right = check(tmp_path, rows, generator={"max_new_tokens": 2})
     assert right.exit_code == 0 and "worth 1" in right.stdout and "note:" not in right.stdout
+    without = text_file(tmp_path, *({"question": f"sort:{a}a=", "solution": f"a{a}"} for a in "bcdefghi"))
+    found = check(tmp_path, {**section, "params": {"path": without["dataset"]}})
+    assert found.exit_code == 0 and "note: environment own: no record that was tried has anything in" in found.stdout
 
 
 def test_a_run_is_checked_without_its_model_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ def simulate(*arguments: object) -> Result:
         ("--set guard.safe_recipe=nope", "guard.safe_recipe: unknown recipe 'nope'"),
         ("--set foo", "--set 'foo': expected key.path=value"),
         ("--set learner.learning_ratex=3", "learner.learning_ratex: unknown key"),
+        ("--set learner.lr=1e-3", "learner.lr: unknown key; did you mean learning_rate?"),
         ("--set faults.latency_ms=-1", "faults.latency_ms: Input should be greater than or equal to 0 (got -1)"),
         ("--set dir=/", "a simulation gives each node its own"),
     ],
