@@ -470,7 +470,7 @@ KNOWN = tuple(
         ("a generator with another model", other_model, ("versions_refused",)),
         ("all peers are newcomers", newcomers, ("entry.established",)),
         ("a trainer without generators", only_trains, ("nobody_follows",)),
-        ("a node frozen with Ctrl-Z", frozen, ("hangs", "process_stopped")),
+        ("a node frozen with Ctrl-Z", frozen, ("process_stopped",)),
         ("the disk is full", disk_quota, ("disk_full",)),
         ("a recipe of one's own raises", recipe_raises, ("ended_with_error",)),
         ("a recipe of one's own gives NaN", recipe_gives_nan, ("not_a_number",)),

@@ -16,7 +16,7 @@ from swarm.errors import TooLarge, Unavailable
 from swarm.flow import RateLimiter
 
 READS_PER_S = 8.0
-"""Of shards, by one peer: a generator that relays reads four of them 1.3 times. A full one is 36 KB for 60 bytes."""
+"""Of shards, by one peer: a generator that relays reads 5.3, four each time. A full one is 36 KB for 60 bytes."""
 
 _READS_BURST, _MAX_READERS = 32.0, 4096
 

@@ -109,10 +109,9 @@ class DhtPeer:
                     auto_nat=False,
                     use_relay=False,  # else p2pd gives strangers circuits of gigabytes, outside of every bound of ours
                 )
+                nothing = AdvertStorage(run_id, 0, clock)  # is cached for others
                 try:
-                    addresses = await _prepare(
-                        node, storage, AdvertStorage(run_id, 0, clock), clock, is_client=is_client
-                    )
+                    addresses = await _prepare(node, storage, nothing, clock, is_client=is_client)
                 except BaseException:
                     inside(node).p2p._terminate()
                     raise

@@ -52,6 +52,21 @@ async def attack(address: str, **options: Any) -> Attacker:
     return Attacker(node)
 
 
+async def says(node_id: bytes, address: str) -> Attacker:
+    """A peer that only connects, and says an id of these bytes."""
+    from hivemind.dht.node import DHTNode
+    from hivemind.p2p import PeerID
+    from hivemind.proto import dht_pb2
+    from hivemind.utils.multiaddr import Multiaddr
+
+    node = await DHTNode.create(nat_port_map=False, auto_nat=False)
+    node.protocol.node_info = dht_pb2.NodeInfo(node_id=node_id)  # type: ignore[attr-defined]
+    base, _, peer = address.rpartition("/p2p/")
+    p2p: Any = node.protocol.p2p
+    await p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(base)])
+    return Attacker(node)
+
+
 def answers_with(attacker: Attacker, result: Any) -> None:
     """Has an attacker answer every read with this."""
     from hivemind.proto import dht_pb2

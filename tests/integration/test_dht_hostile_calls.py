@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from attacked_dht import RUN, Attacker, Stage, advert_of, answers_with, attack, fill, noted_in, staged
+from attacked_dht import RUN, Stage, advert_of, answers_with, attack, fill, noted_in, says, staged
 
 from swarm.errors import Unavailable
 from swarm.peers.discovery_dht import HivemindDirectory
@@ -210,25 +210,14 @@ async def test_a_peer_that_answers_a_ping_with_21_bytes_keeps_no_node_from_its_r
     is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It only connects: a node had no round of repair while it stayed."""
-    from hivemind.dht.node import DHTNode
-    from hivemind.p2p import PeerID
-    from hivemind.proto import dht_pb2
-    from hivemind.utils.multiaddr import Multiaddr
-
     if not is_defended:
         whatever_it_says(monkeypatch)
     directory = await stage.join()
-    node = await DHTNode.create(nat_port_map=False, auto_nat=False)
-    attacker = Attacker(node)
-    stage.attackers.append(attacker)
-    node.protocol.node_info = dht_pb2.NodeInfo(node_id=b"\x01" * 21)  # type: ignore[attr-defined]
-    base, _, peer = directory.visible_maddrs()[0].rpartition("/p2p/")
-    p2p: Any = node.protocol.p2p
-    await p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(base)])
+    stage.attackers.append(await says(b"\x01" * 21, directory.visible_maddrs()[0]))
     try:
         await directory.maintain()
-    except Unavailable:
-        assert not is_defended
+    except Unavailable as error:
+        assert not is_defended and isinstance(error.__cause__, AssertionError)
     else:
         assert is_defended and directory.num_peers == 0
 

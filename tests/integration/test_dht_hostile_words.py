@@ -6,14 +6,14 @@ A mutation that takes a defence out turns its claim red.
 import asyncio
 import gc
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import psutil
 import pytest
-from attacked_dht import RUN, Attacker, Stage, answers_with, fill, noted_in, staged
+from attacked_dht import RUN, Stage, answers_with, fill, noted_in, says, staged
 
 from coordinator.daemon import CoordinatorDaemon
 from swarm.config import CoordinatorConfig
@@ -86,8 +86,8 @@ async def test_a_peer_that_is_dialled_by_webtransport_keeps_no_node_from_its_rep
             await asyncio.sleep(0.1)
     try:
         await victim.maintain()
-    except Unavailable:
-        assert not is_defended
+    except Unavailable as error:
+        assert not is_defended and isinstance(error.__cause__, ValueError)
     else:
         assert is_defended and victim.num_peers == 1 and [*await victim._peer.connected()] == [str(p2p.peer_id)]
 
@@ -125,8 +125,8 @@ async def test_a_peer_in_the_middle_of_all_ids_that_falls_silent_is_dropped(
     stage.attackers.remove(attacker)
     try:
         await victim.maintain()
-    except Unavailable:
-        assert not is_defended
+    except Unavailable as error:
+        assert not is_defended and isinstance(error.__cause__, KeyError)
     else:
         await victim._peer.answers([str(attacker.node.peer_id)])
         await asyncio.sleep(0.1)  # the table changes after the answer
@@ -249,24 +249,14 @@ def what_hivemind_asserts(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_peer_that_answers_a_ping_with_thousands_of_bytes_keeps_no_node_from_its_repair(
     is_defended: bool, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hivemind.dht.node import DHTNode
-    from hivemind.p2p import PeerID
-    from hivemind.proto import dht_pb2
-    from hivemind.utils.multiaddr import Multiaddr
-
     if not is_defended:
         what_hivemind_asserts(monkeypatch)
     victim = await stage.join()
-    node = await DHTNode.create(nat_port_map=False, auto_nat=False)
-    stage.attackers.append(Attacker(node))
-    node.protocol.node_info = dht_pb2.NodeInfo(node_id=b"\x01" * 2000)  # type: ignore[attr-defined]
-    base, _, peer = victim.visible_maddrs()[0].rpartition("/p2p/")
-    p2p: Any = node.protocol.p2p
-    await p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(base)])
+    stage.attackers.append(await says(b"\x01" * 2000, victim.visible_maddrs()[0]))
     try:
         await victim.maintain()
-    except Unavailable:
-        assert not is_defended
+    except Unavailable as error:
+        assert not is_defended and isinstance(error.__cause__, ValueError)
     else:
         assert is_defended and victim.num_peers == 0
 
@@ -281,24 +271,16 @@ async def test_a_coordinator_outlives_whatever_its_directory_raises(
     is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The peer of the test before, where nothing else holds it off."""
-    from hivemind.dht.node import DHTNode
-    from hivemind.p2p import PeerID
-    from hivemind.proto import dht_pb2
-    from hivemind.utils.multiaddr import Multiaddr
-
     what_hivemind_asserts(monkeypatch)
     if not is_defended:
         errors_of_ours_alone(monkeypatch)
     monkeypatch.setattr("coordinator.daemon.TIDY_EVERY_S", 0.2)
     config = CoordinatorConfig(dir=tmp_path, run_id=RUN, listen="127.0.0.1:0", http_listen="127.0.0.1:0")
-    attacker = await DHTNode.create(nat_port_map=False, auto_nat=False)
-    try:
-        attacker.protocol.node_info = dht_pb2.NodeInfo(node_id=b"\x01" * 2000)  # type: ignore[attr-defined]
+    async with AsyncExitStack() as ending:
         async with CoordinatorDaemon(config) as daemon:
             directory: Any = daemon._directory
-            base, _, peer = directory.visible_maddrs()[0].rpartition("/p2p/")
-            p2p: Any = attacker.protocol.p2p
-            await p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(base)])
+            attacker = await says(b"\x01" * 2000, directory.visible_maddrs()[0])
+            ending.push_async_callback(attacker.node.shutdown)
             running = asyncio.ensure_future(daemon.run())
             await asyncio.wait([running], timeout=3.0)
             assert running.done() is not is_defended
@@ -306,8 +288,6 @@ async def test_a_coordinator_outlives_whatever_its_directory_raises(
             (error,) = await asyncio.gather(running, return_exceptions=True)
         assert isinstance(error, asyncio.CancelledError if is_defended else ValueError)
         assert not is_defended or "directory not maintained" in caplog.text
-    finally:
-        await attacker.shutdown()
 
 
 def broken_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

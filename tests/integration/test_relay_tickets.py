@@ -108,7 +108,7 @@ async def test_who_shows_tickets_on_and_on_is_cut_and_who_was_told_of_callers_th
         monkeypatch.setattr(Sessions, "refused", nobody_counts)
     monkeypatch.setattr(relay_servicer, "ACCEPT_S", 0.05)
     monkeypatch.setattr(wire_server, "REFUSALS_BURST", 6.0)
-    num_shown = 160  # some 24 are under way when the relay cuts who shows them
+    num_shown = 40
     async with relaying() as relay:
         node, attacker, caller = (
             await relay.caller(ADDRESSES[0]),
@@ -116,7 +116,7 @@ async def test_who_shows_tickets_on_and_on_is_cut_and_who_was_told_of_callers_th
             await relay.caller(),
         )
         await node.reserve()
-        for _ in range(20):
+        for _ in range(num_shown // 2):
             assert await code_of(await caller.connect(node.identity)) is CODES.UNAVAILABLE  # nobody took it
             assert await code_of(await node.accept(await node.tickets.get())) is CODES.NOT_FOUND
         assert relay.servicer.status()["reservations"] == 1, "it goes on"
@@ -130,5 +130,6 @@ async def test_who_shows_tickets_on_and_on_is_cut_and_who_was_told_of_callers_th
             except (grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
                 codes.append(CODES.UNAVAILABLE)
 
-        await asyncio.gather(*(show() for _ in range(num_shown)))
-        assert (codes.count(CODES.NOT_FOUND) < num_shown // 4) is is_defended
+        for _ in range(num_shown):  # one after the other: what is under way at the cut depends on the machine
+            await show()
+        assert (codes.count(CODES.NOT_FOUND) < num_shown // 2) is is_defended
