@@ -153,6 +153,8 @@ class CoordinatorDaemon(Service):
         register = [servicer.register, relay.register]
         server, port = await _listen_again(config.listen, before.get("listen"), sessions, register)
         self._exit.push_async_callback(server.stop, STOP_GRACE_S)
+        self._exit.push_async_callback(relay.close_port)
+        await relay.open_port(config.listen, config.relay_port)
         self._exit.callback(self.core.watches.end)  # before the server stops: it would wait for them
         listen = f"{config.listen.rpartition(':')[0]}:{port}"
         await self._start_directory(identity)

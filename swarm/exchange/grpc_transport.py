@@ -97,7 +97,7 @@ class GrpcTransport:
             lambda: self.directory,
         )
         self.directory: RecordKeeper | None = None  # for nodes that reach none of its peers
-        self._relays = RelaySessions(self._open_relay, config.dial_timeout_s)
+        self._relays = RelaySessions(self._open_relay, self._relay_endpoint, config.dial_timeout_s)
         self._own_server = ""  # host:port that our own server listens on
         self.endpoint = ""  # where others dial it, as served
 
@@ -120,6 +120,7 @@ class GrpcTransport:
             self._config.listen, self._sessions, [lambda server: add(servicer, server), self.relay.register]
         )
         self._own_server = f"{self._config.listen.rpartition(':')[0]}:{bound}"
+        await self.relay.open_port(self._config.listen, self._config.relay_port)
         self.endpoint = f"{host}:{bound}" if port == "0" else endpoint
         return (self.endpoint,)
 
@@ -163,11 +164,14 @@ class GrpcTransport:
         )
 
     async def _open_relay(self, relay: PeerAddress, timeout_s: float) -> AuthenticatedChannel:
-        if relay.node_id == self._identity.node_id:  # who is behind us is reached through our own server
-            host, _, port = self._own_server.rpartition(":")
-            local = f"127.0.0.1:{port}" if host in _WILDCARD_HOSTS or host == "::" else self._own_server
-            relay = PeerAddress(node_id=relay.node_id, endpoint=local)
+        relay = PeerAddress(node_id=relay.node_id, endpoint=self._relay_endpoint(relay))
         return await self._open(relay, timeout_s, ping_s=ROUTER_PING_S, is_prompt=True)
+
+    def _relay_endpoint(self, relay: PeerAddress) -> str:
+        if relay.node_id != self._identity.node_id:
+            return relay.endpoint
+        host, _, port = self._own_server.rpartition(":")  # who is behind us is reached through our own server
+        return f"127.0.0.1:{port}" if host in _WILDCARD_HOSTS or host == "::" else self._own_server
 
     async def dial_back(self, peer: PeerAddress, timeout_s: float) -> DialBack:
         """Asks a peer to dial the address that our call comes from, at the port that we advertise."""
@@ -208,6 +212,7 @@ class GrpcTransport:
     async def stop_serving(self) -> None:
         """Ends what peers call here, within DRAIN_S; relays lead here until then, so that what was sent arrives."""
         server, self._server = self._server, None
+        await self.relay.close_port()
         if server is not None:
             await server.stop(DRAIN_S)
 

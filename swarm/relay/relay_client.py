@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,15 +23,18 @@ import grpc
 
 from swarm.addresses import is_wildcard, relayed_endpoint
 from swarm.errors import NotHeld, Unauthenticated, Unavailable
-from swarm.flow import TokenBucket
+from swarm.flow import BoundedTable, TokenBucket
 from swarm.interfaces import DialBack, PeerAddress
 from swarm.printable import printable
-from swarm.relay.relay_servicer import MAX_RECORDS, ORIGIN_BYTES, TICKET_BYTES
-from swarm.relay.reservation_table import TICKETS_BURST, TICKETS_PER_S
-from swarm.relay.tunnel import TAKEN, pump
+from swarm.relay.accepted import Accepted
+from swarm.relay.relay_servicer import MAX_RECORDS, ORIGIN_BYTES
+from swarm.relay.reservation_table import TICKETS_BURST, TICKETS_PER_S, is_callers_port
+from swarm.relay.ticket_port import TICKET_BYTES, show_ticket
+from swarm.relay.tunnel import EOF, CallEnd, SocketEnd, pass_between
 from swarm.types import NodeId, short
 from swarm.wire.adverts import MAX_ADVERT_BYTES, is_endpoint
 from swarm.wire.grpc_errors import calling
+from swarm.wire.host_names import dial
 from swarm.wire.session import AuthenticatedChannel
 from swarm.wire.v1 import relay_service_pb2 as pb
 from swarm.wire.v1 import relay_service_pb2_grpc as pb_grpc
@@ -48,7 +52,10 @@ MOST_TICKETS_PER_S: Final = TICKETS_PER_S * 4 / 3
 MOST_TICKETS_BURST: Final = TICKETS_BURST * 4 / 3
 LOCAL_DIAL_S: Final = 5.0
 TAKEN_WITHIN_S: Final = 10.0  # a relay waits for half as long
-_TURNS_OF_ACCEPT: Final = 3  # of the event loop, from a connection that asyncio accepts to `_connected`
+WHY_S: Final = 1.0  # for a relay to say why a connection ended, once its socket did
+SOCKET_S: Final = 2.0  # for a relay to answer at its port of sockets
+AGAIN_S: Final = 600.0  # until one that did not is asked there again: bytes go by its calls meanwhile
+MAX_SILENT: Final = 1024  # relays that did not
 
 OpenSession = Callable[[PeerAddress, float], Awaitable[AuthenticatedChannel]]
 
@@ -64,6 +71,7 @@ class RelaySessions:
 
     Args:
         open_session: connects to a relay and proves who we are; raises Unavailable.
+        endpoint_of: host:port by which that connects to it.
         timeout_s: of a call that is answered at once.
 
     Example:
@@ -71,8 +79,9 @@ class RelaySessions:
             await stub.DialBack(request, metadata=metadata)
     """
 
-    def __init__(self, open_session: OpenSession, timeout_s: float) -> None:
-        self._open_session, self.timeout_s = open_session, timeout_s
+    def __init__(self, open_session: OpenSession, endpoint_of: Callable[[PeerAddress], str], timeout_s: float) -> None:
+        self._open_session, self._endpoint_of, self.timeout_s = open_session, endpoint_of, timeout_s
+        self._silent_until_s = BoundedTable[PeerAddress, float](MAX_SILENT)  # relays whose port did not answer
         self._open: dict[PeerAddress, list[_Session]] = {}
         self._opening = WeakValueDictionary[PeerAddress, asyncio.Lock]()  # as long as anybody waits for a session
 
@@ -106,6 +115,30 @@ class RelaySessions:
                 del self._open[relay]
         if not session.num_calls:
             await session.channel.close()
+
+    async def socket_end(self, relay: PeerAddress, port: int, ticket: bytes) -> SocketEnd | None:
+        """A socket on which a relay passes on the bytes of a connection.
+
+        Args:
+            port: that the relay named; 0: none.
+            ticket: of the connection.
+
+        Returns:
+            None where it gives none: the bytes go by the call then.
+        """
+        now_s = time.monotonic()
+        is_none = not is_callers_port(port) or len(ticket) != TICKET_BYTES
+        if is_none or self._silent_until_s.get(relay, now_s) > now_s:
+            return None
+        host = self._endpoint_of(relay).rpartition(":")[0].strip("[]")
+        try:
+            async with asyncio.timeout(SOCKET_S):
+                return await show_ticket(host, port, ticket)
+        except TimeoutError:  # a firewall, which each connection would wait for
+            self._silent_until_s[relay] = now_s + AGAIN_S
+        except (OSError, ValueError) as error:
+            logger.debug("a relay gave no socket", extra={"relay": short(relay.node_id), "error": str(error)})
+        return None
 
     async def close(self) -> None:
         """Ends every session."""
@@ -194,7 +227,7 @@ class RelayedSocket:
     def __init__(self, sessions: RelaySessions, relay: PeerAddress, node_id: NodeId) -> None:
         self._sessions, self._relay, self._node_id = sessions, relay, node_id
         self._folder = ""
-        self._server: asyncio.Server | None = None
+        self._accepted: Accepted | None = None
         self._pumps: set[asyncio.Task[None]] = set()
         self.failure: Unavailable | None = None  # why the relay gave no connection
 
@@ -203,9 +236,11 @@ class RelayedSocket:
         try:
             self._folder = await asyncio.shield(making)
             path = str(Path(self._folder) / "s")
-            # not at once: a dial that is given up then would leave a socket that nobody closes
-            self._server = await asyncio.start_unix_server(self._connected, path, start_serving=False)
-            await self._server.start_serving()
+            listening = socket.socket(socket.AF_UNIX)
+            self._accepted = Accepted(listening, self._connected)
+            listening.bind(path)
+            listening.listen()
+            self._accepted.start()
         except OSError as error:
             await self.close()
             raise Unavailable(f"no local socket in {tempfile.gettempdir()}: {error}; set TMPDIR") from None
@@ -222,61 +257,78 @@ class RelayedSocket:
         if type(error) is Unavailable and self.failure is not None:  # its subclasses say who answered
             raise Unavailable(f"{error}: {self.failure}") from None
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._server is not None and not self._server.is_serving():
-            writer.close()  # accepted as the socket was closed
-            return
-        task = asyncio.ensure_future(self._pass_on(reader, writer))
+    def _connected(self, connection: socket.socket) -> None:
+        local = SocketEnd(connection)
+        task = asyncio.ensure_future(self._pass_on(local))
         self._pumps.add(task)
         task.add_done_callback(self._pumps.discard)
-        task.add_done_callback(lambda _: writer.transport.abort())  # also where it was cancelled before its first step
+        task.add_done_callback(lambda _: local.close())  # also where it was cancelled before its first step
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(self, local: SocketEnd) -> None:
         what = f"connection to {short(self._node_id)} through {short(self._relay.node_id)}"
         try:
             async with self._sessions.call(self._relay) as (stub, metadata):
                 call = stub.Connect(metadata=metadata)
                 try:
                     with calling(what, NotHeld, Unauthenticated):
-                        await _until_taken(call, pb.ConnectRequest(node_id=self._node_id), what)
-                    await pump(call, lambda data: pb.ConnectRequest(data=data), reader, writer, what)
+                        taken = await _until_taken(call, pb.ConnectRequest(node_id=self._node_id), what)
+                        await self._through(taken, call, local, what)
                 finally:
                     call.cancel()
         except (Unavailable, NotHeld) as error:
             self.failure = error if isinstance(error, Unavailable) else Unavailable(str(error))
             logger.debug("relayed connection ended", extra={"error": str(error)})
-        with suppress(OSError):
-            writer.close()
-            await writer.wait_closed()  # until the local end has all that came
+            await local.finish()  # with all that came
+
+    async def _through(self, taken: pb.ConnectResponse, call: Any, local: SocketEnd, what: str) -> None:
+        own = CallEnd(call, pb.ConnectRequest, what)
+        remote = await self._sessions.socket_end(self._relay, taken.port, taken.ticket)
+        if remote is None:
+            await pass_between(local, own)
+            return
+        over = asyncio.ensure_future(own.read())  # bytes in the call are none of the connection's, and end it
+        try:
+            await pass_between(local, remote, _until_done(over))
+            await asyncio.wait((over,), timeout=WHY_S)  # it may say why
+            if over.done():
+                over.result()
+        finally:
+            remote.close()
+            over.cancel()
+            await asyncio.gather(over, return_exceptions=True)
 
     async def close(self) -> None:
         """Ends the socket and every connection through it."""
         try:
             if self._folder:  # first: nobody connects from then on
                 await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
-            for _ in range(_TURNS_OF_ACCEPT):  # asyncio drops, unclosed, what it accepted just before its server closes
-                await asyncio.sleep(0)
         finally:
-            if self._server is not None:
-                self._server.close()
+            if self._accepted is not None:
+                self._accepted.close()
             for task in list(self._pumps):
                 task.cancel()
             await asyncio.gather(*self._pumps, return_exceptions=True)
 
 
-async def _until_taken(call: Any, request: pb.ConnectRequest, what: str) -> None:
-    """Asks, and waits until the other end took the connection: no byte is sent before. Raises as gRPC, or Unavailable.
+async def _until_taken(call: Any, request: pb.ConnectRequest, what: str) -> pb.ConnectResponse:
+    """Asks, and waits until the other end took the connection: no byte is sent before, as gRPC forgets why a call was
+    refused where our bytes cross that. Raises as gRPC, or Unavailable.
 
     A first write may never return where the call ends before the relay said anything.
     """
     try:
         async with asyncio.timeout(TAKEN_WITHIN_S):
             await call.write(request)
-            if not {*TAKEN} <= {*await call.initial_metadata()}:
-                await call.read()  # raises why it is refused
-                raise Unavailable(f"{what}: the relay does not say that it was taken")
+            taken = await call.read()
     except TimeoutError:
         raise Unavailable(f"{what}: not taken within {TAKEN_WITHIN_S:.0f} s") from None
+    if taken is EOF or taken.data:
+        raise Unavailable(f"{what}: the relay does not say that it was taken")
+    return taken
+
+
+async def _until_done(future: asyncio.Future[Any]) -> None:
+    await asyncio.wait((future,))  # which goes on where this is cancelled
 
 
 class RelayReservation:
@@ -310,7 +362,7 @@ class RelayReservation:
             Unavailable: it ended, or the relay has none for us.
         """
         what = f"reservation at {short(self.relay.node_id)}"
-        tickets = TokenBucket(MOST_TICKETS_PER_S, MOST_TICKETS_BURST, time.monotonic())
+        tickets, port = TokenBucket(MOST_TICKETS_PER_S, MOST_TICKETS_BURST, time.monotonic()), 0
         try:
             async with self._sessions.call(self.relay) as (stub, metadata):
                 call = stub.Reserve(pb.ReserveRequest(), metadata=metadata)
@@ -319,7 +371,8 @@ class RelayReservation:
                         async for response in call:
                             if not tickets.try_take(time.monotonic()):
                                 raise Unavailable(f"{what}: more than {MOST_TICKETS_PER_S:.0f} tickets in a second")
-                            self._take(response.ticket, response.origin)
+                            port = port or response.port
+                            self._take(response.ticket, response.origin, port)
                 finally:
                     call.cancel()
                 raise Unavailable(f"{what}: the relay ended it")
@@ -329,35 +382,45 @@ class RelayReservation:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _take(self, ticket: bytes, origin: bytes) -> None:
+    def _take(self, ticket: bytes, origin: bytes, port: int) -> None:
         self.held.set()
         if len(ticket) != TICKET_BYTES or len(origin) > ORIGIN_BYTES or len(self._tasks) >= MAX_TAKEN:
             return
-        task = asyncio.ensure_future(self._lead_in(ticket, origin))
+        task = asyncio.ensure_future(self._lead_in(ticket, origin, port))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _lead_in(self, ticket: bytes, origin: bytes) -> None:
+    async def _lead_in(self, ticket: bytes, origin: bytes, port: int) -> None:
         what = f"connection taken at {short(self.relay.node_id)}"
-        source = (_loopback_of(self.relay.node_id, origin), 0) if self._has_sources else None
-        writer: asyncio.StreamWriter | None = None
+        source = _loopback_of(self.relay.node_id, origin) if self._has_sources else ""
+        local: SocketEnd | None = None
         try:
-            async with self._sessions.call(self.relay) as (stub, metadata):
-                async with asyncio.timeout(LOCAL_DIAL_S):
-                    reader, writer = await asyncio.open_connection(*self._server, local_addr=source)
-                call = stub.Accept(metadata=metadata)
-                try:
-                    with calling(what, NotHeld, Unauthenticated):
-                        async with asyncio.timeout(LOCAL_DIAL_S):  # as in `_until_taken`
-                            await call.write(pb.AcceptRequest(ticket=ticket))
-                    await pump(call, lambda data: pb.AcceptRequest(data=data), reader, writer, what)
-                finally:
-                    call.cancel()
+            async with asyncio.timeout(LOCAL_DIAL_S):
+                local = SocketEnd(await dial(*self._server, source))
+            remote = await self._sessions.socket_end(self.relay, port, ticket)
+            if remote is None:
+                await self._accept(ticket, local, what)
+                return
+            try:
+                await pass_between(local, remote)
+            finally:
+                remote.close()
         except (Unavailable, NotHeld, OSError, TimeoutError) as error:
             logger.debug("relayed connection ended", extra={"error": str(error)})
         finally:
-            if writer is not None:
-                writer.close()
+            if local is not None:
+                local.close()
+
+    async def _accept(self, ticket: bytes, local: SocketEnd, what: str) -> None:
+        async with self._sessions.call(self.relay) as (stub, metadata):
+            call = stub.Accept(metadata=metadata)
+            try:
+                with calling(what, NotHeld, Unauthenticated):
+                    async with asyncio.timeout(LOCAL_DIAL_S):  # as in `_until_taken`
+                        await call.write(pb.AcceptRequest(ticket=ticket))
+                    await pass_between(local, CallEnd(call, pb.AcceptRequest, what))
+            finally:
+                call.cancel()
 
 
 def _loopback_of(relay_id: NodeId, origin: bytes) -> str:

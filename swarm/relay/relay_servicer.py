@@ -8,10 +8,10 @@ bounds reservations and connections, `byte_budget.py` bytes.
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import grpc
 
@@ -34,11 +34,13 @@ from swarm.relay.reservation_table import (
     Ticket,
     check_port,
 )
-from swarm.relay.tunnel import FRAME_BYTES, TAKEN, until_first_ends
+from swarm.relay.ticket_port import TICKET_BYTES, TicketPort
+from swarm.relay.tunnel import EOF, FRAME_BYTES, End, SocketEnd, until_first_ends
 from swarm.types import JsonDict, NodeId, short
 from swarm.wire.adverts import author_of
 from swarm.wire.connection_limits import peer_key, peer_subnet
 from swarm.wire.grpc_errors import Context, rpc
+from swarm.wire.host_names import dial
 from swarm.wire.server import Sessions
 from swarm.wire.session import open_channel
 from swarm.wire.v1 import relay_service_pb2 as pb
@@ -47,7 +49,6 @@ from swarm.wire.v1 import relay_service_pb2_grpc as pb_grpc
 FIRST_MESSAGE_S: Final = 5.0
 ACCEPT_S: Final = 5.0  # for a node to take a connection that somebody asked for
 DIAL_BACK_S: Final = 3.0
-TICKET_BYTES: Final = 16
 ORIGIN_BYTES: Final = 8
 MAX_RECORDS: Final = 256  # in one message
 RECORD_CALLS_PER_S: Final = 0.5  # look-ups and announcements of one node
@@ -58,7 +59,6 @@ ANNOUNCED_BURST: Final = 64.0
 ANNOUNCED_OF_SUBNET_PER_S: Final = 1.0  # of them: two subnets would use up what all have
 ANNOUNCED_OF_SUBNET_BURST: Final = 8.0
 _ENDINGS: Final = (OSError, TimeoutError, grpc.aio.AioRpcError, grpc.aio.BaseError)
-_EOF: Final = cast(Any, grpc.aio).EOF  # what a read gives at the end of a stream
 
 
 @dataclass(eq=False, slots=True)
@@ -66,16 +66,31 @@ class _Asked:
     """A connection that was asked for and not taken yet."""
 
     node_id: NodeId
-    taken: asyncio.Future["_FarEnd"]
+    taken: asyncio.Future[End]
 
 
 @dataclass(eq=False, slots=True)
-class _FarEnd:
-    """The call with which a node took a connection."""
+class _CalledEnd:
+    """The end of who called us: a call whose messages carry bytes."""
 
     context: Context
+    response: Callable[..., Any]  # with `data`
+    first: asyncio.Future[bytes] | None = None  # bytes of it that were read
     is_over: asyncio.Event = field(default_factory=asyncio.Event)  # the connection, so that the call ends
     is_gone: asyncio.Event = field(default_factory=asyncio.Event)  # the call ended
+
+    async def read(self) -> bytes:
+        first, self.first = self.first, None
+        return await (_data_of(self.context) if first is None else first)
+
+    async def write(self, data: bytes) -> None:
+        await self.context.write(self.response(data=data))
+
+    async def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_over.set()
 
 
 class RelayServicer(pb_grpc.RelayServiceServicer):
@@ -104,6 +119,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         self.table = ReservationTable(limits, standing)
         self._salt = secrets.token_bytes(16)  # so that nobody can choose a subnet with the origin of another
         self._asked: dict[bytes, _Asked] = {}
+        self._port = TicketPort()
         self._budget = ByteBudget(clock, limits.bytes_per_s, limits.burst_bytes)
         self._records = RateLimiter[NodeId](RECORD_CALLS_PER_S, RECORD_CALLS_BURST, MAX_DIALLED)
         self._records_of = RateLimiter[str](
@@ -116,6 +132,20 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         """Adds this service to a server."""
         add: Any = pb_grpc.add_RelayServiceServicer_to_server
         add(self, server)
+
+    async def open_port(self, listen: str, number: int) -> None:
+        """Takes the ends of connections as sockets, too, at the host where we listen. Raises ConfigError.
+
+        Args:
+            listen: host:port of the server.
+            number: of the port; 0 picks a free one.
+        """
+        if self.limits.reservations:
+            await self._port.start(listen.rpartition(":")[0], number)
+
+    async def close_port(self) -> None:
+        """Takes none any more."""
+        await self._port.close()
 
     @property
     def free_reservations(self) -> int:
@@ -175,7 +205,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             async with asyncio.timeout(None) as ending:
                 reservation = self.table.add(node_id, subnet, lambda: ending.reschedule(loop.time()))
                 try:
-                    await context.write(pb.ReserveResponse())
+                    await context.write(pb.ReserveResponse(port=self._port.number))
                     while True:
                         while not tickets.try_take(self._clock.monotonic_s()):  # noqa: ASYNC110 - the clock decides
                             await asyncio.sleep(1 / TICKETS_PER_S)
@@ -218,58 +248,70 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         host, _, port = endpoint.rpartition(":")
         try:
             async with asyncio.timeout(DIAL_BACK_S):
-                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                far = SocketEnd(await dial(host.strip("[]"), int(port)))
         except (OSError, TimeoutError) as error:
             raise Unavailable(f"{endpoint} does not answer: {type(error).__name__}") from None
-
-        async def write(data: bytes) -> None:
-            writer.write(data)
-            await writer.drain()
-
-        try:
-            await context.send_initial_metadata(TAKEN)
-            await until_first_ends(
-                self._pass_on(connection, lambda: _data_of(context), write),
-                self._pass_on(
-                    connection,
-                    lambda: reader.read(FRAME_BYTES),
-                    lambda data: context.write(pb.ConnectResponse(data=data)),
-                ),
-            )
-        finally:
-            writer.transport.abort()  # what was not taken is lost, as at the end of any connection
+        await self._lead(context, connection, far)
 
     async def _join(self, context: Context, connection: RelayedConnection, reservation: HeldReservation) -> None:
         """A connection to a node that holds a reservation, once it took it."""
         ticket = secrets.token_bytes(TICKET_BYTES)
-        asked = self._asked[ticket] = _Asked(reservation.node_id, asyncio.get_running_loop().create_future())
-        try:
-            reservation.ask(Ticket(ticket, self._origin_of(connection.subnet)))
+        taken: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._asked[ticket] = _Asked(reservation.node_id, taken)
+        with self._port.awaited(ticket, taken):
             try:
+                reservation.ask(Ticket(ticket, self._origin_of(connection.subnet)))
                 async with asyncio.timeout(ACCEPT_S):
-                    far = await asked.taken
+                    far = await taken
             except TimeoutError:
                 raise Unavailable(f"{short(reservation.node_id)} did not take the connection") from None
             finally:
                 del self._asked[ticket]
                 reservation.waiting.pop(ticket, None)
-            await context.send_initial_metadata(TAKEN)
-            await until_first_ends(
-                self._pass_on(
-                    connection,
-                    lambda: _data_of(context),
-                    lambda data: far.context.write(pb.AcceptResponse(data=data)),
-                ),
-                self._pass_on(
-                    connection,
-                    lambda: _data_of(far.context),
-                    lambda data: context.write(pb.ConnectResponse(data=data)),
-                ),
-                _until_set(far.is_gone),
-            )
+        if isinstance(far, SocketEnd):
+            reservation.num_tickets = max(0, reservation.num_tickets - 1)
+        await self._lead(context, connection, far)
+
+    async def _lead(self, context: Context, connection: RelayedConnection, far: End) -> None:
+        """Passes on bytes between the caller and an end that took the connection, which is closed with it."""
+        try:
+            async with self._near_end(context) as (near, over):
+                gone = _until_set(far.is_gone) if isinstance(far, _CalledEnd) else _never()
+                await until_first_ends(
+                    self._pass_on(connection, near.read, far.write),
+                    self._pass_on(connection, far.read, near.write),
+                    gone,
+                    over,
+                )
+                await asyncio.gather(near.finish(), far.finish())
         finally:
-            if asked.taken.done() and not asked.taken.cancelled():  # also where this call ended just then
-                asked.taken.result().is_over.set()
+            far.close()
+
+    @asynccontextmanager
+    async def _near_end(self, context: Context) -> AsyncGenerator[tuple[End, Coroutine[Any, Any, None]]]:
+        """The caller's end, and what ends with its call: a socket that shows its ticket, else the call itself, from
+        its first bytes on."""
+        ticket = secrets.token_bytes(TICKET_BYTES)
+        shown: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        first = asyncio.ensure_future(_data_of(context))
+        near: End | None = None
+        try:
+            with self._port.awaited(ticket, shown):
+                await context.write(pb.ConnectResponse(ticket=ticket, port=self._port.number))
+                await asyncio.wait((first, shown), timeout=self.limits.idle_s, return_when=asyncio.FIRST_COMPLETED)
+                if not (first.done() or shown.done()):
+                    raise Unavailable(f"no byte within {self.limits.idle_s:.0f} s")
+            if shown.done():
+                near = shown.result()
+                yield near, _until_over(first)
+            else:
+                near = _CalledEnd(context, pb.ConnectResponse, first)
+                yield near, _never()
+        finally:
+            if near is not None:
+                near.close()
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
 
     def _origin_of(self, subnet: str) -> bytes:
         return hashlib.blake2b(subnet.encode(), key=self._salt, digest_size=ORIGIN_BYTES).digest()
@@ -287,7 +329,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         if asked is None or asked.node_id != node_id or asked.taken.done():
             error = NotHeld("nobody waits for this ticket")  # any more: who waited may have gone meanwhile
             raise error if is_expected else self._sessions.refused(context.peer(), error)
-        far = _FarEnd(context)
+        far = _CalledEnd(context, pb.AcceptResponse)
         asked.taken.set_result(far)
         try:
             await far.is_over.wait()
@@ -311,8 +353,8 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             async with asyncio.timeout(FIRST_MESSAGE_S):
                 first: Any = await context.read()
         except TimeoutError:
-            first = _EOF
-        if first is _EOF:
+            first = EOF
+        if first is EOF:
             raise Unavailable(f"no first message within {FIRST_MESSAGE_S:.0f} s")
         return first
 
@@ -378,8 +420,18 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 async def _data_of(context: Context) -> bytes:
     """The bytes of the next message of a call; none at its end."""
     message: Any = await context.read()
-    return b"" if message is _EOF else message.data
+    return b"" if message is EOF else message.data
 
 
 async def _until_set(event: asyncio.Event) -> None:
     await event.wait()
+
+
+async def _until_over(first: asyncio.Future[bytes]) -> None:
+    """The end of a call whose bytes go by a socket: it sends none, and what it sends ends it."""
+    with suppress(*_ENDINGS):
+        await first
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()

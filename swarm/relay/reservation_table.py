@@ -268,7 +268,12 @@ class ReservationTable:
                 del self._num_of_caller[connection.caller]
 
 
+def is_callers_port(port: int) -> bool:
+    """Whether a port that the other end names is dialled: no service that everybody knows is."""
+    return port == HTTPS_PORT or LEAST_PORT <= port < 65536
+
+
 def check_port(port: int) -> None:
     """Raises TooLarge where no dial-back is made to a port."""
-    if port != HTTPS_PORT and not LEAST_PORT <= port < 65536:
+    if not is_callers_port(port):
         raise TooLarge(f"port {port}, expected {HTTPS_PORT}, or {LEAST_PORT} to 65535")

@@ -7,7 +7,6 @@ all other work waited.
 
 import asyncio
 import socket
-import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,22 +17,47 @@ from typing import Any, Final
 _FREE: Final = threading.BoundedSemaphore(128)
 
 
-async def open_connection(host: str, port: int, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """As asyncio's, to one address of each family. Raises OSError, or ValueError where it is no name."""
+async def dial(host: str, port: int, source: str = "") -> socket.socket:
+    """A socket that is connected to one address of each family, the first that answers; it does not block.
+
+    Args:
+        host: name or address.
+        port: TCP.
+        source: own address to call from; empty: any.
+
+    Raises:
+        OSError: nobody answers.
+        ValueError: it is no name.
+    """
     resolve = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
         found = resolve(flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
         found = await _in_a_thread(resolve)
-    *others, last = {family: str(address[0]) for family, *_, address in reversed(found)}.values()
-    for each in others:
-        try:
-            return await asyncio.open_connection(each, port, **options)
-        except (ssl.SSLError, ConnectionResetError):
-            raise  # somebody answers: a name of a hundred addresses gets no hundred connections
-        except OSError:
-            continue
-    return await asyncio.open_connection(last, port, **options)
+    # a name of a hundred addresses gets no hundred connections
+    *others, last = {family: (family, address) for family, *_, address in reversed(found)}.values()
+    for family, address in others:
+        with suppress(OSError):
+            return await _connected(family, address, source)
+    return await _connected(*last, source)
+
+
+async def open_connection(host: str, port: int, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """As asyncio's, by `dial`. Raises OSError, or ValueError where it is no name."""
+    return await asyncio.open_connection(sock=await dial(host, port), **options)
+
+
+async def _connected(family: int, address: Any, source: str) -> socket.socket:
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        if source:
+            connection.bind((source, 0))
+        await asyncio.get_running_loop().sock_connect(connection, address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 async def _in_a_thread(work: Callable[[], Any]) -> Any:

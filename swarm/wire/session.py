@@ -36,7 +36,7 @@ from swarm.wire.v1 import session_service_pb2_grpc as pb_grpc
 SESSION_KEY: Final = "swarm-session-bin"
 NONCE_BYTES: Final = 32
 # Raised with every change of meaning or name on the wire; both ends of a connection must have the same.
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 MAX_MESSAGE_BYTES: Final = 4 * 2**20 + 64 * 1024  # a client refuses larger answers before parsing
 PING_S: Final = 20.0  # shorter than routers forget an idle connection, but for the strictest
 READ_AHEAD_BYTES: Final = 256 * 1024  # of each stream, where the speed of the line is not measured

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!swarm/wire/v1/relay_service.proto\x12\rswarm.wire.v1\"\x1f\n\x0f\x44ialBackRequest\x12\x0c\n\x04port\x18\x01 \x01(\r\"D\n\x10\x44ialBackResponse\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x12\n\nis_reached\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\x10\n\x0eReserveRequest\"1\n\x0fReserveResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x0e\n\x06origin\x18\x02 \x01(\x0c\"/\n\x0e\x43onnectRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x1f\n\x0f\x43onnectResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"-\n\rAcceptRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x1e\n\x0e\x41\x63\x63\x65ptResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"!\n\x0f\x41nnounceRequest\x12\x0e\n\x06\x61\x64vert\x18\x01 \x01(\x0c\"\x12\n\x10\x41nnounceResponse\"\x0f\n\rLookupRequest\"!\n\x0eLookupResponse\x12\x0f\n\x07\x61\x64verts\x18\x01 \x03(\x0c\x32\xd6\x03\n\x0cRelayService\x12K\n\x08\x44ialBack\x12\x1e.swarm.wire.v1.DialBackRequest\x1a\x1f.swarm.wire.v1.DialBackResponse\x12J\n\x07Reserve\x12\x1d.swarm.wire.v1.ReserveRequest\x1a\x1e.swarm.wire.v1.ReserveResponse0\x01\x12L\n\x07\x43onnect\x12\x1d.swarm.wire.v1.ConnectRequest\x1a\x1e.swarm.wire.v1.ConnectResponse(\x01\x30\x01\x12I\n\x06\x41\x63\x63\x65pt\x12\x1c.swarm.wire.v1.AcceptRequest\x1a\x1d.swarm.wire.v1.AcceptResponse(\x01\x30\x01\x12K\n\x08\x41nnounce\x12\x1e.swarm.wire.v1.AnnounceRequest\x1a\x1f.swarm.wire.v1.AnnounceResponse\x12G\n\x06Lookup\x12\x1c.swarm.wire.v1.LookupRequest\x1a\x1d.swarm.wire.v1.LookupResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!swarm/wire/v1/relay_service.proto\x12\rswarm.wire.v1\"\x1f\n\x0f\x44ialBackRequest\x12\x0c\n\x04port\x18\x01 \x01(\r\"D\n\x10\x44ialBackResponse\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x12\n\nis_reached\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\x10\n\x0eReserveRequest\"?\n\x0fReserveResponse\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x0e\n\x06origin\x18\x02 \x01(\x0c\"/\n\x0e\x43onnectRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"=\n\x0f\x43onnectResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x0c\n\x04port\x18\x03 \x01(\r\"-\n\rAcceptRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x1e\n\x0e\x41\x63\x63\x65ptResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"!\n\x0f\x41nnounceRequest\x12\x0e\n\x06\x61\x64vert\x18\x01 \x01(\x0c\"\x12\n\x10\x41nnounceResponse\"\x0f\n\rLookupRequest\"!\n\x0eLookupResponse\x12\x0f\n\x07\x61\x64verts\x18\x01 \x03(\x0c\x32\xd6\x03\n\x0cRelayService\x12K\n\x08\x44ialBack\x12\x1e.swarm.wire.v1.DialBackRequest\x1a\x1f.swarm.wire.v1.DialBackResponse\x12J\n\x07Reserve\x12\x1d.swarm.wire.v1.ReserveRequest\x1a\x1e.swarm.wire.v1.ReserveResponse0\x01\x12L\n\x07\x43onnect\x12\x1d.swarm.wire.v1.ConnectRequest\x1a\x1e.swarm.wire.v1.ConnectResponse(\x01\x30\x01\x12I\n\x06\x41\x63\x63\x65pt\x12\x1c.swarm.wire.v1.AcceptRequest\x1a\x1d.swarm.wire.v1.AcceptResponse(\x01\x30\x01\x12K\n\x08\x41nnounce\x12\x1e.swarm.wire.v1.AnnounceRequest\x1a\x1f.swarm.wire.v1.AnnounceResponse\x12G\n\x06Lookup\x12\x1c.swarm.wire.v1.LookupRequest\x1a\x1d.swarm.wire.v1.LookupResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,23 +38,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESERVEREQUEST']._serialized_start=155
   _globals['_RESERVEREQUEST']._serialized_end=171
   _globals['_RESERVERESPONSE']._serialized_start=173
-  _globals['_RESERVERESPONSE']._serialized_end=222
-  _globals['_CONNECTREQUEST']._serialized_start=224
-  _globals['_CONNECTREQUEST']._serialized_end=271
-  _globals['_CONNECTRESPONSE']._serialized_start=273
-  _globals['_CONNECTRESPONSE']._serialized_end=304
-  _globals['_ACCEPTREQUEST']._serialized_start=306
-  _globals['_ACCEPTREQUEST']._serialized_end=351
-  _globals['_ACCEPTRESPONSE']._serialized_start=353
-  _globals['_ACCEPTRESPONSE']._serialized_end=383
-  _globals['_ANNOUNCEREQUEST']._serialized_start=385
-  _globals['_ANNOUNCEREQUEST']._serialized_end=418
-  _globals['_ANNOUNCERESPONSE']._serialized_start=420
-  _globals['_ANNOUNCERESPONSE']._serialized_end=438
-  _globals['_LOOKUPREQUEST']._serialized_start=440
-  _globals['_LOOKUPREQUEST']._serialized_end=455
-  _globals['_LOOKUPRESPONSE']._serialized_start=457
-  _globals['_LOOKUPRESPONSE']._serialized_end=490
-  _globals['_RELAYSERVICE']._serialized_start=493
-  _globals['_RELAYSERVICE']._serialized_end=963
+  _globals['_RESERVERESPONSE']._serialized_end=236
+  _globals['_CONNECTREQUEST']._serialized_start=238
+  _globals['_CONNECTREQUEST']._serialized_end=285
+  _globals['_CONNECTRESPONSE']._serialized_start=287
+  _globals['_CONNECTRESPONSE']._serialized_end=348
+  _globals['_ACCEPTREQUEST']._serialized_start=350
+  _globals['_ACCEPTREQUEST']._serialized_end=395
+  _globals['_ACCEPTRESPONSE']._serialized_start=397
+  _globals['_ACCEPTRESPONSE']._serialized_end=427
+  _globals['_ANNOUNCEREQUEST']._serialized_start=429
+  _globals['_ANNOUNCEREQUEST']._serialized_end=462
+  _globals['_ANNOUNCERESPONSE']._serialized_start=464
+  _globals['_ANNOUNCERESPONSE']._serialized_end=482
+  _globals['_LOOKUPREQUEST']._serialized_start=484
+  _globals['_LOOKUPREQUEST']._serialized_end=499
+  _globals['_LOOKUPRESPONSE']._serialized_start=501
+  _globals['_LOOKUPRESPONSE']._serialized_end=534
+  _globals['_RELAYSERVICE']._serialized_start=537
+  _globals['_RELAYSERVICE']._serialized_end=1007
 # @@protoc_insertion_point(module_scope)

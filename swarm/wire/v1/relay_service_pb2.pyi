@@ -27,12 +27,14 @@ class ReserveRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ReserveResponse(_message.Message):
-    __slots__ = ("ticket", "origin")
+    __slots__ = ("port", "ticket", "origin")
+    PORT_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    port: int
     ticket: bytes
     origin: bytes
-    def __init__(self, ticket: _Optional[bytes] = ..., origin: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ..., origin: _Optional[bytes] = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
     __slots__ = ("node_id", "data")
@@ -43,10 +45,14 @@ class ConnectRequest(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("data",)
+    __slots__ = ("data", "ticket", "port")
     DATA_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
     data: bytes
-    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+    ticket: bytes
+    port: int
+    def __init__(self, data: _Optional[bytes] = ..., ticket: _Optional[bytes] = ..., port: _Optional[int] = ...) -> None: ...
 
 class AcceptRequest(_message.Message):
     __slots__ = ("ticket", "data")

@@ -89,14 +89,17 @@ class RelayServiceServicer(object):
 
     def Connect(self, request_iterator, context):
         """The caller's end of a connection to a node that holds a reservation here, or that this server dialled back; the
-        first message names it. Initial metadata `taken: 1` says that the node took it; only then bytes are sent.
+        first message names it. The first answer says that the node took it; only then bytes are sent: in this call, or on
+        a socket whose first bytes are "swarm-relay\n" and a ticket, and which the server answers with "+". The connection
+        lasts no longer than this call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Accept(self, request_iterator, context):
-        """The other end, which the node takes; the first message has the ticket that Reserve gave.
+        """The other end, which the node takes, where it shows the ticket that Reserve gave on no socket; the first message
+        has it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,174 @@
+"""The TCP port of a relay at which the ends of a connection are sockets: whoever shows a ticket there is that end.
+
+Tickets are given in calls of RelayService, which hold all bounds; sockets that showed none yet are bounded here. On a
+socket a relay passes on what it reads as it is; in calls each byte is encrypted once more, framed and copied by gRPC.
+
+Invariant: a ticket is good once. Where the port is not reached, bytes go by the calls.
+"""
+
+import asyncio
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from swarm.addresses import is_wildcard, subnet_of
+from swarm.errors import ConfigError
+from swarm.fairness import FairTable
+from swarm.relay.accepted import Accepted
+from swarm.relay.tunnel import SOCKET_BYTES, End, SocketEnd
+from swarm.wire.host_names import dial
+
+TICKET_BYTES: Final = 16
+GREETING: Final = b"swarm-relay\n"  # then the ticket: a relay must not choose what others send to a port
+ANSWER: Final = b"+"  # the socket is an end from then on
+TICKET_S: Final = 5.0  # to show one
+MAX_SILENT: Final = 256  # sockets that showed none yet
+MAX_SILENT_OF_SUBNET: Final = 32
+_BACKLOG: Final = 128
+
+
+class TicketPort:
+    """A port of this machine, from `start` to `close`.
+
+    Example:
+        with port.awaited(ticket, shown):  # a future
+            end = await shown
+    """
+
+    def __init__(self) -> None:
+        self.number = 0  # 0: closed
+        self._awaited: dict[bytes, asyncio.Future[End]] = {}
+        self._silent = FairTable[str, "_Silent"]()  # by subnet
+        self._accepted: Accepted | None = None
+
+    async def start(self, host: str, number: int) -> None:
+        """Listens.
+
+        Args:
+            host: as the gRPC server of the relay listens; a wildcard stands for every address, of both families.
+            number: 0 picks a free port.
+
+        Raises:
+            ConfigError: nobody can listen there.
+        """
+        try:
+            listening = await _listening(host, number)
+        except OSError as error:
+            raise ConfigError(
+                f"relay_port {number}: cannot listen at {host or '*'}:{number}: {error.strerror}; free the port, "
+                "choose another, or 0 for any"
+            ) from None
+        # inherited by what it accepts, for which it would be too late
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
+        self.number = listening.getsockname()[1]
+        self._accepted = Accepted(listening, self._take)
+        self._accepted.start()
+
+    async def close(self) -> None:
+        """Ends it, and the sockets that showed no ticket; idempotent."""
+        self.number = 0
+        if self._accepted is not None:
+            self._accepted.close()
+        asking = [silent.asking for subnet in self._silent.parties for silent in self._silent.of(subnet)]
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    @contextmanager
+    def awaited(self, ticket: bytes, shown: asyncio.Future[End]) -> Generator[None]:
+        """While it lasts, whoever shows the ticket becomes the result of `shown`, whose holder closes it."""
+        self._awaited[ticket] = shown
+        try:
+            yield
+        except BaseException:
+            if shown.done() and not shown.cancelled():
+                shown.result().close()
+            raise
+        finally:
+            self._awaited.pop(ticket, None)
+
+    def _take(self, connection: socket.socket) -> None:
+        try:
+            subnet = subnet_of(connection.getpeername()[0])
+        except OSError:  # it is gone
+            connection.close()
+            return
+        if len(self._silent.of(subnet)) >= MAX_SILENT_OF_SUBNET:
+            self._drop(self._silent.oldest(subnet))
+        elif len(self._silent) >= MAX_SILENT:
+            self._drop(self._silent.oldest_of_longest())
+        end = SocketEnd(connection)
+        silent = _Silent(subnet, asyncio.ensure_future(self._ask(end)))
+        self._silent.add(subnet, silent)
+        silent.asking.add_done_callback(lambda asking: self._asked(silent, end))
+
+    def _drop(self, silent: "_Silent") -> None:
+        self._silent.remove(silent.subnet, silent)
+        silent.asking.cancel()
+
+    def _asked(self, silent: "_Silent", end: SocketEnd) -> None:
+        self._silent.remove(silent.subnet, silent)
+        if silent.asking.cancelled() or not silent.asking.result():
+            end.close()
+
+    async def _ask(self, end: SocketEnd) -> bool:
+        """Whether it showed a ticket that somebody awaits."""
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(TICKET_S):
+                shown = await _exactly(end, len(GREETING) + TICKET_BYTES)
+            taken = self._awaited.pop(shown[len(GREETING) :], None)
+            if taken is None or taken.done() or not shown.startswith(GREETING):
+                return False
+            await end.write(ANSWER)
+            if not taken.done():
+                taken.set_result(end)
+                return True
+        return False
+
+
+@dataclass(eq=False, slots=True)
+class _Silent:
+    """A socket that showed no ticket yet."""
+
+    subnet: str
+    asking: asyncio.Task[bool]
+
+
+async def _exactly(end: SocketEnd, num_bytes: int) -> bytes:
+    found = b""
+    while len(found) < num_bytes:
+        more = await end.read(num_bytes - len(found))
+        if not more:
+            raise ConnectionResetError
+        found += more
+    return found
+
+
+async def _listening(host: str, number: int) -> socket.socket:
+    if is_wildcard(f"{host}:0"):  # as gRPC: both families, where there are both
+        is_dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if is_dual else socket.AF_INET
+        return socket.create_server(("", number), family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual)
+    loop = asyncio.get_running_loop()
+    family, *_, address = (await loop.getaddrinfo(host.strip("[]"), number, type=socket.SOCK_STREAM))[0]
+    return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+
+
+async def show_ticket(host: str, port: int, ticket: bytes) -> SocketEnd:
+    """The end of a connection whose ticket it is. The caller sets the deadline.
+
+    Raises:
+        OSError: nobody answers there, or nobody awaits the ticket.
+        ValueError: the host is no name.
+    """
+    end = SocketEnd(await dial(host, port))
+    try:
+        await end.write(GREETING + ticket)
+        if await end.read(len(ANSWER)) != ANSWER:
+            raise ConnectionResetError(f"no connection has this ticket at port {port}")
+    except BaseException:
+        end.close()
+        raise
+    return end
