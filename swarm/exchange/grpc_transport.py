@@ -29,8 +29,8 @@ from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 # A write that flow control blocks for this long ends the stream; the peer begins again where it is.
 STALL_TIMEOUT_S: Final = 120.0
 DRAIN_S: Final = 0.2
-# Seconds of silence after which the other end is asked for a sign of life; whatever comes ends a silence. Who does not
-# answer behind a relay is missed within twice that.
+# Seconds of silence after which the other end is asked for a sign of life; whatever comes ends a silence. A relay that
+# passes on none within twice that is left.
 RELAY_PING_S: Final = 3.0
 ROUTER_PING_S: Final = 6.0  # from behind a router: the strictest that was tried forgets after 8 s
 _WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "[::]", ""})
@@ -136,10 +136,10 @@ class GrpcTransport:
         return self._peer(await self._open(address, timeout_s))
 
     async def _connect_through(self, relay: PeerAddress, address: PeerAddress, timeout_s: float) -> PeerClient:
-        way = RelayedSocket(self._relays, relay, address.node_id)
+        way = RelayedSocket(self._relays, relay, address.node_id, silent_s=2 * RELAY_PING_S)
         async with AsyncExitStack() as opened:
             path = await opened.enter_async_context(way)
-            channel = await self._open(address, timeout_s, socket_path=path, ping_s=RELAY_PING_S, is_prompt=True)
+            channel = await self._open(address, timeout_s, socket_path=path, ping_s=RELAY_PING_S)
             opened.pop_all()  # the peer ends it
         return self._peer(channel, way)
 
@@ -187,7 +187,7 @@ class GrpcTransport:
         """Looks at our own certificate through a reservation: only who has its key can show it. Raises Unavailable."""
         address = PeerAddress(node_id=self._identity.node_id, endpoint=reservation.endpoint)
         assert address.relay is not None
-        async with RelayedSocket(self._relays, address.relay, address.node_id) as path:
+        async with RelayedSocket(self._relays, address.relay, address.node_id, silent_s=timeout_s) as path:
             try:
                 async with asyncio.timeout(timeout_s):
                     shown = await fetch_certificate(address.endpoint, path)

@@ -219,13 +219,19 @@ def _check_adverts(adverts: Sequence[bytes], what: str) -> None:
 class RelayedSocket:
     """A local socket behind which stands a node that cannot be dialled: each connection to it is one through a relay.
 
+    Args:
+        sessions: with relays.
+        relay: where the node is reached.
+        node_id: of the node.
+        silent_s: seconds without a byte after which the relay passes nothing on; each end sends one before.
+
     Example:
-        async with RelayedSocket(sessions, relay, node_id) as path:
-            channel = await open_channel(endpoint, node_id, identity, run_id, 5.0, socket_path=path)
+        async with RelayedSocket(sessions, relay, node_id, silent_s=6.0) as path:
+            channel = await open_channel(endpoint, node_id, identity, run_id, 5.0, socket_path=path, ping_s=3.0)
     """
 
-    def __init__(self, sessions: RelaySessions, relay: PeerAddress, node_id: NodeId) -> None:
-        self._sessions, self._relay, self._node_id = sessions, relay, node_id
+    def __init__(self, sessions: RelaySessions, relay: PeerAddress, node_id: NodeId, silent_s: float) -> None:
+        self._sessions, self._relay, self._node_id, self._silent_s = sessions, relay, node_id, silent_s
         self._folder = ""
         self._accepted: Accepted | None = None
         self._pumps: set[asyncio.Task[None]] = set()
@@ -284,11 +290,11 @@ class RelayedSocket:
         own = CallEnd(call, pb.ConnectRequest, what)
         remote = await self._sessions.socket_end(self._relay, taken.port, taken.ticket)
         if remote is None:
-            await pass_between(local, own)
+            await pass_between(local, own, silent_s=self._silent_s)
             return
         over = asyncio.ensure_future(own.read())  # bytes in the call are none of the connection's, and end it
         try:
-            await pass_between(local, remote, _until_done(over))
+            await pass_between(local, remote, _until_done(over), silent_s=self._silent_s)
             await asyncio.wait((over,), timeout=WHY_S)  # it may say why
             if over.done():
                 over.result()

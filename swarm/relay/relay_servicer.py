@@ -35,7 +35,7 @@ from swarm.relay.reservation_table import (
     check_port,
 )
 from swarm.relay.ticket_port import TICKET_BYTES, TicketPort
-from swarm.relay.tunnel import EOF, FRAME_BYTES, End, SocketEnd, until_first_ends
+from swarm.relay.tunnel import EOF, FRAME_BYTES, End, SocketEnd, put_off, until_first_ends
 from swarm.types import JsonDict, NodeId, short
 from swarm.wire.adverts import author_of
 from swarm.wire.connection_limits import peer_key, peer_subnet
@@ -248,7 +248,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         host, _, port = endpoint.rpartition(":")
         try:
             async with asyncio.timeout(DIAL_BACK_S):
-                far = SocketEnd(await dial(host.strip("[]"), int(port)))
+                far = SocketEnd(await dial(host.strip("[]"), int(port)), is_bounded=True)
         except (OSError, TimeoutError) as error:
             raise Unavailable(f"{endpoint} does not answer: {type(error).__name__}") from None
         await self._lead(context, connection, far)
@@ -365,15 +365,17 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         write: Callable[[bytes], Awaitable[None]],
     ) -> None:
         """One direction, until an end closes it, sends no bytes, or takes none for long."""
+        idle_s, budget = self.limits.idle_s, self._budget
         with suppress(*_ENDINGS):
-            while True:
-                async with asyncio.timeout(self.limits.idle_s):
-                    data = await read()
-                if not 0 < len(data) <= FRAME_BYTES:
-                    return
-                await self._budget.take(len(data), connection.caller, connection.subnet)
-                async with asyncio.timeout(self.limits.idle_s):
+            async with asyncio.timeout(idle_s) as ending:
+                while 0 < len(data := await read()) <= FRAME_BYTES:
+                    room = budget.ask(len(data), connection.caller, connection.subnet)
+                    if room is not None:
+                        ending.reschedule(None)
+                        await room
+                        ending.reschedule(asyncio.get_running_loop().time() + idle_s)
                     await write(data)
+                    put_off(ending, idle_s)
 
     # --- the directory, for those who reach none of its peers ----------------------------------------
 

@@ -99,7 +99,7 @@ class TicketPort:
             self._drop(self._silent.oldest(subnet))
         elif len(self._silent) >= MAX_SILENT:
             self._drop(self._silent.oldest_of_longest())
-        end = SocketEnd(connection)
+        end = SocketEnd(connection, is_bounded=True)
         silent = _Silent(subnet, asyncio.ensure_future(self._ask(end)))
         self._silent.add(subnet, silent)
         silent.asking.add_done_callback(lambda asking: self._asked(silent, end))

@@ -47,11 +47,13 @@ class SocketEnd:
     Streams of asyncio copy each byte twice more, and would keep a relay from 70 % of what a direct connection gives.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, is_bounded: bool = False) -> None:
+        """`is_bounded`: the kernel keeps at most SOCKET_BYTES of each direction."""
         connection.setblocking(False)
-        if connection.family != socket.AF_UNIX:
-            with suppress(OSError):  # the other side is gone
+        with suppress(OSError):  # the other side is gone
+            if connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if is_bounded:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         self._socket, self._loop = connection, asyncio.get_running_loop()
@@ -118,24 +120,41 @@ class CallEnd:
         self._call.cancel()
 
 
-async def pass_between(own: End, other: End, *until: Coroutine[Any, Any, None]) -> None:
+async def pass_between(own: End, other: End, *until: Coroutine[Any, Any, None], silent_s: float | None = None) -> None:
     """Passes bytes both ways until one end, or one of `until`, ends. The caller closes both.
 
+    Args:
+        silent_s: seconds without a byte after which `other` is lost; None: never.
+
     Raises:
-        Unavailable: a call broke; or as gRPC.
+        Unavailable: a call broke, or `other` was silent; or as gRPC.
     """
-    await until_first_ends(_pass_on(own, other), _pass_on(other, own), *until)
+    await until_first_ends(_pass_on(own, other, None), _pass_on(other, own, silent_s), *until)
     await asyncio.gather(own.finish(), other.finish())
 
 
-async def _pass_on(source: End, sink: End) -> None:
+async def _pass_on(source: End, sink: End, silent_s: float | None) -> None:
     try:
-        while data := await source.read():
-            await sink.write(data)
+        async with asyncio.timeout(silent_s) as ending:
+            while data := await source.read():
+                await sink.write(data)
+                put_off(ending, silent_s)
+    except TimeoutError:
+        raise Unavailable(f"no byte came for {silent_s:.0f} s") from None
     except Unavailable:  # which is an OSError, too
         raise
     except OSError:
         return  # an end was closed
+
+
+def put_off(ending: asyncio.Timeout, seconds: float | None) -> None:
+    """Has a deadline pass after so many seconds from now, or up to an eighth less: a new one for each frame would cost
+    as much as to pass it on. None: never."""
+    due_s = ending.when()
+    if seconds is not None and due_s is not None:
+        now_s = asyncio.get_running_loop().time()
+        if due_s - now_s < 7 / 8 * seconds:
+            ending.reschedule(now_s + seconds)
 
 
 async def until_first_ends(*ways: Coroutine[Any, Any, None]) -> None:
