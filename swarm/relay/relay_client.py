@@ -30,7 +30,7 @@ from swarm.relay.accepted import Accepted
 from swarm.relay.relay_servicer import MAX_RECORDS, ORIGIN_BYTES
 from swarm.relay.reservation_table import TICKETS_BURST, TICKETS_PER_S, is_callers_port
 from swarm.relay.ticket_port import TICKET_BYTES, show_ticket
-from swarm.relay.tunnel import EOF, CallEnd, SocketEnd, pass_between
+from swarm.relay.tunnel import EOF, pump, splice
 from swarm.types import NodeId, short
 from swarm.wire.adverts import MAX_ADVERT_BYTES, is_endpoint
 from swarm.wire.grpc_errors import calling
@@ -116,7 +116,7 @@ class RelaySessions:
         if not session.num_calls:
             await session.channel.close()
 
-    async def socket_end(self, relay: PeerAddress, port: int, ticket: bytes) -> SocketEnd | None:
+    async def socket_to(self, relay: PeerAddress, port: int, ticket: bytes) -> socket.socket | None:
         """A socket on which a relay passes on the bytes of a connection.
 
         Args:
@@ -264,13 +264,13 @@ class RelayedSocket:
             raise Unavailable(f"{error}: {self.failure}") from None
 
     def _connected(self, connection: socket.socket) -> None:
-        local = SocketEnd(connection)
-        task = asyncio.ensure_future(self._pass_on(local))
+        connection.setblocking(False)
+        task = asyncio.ensure_future(self._pass_on(connection))
         self._pumps.add(task)
         task.add_done_callback(self._pumps.discard)
-        task.add_done_callback(lambda _: local.close())  # also where it was cancelled before its first step
+        task.add_done_callback(lambda _: connection.close())  # also where it was cancelled before its first step
 
-    async def _pass_on(self, local: SocketEnd) -> None:
+    async def _pass_on(self, local: socket.socket) -> None:
         what = f"connection to {short(self._node_id)} through {short(self._relay.node_id)}"
         try:
             async with self._sessions.call(self._relay) as (stub, metadata):
@@ -278,28 +278,25 @@ class RelayedSocket:
                 try:
                     with calling(what, NotHeld, Unauthenticated):
                         taken = await _until_taken(call, pb.ConnectRequest(node_id=self._node_id), what)
-                        await self._through(taken, call, local, what)
+                        await self._through(taken, call, local)
                 finally:
                     call.cancel()
         except (Unavailable, NotHeld) as error:
             self.failure = error if isinstance(error, Unavailable) else Unavailable(str(error))
             logger.debug("relayed connection ended", extra={"error": str(error)})
-            await local.finish()  # with all that came
 
-    async def _through(self, taken: pb.ConnectResponse, call: Any, local: SocketEnd, what: str) -> None:
-        own = CallEnd(call, pb.ConnectRequest, what)
-        remote = await self._sessions.socket_end(self._relay, taken.port, taken.ticket)
+    async def _through(self, taken: pb.ConnectResponse, call: Any, local: socket.socket) -> None:
+        remote = await self._sessions.socket_to(self._relay, taken.port, taken.ticket)
         if remote is None:
-            await pass_between(local, own, silent_s=self._silent_s)
+            await pump(call, pb.ConnectRequest, local, self._silent_s)
             return
-        over = asyncio.ensure_future(own.read())  # bytes in the call are none of the connection's, and end it
+        over = asyncio.ensure_future(call.read())  # which has no bytes
         try:
-            await pass_between(local, remote, _until_done(over), silent_s=self._silent_s)
-            await asyncio.wait((over,), timeout=WHY_S)  # it may say why
+            await splice(local, remote, _until_done(over), other_silent_s=self._silent_s)
+            await asyncio.wait((over,), timeout=WHY_S)
             if over.done():
                 over.result()
         finally:
-            remote.close()
             over.cancel()
             await asyncio.gather(over, return_exceptions=True)
 
@@ -397,34 +394,30 @@ class RelayReservation:
         task.add_done_callback(self._tasks.discard)
 
     async def _lead_in(self, ticket: bytes, origin: bytes, port: int) -> None:
-        what = f"connection taken at {short(self.relay.node_id)}"
         source = _loopback_of(self.relay.node_id, origin) if self._has_sources else ""
-        local: SocketEnd | None = None
+        local: socket.socket | None = None
         try:
             async with asyncio.timeout(LOCAL_DIAL_S):
-                local = SocketEnd(await dial(*self._server, source))
-            remote = await self._sessions.socket_end(self.relay, port, ticket)
+                local = await dial(*self._server, source)
+            remote = await self._sessions.socket_to(self.relay, port, ticket)
             if remote is None:
-                await self._accept(ticket, local, what)
-                return
-            try:
-                await pass_between(local, remote)
-            finally:
-                remote.close()
+                await self._accept(ticket, local)
+            else:
+                await splice(local, remote)
         except (Unavailable, NotHeld, OSError, TimeoutError) as error:
             logger.debug("relayed connection ended", extra={"error": str(error)})
         finally:
             if local is not None:
                 local.close()
 
-    async def _accept(self, ticket: bytes, local: SocketEnd, what: str) -> None:
+    async def _accept(self, ticket: bytes, local: socket.socket) -> None:
         async with self._sessions.call(self.relay) as (stub, metadata):
             call = stub.Accept(metadata=metadata)
             try:
-                with calling(what, NotHeld, Unauthenticated):
+                with calling(f"connection taken at {short(self.relay.node_id)}", NotHeld, Unauthenticated):
                     async with asyncio.timeout(LOCAL_DIAL_S):  # as in `_until_taken`
                         await call.write(pb.AcceptRequest(ticket=ticket))
-                    await pass_between(local, CallEnd(call, pb.AcceptRequest, what))
+                    await pump(call, pb.AcceptRequest, local)
             finally:
                 call.cancel()
 

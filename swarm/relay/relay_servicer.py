@@ -8,9 +8,11 @@ bounds reservations and connections, `byte_budget.py` bytes.
 import asyncio
 import hashlib
 import secrets
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -35,7 +37,7 @@ from swarm.relay.reservation_table import (
     check_port,
 )
 from swarm.relay.ticket_port import TICKET_BYTES, TicketPort
-from swarm.relay.tunnel import EOF, FRAME_BYTES, End, SocketEnd, put_off, until_first_ends
+from swarm.relay.tunnel import EOF, bound, pump, reset, splice
 from swarm.types import JsonDict, NodeId, short
 from swarm.wire.adverts import author_of
 from swarm.wire.connection_limits import peer_key, peer_subnet
@@ -66,31 +68,7 @@ class _Asked:
     """A connection that was asked for and not taken yet."""
 
     node_id: NodeId
-    taken: asyncio.Future[End]
-
-
-@dataclass(eq=False, slots=True)
-class _CalledEnd:
-    """The end of who called us: a call whose messages carry bytes."""
-
-    context: Context
-    response: Callable[..., Any]  # with `data`
-    first: asyncio.Future[bytes] | None = None  # bytes of it that were read
-    is_over: asyncio.Event = field(default_factory=asyncio.Event)  # the connection, so that the call ends
-    is_gone: asyncio.Event = field(default_factory=asyncio.Event)  # the call ended
-
-    async def read(self) -> bytes:
-        first, self.first = self.first, None
-        return await (_data_of(self.context) if first is None else first)
-
-    async def write(self, data: bytes) -> None:
-        await self.context.write(self.response(data=data))
-
-    async def finish(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.is_over.set()
+    taken: asyncio.Future[socket.socket]
 
 
 class RelayServicer(pb_grpc.RelayServiceServicer):
@@ -248,15 +226,16 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         host, _, port = endpoint.rpartition(":")
         try:
             async with asyncio.timeout(DIAL_BACK_S):
-                far = SocketEnd(await dial(host.strip("[]"), int(port)), is_bounded=True)
+                far = await dial(host.strip("[]"), int(port))
         except (OSError, TimeoutError) as error:
             raise Unavailable(f"{endpoint} does not answer: {type(error).__name__}") from None
+        bound(far)
         await self._lead(context, connection, far)
 
     async def _join(self, context: Context, connection: RelayedConnection, reservation: HeldReservation) -> None:
         """A connection to a node that holds a reservation, once it took it."""
         ticket = secrets.token_bytes(TICKET_BYTES)
-        taken: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        taken: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
         self._asked[ticket] = _Asked(reservation.node_id, taken)
         with self._port.awaited(ticket, taken):
             try:
@@ -268,50 +247,41 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             finally:
                 del self._asked[ticket]
                 reservation.waiting.pop(ticket, None)
-        if isinstance(far, SocketEnd):
-            reservation.num_tickets = max(0, reservation.num_tickets - 1)
         await self._lead(context, connection, far)
 
-    async def _lead(self, context: Context, connection: RelayedConnection, far: End) -> None:
-        """Passes on bytes between the caller and an end that took the connection, which is closed with it."""
+    async def _lead(self, context: Context, connection: RelayedConnection, far: socket.socket) -> None:
+        """Passes on bytes between the caller and the end that took the connection, which is closed with it."""
         try:
             async with self._near_end(context) as (near, over):
-                gone = _until_set(far.is_gone) if isinstance(far, _CalledEnd) else _never()
-                await until_first_ends(
-                    self._pass_on(connection, near.read, far.write),
-                    self._pass_on(connection, far.read, near.write),
-                    gone,
-                    over,
-                )
-                await asyncio.gather(near.finish(), far.finish())
+                frame, idle_s = partial(self._frame, connection), self.limits.idle_s
+                await splice(near, far, over, frame=frame, own_silent_s=idle_s, other_silent_s=idle_s)
         finally:
-            far.close()
+            reset(far)
 
     @asynccontextmanager
-    async def _near_end(self, context: Context) -> AsyncGenerator[tuple[End, Coroutine[Any, Any, None]]]:
-        """The caller's end, and what ends with its call: a socket that shows its ticket, else the call itself, from
-        its first bytes on."""
+    async def _near_end(self, context: Context) -> AsyncGenerator[tuple[socket.socket, Coroutine[Any, Any, None]]]:
+        """The caller's end, and what ends with its call: a socket that shows its ticket, else one behind which is the
+        call, from its first bytes on."""
         ticket = secrets.token_bytes(TICKET_BYTES)
-        shown: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        shown: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
         first = asyncio.ensure_future(_data_of(context))
-        near: End | None = None
+        tasks: list[asyncio.Future[Any]] = [first]
         try:
             with self._port.awaited(ticket, shown):
                 await context.write(pb.ConnectResponse(ticket=ticket, port=self._port.number))
                 await asyncio.wait((first, shown), timeout=self.limits.idle_s, return_when=asyncio.FIRST_COMPLETED)
                 if not (first.done() or shown.done()):
-                    raise Unavailable(f"no byte within {self.limits.idle_s:.0f} s")
+                    raise Unavailable(f"no byte came for {self.limits.idle_s:.0f} s")
             if shown.done():
-                near = shown.result()
-                yield near, _until_over(first)
-            else:
-                near = _CalledEnd(context, pb.ConnectResponse, first)
-                yield near, _never()
+                yield shown.result(), _until_done(first)
+                return
+            near, own = socket.socketpair()
+            tasks.append(asyncio.ensure_future(_bridge(context, pb.ConnectResponse, own, first.result())))
+            yield near, _never()
         finally:
-            if near is not None:
-                near.close()
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _origin_of(self, subnet: str) -> bytes:
         return hashlib.blake2b(subnet.encode(), key=self._salt, digest_size=ORIGIN_BYTES).digest()
@@ -329,12 +299,9 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         if asked is None or asked.node_id != node_id or asked.taken.done():
             error = NotHeld("nobody waits for this ticket")  # any more: who waited may have gone meanwhile
             raise error if is_expected else self._sessions.refused(context.peer(), error)
-        far = _CalledEnd(context, pb.AcceptResponse)
+        far, own = socket.socketpair()
         asked.taken.set_result(far)
-        try:
-            await far.is_over.wait()
-        finally:
-            far.is_gone.set()
+        await _bridge(context, pb.AcceptResponse, own)
 
     @asynccontextmanager
     async def _connection(self, caller: NodeId, subnet: str, node_id: NodeId) -> AsyncGenerator[RelayedConnection]:
@@ -358,24 +325,10 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             raise Unavailable(f"no first message within {FIRST_MESSAGE_S:.0f} s")
         return first
 
-    async def _pass_on(
-        self,
-        connection: RelayedConnection,
-        read: Callable[[], Awaitable[bytes]],
-        write: Callable[[bytes], Awaitable[None]],
-    ) -> None:
-        """One direction, until an end closes it, sends no bytes, or takes none for long."""
-        idle_s, budget = self.limits.idle_s, self._budget
-        with suppress(*_ENDINGS):
-            async with asyncio.timeout(idle_s) as ending:
-                while 0 < len(data := await read()) <= FRAME_BYTES:
-                    room = budget.ask(len(data), connection.caller, connection.subnet)
-                    if room is not None:
-                        ending.reschedule(None)
-                        await room
-                        ending.reschedule(asyncio.get_running_loop().time() + idle_s)
-                    await write(data)
-                    put_off(ending, idle_s)
+    def _frame(self, connection: RelayedConnection, data: bytes) -> bytes | Awaitable[bytes]:
+        """What is passed on for what came, within the budget of bytes."""
+        room = self._budget.ask(len(data), connection.caller, connection.subnet)
+        return data if room is None else _after(room, data)
 
     # --- the directory, for those who reach none of its peers ----------------------------------------
 
@@ -425,14 +378,24 @@ async def _data_of(context: Context) -> bytes:
     return b"" if message is EOF else message.data
 
 
-async def _until_set(event: asyncio.Event) -> None:
-    await event.wait()
+async def _bridge(context: Context, message: Callable[..., Any], own: socket.socket, first: bytes = b"") -> None:
+    """Passes bytes between a call and a socket, which is closed. `first`: that came in the call before."""
+    try:
+        own.setblocking(False)
+        with suppress(*_ENDINGS):
+            await asyncio.get_running_loop().sock_sendall(own, first)
+            await pump(context, message, own)
+    finally:
+        own.close()  # the other end reads what is left
 
 
-async def _until_over(first: asyncio.Future[bytes]) -> None:
-    """The end of a call whose bytes go by a socket: it sends none, and what it sends ends it."""
-    with suppress(*_ENDINGS):
-        await first
+async def _after(room: asyncio.Future[None], data: bytes) -> bytes:
+    await room
+    return data
+
+
+async def _until_done(future: asyncio.Future[Any]) -> None:
+    await asyncio.wait((future,))
 
 
 async def _never() -> None:

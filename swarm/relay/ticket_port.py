@@ -17,7 +17,7 @@ from swarm.addresses import is_wildcard, subnet_of
 from swarm.errors import ConfigError
 from swarm.fairness import FairTable
 from swarm.relay.accepted import Accepted
-from swarm.relay.tunnel import SOCKET_BYTES, End, SocketEnd
+from swarm.relay.tunnel import bound, reset
 from swarm.wire.host_names import dial
 
 TICKET_BYTES: Final = 16
@@ -39,7 +39,7 @@ class TicketPort:
 
     def __init__(self) -> None:
         self.number = 0  # 0: closed
-        self._awaited: dict[bytes, asyncio.Future[End]] = {}
+        self._awaited: dict[bytes, asyncio.Future[socket.socket]] = {}
         self._silent = FairTable[str, "_Silent"]()  # by subnet
         self._accepted: Accepted | None = None
 
@@ -60,8 +60,7 @@ class TicketPort:
                 f"relay_port {number}: cannot listen at {host or '*'}:{number}: {error.strerror}; free the port, "
                 "choose another, or 0 for any"
             ) from None
-        # inherited by what it accepts, for which it would be too late
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
+        bound(listening)
         self.number = listening.getsockname()[1]
         self._accepted = Accepted(listening, self._take)
         self._accepted.start()
@@ -77,14 +76,14 @@ class TicketPort:
         await asyncio.gather(*asking, return_exceptions=True)
 
     @contextmanager
-    def awaited(self, ticket: bytes, shown: asyncio.Future[End]) -> Generator[None]:
+    def awaited(self, ticket: bytes, shown: asyncio.Future[socket.socket]) -> Generator[None]:
         """While it lasts, whoever shows the ticket becomes the result of `shown`, whose holder closes it."""
         self._awaited[ticket] = shown
         try:
             yield
         except BaseException:
             if shown.done() and not shown.cancelled():
-                shown.result().close()
+                reset(shown.result())
             raise
         finally:
             self._awaited.pop(ticket, None)
@@ -99,31 +98,31 @@ class TicketPort:
             self._drop(self._silent.oldest(subnet))
         elif len(self._silent) >= MAX_SILENT:
             self._drop(self._silent.oldest_of_longest())
-        end = SocketEnd(connection, is_bounded=True)
-        silent = _Silent(subnet, asyncio.ensure_future(self._ask(end)))
+        connection.setblocking(False)
+        silent = _Silent(subnet, asyncio.ensure_future(self._ask(connection)))
         self._silent.add(subnet, silent)
-        silent.asking.add_done_callback(lambda asking: self._asked(silent, end))
+        silent.asking.add_done_callback(lambda asking: self._asked(silent, connection))
 
     def _drop(self, silent: "_Silent") -> None:
         self._silent.remove(silent.subnet, silent)
         silent.asking.cancel()
 
-    def _asked(self, silent: "_Silent", end: SocketEnd) -> None:
+    def _asked(self, silent: "_Silent", connection: socket.socket) -> None:
         self._silent.remove(silent.subnet, silent)
         if silent.asking.cancelled() or not silent.asking.result():
-            end.close()
+            reset(connection)
 
-    async def _ask(self, end: SocketEnd) -> bool:
+    async def _ask(self, connection: socket.socket) -> bool:
         """Whether it showed a ticket that somebody awaits."""
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(TICKET_S):
-                shown = await _exactly(end, len(GREETING) + TICKET_BYTES)
+                shown = await _exactly(connection, len(GREETING) + TICKET_BYTES)
             taken = self._awaited.pop(shown[len(GREETING) :], None)
             if taken is None or taken.done() or not shown.startswith(GREETING):
                 return False
-            await end.write(ANSWER)
+            await asyncio.get_running_loop().sock_sendall(connection, ANSWER)
             if not taken.done():
-                taken.set_result(end)
+                taken.set_result(connection)
                 return True
         return False
 
@@ -136,12 +135,12 @@ class _Silent:
     asking: asyncio.Task[bool]
 
 
-async def _exactly(end: SocketEnd, num_bytes: int) -> bytes:
-    found = b""
+async def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
+    found, loop = b"", asyncio.get_running_loop()
     while len(found) < num_bytes:
-        more = await end.read(num_bytes - len(found))
+        more = await loop.sock_recv(connection, num_bytes - len(found))
         if not more:
-            raise ConnectionResetError
+            raise ConnectionResetError("it ended")
         found += more
     return found
 
@@ -156,19 +155,19 @@ async def _listening(host: str, number: int) -> socket.socket:
     return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
 
 
-async def show_ticket(host: str, port: int, ticket: bytes) -> SocketEnd:
+async def show_ticket(host: str, port: int, ticket: bytes) -> socket.socket:
     """The end of a connection whose ticket it is. The caller sets the deadline.
 
     Raises:
         OSError: nobody answers there, or nobody awaits the ticket.
         ValueError: the host is no name.
     """
-    end = SocketEnd(await dial(host, port))
+    connection = await dial(host, port)
     try:
-        await end.write(GREETING + ticket)
-        if await end.read(len(ANSWER)) != ANSWER:
-            raise ConnectionResetError(f"no connection has this ticket at port {port}")
+        await asyncio.get_running_loop().sock_sendall(connection, GREETING + ticket)
+        if await _exactly(connection, len(ANSWER)) != ANSWER:
+            raise ConnectionResetError(f"port {port} answers otherwise")
     except BaseException:
-        end.close()
+        reset(connection)
         raise
-    return end
+    return connection
