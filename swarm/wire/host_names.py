@@ -48,7 +48,7 @@ async def open_connection(host: str, port: int, **options: Any) -> tuple[asyncio
 
 
 async def _connected(family: int, address: Any, source: str) -> socket.socket:
-    connection = socket.socket(family, socket.SOCK_STREAM)
+    connection = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         connection.setblocking(False)
         if source:

@@ -40,15 +40,11 @@ class HostileRelay(RelayServicer):
         self.num_altered = 0
         self.leads_to_itself = False
 
-    async def _pass_on(self, connection: Any, read: Any, write: Any) -> None:
-        async def changed() -> bytes:
-            data = await read()
-            if self.change is None or not data:
-                return data
-            self.num_altered += 1
-            return await self.change(data)
-
-        await super()._pass_on(connection, changed, write)
+    def _frame(self, connection: Any, data: bytes) -> bytes | Awaitable[bytes]:
+        if self.change is None:
+            return super()._frame(connection, data)
+        self.num_altered += 1
+        return self.change(data)
 
     async def _join(self, context: Context, connection: Any, reservation: Any) -> None:
         if self.leads_to_itself:

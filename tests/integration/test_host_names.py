@@ -68,12 +68,12 @@ async def test_a_name_of_many_addresses_gets_one_connection_of_each_family(
         each_address(monkeypatch)
     num_refused = 0
 
-    async def refuse(host: str, port: int, **options: Any) -> Any:
+    async def refuse(family: int, address: Any, source: str) -> Any:
         nonlocal num_refused
         num_refused += 1
-        raise ConnectionRefusedError(111, host)
+        raise ConnectionRefusedError(111, "refused")
 
-    monkeypatch.setattr(asyncio, "open_connection", refuse)
+    monkeypatch.setattr("swarm.wire.host_names._connected", refuse)
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.9.0.{number}", 7700)) for number in range(1, 101)]
     found.append((socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 7700, 0, 0)))  # type: ignore[arg-type]
 
@@ -91,14 +91,18 @@ async def test_a_name_of_many_addresses_gets_one_connection_of_each_family(
 async def test_who_answers_a_name_with_another_protocol_is_greeted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     num_greeted = 0
 
-    async def greet(host: str, port: int, **options: Any) -> Any:
+    def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal num_greeted
         num_greeted += 1
-        raise ConnectionResetError
+        writer.transport.abort()
 
-    monkeypatch.setattr(asyncio, "open_connection", greet)
-    both = [(socket.AF_INET6, 1, 6, "", ("::1", 1, 0, 0)), (socket.AF_INET, 1, 6, "", ("127.0.0.1", 1))]
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    address = server.sockets[0].getsockname()
+    both = [(socket.AF_INET, 1, 6, "", address), (socket.AF_INET6, 1, 6, "", ("::1", address[1], 0, 0))]
+    resolve = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
     with pytest.raises(Unavailable, match="another protocol"):
         await fetch_certificate("many.test:7700")
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    server.close()
     assert num_greeted == 1

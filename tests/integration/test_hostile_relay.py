@@ -28,13 +28,13 @@ from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import reach
 from swarm.peers.address_book import AddressBook
+from swarm.relay import relay_client
 from swarm.relay.reservation_table import RelayLimits
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import TOY_RUN_ID, HoldsNothing, make_advert, make_identity
 from swarm.testing.nodes import make_agent, make_context
 from swarm.types import Cursor, NodeId, SealedGroup, StreamFilter
-from swarm.wire import session
 from swarm.wire.session import AuthenticatedChannel
 
 pytestmark = pytest.mark.timeout(60)
@@ -132,7 +132,8 @@ async def test_mutation_with_grpcs_own_deadline_of_pings_a_relay_that_withholds_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(grpc_transport, "RELAY_PING_S", SHORT_PING_S)
-    monkeypatch.setattr(session, "_prompt_options", lambda ping_s: [])  # type: ignore[arg-type]
+    plain = relay_client.splice
+    monkeypatch.setattr(relay_client, "splice", lambda *ends, other_silent_s: plain(*ends))  # type: ignore[arg-type]
     async with playing() as scene:
         await scene.pass_groups(2)
         await turns_to(scene, "withholds")
@@ -261,9 +262,13 @@ def ways_end_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GrpcTransport, "stop", stop)
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: ways end first"])
+@pytest.mark.parametrize(
+    ("way", "is_defended"),
+    [("sockets", True), ("calls", True), ("calls", False)],
+    ids=["by sockets", "by calls", "mutation: ways end first"],
+)
 async def test_what_a_node_sent_before_it_stopped_comes_through_its_relay(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+    way: str, is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_transport, "DRAIN_S", 1.0)  # a busy machine is slow
     if not is_defended:
@@ -274,6 +279,8 @@ async def test_what_a_node_sent_before_it_stopped_comes_through_its_relay(
     ]
     once = Once()
     await relay.serve(HoldsNothing())
+    if way == "calls":  # what was sent on a socket is at the relay
+        await relay.relay.close_port()
     await node.serve(once)
     reservation = node.reservation_at(PeerAddress(node_id=HONEST.node_id, endpoint=relay.endpoint))
     holding = asyncio.ensure_future(reservation.hold())

@@ -54,6 +54,7 @@ async def test_a_node_that_connects_to_itself_has_one_connection_and_its_end() -
         await near.write(pb.ConnectRequest(data=b"round"))
         assert (await far.read()).data == b"round"
         assert relay.num_connections == 1
+        assert (await near.read()).port == relay.servicer._port.number
         far.cancel()
         assert await code_of(near) is CODES.OK
         assert relay.num_connections == 0
