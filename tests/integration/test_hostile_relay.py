@@ -133,7 +133,7 @@ async def test_mutation_with_grpcs_own_deadline_of_pings_a_relay_that_withholds_
 ) -> None:
     monkeypatch.setattr(grpc_transport, "RELAY_PING_S", SHORT_PING_S)
     plain = relay_client.splice
-    monkeypatch.setattr(relay_client, "splice", lambda *ends, other_silent_s: plain(*ends))  # type: ignore[arg-type]
+    monkeypatch.setattr(relay_client, "splice", lambda *ends, other_silent_s=None: plain(*ends))  # type: ignore[arg-type]
     async with playing() as scene:
         await scene.pass_groups(2)
         await turns_to(scene, "withholds")
