@@ -1,0 +1,365 @@
+"""Ends of relayed connections that are sockets, at a port of the relay: whoever reaches it, and whoever does not.
+
+A mutation that takes a defence out turns its claim red.
+"""
+
+import asyncio
+import secrets
+import socket
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from attacked_node import until
+from attacked_relay import ADDRESSES, CODES, HERE, NODE, Caller, Relay, code_of, relaying
+
+from swarm.clock import SystemClock
+from swarm.config import ExchangeConfig
+from swarm.errors import ConfigError, Unavailable
+from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.fairness import FairTable
+from swarm.interfaces import PeerAddress
+from swarm.relay import relay_client, ticket_port
+from swarm.relay.relay_client import RelaySessions
+from swarm.relay.ticket_port import GREETING, TicketPort, show_ticket
+from swarm.testing.builders import make_identity
+from swarm.wire.host_names import dial
+from swarm.wire.v1 import relay_service_pb2 as pb
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def port_of(relay: Relay) -> int:
+    return relay.servicer._port.number
+
+
+async def ended(connection: socket.socket) -> bool:
+    """Whether the other side closes it."""
+    try:
+        return await asyncio.get_running_loop().sock_recv(connection, 1) == b""
+    except OSError:
+        return True
+
+
+async def asked_for(relay: Relay) -> tuple[Caller, Caller, Any, bytes]:
+    """A node, who asks for it, the call, and the ticket that the node was given."""
+    node, caller = await relay.caller(), await relay.caller()
+    await node.reserve()
+    asking = await caller.connect(node.identity)
+    return node, caller, asking, await node.tickets.get()
+
+
+# --- which way bytes go ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("far_way", ["socket", "call"])
+@pytest.mark.parametrize("near_way", ["socket", "call"])
+async def test_bytes_pass_whichever_way_each_end_has_and_the_last_ones_too(near_way: str, far_way: str) -> None:
+    loop, many = asyncio.get_running_loop(), secrets.token_bytes(2**19)
+    async with relaying() as relay:
+        node, _, asking, ticket = await asked_for(relay)
+        far: Any = await (show_ticket(HERE, port_of(relay), ticket) if far_way == "socket" else node.accept(ticket))
+        first = await asking.read()
+        near = await show_ticket(HERE, first.port, first.ticket) if near_way == "socket" else asking
+
+        async def send(end: Any, data: bytes, message: Any) -> None:
+            if isinstance(end, socket.socket):
+                await loop.sock_sendall(end, data)
+                return
+            for at in range(0, len(data), 2**15):
+                await end.write(message(data=data[at : at + 2**15]))
+
+        async def receive(end: Any, num_bytes: int) -> bytes:
+            found = bytearray()
+            while len(found) < num_bytes:
+                is_socket = isinstance(end, socket.socket)
+                found += await loop.sock_recv(end, 2**16) if is_socket else (await end.read()).data
+            return bytes(found)
+
+        _, found = await asyncio.gather(send(near, many, pb.ConnectRequest), receive(far, len(many)))
+        assert found == many
+        _, found = await asyncio.gather(send(far, many, pb.AcceptRequest), receive(near, len(many)))
+        assert found == many
+        await send(far, b"the last", pb.AcceptRequest)
+        if far_way == "socket":
+            far.close()
+        else:
+            await far.done_writing()
+        assert await receive(near, 8) == b"the last"
+        if near_way == "socket":
+            assert await ended(near)
+            near.close()
+        assert await code_of(asking) is CODES.OK
+        await until(lambda: relay.num_connections == 0)
+
+
+class Firewall:
+    """Takes connections at a port, and answers none: its queue is full."""
+
+    def __init__(self) -> None:
+        self._server = socket.create_server((HERE, 0), backlog=0)
+        self.port, self._held = self._server.getsockname()[1], ExitStack()
+        for _ in range(2):
+            filling = self._held.enter_context(socket.socket())
+            filling.setblocking(False)
+            filling.connect_ex((HERE, self.port))
+
+    def close(self) -> None:
+        self._held.close()
+        self._server.close()
+
+
+def none_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: each connection waits for the firewall."""
+    monkeypatch.setattr(relay_client, "AGAIN_S", 0.0)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: none is remembered"])
+async def test_where_the_port_is_not_reached_bytes_go_by_the_calls_and_it_is_waited_for_once(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_client, "SOCKET_S", 0.3)
+    if not is_defended:
+        none_is_remembered(monkeypatch)
+    num_dials, firewall = 0, Firewall()
+
+    async def shown(host: str, port: int, ticket: bytes) -> socket.socket:
+        nonlocal num_dials
+        num_dials += 1
+        return await show_ticket(host, port, ticket)
+
+    monkeypatch.setattr(relay_client, "show_ticket", shown)
+    async with relaying() as relay:
+        relay.servicer._port.number = firewall.port
+        await relay.node()
+        for _ in range(3):
+            assert await relay.reaches(ADDRESSES[1]) == ""
+        assert relay.servicer.status()["reservations"] == 1
+        # the node waits once; each of the callers is another one, and has two connections
+        assert (num_dials == 1 + 3) is is_defended, num_dials
+    firewall.close()
+
+
+@pytest.mark.parametrize("port", [0, 22, 80, 1023, 65536, 2**31])
+async def test_no_port_of_a_known_service_is_dialled_for_a_relay(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def shown(*_: Any) -> None:
+        raise AssertionError("it was dialled")
+
+    monkeypatch.setattr(relay_client, "show_ticket", shown)
+    address = PeerAddress(node_id=NODE.node_id, endpoint="127.0.0.1:7700")
+    transport = GrpcTransport(NODE, "run", ExchangeConfig(), SystemClock())
+    assert await transport._relays.socket_to(address, port, bytes(16)) is None
+    with pytest.raises(AssertionError):  # it would be, elsewhere
+        await transport._relays.socket_to(address, 1024, bytes(16))
+
+
+# --- who shows no ticket ---------------------------------------------------------------------------------------
+
+
+def all_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: whoever connects has a place for as long as it may take."""
+    monkeypatch.setattr(ticket_port, "MAX_SILENT", 10**6)
+    monkeypatch.setattr(ticket_port, "MAX_SILENT_OF_SUBNET", 10**6)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: all stay"])
+async def test_sockets_that_show_nothing_are_few_and_keep_nobody_out(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ticket_port, "MAX_SILENT", 24)
+    monkeypatch.setattr(ticket_port, "MAX_SILENT_OF_SUBNET", 8)
+    if not is_defended:
+        all_stay(monkeypatch)
+    async with relaying() as relay:
+        _, _, asking, ticket = await asked_for(relay)
+        port, held = relay.servicer._port, []
+        for source in ADDRESSES[:5]:
+            held += [await dial(HERE, port.number, source) for _ in range(16)]
+        await until(lambda: len(port._silent) == (24 if is_defended else len(held)))
+        far = await show_ticket(HERE, port.number, ticket)
+        assert (await asking.read()).port == port.number
+        closed = [asyncio.ensure_future(ended(each)) for each in held]
+        await asyncio.wait(closed, timeout=0.5)
+        assert (sum(each.done() for each in closed) >= len(held) - 24) is is_defended
+        for task in closed:
+            task.cancel()
+        await asyncio.gather(*closed, return_exceptions=True)
+        for each in (*held, far):
+            each.close()
+        await until(lambda: not len(port._silent))
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: without end"])
+async def test_a_socket_that_shows_its_ticket_byte_by_byte_is_turned_away(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ticket_port, "TICKET_S", 0.3 if is_defended else 60.0)
+    port, loop = TicketPort(), asyncio.get_running_loop()
+    await port.start(HERE, 0)
+    connection = await dial(HERE, port.number)
+
+    async def trickle() -> None:
+        for byte in GREETING:
+            await loop.sock_sendall(connection, bytes([byte]))
+            await asyncio.sleep(0.1)
+
+    trickling, closing = asyncio.ensure_future(trickle()), asyncio.ensure_future(ended(connection))
+    await asyncio.wait((closing,), timeout=5.0 if is_defended else 1.0)
+    assert closing.done() is is_defended
+    for task in (trickling, closing):
+        task.cancel()
+    await asyncio.gather(trickling, closing, return_exceptions=True)
+    connection.close()
+    await port.close()
+
+
+@pytest.mark.parametrize("shown", [b"GET / HTTP/1.1\r\nHost: relay\r\n\r\n", bytes(64), GREETING + bytes(16)])
+async def test_what_is_no_ticket_ends_the_socket_and_nothing_else(shown: bytes) -> None:
+    async with relaying() as relay:
+        _, _, asking, ticket = await asked_for(relay)
+        with await dial(HERE, port_of(relay)) as stranger:
+            await asyncio.get_running_loop().sock_sendall(stranger, shown)
+            assert await ended(stranger)
+        with await show_ticket(HERE, port_of(relay), ticket):
+            assert len((await asking.read()).ticket) == 16
+
+
+async def test_a_ticket_is_good_once_whichever_way_it_is_shown() -> None:
+    async with relaying() as relay:
+        node, _, asking, ticket = await asked_for(relay)
+        with await show_ticket(HERE, port_of(relay), ticket):
+            first = await asking.read()
+            with pytest.raises(OSError, match=r"it ended|reset"):
+                await show_ticket(HERE, port_of(relay), ticket)
+            assert await code_of(await node.accept(ticket)) is CODES.NOT_FOUND
+            with await show_ticket(HERE, first.port, first.ticket):
+                with pytest.raises(OSError, match=r"it ended|reset"):
+                    await show_ticket(HERE, first.port, first.ticket)
+                assert relay.num_connections == 1
+        assert await code_of(asking) is CODES.OK
+
+
+async def test_tickets_of_a_connection_that_is_over_lead_nowhere() -> None:
+    async with relaying() as relay:
+        node, caller, asking, ticket = await asked_for(relay)
+        asking.cancel()
+        await until(lambda: relay.num_connections == 0)
+        with pytest.raises(OSError, match=r"it ended|reset"):
+            await show_ticket(HERE, port_of(relay), ticket)
+        asking = await caller.connect(node.identity)
+        with await show_ticket(HERE, port_of(relay), await node.tickets.get()) as far:
+            first = await asking.read()
+            asking.cancel()
+            assert await ended(far)
+        with pytest.raises(OSError, match=r"it ended|reset"):
+            await show_ticket(HERE, first.port, first.ticket)
+        assert not relay.servicer._port._awaited and not relay.servicer._asked
+
+
+# --- bounds that hold for sockets as for calls -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as much as comes"])
+async def test_bytes_of_sockets_are_of_the_budget(is_defended: bool) -> None:
+    rate = 2**18 if is_defended else 2**30
+    async with relaying(bytes_per_s=rate, burst_bytes=2**17) as relay:
+        _, _, asking, ticket = await asked_for(relay)
+        loop = asyncio.get_running_loop()
+        with await show_ticket(HERE, port_of(relay), ticket) as far:
+            first = await asking.read()
+            with await show_ticket(HERE, first.port, first.ticket) as near:
+
+                async def send() -> None:
+                    while True:
+                        await loop.sock_sendall(far, bytes(2**16))
+
+                sending, num_read, began_s = asyncio.ensure_future(send()), 0, loop.time()
+                while num_read < 2**19:
+                    num_read += len(await loop.sock_recv(near, 2**16))
+                took_s = loop.time() - began_s
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+        assert (num_read / took_s < 2 * 2**18) is is_defended
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: newcomers are refused"])
+async def test_a_connection_of_sockets_makes_room_and_is_told_why(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(FairTable, "longest", lambda self, beside: None)  # type: ignore[arg-type]
+    async with relaying(connections=2) as relay:
+        node = await relay.caller()
+        await node.reserve()
+        ends, asking = [], []
+        attacker = await relay.caller(ADDRESSES[1])
+        for _ in range(2):
+            asking.append(await attacker.connect(node.identity))
+            ends.append(await show_ticket(HERE, port_of(relay), await node.tickets.get()))
+            first = await asking[-1].read()
+            ends.append(await show_ticket(HERE, first.port, first.ticket))
+        honest = await relay.caller(ADDRESSES[2])
+        newest = await honest.connect(node.identity)
+        if is_defended:
+            ends.append(await show_ticket(HERE, port_of(relay), await node.tickets.get()))
+            assert len((await newest.read()).ticket) == 16
+            assert await code_of(asking[1]) is CODES.UNAVAILABLE and "made room" in await asking[1].details()
+            assert await ended(ends[2]) and await ended(ends[3])
+            assert relay.num_connections == 2
+        else:
+            assert await code_of(newest) is CODES.UNAVAILABLE
+        for each in ends:
+            each.close()
+
+
+async def test_why_a_connection_of_sockets_ended_reaches_who_dialled() -> None:
+    async with relaying() as relay:
+        node = await relay.caller(identity=NODE)
+        await node.reserve()
+        transport = GrpcTransport(make_identity(9), "relay-floods", ExchangeConfig(), SystemClock())
+        through = PeerAddress(node_id=NODE.node_id, endpoint=f"{relay.address.endpoint}/{relay.address.node_id}")
+        dialling = asyncio.ensure_future(transport.connect(through, 10.0))
+        with await show_ticket(HERE, port_of(relay), await node.tickets.get()):
+            await until(lambda: relay.num_connections == 1)
+            own = relay.servicer.table._connections
+            (connection,) = [each for subnet in own.parties for each in own.of(subnet)]
+            await until(lambda: bool(relay.servicer.status()["bytes"]))
+            connection.end()
+            with pytest.raises(Unavailable, match="made room for another one"):
+                await dialling
+        await transport.stop()
+
+
+# --- where it listens --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "127.0.0.1", "localhost", "[::1]"])
+async def test_the_port_is_where_the_server_is(host: str) -> None:
+    if ":" in host and not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    port, shown = TicketPort(), asyncio.get_running_loop().create_future()
+    await port.start(host, 0)
+    with port.awaited(bytes(16), shown):
+        towards = {"0.0.0.0": HERE, "[::]": HERE}.get(host, host.strip("[]"))
+        with await show_ticket(towards, port.number, bytes(16)), await shown as end:
+            end.send(b"here")
+    with pytest.raises(ConfigError, match=f"relay_port {port.number}: cannot listen .* free the port"):
+        await TicketPort().start(host, port.number)
+    await port.close()
+    assert port.number == 0
+
+
+async def test_a_relay_without_reservations_has_no_port() -> None:
+    async with relaying(reservations=0) as relay:
+        assert port_of(relay) == 0
+
+
+async def test_a_relay_that_is_the_dialler_itself_is_reached_where_it_listens() -> None:
+    async with relaying() as relay:
+        await relay.node()
+        own = relay.transport
+        client = await own.connect(
+            PeerAddress(node_id=NODE.node_id, endpoint=f"relay.invalid:1/{relay.address.node_id}"), 5.0
+        )
+        await client.close()
+        assert isinstance(own._relays, RelaySessions)
