@@ -136,6 +136,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             "reservations": len(self.table),
             "connections": self.table.num_connections,
             "bytes": self._budget.num_bytes,
+            "sockets": self._port.num_shown,
         }
 
     # --- whether the caller can be dialled ---------------------------------------------------------

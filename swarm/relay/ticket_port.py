@@ -39,6 +39,7 @@ class TicketPort:
 
     def __init__(self) -> None:
         self.number = 0  # 0: closed
+        self.num_shown = 0  # tickets, so far
         self._awaited: dict[bytes, asyncio.Future[socket.socket]] = {}
         self._silent = FairTable[str, "_Silent"]()  # by subnet
         self._accepted: Accepted | None = None
@@ -123,6 +124,7 @@ class TicketPort:
             await asyncio.get_running_loop().sock_sendall(connection, ANSWER)
             if not taken.done():
                 taken.set_result(connection)
+                self.num_shown += 1
                 return True
         return False
 

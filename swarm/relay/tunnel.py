@@ -29,7 +29,7 @@ async def splice(
     own: socket.socket,
     other: socket.socket,
     *until: Coroutine[Any, Any, None],
-    frame: Frame = lambda data: data,
+    frame: Frame | None = None,
     own_silent_s: float | None = None,
     other_silent_s: float | None = None,
 ) -> None:
@@ -40,7 +40,7 @@ async def splice(
 
     Args:
         own: connected, like `other`.
-        frame: what is written for what came from either; at most FRAME_BYTES.
+        frame: what is written for what came from either, of which it is given at most FRAME_BYTES; None: what came.
         own_silent_s: seconds in which no byte of `own` passed after which it is lost; None: never. So the other.
 
     Raises:
@@ -96,7 +96,7 @@ class _Side(asyncio.Protocol):
 
     other: "_Side"
 
-    def __init__(self, frame: Frame, silent_s: float | None) -> None:
+    def __init__(self, frame: Frame | None, silent_s: float | None) -> None:
         loop = asyncio.get_running_loop()
         self._frame, self.silent_s, self._now_s = frame, silent_s, loop.time
         self.heard_s = loop.time()  # when bytes of it passed
@@ -108,11 +108,12 @@ class _Side(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = transport
-        self._socket.max_size = FRAME_BYTES  # that asyncio reads at once
+        if self._frame is not None:
+            self._socket.max_size = FRAME_BYTES  # that asyncio reads at once; else four times as much
         self._socket.pause_reading()
 
     def data_received(self, data: bytes) -> None:
-        frame = self._frame(data)
+        frame = data if self._frame is None else self._frame(data)
         if isinstance(frame, bytes):
             self._pass_on(frame)
         else:

@@ -221,3 +221,12 @@ def test_a_status_that_finds_no_room_is_no_node_that_hangs(tmp_path: Path, logge
     said = problems(status_of(at_s=900.0, last_step_at_s=900.0), 1000.0, 300.0, runs=True, directory=tmp_path)
     assert ("it hangs" in said[0]) is (logged_s < 900.0), said
     assert ("make room" in said[0]) is (logged_s > 900.0), said
+
+
+@pytest.mark.parametrize(
+    ("connections", "sockets", "is_told"), [(2, 0, True), (2, 1, False), (0, 0, False)], ids=["none", "some", "nobody"]
+)
+def test_a_relay_whose_port_nobody_reaches_is_told(connections: int, sockets: int, is_told: bool) -> None:
+    relayed = {"reservations": 3, "connections": connections, "bytes": 99, "sockets": sockets}
+    row = dict(status_rows(status_of(reach={"kind": "dialable", "host": "1.2.3.4"}, relayed=relayed)))["reached"]
+    assert "passes on for 3 nodes" in row and ("nobody reached exchange.relay_port" in row) is is_told
