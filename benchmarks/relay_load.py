@@ -23,6 +23,7 @@ from swarm.config import ExchangeConfig
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.relay.relay_servicer import RelayServicer
+from swarm.relay.ticket_port import show_ticket
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.testing.builders import HoldsNothing, make_identity
 from swarm.wire.session import open_channel
@@ -72,24 +73,26 @@ class Node:
         ]
         own, reader = [(RelayServiceStub(c.channel), await c.metadata(30.0)) for c in self.channels]
         self.reservation: Any = own[0].Reserve(pb.ReserveRequest(), metadata=own[1])
-        await self.reservation.read()
+        port = (await self.reservation.read()).port
         self.near: Any = reader[0].Connect(metadata=reader[1])
         await self.near.write(pb.ConnectRequest(node_id=self.identity.node_id))
-        ticket = (await self.reservation.read()).ticket
-        self.far: Any = own[0].Accept(metadata=own[1])
-        await self.far.write(pb.AcceptRequest(ticket=ticket))
+        host, ticket = endpoint.rpartition(":")[0], (await self.reservation.read()).ticket
+        self.far = await show_ticket(host, port, ticket)
+        first = await self.near.read()
+        self.socket = await show_ticket(host, port, first.ticket)
         self.tasks = [asyncio.ensure_future(self._send())]
         if reads:
             self.tasks.append(asyncio.ensure_future(self._read()))
 
     async def _send(self) -> None:
-        frame = pb.AcceptRequest(data=bytes(FRAME_BYTES))
+        loop, data = asyncio.get_running_loop(), bytes(FRAME_BYTES)
         while True:
-            await self.far.write(frame)
+            await loop.sock_sendall(self.far, data)
 
     async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            self.num_bytes += len((await self.near.read()).data)
+            self.num_bytes += len(await loop.sock_recv(self.socket, FRAME_BYTES))
 
 
 async def measure(endpoint: str, relay: subprocess.Popen[str], num_nodes: int, num_unread: int, seconds: float) -> None:
@@ -128,6 +131,9 @@ async def measure(endpoint: str, relay: subprocess.Popen[str], num_nodes: int, n
         print(f"{num_unread} connections that nobody reads: {each:.0f} KiB each", now, flush=True)
     for task in (task for node in [*nodes, *unread] for task in node.tasks):
         task.cancel()
+    for node in [*nodes, *unread]:
+        node.far.close()
+        node.socket.close()
     await asyncio.gather(*(channel.close() for node in [*nodes, *unread] for channel in node.channels))
 
 

@@ -10,7 +10,9 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Final
 
-_OTHER_FILES: Final = 1024  # that a process has open beside the connections of its gRPC server: pages, and others
+# That a process has open beside the connections of its gRPC server: four for each of 512 relayed connections, 256
+# sockets that wait to be one, pages, and others.
+_OTHER_FILES: Final = 3328
 _SHARE_OF_PAGES: Final = 8  # one of so many files may be a connection for a page, where few are allowed
 _DESCRIPTORS: Final = Path("/proc/self/fd") if sys.platform == "linux" else Path("/dev/fd")
 
