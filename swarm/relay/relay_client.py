@@ -288,7 +288,7 @@ class RelayedSocket:
     async def _through(self, taken: pb.ConnectResponse, call: Any, local: socket.socket) -> None:
         remote = await self._sessions.socket_to(self._relay, taken.port, taken.ticket)
         if remote is None:
-            await pump(call, pb.ConnectRequest, local, self._silent_s)
+            await pump(call, pb.ConnectRequest, local, self._silent_s, call.done_writing)
             return
         over = asyncio.ensure_future(call.read())  # which has no bytes
         try:
@@ -417,7 +417,7 @@ class RelayReservation:
                 with calling(f"connection taken at {short(self.relay.node_id)}", NotHeld, Unauthenticated):
                     async with asyncio.timeout(LOCAL_DIAL_S):  # as in `_until_taken`
                         await call.write(pb.AcceptRequest(ticket=ticket))
-                    await pump(call, pb.AcceptRequest, local)
+                    await pump(call, pb.AcceptRequest, local, finish=call.done_writing)
             finally:
                 call.cancel()
 

@@ -196,29 +196,42 @@ async def _until_ended(side: _Side) -> None:
 
 
 async def pump(
-    call: Any, message: Callable[..., Any], connection: socket.socket, silent_s: float | None = None
+    call: Any,
+    message: Callable[..., Any],
+    connection: socket.socket,
+    silent_s: float | None = None,
+    finish: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Passes bytes between a call and a socket until one of them ends. The caller ends both.
+
+    Once the socket ends, a client's call has FINISH_S to end: cancelled, it drops what was written.
 
     Args:
         call: of a client, or the context of one at a server; its messages have `data`.
         message: makes one that it sends.
         connection: does not block.
         silent_s: seconds without a message after which the call is lost; None: never.
+        finish: of a client's call: says that nothing more is written.
 
     Raises:
         Unavailable: the call broke, or was silent; or as gRPC.
     """
-    loop = asyncio.get_running_loop()
+    loop, is_written = asyncio.get_running_loop(), False
 
     async def send() -> None:
+        nonlocal is_written
         while data := await loop.sock_recv(connection, FRAME_BYTES):
             try:
                 await call.write(message(data=data))
             except asyncio.InvalidStateError:  # of a client's call that has ended
                 if await call.code() is not grpc.StatusCode.OK:
                     raise Unavailable(f"{await call.details()!a}") from None
-                return
+                break  # `receive` may not have passed on yet what came before
+        else:
+            is_written = True
+        if finish is not None:
+            await finish()
+            await asyncio.sleep(FINISH_S)
 
     async def receive() -> None:
         while True:
@@ -228,7 +241,8 @@ async def pump(
                 return
             if not 0 < len(received.data) <= FRAME_BYTES:
                 raise Unavailable(f"{len(received.data)} bytes in a frame, expected 1 to {FRAME_BYTES}")
-            await loop.sock_sendall(connection, received.data)
+            if not is_written:  # else the socket is closed
+                await loop.sock_sendall(connection, received.data)
 
     try:
         await until_first_ends(send(), receive())

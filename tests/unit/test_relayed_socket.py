@@ -42,6 +42,9 @@ class Call:
     async def write(self, request: Any) -> None:
         """Nobody reads it."""
 
+    async def done_writing(self) -> None:
+        """Nobody reads it."""
+
     def cancel(self) -> None:
         self.ended.set()
 
