@@ -37,7 +37,7 @@ from swarm.relay.reservation_table import (
     check_port,
 )
 from swarm.relay.ticket_port import TICKET_BYTES, TicketPort
-from swarm.relay.tunnel import EOF, bound, pump, reset, splice
+from swarm.relay.tunnel import EOF, bound, local_pair, pump, reset, splice
 from swarm.types import JsonDict, NodeId, short
 from swarm.wire.adverts import author_of
 from swarm.wire.connection_limits import peer_key, peer_subnet
@@ -269,20 +269,27 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         tasks: list[asyncio.Future[Any]] = [first]
         try:
             with self._port.awaited(ticket, shown):
-                await context.write(pb.ConnectResponse(ticket=ticket, port=self._port.number))
-                await asyncio.wait((first, shown), timeout=self.limits.idle_s, return_when=asyncio.FIRST_COMPLETED)
-                if not (first.done() or shown.done()):
-                    raise Unavailable(f"no byte came for {self.limits.idle_s:.0f} s")
+                await self._offer(context, pb.ConnectResponse(ticket=ticket, port=self._port.number), first, shown)
             if shown.done():
                 yield shown.result(), _until_done(first)
                 return
-            near, own = socket.socketpair()
-            tasks.append(asyncio.ensure_future(_bridge(context, pb.ConnectResponse, own, first.result())))
+            data = first.result()
+            near, own = local_pair()
+            tasks.append(asyncio.ensure_future(_bridge(context, pb.ConnectResponse, own, data)))
             yield near, _never()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _offer(self, context: Context, taken: pb.ConnectResponse, *ways: asyncio.Future[Any]) -> None:
+        """Tells the caller, who may read nothing of its call, and waits for one of the ways to its end."""
+        try:
+            async with asyncio.timeout(self.limits.idle_s):
+                await context.write(taken)
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            raise Unavailable(f"no byte came for {self.limits.idle_s:.0f} s") from None
 
     def _origin_of(self, subnet: str) -> bytes:
         return hashlib.blake2b(subnet.encode(), key=self._salt, digest_size=ORIGIN_BYTES).digest()
@@ -300,7 +307,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         if asked is None or asked.node_id != node_id or asked.taken.done():
             error = NotHeld("nobody waits for this ticket")  # any more: who waited may have gone meanwhile
             raise error if is_expected else self._sessions.refused(context.peer(), error)
-        far, own = socket.socketpair()
+        far, own = local_pair()
         asked.taken.set_result(far)
         await _bridge(context, pb.AcceptResponse, own)
 

@@ -80,6 +80,14 @@ def send_at_once(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
+def local_pair() -> tuple[socket.socket, socket.socket]:
+    """Two sockets that are connected to each other. Raises Unavailable where no file is free."""
+    try:
+        return socket.socketpair()
+    except OSError as error:
+        raise Unavailable(f"no socket is free: {error.strerror}; try another relay") from None
+
+
 def bound(connection: socket.socket) -> None:
     """Has the kernel keep at most SOCKET_BYTES of each direction of a socket, and of those that it accepts."""
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
@@ -110,6 +118,7 @@ class _Side(asyncio.Protocol):
         self._socket = transport
         if self._frame is not None:
             self._socket.max_size = FRAME_BYTES  # that asyncio reads at once; else four times as much
+            self._socket.set_write_buffer_limits(0)  # one frame waits for the kernel, and no other is read
         self._socket.pause_reading()
 
     def data_received(self, data: bytes) -> None:

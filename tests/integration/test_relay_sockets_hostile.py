@@ -1,0 +1,197 @@
+"""Sockets of relays as others like to use them: ends that close, and ends that hold what they can.
+
+A mutation that takes a defence out turns its claim red.
+"""
+
+import asyncio
+import errno
+import random
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from attacked_node import until
+from attacked_relay import ADDRESSES, CODES, NODE, RUN, Relay, code_of, relaying
+
+from swarm.clock import SystemClock
+from swarm.config import ExchangeConfig
+from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.identity import Identity
+from swarm.relay import relay_client, relay_servicer, tunnel
+from swarm.relay.relay_client import RelayedSocket, RelayReservation
+from swarm.relay.relay_servicer import RelayServicer
+from swarm.relay.tunnel import FRAME_BYTES
+from swarm.wire import session
+
+pytestmark = pytest.mark.timeout(60)
+
+SENT = random.Random(0).randbytes(400_000)
+SLOW = {"bytes_per_s": 2**18, "burst_bytes": 2**16}
+WAY = ("socket", "call")
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def no_socket(*_: Any) -> None:
+    """Bytes go by the call."""
+
+
+@asynccontextmanager
+async def connected(relay: Relay, *, near: str, far: str) -> AsyncGenerator[tuple[Streams, Streams]]:
+    """The caller's end and the node's of a relayed connection, each by "socket" or "call"."""
+    transports = [GrpcTransport(each, RUN, ExchangeConfig(), SystemClock()) for each in (Identity.create(), NODE)]
+    for transport, way in zip(transports, (near, far), strict=True):
+        if way == "call":
+            transport._relays.socket_to = no_socket  # type: ignore[method-assign, assignment]
+    taken = asyncio.Queue[Streams]()
+    server = await asyncio.start_server(lambda *ends: taken.put_nowait(ends), "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    reservation = RelayReservation(transports[1]._relays, relay.address, f"{host}:{port}")
+    holding = asyncio.ensure_future(reservation.hold())
+    await reservation.held.wait()
+    writers: list[asyncio.StreamWriter] = []
+    try:
+        async with RelayedSocket(transports[0]._relays, relay.address, NODE.node_id, 6.0) as path:
+            own = await asyncio.open_unix_connection(path)
+            writers.append(own[1])
+            other = await taken.get()
+            writers.append(other[1])
+            yield own, other
+    finally:
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+        for writer in writers:
+            writer.close()
+        server.close()
+        for transport in transports:
+            await transport.stop()
+
+
+def cut_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: a call is cancelled as its socket ends."""
+    plain = tunnel.pump
+
+    async def pump(
+        call: Any, message: Any, connection: socket.socket, silent_s: Any = None, finish: Any = None
+    ) -> None:
+        await plain(call, message, connection, silent_s)
+
+    monkeypatch.setattr(relay_client, "pump", pump)
+
+
+WAYS = [(near, far, sender, True) for near in WAY for far in WAY for sender in ("caller", "node")]
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "sender", "is_defended"),
+    [*WAYS, ("call", "call", "caller", False)],
+    ids=[*(f"{near}-{far}-from the {sender}" for near, far, sender, _ in WAYS), "mutation: cut at once"],
+)
+async def test_what_was_written_before_an_end_closed_arrives(
+    near: str, far: str, sender: str, is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        cut_at_once(monkeypatch)
+    async with relaying(**SLOW) as relay, connected(relay, near=near, far=far) as ends:
+        (_, near_writer), (far_reader, _) = ends
+        near_writer.write(b"x")  # as a client of TLS: it begins
+        await far_reader.readexactly(1)
+        (reader, _), (_, writer) = ends if sender == "node" else reversed(ends)
+        writer.write(SENT)
+        writer.close()
+        async with asyncio.timeout(20.0):
+            received = await reader.read(-1)
+        assert (received == SENT) is is_defended, len(received)
+        await until(lambda: not relay.num_connections)
+
+
+# --- what a relay holds ---------------------------------------------------------------------------------------
+
+
+async def without_an_end(self: Any, context: Any, taken: Any, *ways: asyncio.Future[Any]) -> None:
+    """Mutation: who reads nothing of its call has all the time."""
+    await context.write(taken)
+    await asyncio.wait(ways, timeout=self.limits.idle_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: without an end"])
+async def test_who_has_no_room_for_the_first_answer_holds_no_place(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(RelayServicer, "_offer", without_an_end)
+    async with relaying(idle_s=0.5) as relay:
+        node = await relay.caller()
+        await node.reserve()
+        usual = session._channel_options(20.0, is_prompt=False)
+        narrow = [("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0)]  # less than any message
+        options = [each for each in usual if each[0] not in dict(narrow)] + narrow
+        monkeypatch.setattr(session, "_channel_options", lambda ping_s, is_prompt: options)
+        attacker = await relay.caller(ADDRESSES[1])
+        held = [await attacker.connect(node.identity) for _ in range(4)]
+        taken = [await node.accept(await node.tickets.get()) for _ in held]
+        await asyncio.sleep(1.5)
+        assert relay.num_connections == (0 if is_defended else 4)
+        assert len(taken) == 4
+
+
+def no_file_is_free(*_: Any) -> Any:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as the system says"])
+async def test_without_a_free_file_calls_are_refused_and_nothing_stays(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with relaying() as relay:
+        node, caller = await relay.caller(), await relay.caller()
+        await node.reserve()
+        asking = await caller.connect(node.identity)
+        ticket = await node.tickets.get()
+        if is_defended:
+            monkeypatch.setattr(socket, "socketpair", no_file_is_free)
+        else:
+            monkeypatch.setattr(relay_servicer, "local_pair", no_file_is_free)
+        assert await code_of(await node.accept(ticket)) is (CODES.UNAVAILABLE if is_defended else CODES.UNKNOWN)
+        monkeypatch.undo()
+        asking.cancel()
+        await until(lambda: not relay.num_connections)
+
+
+def as_asyncio_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: asyncio keeps 64 KiB before it says that there is no room."""
+    plain = tunnel._Side.connection_made
+
+    def connection_made(self: Any, transport: Any) -> None:
+        plain(self, transport)
+        transport.set_write_buffer_limits()
+
+    monkeypatch.setattr(tunnel._Side, "connection_made", connection_made)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as asyncio does"])
+async def test_one_frame_waits_for_who_reads_nothing(is_defended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_defended:
+        as_asyncio_does(monkeypatch)
+    sides: list[Any] = []
+    plain = tunnel._Side.__init__
+
+    def note(self: Any, frame: Callable[[bytes], bytes | Awaitable[bytes]], silent_s: float | None) -> None:
+        plain(self, frame, silent_s)
+        sides.append(self)
+
+    monkeypatch.setattr(tunnel._Side, "__init__", note)
+    near, own = socket.socketpair()
+    far, other = socket.socketpair()
+    splicing = asyncio.ensure_future(tunnel.splice(own, other))
+    near.setblocking(False)
+    sending = asyncio.ensure_future(asyncio.get_running_loop().sock_sendall(near, bytes(2**22)))
+    await asyncio.sleep(0.3)
+    waiting = sides[1]._socket.get_write_buffer_size()
+    assert (0 < waiting <= FRAME_BYTES) is is_defended, waiting
+    for task in (sending, splicing):
+        task.cancel()
+    await asyncio.gather(sending, splicing, return_exceptions=True)
+    near.close()
+    far.close()
