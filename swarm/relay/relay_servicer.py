@@ -11,7 +11,7 @@ import secrets
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ from swarm.relay.reservation_table import (
     check_port,
 )
 from swarm.relay.ticket_port import TICKET_BYTES, TicketPort
-from swarm.relay.tunnel import EOF, bound, local_pair, pump, reset, splice
+from swarm.relay.tunnel import EOF, bound, local_pair, pump, reset, splice, until_first_ends
 from swarm.types import JsonDict, NodeId, short
 from swarm.wire.adverts import author_of
 from swarm.wire.connection_limits import peer_key, peer_subnet
@@ -69,6 +69,7 @@ class _Asked:
 
     node_id: NodeId
     taken: asyncio.Future[socket.socket]
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)  # the connection, or nobody waits for it any more
 
 
 class RelayServicer(pb_grpc.RelayServiceServicer):
@@ -237,18 +238,21 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         """A connection to a node that holds a reservation, once it took it."""
         ticket = secrets.token_bytes(TICKET_BYTES)
         taken: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
-        self._asked[ticket] = _Asked(reservation.node_id, taken)
-        with self._port.awaited(ticket, taken):
-            try:
-                reservation.ask(Ticket(ticket, self._origin_of(connection.subnet)))
-                async with asyncio.timeout(ACCEPT_S):
-                    far = await taken
-            except TimeoutError:
-                raise Unavailable(f"{short(reservation.node_id)} did not take the connection") from None
-            finally:
-                del self._asked[ticket]
-                reservation.waiting.pop(ticket, None)
-        await self._lead(context, connection, far)
+        asked = self._asked[ticket] = _Asked(reservation.node_id, taken)
+        try:
+            with self._port.awaited(ticket, taken):
+                try:
+                    reservation.ask(Ticket(ticket, self._origin_of(connection.subnet)))
+                    async with asyncio.timeout(ACCEPT_S):
+                        far = await taken
+                except TimeoutError:
+                    raise Unavailable(f"{short(reservation.node_id)} did not take the connection") from None
+                finally:
+                    del self._asked[ticket]
+                    reservation.waiting.pop(ticket, None)
+            await self._lead(context, connection, far)
+        finally:
+            asked.is_over.set()
 
     async def _lead(self, context: Context, connection: RelayedConnection, far: socket.socket) -> None:
         """Passes on bytes between the caller and the end that took the connection, which is closed with it."""
@@ -309,7 +313,8 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             raise error if is_expected else self._sessions.refused(context.peer(), error)
         far, own = local_pair()
         asked.taken.set_result(far)
-        await _bridge(context, pb.AcceptResponse, own)
+        # a node that reads nothing of its call would keep it, and a socket, for as long as it likes
+        await until_first_ends(_bridge(context, pb.AcceptResponse, own), _until_set(asked.is_over))
 
     @asynccontextmanager
     async def _connection(self, caller: NodeId, subnet: str, node_id: NodeId) -> AsyncGenerator[RelayedConnection]:
@@ -400,6 +405,10 @@ async def _bridge(context: Context, message: Callable[..., Any], own: socket.soc
 async def _after(room: asyncio.Future[None], data: bytes) -> bytes:
     await room
     return data
+
+
+async def _until_set(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 async def _until_done(future: asyncio.Future[Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from attacked_node import until
-from attacked_relay import ADDRESSES, CODES, NODE, RUN, Relay, code_of, relaying
+from attacked_relay import ADDRESSES, CODES, NODE, RUN, Caller, Relay, code_of, relaying
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
@@ -24,6 +24,7 @@ from swarm.relay.relay_client import RelayedSocket, RelayReservation
 from swarm.relay.relay_servicer import RelayServicer
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.wire import session
+from swarm.wire.v1 import relay_service_pb2 as pb
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -109,6 +110,16 @@ async def test_what_was_written_before_an_end_closed_arrives(
 # --- what a relay holds ---------------------------------------------------------------------------------------
 
 
+async def narrow(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> Caller:
+    """Somebody whose calls have room for less than a message."""
+    usual = session._channel_options(20.0, is_prompt=False)
+    own = {"grpc.http2.lookahead_bytes": 5, "grpc.http2.bdp_probe": 0}
+    options = [each for each in usual if each[0] not in own] + [*own.items()]
+    with monkeypatch.context() as patched:
+        patched.setattr(session, "_channel_options", lambda ping_s, is_prompt: options)
+        return await relay.caller(ADDRESSES[1])
+
+
 async def without_an_end(self: Any, context: Any, taken: Any, *ways: asyncio.Future[Any]) -> None:
     """Mutation: who reads nothing of its call has all the time."""
     await context.write(taken)
@@ -124,11 +135,7 @@ async def test_who_has_no_room_for_the_first_answer_holds_no_place(
     async with relaying(idle_s=0.5) as relay:
         node = await relay.caller()
         await node.reserve()
-        usual = session._channel_options(20.0, is_prompt=False)
-        narrow = [("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0)]  # less than any message
-        options = [each for each in usual if each[0] not in dict(narrow)] + narrow
-        monkeypatch.setattr(session, "_channel_options", lambda ping_s, is_prompt: options)
-        attacker = await relay.caller(ADDRESSES[1])
+        attacker = await narrow(relay, monkeypatch)
         held = [await attacker.connect(node.identity) for _ in range(4)]
         taken = [await node.accept(await node.tickets.get()) for _ in held]
         await asyncio.sleep(1.5)
@@ -195,3 +202,40 @@ async def test_one_frame_waits_for_who_reads_nothing(is_defended: bool, monkeypa
     await asyncio.gather(sending, splicing, return_exceptions=True)
     near.close()
     far.close()
+
+
+async def never(_: asyncio.Event) -> None:
+    """Mutation: a call that took a connection ends by itself."""
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: never"])
+async def test_a_node_that_reads_nothing_of_its_call_keeps_none_when_the_caller_left(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(relay_servicer, "_until_set", never)
+    running: list[None] = []
+    plain = relay_servicer._bridge
+
+    async def bridge(*arguments: Any) -> None:
+        running.append(None)
+        try:
+            await plain(*arguments)
+        finally:
+            running.pop()
+
+    monkeypatch.setattr(relay_servicer, "_bridge", bridge)
+    async with relaying() as relay:
+        caller = await relay.caller()
+        node = await narrow(relay, monkeypatch)
+        await node.reserve()
+        asking = await caller.connect(node.identity)
+        taken = await node.accept(await node.tickets.get())
+        await asking.write(pb.ConnectRequest(data=bytes(FRAME_BYTES)))
+        await until(lambda: len(running) == 2)
+        asking.cancel()
+        await until(lambda: not relay.num_connections)
+        await asyncio.sleep(0.2)
+        assert len(running) == (0 if is_defended else 1)
+        taken.cancel()
