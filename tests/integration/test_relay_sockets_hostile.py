@@ -5,23 +5,29 @@ A mutation that takes a defence out turns its claim red.
 
 import asyncio
 import errno
+import hashlib
 import random
+import secrets
 import socket
+import threading
+import time
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from attacked_node import until
-from attacked_relay import ADDRESSES, CODES, NODE, RUN, Caller, Relay, code_of, relaying
+from attacked_relay import ADDRESSES, CODES, HERE, NODE, RUN, Caller, Relay, code_of, relaying
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
-from swarm.relay import relay_client, relay_servicer, tunnel
+from swarm.relay import accepted, relay_client, relay_servicer, tunnel
 from swarm.relay.relay_client import RelayedSocket, RelayReservation
 from swarm.relay.relay_servicer import RelayServicer
+from swarm.relay.ticket_port import TICKET_BYTES, TicketPort, show_ticket
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.wire import session
 from swarm.wire.v1 import relay_service_pb2 as pb
@@ -239,3 +245,60 @@ async def test_a_node_that_reads_nothing_of_its_call_keeps_none_when_the_caller_
         await asyncio.sleep(0.2)
         assert len(running) == (0 if is_defended else 1)
         taken.cancel()
+
+
+# --- who only connects ------------------------------------------------------------------------------------------
+
+TURN_S = 0.005  # of a busy process
+CONNECTS_PER_S = 800
+
+
+def flood(port: int, is_over: threading.Event) -> None:
+    """Connects on and on, and sends nothing."""
+    mine = deque[socket.socket](maxlen=64)
+    while not is_over.wait(0.01):
+        for _ in range(CONNECTS_PER_S // 100):
+            mine.append(socket.socket())
+            mine[-1].setblocking(False)
+            mine[-1].bind((ADDRESSES[9], 0))
+            mine[-1].connect_ex((HERE, port))
+            if len(mine) == mine.maxlen:
+                mine[0].close()
+    for each in mine:
+        each.close()
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: one in a turn"])
+async def test_who_connects_on_and_on_keeps_nobody_from_the_port_of_a_busy_relay(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(accepted, "_IN_A_TURN", 1)
+    port, loop, is_over = TicketPort(), asyncio.get_running_loop(), threading.Event()
+    await port.start(HERE, 0)
+
+    def work() -> None:
+        until_s = time.perf_counter() + TURN_S
+        while time.perf_counter() < until_s:
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 1000)  # which lets the other thread go on
+        if not is_over.is_set():
+            loop.call_soon(work)
+
+    loop.call_soon(work)
+    flooding = asyncio.ensure_future(asyncio.to_thread(flood, port.number, is_over))
+    await asyncio.sleep(1.0)
+    num_late = 0
+    for _ in range(4):
+        shown: asyncio.Future[socket.socket] = loop.create_future()
+        ticket = secrets.token_bytes(TICKET_BYTES)
+        with port.awaited(ticket, shown):
+            try:
+                async with asyncio.timeout(0.9):  # the kernel asks again after a second
+                    (await show_ticket(HERE, port.number, ticket)).close()
+                shown.result().close()
+            except TimeoutError:
+                num_late += 1
+    is_over.set()
+    await flooding
+    await port.close()
+    assert (num_late == 0) is is_defended
