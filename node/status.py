@@ -104,8 +104,8 @@ def _describe_reach(reach: JsonDict, relayed: JsonDict) -> str:
         relays = [f"{each['node_id'][:8]} at {each['endpoint']} ({each['delay_ms']} ms)" for each in reach["relays"]]
         return f"through {', '.join(relays) or 'nobody yet'}: others cannot dial this node ({reach['detail']})"
     passes = f"; passes on for {relayed['reservations']} nodes that are not" if relayed.get("reservations") else ""
-    if passes and relayed["connections"] and not relayed["sockets"]:
-        passes += ", at three times the work: nobody reached exchange.relay_port"
+    if passes and relayed.get("connections") and not relayed.get("sockets"):
+        passes += ", which costs more as nobody reached exchange.relay_port"
     is_tried = bool(reach.get("host"))  # as those saw it who tried
     dialled = "dialled by others" if is_tried else "dialled by others, as configured and not tried"
     if reach.get("detail"):

@@ -8,6 +8,8 @@ import ipaddress
 import re
 import socket
 
+HTTPS_PORT = 443
+LEAST_PORT = 1024
 _WILDCARDS = ("", "0.0.0.0", "::", "[::]")
 _FAR_AWAY = "192.0.2.1"  # TEST-NET-1: routed like any other address, and unassigned
 _NODE_ID = re.compile(r"[0-9a-f]{64}")
@@ -54,6 +56,23 @@ def dialable_anchor(text: str) -> str:
         raise ValueError("is no NODE_ID@host:port with a node id of 64 lower-case hex characters")
     dialable_endpoint(endpoint)
     return text
+
+
+def is_service_port(port: int) -> bool:
+    """Whether a port is none that is dialled because the other end names it: those below LEAST_PORT are of services
+    that everybody knows, and who shares its address with others could have theirs tried."""
+    return port != HTTPS_PORT and not LEAST_PORT <= port < 65536
+
+
+def relay_port(port: int) -> int:
+    """The port itself; 0 stands for a free one.
+
+    Raises:
+        ValueError: nobody would dial a relay there.
+    """
+    if port and is_service_port(port):
+        raise ValueError(f"is a port that nobody dials for a relay; expected {HTTPS_PORT}, {LEAST_PORT} to 65535, or 0")
+    return port
 
 
 def relayed_endpoint(relay: str, relay_id: str) -> str:

@@ -14,6 +14,7 @@ from typing import Final
 # sockets that wait to be one, pages, and others.
 _OTHER_FILES: Final = 3328
 _SHARE_OF_PAGES: Final = 8  # one of so many files may be a connection for a page, where few are allowed
+_SHARE_OF_RELAYED: Final = 12  # one connection of a relay for so many: it has up to four files, a third of them all
 _DESCRIPTORS: Final = Path("/proc/self/fd") if sys.platform == "linux" else Path("/dev/fd")
 
 
@@ -32,6 +33,12 @@ def places_for_pages(most: int) -> int:
     """How many connections for pages the limit of open files has room for now, at most `most`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else min(most, soft // _SHARE_OF_PAGES)
+
+
+def places_for_relayed(most: int) -> int:
+    """How many connections of a relay the limit of open files has room for now, at most `most`."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if soft == resource.RLIM_INFINITY else min(most, soft // _SHARE_OF_RELAYED)
 
 
 class DescriptorPin:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from swarm.config.network_config import DirectoryConfig, Endpoint, Port
+from swarm.config.network_config import DirectoryConfig, Endpoint, RelayPort
 from swarm.config.node_config import NodeConfig
 from swarm.config.runtime_config import TelemetryConfig
 from swarm.config.section import Listening, Model, Positive, PositiveFloat
@@ -35,9 +35,9 @@ class CoordinatorConfig(Model):
     no node does; 0: none."""
     relay_bytes_per_s: Positive = 8 * 2**20
     """Most bytes a second that it passes on for them, both directions together."""
-    relay_port: Port = 0
-    """TCP port at which it passes them on from socket to socket; 0: a free one. Where others do not reach it, bytes go
-    by `listen`."""
+    relay_port: RelayPort = 0
+    """TCP port at which it passes them on from socket to socket, the same for others as here; 0: a free one. Where
+    others do not reach it, bytes go by `listen`, at several times the work."""
     manifest_days: Annotated[float, Field(ge=0, le=3650)] = 0.0
     """Days after which a signed manifest is refused; it is signed anew when half of them are over. 0: never."""
     next_key: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""

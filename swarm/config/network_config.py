@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from swarm.addresses import dialable_anchor, dialable_endpoint, dialable_multiaddress
+from swarm.addresses import dialable_anchor, dialable_endpoint, dialable_multiaddress, relay_port
 from swarm.config.section import Listening, Model, NotNegative, Positive, PositiveFloat
 
 Endpoint = Annotated[str, AfterValidator(lambda text: dialable_endpoint(text) if text else text)]
@@ -15,7 +15,7 @@ MAX_ANCHORS = 16
 Anchor = Annotated[str, AfterValidator(dialable_anchor)]
 Multiaddress = Annotated[str, AfterValidator(dialable_multiaddress)]
 MAX_MEMBERS = 1000
-Port = Annotated[int, Field(ge=0, le=65535)]
+RelayPort = Annotated[int, Field(ge=0, le=65535), AfterValidator(relay_port)]
 LEAST_UPLOAD_BYTES_PER_S = 50_000  # a chunk of 1 MiB in 28 s beside relayed bytes: peers wait for one for 30 s
 NodeIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -36,9 +36,9 @@ class ExchangeConfig(Model):
     relay_bytes_per_s: Positive = 8 * 2**20
     """Most bytes a second that it passes on for them, both directions together; a quarter of max_upload_bytes_per_s
     where that is less."""
-    relay_port: Port = 0
-    """TCP port at which it passes them on from socket to socket, three times as fast and at a third of the work; 0: a
-    free one. Where others do not reach it, bytes go by `listen`, encrypted once more."""
+    relay_port: RelayPort = 0
+    """TCP port at which it passes them on from socket to socket, the same for others as here; 0: a free one. Where
+    others do not reach it, bytes go by `listen`, at several times the work."""
     max_neighbours: Annotated[int, Field(ge=0, le=64)] = 8
     """Peers whose groups are streamed."""
     max_group_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20)] = 4 * 2**20

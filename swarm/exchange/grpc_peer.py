@@ -16,7 +16,7 @@ from swarm.exchange.exchange_servicer import FETCH_BYTES
 from swarm.exchange.group_stream import SUBSCRIBE_BATCH
 from swarm.identity import is_hex_digest
 from swarm.interfaces import StreamItem
-from swarm.relay.relay_client import RelayedSocket
+from swarm.relay.relayed_socket import RelayedSocket
 from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
 from swarm.wire.adverts import cursor_from_message, cursor_to_message
 from swarm.wire.envelopes import MAX_ENVELOPE_BYTES, sealed_from_bytes, sealed_from_message

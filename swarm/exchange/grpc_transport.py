@@ -18,8 +18,9 @@ from swarm.exchange.grpc_peer import BegunBodies, GrpcPeer
 from swarm.identity import Identity
 from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, RecordKeeper, Reservation
 from swarm.peers.upload_limit import UploadLimit
-from swarm.relay.relay_client import RelayedSocket, RelayReservation, RelaySessions, announce_at, dial_back, records_at
+from swarm.relay.relay_client import RelayReservation, RelaySessions, announce_at, dial_back, records_at
 from swarm.relay.relay_servicer import RelayServicer
+from swarm.relay.relayed_socket import RelayedSocket
 from swarm.relay.reservation_table import RelayLimits
 from swarm.types import NodeId
 from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
@@ -29,9 +30,9 @@ from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 # A write that flow control blocks for this long ends the stream; the peer begins again where it is.
 STALL_TIMEOUT_S: Final = 120.0
 DRAIN_S: Final = 0.2
-# Seconds of silence after which the other end is asked for a sign of life; whatever comes ends a silence. A relay that
-# passes on none within twice that is left.
+# Seconds of silence after which the other end is asked for a sign of life; whatever comes ends a silence.
 RELAY_PING_S: Final = 3.0
+RELAY_PINGS: Final = 2  # in which no byte came: the relay is left
 ROUTER_PING_S: Final = 6.0  # from behind a router: the strictest that was tried forgets after 8 s
 _WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "[::]", ""})
 
@@ -136,7 +137,7 @@ class GrpcTransport:
         return self._peer(await self._open(address, timeout_s))
 
     async def _connect_through(self, relay: PeerAddress, address: PeerAddress, timeout_s: float) -> PeerClient:
-        way = RelayedSocket(self._relays, relay, address.node_id, silent_s=2 * RELAY_PING_S)
+        way = RelayedSocket(self._relays, relay, address.node_id, idle_s=RELAY_PINGS * RELAY_PING_S)
         async with AsyncExitStack() as opened:
             path = await opened.enter_async_context(way)
             channel = await self._open(address, timeout_s, socket_path=path, ping_s=RELAY_PING_S)
@@ -187,7 +188,7 @@ class GrpcTransport:
         """Looks at our own certificate through a reservation: only who has its key can show it. Raises Unavailable."""
         address = PeerAddress(node_id=self._identity.node_id, endpoint=reservation.endpoint)
         assert address.relay is not None
-        async with RelayedSocket(self._relays, address.relay, address.node_id, silent_s=timeout_s) as path:
+        async with RelayedSocket(self._relays, address.relay, address.node_id, idle_s=timeout_s) as path:
             try:
                 async with asyncio.timeout(timeout_s):
                     shown = await fetch_certificate(address.endpoint, path)

@@ -8,29 +8,24 @@ import asyncio
 import hashlib
 import logging
 import os
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import grpc
 
-from swarm.addresses import is_wildcard, relayed_endpoint
+from swarm.addresses import is_service_port, is_wildcard, relayed_endpoint
 from swarm.errors import NotHeld, Unauthenticated, Unavailable
 from swarm.flow import BoundedTable, TokenBucket
 from swarm.interfaces import DialBack, PeerAddress
 from swarm.printable import printable
-from swarm.relay.accepted import Accepted
 from swarm.relay.relay_servicer import MAX_RECORDS, ORIGIN_BYTES
-from swarm.relay.reservation_table import TICKETS_BURST, TICKETS_PER_S, is_callers_port
+from swarm.relay.reservation_table import TICKETS_BURST, TICKETS_PER_S
 from swarm.relay.ticket_port import TICKET_BYTES, show_ticket
-from swarm.relay.tunnel import EOF, pump, splice
+from swarm.relay.tunnel import pump, splice
 from swarm.types import NodeId, short
 from swarm.wire.adverts import MAX_ADVERT_BYTES, is_endpoint
 from swarm.wire.grpc_errors import calling
@@ -51,11 +46,12 @@ MAX_TAKEN: Final = 64  # connections through one reservation
 MOST_TICKETS_PER_S: Final = TICKETS_PER_S * 4 / 3
 MOST_TICKETS_BURST: Final = TICKETS_BURST * 4 / 3
 LOCAL_DIAL_S: Final = 5.0
-TAKEN_WITHIN_S: Final = 10.0  # a relay waits for half as long
-WHY_S: Final = 1.0  # for a relay to say why a connection ended, once its socket did
-SOCKET_S: Final = 2.0  # for a relay to answer at its port of sockets
-AGAIN_S: Final = 600.0  # until one that did not is asked there again: bytes go by its calls meanwhile
-MAX_SILENT: Final = 1024  # relays that did not
+IDLE_S: Final = 100.0  # without a byte of a caller: a relay ends what is silent for 90 s
+SOCKET_S: Final = 1.5  # for a relay to answer at its port of sockets
+# Until one that did not is asked there again, ever longer; bytes go by its calls meanwhile.
+AGAIN_S: Final = 5.0
+AGAIN_AT_MOST_S: Final = 600.0
+MAX_UNREACHED: Final = 1024  # relays that did not
 
 OpenSession = Callable[[PeerAddress, float], Awaitable[AuthenticatedChannel]]
 
@@ -81,7 +77,8 @@ class RelaySessions:
 
     def __init__(self, open_session: OpenSession, endpoint_of: Callable[[PeerAddress], str], timeout_s: float) -> None:
         self._open_session, self._endpoint_of, self.timeout_s = open_session, endpoint_of, timeout_s
-        self._silent_until_s = BoundedTable[PeerAddress, float](MAX_SILENT)  # relays whose port did not answer
+        # of relays whose port did not answer: when it is asked again, and how long that is
+        self._unreached = BoundedTable[PeerAddress, tuple[float, float]](MAX_UNREACHED)
         self._open: dict[PeerAddress, list[_Session]] = {}
         self._opening = WeakValueDictionary[PeerAddress, asyncio.Lock]()  # as long as anybody waits for a session
 
@@ -127,15 +124,16 @@ class RelaySessions:
             None where it gives none: the bytes go by the call then.
         """
         now_s = time.monotonic()
-        is_none = not is_callers_port(port) or len(ticket) != TICKET_BYTES
-        if is_none or self._silent_until_s.get(relay, now_s) > now_s:
+        again_s, waited_s = self._unreached.get(relay, (now_s, 0.0))
+        if is_service_port(port) or len(ticket) != TICKET_BYTES or again_s > now_s:
             return None
         host = self._endpoint_of(relay).rpartition(":")[0].strip("[]")
         try:
             async with asyncio.timeout(SOCKET_S):
                 return await show_ticket(host, port, ticket)
         except TimeoutError:  # a firewall, which each connection would wait for
-            self._silent_until_s[relay] = now_s + AGAIN_S
+            wait_s = min(AGAIN_AT_MOST_S, max(AGAIN_S, 2 * waited_s))
+            self._unreached[relay] = now_s + wait_s, wait_s
         except (OSError, ValueError) as error:
             logger.debug("a relay gave no socket", extra={"relay": short(relay.node_id), "error": str(error)})
         return None
@@ -216,124 +214,6 @@ def _check_adverts(adverts: Sequence[bytes], what: str) -> None:
         raise Unavailable(f"{what}: {len(adverts)} adverts of up to {longest} bytes, {bound}; the relay is broken")
 
 
-class RelayedSocket:
-    """A local socket behind which stands a node that cannot be dialled: each connection to it is one through a relay.
-
-    Args:
-        sessions: with relays.
-        relay: where the node is reached.
-        node_id: of the node.
-        silent_s: seconds without a byte after which the relay passes nothing on; each end sends one before.
-
-    Example:
-        async with RelayedSocket(sessions, relay, node_id, silent_s=6.0) as path:
-            channel = await open_channel(endpoint, node_id, identity, run_id, 5.0, socket_path=path, ping_s=3.0)
-    """
-
-    def __init__(self, sessions: RelaySessions, relay: PeerAddress, node_id: NodeId, silent_s: float) -> None:
-        self._sessions, self._relay, self._node_id, self._silent_s = sessions, relay, node_id, silent_s
-        self._folder = ""
-        self._accepted: Accepted | None = None
-        self._pumps: set[asyncio.Task[None]] = set()
-        self.failure: Unavailable | None = None  # why the relay gave no connection
-
-    async def __aenter__(self) -> str:
-        making = asyncio.ensure_future(asyncio.to_thread(tempfile.mkdtemp, prefix="swarm-relay-"))  # of this user alone
-        try:
-            self._folder = await asyncio.shield(making)
-            path = str(Path(self._folder) / "s")
-            listening = socket.socket(socket.AF_UNIX)
-            self._accepted = Accepted(listening, self._connected)
-            listening.bind(path)
-            listening.listen()
-            self._accepted.start()
-        except OSError as error:
-            await self.close()
-            raise Unavailable(f"no local socket in {tempfile.gettempdir()}: {error}; set TMPDIR") from None
-        except asyncio.CancelledError:
-            with suppress(OSError):
-                self._folder = await making
-            await self.close()
-            raise
-        return path
-
-    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Raises Unavailable with what the relay said, where that is why nobody answered."""
-        await self.close()
-        if type(error) is Unavailable and self.failure is not None:  # its subclasses say who answered
-            raise Unavailable(f"{error}: {self.failure}") from None
-
-    def _connected(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        task = asyncio.ensure_future(self._pass_on(connection))
-        self._pumps.add(task)
-        task.add_done_callback(self._pumps.discard)
-        task.add_done_callback(lambda _: connection.close())  # also where it was cancelled before its first step
-
-    async def _pass_on(self, local: socket.socket) -> None:
-        what = f"connection to {short(self._node_id)} through {short(self._relay.node_id)}"
-        try:
-            async with self._sessions.call(self._relay) as (stub, metadata):
-                call = stub.Connect(metadata=metadata)
-                try:
-                    with calling(what, NotHeld, Unauthenticated):
-                        taken = await _until_taken(call, pb.ConnectRequest(node_id=self._node_id), what)
-                        await self._through(taken, call, local)
-                finally:
-                    call.cancel()
-        except (Unavailable, NotHeld) as error:
-            self.failure = error if isinstance(error, Unavailable) else Unavailable(str(error))
-            logger.debug("relayed connection ended", extra={"error": str(error)})
-
-    async def _through(self, taken: pb.ConnectResponse, call: Any, local: socket.socket) -> None:
-        remote = await self._sessions.socket_to(self._relay, taken.port, taken.ticket)
-        if remote is None:
-            await pump(call, pb.ConnectRequest, local, self._silent_s, call.done_writing)
-            return
-        over = asyncio.ensure_future(call.read())  # which has no bytes
-        try:
-            await splice(local, remote, _until_done(over), other_silent_s=self._silent_s)
-            await asyncio.wait((over,), timeout=WHY_S)
-            if over.done():
-                over.result()
-        finally:
-            over.cancel()
-            await asyncio.gather(over, return_exceptions=True)
-
-    async def close(self) -> None:
-        """Ends the socket and every connection through it."""
-        try:
-            if self._folder:  # first: nobody connects from then on
-                await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
-        finally:
-            if self._accepted is not None:
-                self._accepted.close()
-            for task in list(self._pumps):
-                task.cancel()
-            await asyncio.gather(*self._pumps, return_exceptions=True)
-
-
-async def _until_taken(call: Any, request: pb.ConnectRequest, what: str) -> pb.ConnectResponse:
-    """Asks, and waits until the other end took the connection: no byte is sent before, as gRPC forgets why a call was
-    refused where our bytes cross that. Raises as gRPC, or Unavailable.
-
-    A first write may never return where the call ends before the relay said anything.
-    """
-    try:
-        async with asyncio.timeout(TAKEN_WITHIN_S):
-            await call.write(request)
-            taken = await call.read()
-    except TimeoutError:
-        raise Unavailable(f"{what}: not taken within {TAKEN_WITHIN_S:.0f} s") from None
-    if taken is EOF or taken.data:
-        raise Unavailable(f"{what}: the relay does not say that it was taken")
-    return taken
-
-
-async def _until_done(future: asyncio.Future[Any]) -> None:
-    await asyncio.wait((future,))  # which goes on where this is cancelled
-
-
 class RelayReservation:
     """Our reservation at a relay: connections that others ask for there are taken, and led to our own server.
 
@@ -403,7 +283,7 @@ class RelayReservation:
             if remote is None:
                 await self._accept(ticket, local)
             else:
-                await splice(local, remote)
+                await splice(local, remote, other_idle_s=IDLE_S)
         except (Unavailable, NotHeld, OSError, TimeoutError) as error:
             logger.debug("relayed connection ended", extra={"error": str(error)})
         finally:
@@ -417,7 +297,7 @@ class RelayReservation:
                 with calling(f"connection taken at {short(self.relay.node_id)}", NotHeld, Unauthenticated):
                     async with asyncio.timeout(LOCAL_DIAL_S):  # as in `_until_taken`
                         await call.write(pb.AcceptRequest(ticket=ticket))
-                    await pump(call, pb.AcceptRequest, local, finish=call.done_writing)
+                    await pump(call, pb.AcceptRequest, local, IDLE_S, call.done_writing)
             finally:
                 call.cancel()
 

@@ -1,17 +1,17 @@
 """What a relay does for nodes that cannot be dialled: it holds their reservations, and passes on bytes.
 
 Invariant: both ends proved their keys to this node, and what passes is a connection that they prove to each other; the
-relay looks at none of it and needs no trust. At most one frame of each direction waits here; `reservation_table.py`
-bounds reservations and connections, `byte_budget.py` bytes.
+relay looks at none of it and needs no trust. Of each direction two frames wait here at most, beside what the kernel
+keeps; `reservation_table.py` bounds reservations and connections, `byte_budget.py` bytes.
 """
 
 import asyncio
 import hashlib
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from swarm.errors import NotHeld, TooLarge, Unavailable
 from swarm.flow import RateLimiter, TokenBucket
 from swarm.identity import is_hex_digest, node_id_of
 from swarm.interfaces import RecordKeeper
+from swarm.open_files import places_for_relayed
 from swarm.relay.byte_budget import ByteBudget
 from swarm.relay.reservation_table import (
     MAX_DIALLED,
@@ -37,7 +38,17 @@ from swarm.relay.reservation_table import (
     check_port,
 )
 from swarm.relay.ticket_port import TICKET_BYTES, TicketPort
-from swarm.relay.tunnel import EOF, bound, local_pair, pump, reset, splice, until_first_ends
+from swarm.relay.tunnel import (
+    EOF,
+    FRAME_BYTES,
+    SOCKET_BYTES,
+    limit_buffers,
+    local_pair,
+    pump,
+    reset,
+    splice,
+    until_first_ends,
+)
 from swarm.types import JsonDict, NodeId, short
 from swarm.wire.adverts import author_of
 from swarm.wire.connection_limits import peer_key, peer_subnet
@@ -49,6 +60,7 @@ from swarm.wire.v1 import relay_service_pb2 as pb
 from swarm.wire.v1 import relay_service_pb2_grpc as pb_grpc
 
 FIRST_MESSAGE_S: Final = 5.0
+FRAMES_PER_S: Final = 256  # at least, of all connections together
 ACCEPT_S: Final = 5.0  # for a node to take a connection that somebody asked for
 DIAL_BACK_S: Final = 3.0
 ORIGIN_BYTES: Final = 8
@@ -60,6 +72,10 @@ ANNOUNCED_PER_S: Final = 16.0  # of all together who hold no reservation here: e
 ANNOUNCED_BURST: Final = 64.0
 ANNOUNCED_OF_SUBNET_PER_S: Final = 1.0  # of them: two subnets would use up what all have
 ANNOUNCED_OF_SUBNET_BURST: Final = 8.0
+# That the kernel keeps of each direction of the first connections, as many as have SOCKET_BYTES each; a later one has
+# its share, and 512 of them four times that: with SOCKET_BYTES each, and what the kernel adds, they had a gigabyte.
+SOCKETS_BYTES: Final = 8 * 2**20
+LEAST_SOCKET_BYTES: Final = 32 * 1024
 _ENDINGS: Final = (OSError, TimeoutError, grpc.aio.AioRpcError, grpc.aio.BaseError)
 
 
@@ -100,6 +116,9 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         self._asked: dict[bytes, _Asked] = {}
         self._port = TicketPort()
         self._budget = ByteBudget(clock, limits.bytes_per_s, limits.burst_bytes)
+        # A frame passes whole: where many wait for a little, each hears from the other end every few seconds.
+        self._frame_bytes = min(FRAME_BYTES, max(ByteBudget.LEAST_BYTES, limits.bytes_per_s // FRAMES_PER_S))
+        self._num_sockets = 0  # of nodes that took a connection by one, so far
         self._records = RateLimiter[NodeId](RECORD_CALLS_PER_S, RECORD_CALLS_BURST, MAX_DIALLED)
         self._records_of = RateLimiter[str](
             RECORD_CALLS_OF_SUBNET * RECORD_CALLS_PER_S, RECORD_CALLS_OF_SUBNET * RECORD_CALLS_BURST, MAX_SUBNETS
@@ -120,6 +139,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             number: of the port; 0 picks a free one.
         """
         if self.limits.reservations:
+            self.table.limits = replace(self.limits, connections=places_for_relayed(self.limits.connections))
             await self._port.start(listen.rpartition(":")[0], number)
 
     async def close_port(self) -> None:
@@ -137,7 +157,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             "reservations": len(self.table),
             "connections": self.table.num_connections,
             "bytes": self._budget.num_bytes,
-            "sockets": self._port.num_shown,
+            "sockets": self._num_sockets,
         }
 
     # --- whether the caller can be dialled ---------------------------------------------------------
@@ -231,7 +251,6 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
                 far = await dial(host.strip("[]"), int(port))
         except (OSError, TimeoutError) as error:
             raise Unavailable(f"{endpoint} does not answer: {type(error).__name__}") from None
-        bound(far)
         await self._lead(context, connection, far)
 
     async def _join(self, context: Context, connection: RelayedConnection, reservation: HeldReservation) -> None:
@@ -250,21 +269,33 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
                 finally:
                     del self._asked[ticket]
                     reservation.waiting.pop(ticket, None)
+            reservation.count_shown()
+            self._num_sockets += far.family != socket.AF_UNIX
             await self._lead(context, connection, far)
         finally:
             asked.is_over.set()
 
     async def _lead(self, context: Context, connection: RelayedConnection, far: socket.socket) -> None:
         """Passes on bytes between the caller and the end that took the connection, which is closed with it."""
+        room = max(LEAST_SOCKET_BYTES, min(SOCKET_BYTES, SOCKETS_BYTES // max(1, self.table.num_connections)))
+        limit_buffers(far, room)
         try:
             async with self._near_end(context) as (near, over):
-                frame, idle_s = partial(self._frame, connection), self.limits.idle_s
-                await splice(near, far, over, frame=frame, own_silent_s=idle_s, other_silent_s=idle_s)
+                limit_buffers(near, room)
+                await splice(
+                    near,
+                    far,
+                    over,
+                    frame=partial(self._frame, connection),
+                    frame_bytes=self._frame_bytes,
+                    own_idle_s=self.limits.idle_s,
+                    other_idle_s=self.limits.idle_s,
+                )
         finally:
             reset(far)
 
     @asynccontextmanager
-    async def _near_end(self, context: Context) -> AsyncGenerator[tuple[socket.socket, Coroutine[Any, Any, None]]]:
+    async def _near_end(self, context: Context) -> AsyncGenerator[tuple[socket.socket, asyncio.Future[Any] | None]]:
         """The caller's end, and what ends with its call: a socket that shows its ticket, else one behind which is the
         call, from its first bytes on."""
         ticket = secrets.token_bytes(TICKET_BYTES)
@@ -275,12 +306,12 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             with self._port.awaited(ticket, shown):
                 await self._offer(context, pb.ConnectResponse(ticket=ticket, port=self._port.number), first, shown)
             if shown.done():
-                yield shown.result(), _until_done(first)
+                yield shown.result(), first
                 return
             data = first.result()
             near, own = local_pair()
             tasks.append(asyncio.ensure_future(_bridge(context, pb.ConnectResponse, own, data)))
-            yield near, _never()
+            yield near, None
         finally:
             for task in tasks:
                 task.cancel()
@@ -305,10 +336,8 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         first = await self._first(context)
         asked = self._asked.get(first.ticket)
         reservation = self.table.get(node_id)
-        is_expected = reservation is not None and reservation.num_tickets > 0
-        if reservation is not None:
-            reservation.num_tickets = max(0, reservation.num_tickets - 1)
         if asked is None or asked.node_id != node_id or asked.taken.done():
+            is_expected = reservation is not None and reservation.count_shown()
             error = NotHeld("nobody waits for this ticket")  # any more: who waited may have gone meanwhile
             raise error if is_expected else self._sessions.refused(context.peer(), error)
         far, own = local_pair()
@@ -409,11 +438,3 @@ async def _after(room: asyncio.Future[None], data: bytes) -> bytes:
 
 async def _until_set(event: asyncio.Event) -> None:
     await event.wait()
-
-
-async def _until_done(future: asyncio.Future[Any]) -> None:
-    await asyncio.wait((future,))
-
-
-async def _never() -> None:
-    await asyncio.Event().wait()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from swarm.addresses import HTTPS_PORT, LEAST_PORT, is_service_port
 from swarm.errors import NotHeld, TooLarge, Unavailable
 from swarm.fairness import FairTable
 from swarm.flow import BoundedTable, RateLimiter, Signal
@@ -17,9 +18,6 @@ from swarm.types import NodeId, short
 
 DIAL_BACKS_PER_S: Final = 1 / 20  # of one subnet
 DIAL_BACKS_BURST: Final = 8.0
-# A caller that shares its address with others could have their services tried: none of these is a node's.
-LEAST_PORT: Final = 1024
-HTTPS_PORT: Final = 443
 DIALLED_S: Final = 1500.0  # that a dial-back counts: nodes ask every 600 s, and an address may be another's later
 MAX_DIALLED: Final = 4096
 MAX_SUBNETS: Final = 4096
@@ -71,6 +69,12 @@ class HeldReservation:
         """Somebody waits for the node to take a connection."""
         self.waiting[ticket.ticket] = ticket
         self.changed.fire()
+
+    def count_shown(self) -> bool:
+        """It showed a ticket; False where it was told of no other."""
+        is_expected = self.num_tickets > 0
+        self.num_tickets -= is_expected
+        return is_expected
 
     async def next_ticket(self) -> Ticket:
         """The one that waits longest; who gave up does not wait any more."""
@@ -268,12 +272,7 @@ class ReservationTable:
                 del self._num_of_caller[connection.caller]
 
 
-def is_callers_port(port: int) -> bool:
-    """Whether a port that the other end names is dialled: no service that everybody knows is."""
-    return port == HTTPS_PORT or LEAST_PORT <= port < 65536
-
-
 def check_port(port: int) -> None:
     """Raises TooLarge where no dial-back is made to a port."""
-    if not is_callers_port(port):
+    if is_service_port(port):
         raise TooLarge(f"port {port}, expected {HTTPS_PORT}, or {LEAST_PORT} to 65535")

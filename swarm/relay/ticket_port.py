@@ -16,8 +16,9 @@ from typing import Final
 from swarm.addresses import is_wildcard, subnet_of
 from swarm.errors import ConfigError
 from swarm.fairness import FairTable
-from swarm.relay.accepted import Accepted
-from swarm.relay.tunnel import bound, reset
+from swarm.open_files import places_for_relayed
+from swarm.relay.acceptor import Acceptor
+from swarm.relay.tunnel import limit_buffers, reset
 from swarm.wire.host_names import dial
 
 TICKET_BYTES: Final = 16
@@ -39,10 +40,9 @@ class TicketPort:
 
     def __init__(self) -> None:
         self.number = 0  # 0: closed
-        self.num_shown = 0  # tickets, so far
         self._awaited: dict[bytes, asyncio.Future[socket.socket]] = {}
         self._silent = FairTable[str, "_Silent"]()  # by subnet
-        self._accepted: Accepted | None = None
+        self._accepted: Acceptor | None = None
 
     async def start(self, host: str, number: int) -> None:
         """Listens.
@@ -61,9 +61,9 @@ class TicketPort:
                 f"relay_port {number}: cannot listen at {host or '*'}:{number}: {error.strerror}; free the port, "
                 "choose another, or 0 for any"
             ) from None
-        bound(listening)
+        limit_buffers(listening)
         self.number = listening.getsockname()[1]
-        self._accepted = Accepted(listening, self._take)
+        self._accepted = Acceptor(listening, self._take)
         self._accepted.start()
 
     async def close(self) -> None:
@@ -71,10 +71,10 @@ class TicketPort:
         self.number = 0
         if self._accepted is not None:
             self._accepted.close()
-        asking = [silent.asking for subnet in self._silent.parties for silent in self._silent.of(subnet)]
-        for task in asking:
+        greetings = [silent.greeting for subnet in self._silent.parties for silent in self._silent.of(subnet)]
+        for task in greetings:
             task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*greetings, return_exceptions=True)
 
     @contextmanager
     def awaited(self, ticket: bytes, shown: asyncio.Future[socket.socket]) -> Generator[None]:
@@ -97,23 +97,23 @@ class TicketPort:
             return
         if len(self._silent.of(subnet)) >= MAX_SILENT_OF_SUBNET:
             self._drop(self._silent.oldest(subnet))
-        elif len(self._silent) >= MAX_SILENT:
+        elif len(self._silent) >= places_for_relayed(MAX_SILENT):
             self._drop(self._silent.oldest_of_longest())
         connection.setblocking(False)
-        silent = _Silent(subnet, asyncio.ensure_future(self._ask(connection)))
+        silent = _Silent(subnet, asyncio.ensure_future(self._greet(connection)))
         self._silent.add(subnet, silent)
-        silent.asking.add_done_callback(lambda asking: self._asked(silent, connection))
+        silent.greeting.add_done_callback(lambda _: self._greeted(silent, connection))
 
     def _drop(self, silent: "_Silent") -> None:
         self._silent.remove(silent.subnet, silent)
-        silent.asking.cancel()
+        silent.greeting.cancel()
 
-    def _asked(self, silent: "_Silent", connection: socket.socket) -> None:
+    def _greeted(self, silent: "_Silent", connection: socket.socket) -> None:
         self._silent.remove(silent.subnet, silent)
-        if silent.asking.cancelled() or not silent.asking.result():
+        if silent.greeting.cancelled() or not silent.greeting.result():
             reset(connection)
 
-    async def _ask(self, connection: socket.socket) -> bool:
+    async def _greet(self, connection: socket.socket) -> bool:
         """Whether it showed a ticket that somebody awaits."""
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(TICKET_S):
@@ -121,11 +121,9 @@ class TicketPort:
             taken = self._awaited.pop(shown[len(GREETING) :], None)
             if taken is None or taken.done() or not shown.startswith(GREETING):
                 return False
-            await asyncio.get_running_loop().sock_sendall(connection, ANSWER)
-            if not taken.done():
-                taken.set_result(connection)
-                self.num_shown += 1
-                return True
+            connection.send(ANSWER)  # at once: whoever awaits it may leave in any other turn
+            taken.set_result(connection)
+            return True
         return False
 
 
@@ -134,7 +132,7 @@ class _Silent:
     """A socket that showed no ticket yet."""
 
     subnet: str
-    asking: asyncio.Task[bool]
+    greeting: asyncio.Task[bool]
 
 
 async def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
@@ -165,6 +163,7 @@ async def show_ticket(host: str, port: int, ticket: bytes) -> socket.socket:
         ValueError: the host is no name.
     """
     connection = await dial(host, port)
+    limit_buffers(connection)  # else who reads slowly has megabytes before each sign of life
     try:
         await asyncio.get_running_loop().sock_sendall(connection, GREETING + ticket)
         if await _exactly(connection, len(ANSWER)) != ANSWER:

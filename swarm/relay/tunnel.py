@@ -5,9 +5,10 @@ ends the other does.
 """
 
 import asyncio
+import math
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
@@ -16,7 +17,7 @@ import grpc
 from swarm.errors import Unavailable
 
 FRAME_BYTES: Final = 60 * 1024  # at once: a request of a server has at most 64 KiB (`ServerLimits`)
-SOCKET_BYTES: Final = 256 * 1024  # that the kernel of a relay keeps of each direction: else it grows to megabytes
+SOCKET_BYTES: Final = 256 * 1024  # that the kernel of a relay keeps of each direction, and as much again for itself
 FINISH_S: Final = 10.0  # for the other side to read what was written, once nothing more comes
 EOF: Final = cast(Any, grpc.aio).EOF  # what a read of a call gives at its end
 _AT_ONCE: Final = struct.pack("ii", 1, 0)  # of SO_LINGER: on, 0 s
@@ -28,53 +29,72 @@ Frame = Callable[[bytes], bytes | Awaitable[bytes]]
 async def splice(
     own: socket.socket,
     other: socket.socket,
-    *until: Coroutine[Any, Any, None],
+    until: asyncio.Future[Any] | None = None,
+    *,
     frame: Frame | None = None,
-    own_silent_s: float | None = None,
-    other_silent_s: float | None = None,
+    frame_bytes: int = FRAME_BYTES,
+    own_idle_s: float | None = None,
+    other_idle_s: float | None = None,
 ) -> None:
-    """Passes bytes both ways until a socket, or one of `until`, ends; closes both sockets.
+    """Passes bytes both ways until a socket ends, or `until` is done; closes both sockets.
 
-    Once nothing more comes from one side, the other has FINISH_S to read what came. Callbacks, as streams of asyncio
-    copy each byte twice more, and would keep a relay from 70 % of what a direct connection gives.
+    Once nothing more comes from one side, the other has FINISH_S to read what came. By callbacks: streams of asyncio
+    copy each byte twice more.
 
     Args:
         own: connected, like `other`.
-        frame: what is written for what came from either, of which it is given at most FRAME_BYTES; None: what came.
-        own_silent_s: seconds in which no byte of `own` passed after which it is lost; None: never. So the other.
+        frame: what is written for what came from either; None: what came, as much as asyncio reads at once.
+        frame_bytes: most that `frame` is given.
+        own_idle_s: seconds in which no byte of `own` passed after which it is lost; None: never. So the other.
 
     Raises:
-        Unavailable: a side was silent; or what `until` raises.
+        Unavailable: no byte of a side passed for too long.
     """
-    own_side, other_side = _Side(frame, own_silent_s), _Side(frame, other_silent_s)
+    loop = asyncio.get_running_loop()
+    sides = own_side, other_side = _Side(frame, frame_bytes, own_idle_s), _Side(frame, frame_bytes, other_idle_s)
     own_side.other, other_side.other = other_side, own_side
-    sides = (own_side, other_side)
     try:
         for side, connection in zip(sides, (own, other), strict=True):
             send_at_once(connection)
-            await asyncio.get_running_loop().create_connection(lambda side=side: side, sock=connection)  # type: ignore[misc]
+            await loop.create_connection(lambda side=side: side, sock=connection)  # type: ignore[misc]
         for side in sides:
-            side.go_on(_START)
-        await until_first_ends(*map(_until_ended, sides), *until)
+            side.resume(_START)
+        await _until_first_ends(sides, until)
         for side in sides:
             side.finish()
         await asyncio.wait([side.ended for side in sides], timeout=FINISH_S)
     finally:
         for side, connection in zip(sides, (own, other), strict=True):
-            side.reset(connection)
-        for coroutine in until:
-            coroutine.close()
+            side.close(connection)
+
+
+async def _until_first_ends(sides: "Sequence[_Side]", until: asyncio.Future[Any] | None) -> None:
+    """Raises Unavailable where no byte of a side passed for too long."""
+    ends = [side.ended for side in sides] + ([] if until is None else [until])
+    while not any(end.done() for end in ends):
+        now_s = asyncio.get_running_loop().time()
+        idle = min(sides, key=lambda side: side.left_s(now_s))
+        left_s = idle.left_s(now_s)
+        if left_s <= 0:
+            raise Unavailable(f"no byte came for {idle.idle_s:.0f} s")
+        timeout_s = None if left_s == math.inf else left_s
+        await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 def reset(connection: socket.socket) -> None:
     """Closes a socket at once. What nobody read is dropped: the kernel would keep it for minutes, beside all bounds."""
-    with suppress(OSError):  # it is closed
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+    keep_nothing(connection)
     connection.close()
 
 
+def keep_nothing(connection: socket.socket) -> None:
+    """Has the kernel drop what nobody read when the socket is closed."""
+    with suppress(OSError):  # it is closed
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+
+
 def send_at_once(connection: socket.socket) -> None:
-    """Has the kernel wait for nothing before it sends: with Nagle's algorithm a relay gives half."""
+    """Has the kernel send at once: Nagle's algorithm and delayed acknowledgements wait for each other."""
     if connection.family != socket.AF_UNIX:
         with suppress(OSError):  # the other side is gone
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -88,11 +108,11 @@ def local_pair() -> tuple[socket.socket, socket.socket]:
         raise Unavailable(f"no socket is free: {error.strerror}; try another relay") from None
 
 
-def bound(connection: socket.socket) -> None:
-    """Has the kernel keep at most SOCKET_BYTES of each direction of a socket, and of those that it accepts."""
+def limit_buffers(connection: socket.socket, num_bytes: int = SOCKET_BYTES) -> None:
+    """Has the kernel keep about so many bytes of each direction of a socket, and of those that it accepts."""
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         with suppress(OSError):  # the other side is gone
-            connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
+            connection.setsockopt(socket.SOL_SOCKET, option, num_bytes)
 
 
 # Why nothing is read of a side.
@@ -104,58 +124,64 @@ class _Side(asyncio.Protocol):
 
     other: "_Side"
 
-    def __init__(self, frame: Frame | None, silent_s: float | None) -> None:
+    def __init__(self, frame: Frame | None, frame_bytes: int, idle_s: float | None) -> None:
         loop = asyncio.get_running_loop()
-        self._frame, self.silent_s, self._now_s = frame, silent_s, loop.time
-        self.heard_s = loop.time()  # when bytes of it passed
+        self._frame, self._frame_bytes, self.idle_s, self._now_s = frame, frame_bytes, idle_s, loop.time
+        self._passed_s = loop.time()  # when bytes of it did
         self.ended: asyncio.Future[None] = loop.create_future()  # nothing more comes
-        self._socket: Any = None  # the transport
-        self._held = {_START}
-        self.is_finished = False
+        self._transport: Any = None
+        self._paused = {_START}
         self._waiting: asyncio.Future[bytes] | None = None
+        self._is_finished = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._socket = transport
+        self._transport = transport
         if self._frame is not None:
-            self._socket.max_size = FRAME_BYTES  # that asyncio reads at once; else four times as much
-            self._socket.set_write_buffer_limits(0)  # one frame waits for the kernel, and no other is read
-        self._socket.pause_reading()
+            self._transport.max_size = self._frame_bytes  # that asyncio reads at once
+            self._transport.set_write_buffer_limits(0)  # one frame waits for the kernel, and no other is read
+        self._transport.pause_reading()
 
     def data_received(self, data: bytes) -> None:
         frame = data if self._frame is None else self._frame(data)
         if isinstance(frame, bytes):
             self._pass_on(frame)
         else:
-            self.hold(_FRAME)
+            self.pause(_FRAME)
             self._waiting = asyncio.ensure_future(frame)
             self._waiting.add_done_callback(self._may_pass)
-
-    def _pass_on(self, data: bytes) -> None:
-        if not self.other.is_finished:
-            self.other._socket.write(data)
-        self.heard_s = self._now_s()
 
     def _may_pass(self, frame: asyncio.Future[bytes]) -> None:
         if not frame.cancelled():
             self._pass_on(frame.result())
-            self.go_on(_FRAME)
+            self.resume(_FRAME)
 
-    def hold(self, why: str) -> None:
-        """Reads nothing until `go_on` for the same reason."""
-        self._held.add(why)
-        self._socket.pause_reading()
+    def _pass_on(self, data: bytes) -> None:
+        if not self.other._is_finished:
+            self.other._transport.write(data)
+        self._passed_s = self._now_s()
 
-    def go_on(self, why: str) -> None:
-        self._held.discard(why)
-        if not self._held:
-            self._socket.resume_reading()
+    def left_s(self, now_s: float) -> float:
+        """Seconds until it is lost, where none of its bytes pass; not while one waits for its turn."""
+        is_bounded = self.idle_s is not None and _FRAME not in self._paused
+        return self._passed_s + self.idle_s - now_s if is_bounded and self.idle_s is not None else math.inf
+
+    def pause(self, why: str) -> None:
+        """Reads nothing until `resume` for the same reason."""
+        self._paused.add(why)
+        self._transport.pause_reading()
+
+    def resume(self, why: str) -> None:
+        """Reads again, where no other reason is left."""
+        self._paused.discard(why)
+        if not self._paused:
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
-        self.other.hold(_FULL)
+        self.other.pause(_FULL)
 
     def resume_writing(self) -> None:
-        self.other.heard_s = self._now_s()
-        self.other.go_on(_FULL)
+        self.other._passed_s = self._now_s()
+        self.other.resume(_FULL)
 
     def eof_received(self) -> bool:
         self._end()
@@ -168,47 +194,28 @@ class _Side(asyncio.Protocol):
         if not self.ended.done():
             self.ended.set_result(None)
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether what came may not be written yet."""
-        return _FRAME in self._held
-
     def finish(self) -> None:
         """Tells it that all was written."""
-        self.is_finished = True
+        self._is_finished = True
         with suppress(OSError):
-            self._socket.write_eof()
+            self._transport.write_eof()
 
-    def reset(self, connection: socket.socket) -> None:
-        """See `reset`."""
+    def close(self, connection: socket.socket) -> None:
+        """Closes its socket, as `reset` does."""
         if self._waiting is not None:
             self._waiting.cancel()
-        if self._socket is None:
+        if self._transport is None:
             reset(connection)
-            return
-        with suppress(OSError):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-        self._socket.abort()
-
-
-async def _until_ended(side: _Side) -> None:
-    """Raises Unavailable where the side is silent for too long."""
-    if side.silent_s is None:
-        await asyncio.wait((side.ended,))
-        return
-    while not side.ended.done():
-        now_s = asyncio.get_running_loop().time()
-        left_s = side.silent_s if side.is_waiting else side.heard_s + side.silent_s - now_s
-        if left_s <= 0:
-            raise Unavailable(f"no byte came for {side.silent_s:.0f} s")
-        await asyncio.wait((side.ended,), timeout=left_s)
+        else:
+            keep_nothing(connection)
+            self._transport.abort()
 
 
 async def pump(
     call: Any,
     message: Callable[..., Any],
     connection: socket.socket,
-    silent_s: float | None = None,
+    idle_s: float | None = None,
     finish: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Passes bytes between a call and a socket until one of them ends. The caller ends both.
@@ -219,11 +226,11 @@ async def pump(
         call: of a client, or the context of one at a server; its messages have `data`.
         message: makes one that it sends.
         connection: does not block.
-        silent_s: seconds without a message after which the call is lost; None: never.
+        idle_s: seconds without a message after which the call is lost; None: never.
         finish: of a client's call: says that nothing more is written.
 
     Raises:
-        Unavailable: the call broke, or was silent; or as gRPC.
+        Unavailable: the call broke, or was idle for too long; or as gRPC.
     """
     loop, is_written = asyncio.get_running_loop(), False
 
@@ -244,8 +251,11 @@ async def pump(
 
     async def receive() -> None:
         while True:
-            async with asyncio.timeout(silent_s):
-                received = await call.read()
+            try:
+                async with asyncio.timeout(idle_s):
+                    received = await call.read()
+            except TimeoutError:
+                raise Unavailable(f"no byte came for {idle_s or 0.0:.0f} s") from None
             if received is EOF:
                 return
             if not 0 < len(received.data) <= FRAME_BYTES:
@@ -255,8 +265,6 @@ async def pump(
 
     try:
         await until_first_ends(send(), receive())
-    except TimeoutError:
-        raise Unavailable(f"no byte came for {silent_s:.0f} s") from None
     except Unavailable:  # which is an OSError, too
         raise
     except OSError:

@@ -130,7 +130,8 @@ class Scene:
 
 
 @asynccontextmanager
-async def playing() -> AsyncGenerator[Scene]:
+async def playing(*, is_by_calls: bool = False) -> AsyncGenerator[Scene]:
+    """`is_by_calls`: nobody reaches the ports of the relays, and bytes go by the calls."""
     clock, it = SystemClock(), Scene()
     transports = [GrpcTransport(each, TOY_RUN_ID, EXCHANGE, clock) for each in (HOSTILE, HONEST, NODE)]
     it.hostile_transport, _, node = transports
@@ -142,6 +143,8 @@ async def playing() -> AsyncGenerator[Scene]:
     it.reader = Noted(READER, TOY_RUN_ID, EXCHANGE, clock)
     for transport in transports:
         await transport.serve(it.log if transport is node else HoldsNothing())
+        if is_by_calls:
+            await transport.relay.close_port()
     relays = [PeerAddress(node_id=t._identity.node_id, endpoint=t.endpoint) for t in transports[:2]]
     reservations = it.reservations = [node.reservation_at(relay) for relay in relays]
     it.through = [PeerAddress(node_id=NODE.node_id, endpoint=reservation.endpoint) for reservation in reservations]

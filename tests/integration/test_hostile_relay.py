@@ -28,7 +28,6 @@ from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import reach
 from swarm.peers.address_book import AddressBook
-from swarm.relay import relay_client
 from swarm.relay.reservation_table import RelayLimits
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.simulate.virtual.group_store import MemoryGroupStore
@@ -97,14 +96,15 @@ async def turns_to(scene: Scene, attack: str) -> None:
 
 
 ATTACKS = ["alters", "withholds", "repeats", "reorders", "adds bytes", "dies"]
+EACH_WAY = [*((attack, False) for attack in ATTACKS), ("alters", True), ("withholds", True), ("dies", True)]
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(("attack", "is_by_calls"), EACH_WAY)
 async def test_groups_go_on_through_the_next_relay_and_nobody_is_blamed(
-    attack: str, monkeypatch: pytest.MonkeyPatch
+    attack: str, is_by_calls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_transport, "RELAY_PING_S", SHORT_PING_S)
-    async with playing() as scene:
+    async with playing(is_by_calls=is_by_calls) as scene:
         await scene.pass_groups(2)
         assert scene.used == scene.through[0].endpoint
         await turns_to(scene, attack)
@@ -128,13 +128,13 @@ async def test_mutation_where_a_failure_is_not_the_relays_it_is_tried_for_ever(
         assert scene.used == scene.through[0].endpoint and scene.through[1] not in scene.reader.dials
 
 
-async def test_mutation_with_grpcs_own_deadline_of_pings_a_relay_that_withholds_is_not_noticed(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("is_by_calls", [False, True])
+async def test_mutation_without_a_bound_of_silence_a_relay_that_withholds_is_not_noticed(
+    is_by_calls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_transport, "RELAY_PING_S", SHORT_PING_S)
-    plain = relay_client.splice
-    monkeypatch.setattr(relay_client, "splice", lambda *ends, other_silent_s=None: plain(*ends))  # type: ignore[arg-type]
-    async with playing() as scene:
+    monkeypatch.setattr(grpc_transport, "RELAY_PINGS", 1e6)
+    async with playing(is_by_calls=is_by_calls) as scene:
         await scene.pass_groups(2)
         await turns_to(scene, "withholds")
         scene.make_group()

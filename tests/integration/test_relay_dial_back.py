@@ -10,6 +10,7 @@ import grpc
 import pytest
 from attacked_relay import ADDRESSES, CODES, NODE, RUN, Caller, code_of, relaying
 
+from swarm import addresses
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.exchange.grpc_transport import GrpcTransport
@@ -64,7 +65,7 @@ async def test_a_subnet_has_few_ports_of_its_own_address_tried_and_none_of_servi
     everybody_is_elsewhere(monkeypatch)
     if not is_defended:
         monkeypatch.setattr(reservation_table, "DIAL_BACKS_BURST", 1e6)
-        monkeypatch.setattr(reservation_table, "LEAST_PORT", 1)
+        monkeypatch.setattr(addresses, "LEAST_PORT", 1)
     calls: list[int] = []
     server, port = await count_dials(calls)
     async with relaying() as relay:

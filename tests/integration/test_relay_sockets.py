@@ -6,7 +6,7 @@ A mutation that takes a defence out turns its claim red.
 import asyncio
 import secrets
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -19,9 +19,10 @@ from swarm.errors import ConfigError, Unavailable
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.fairness import FairTable
 from swarm.interfaces import PeerAddress
-from swarm.relay import relay_client, ticket_port
-from swarm.relay.relay_client import RelaySessions
+from swarm.relay import relay_client, relay_servicer, ticket_port
+from swarm.relay.byte_budget import ByteBudget
 from swarm.relay.ticket_port import GREETING, TicketPort, show_ticket
+from swarm.relay.tunnel import FRAME_BYTES
 from swarm.testing.builders import make_identity
 from swarm.wire.host_names import dial
 from swarm.wire.v1 import relay_service_pb2 as pb
@@ -52,15 +53,15 @@ async def asked_for(relay: Relay) -> tuple[Caller, Caller, Any, bytes]:
 # --- which way bytes go ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("far_way", ["socket", "call"])
-@pytest.mark.parametrize("near_way", ["socket", "call"])
-async def test_bytes_pass_whichever_way_each_end_has_and_the_last_ones_too(near_way: str, far_way: str) -> None:
+@pytest.mark.parametrize("far_by", ["socket", "call"])
+@pytest.mark.parametrize("near_by", ["socket", "call"])
+async def test_bytes_pass_whichever_way_each_end_has_and_the_last_ones_too(near_by: str, far_by: str) -> None:
     loop, many = asyncio.get_running_loop(), secrets.token_bytes(2**19)
     async with relaying() as relay:
         node, _, asking, ticket = await asked_for(relay)
-        far: Any = await (show_ticket(HERE, port_of(relay), ticket) if far_way == "socket" else node.accept(ticket))
+        far: Any = await (show_ticket(HERE, port_of(relay), ticket) if far_by == "socket" else node.accept(ticket))
         first = await asking.read()
-        near = await show_ticket(HERE, first.port, first.ticket) if near_way == "socket" else asking
+        near = await show_ticket(HERE, first.port, first.ticket) if near_by == "socket" else asking
 
         async def send(end: Any, data: bytes, message: Any) -> None:
             if isinstance(end, socket.socket):
@@ -81,12 +82,12 @@ async def test_bytes_pass_whichever_way_each_end_has_and_the_last_ones_too(near_
         _, found = await asyncio.gather(send(far, many, pb.AcceptRequest), receive(near, len(many)))
         assert found == many
         await send(far, b"the last", pb.AcceptRequest)
-        if far_way == "socket":
+        if far_by == "socket":
             far.close()
         else:
             await far.done_writing()
         assert await receive(near, 8) == b"the last"
-        if near_way == "socket":
+        if near_by == "socket":
             assert await ended(near)
             near.close()
         assert await code_of(asking) is CODES.OK
@@ -111,7 +112,7 @@ class Firewall:
 
 def none_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: each connection waits for the firewall."""
-    monkeypatch.setattr(relay_client, "AGAIN_S", 0.0)
+    monkeypatch.setattr(relay_client, "AGAIN_AT_MOST_S", 0.0)
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: none is remembered"])
@@ -282,6 +283,52 @@ async def test_bytes_of_sockets_are_of_the_budget(is_defended: bool) -> None:
         assert (num_read / took_s < 2 * 2**18) is is_defended
 
 
+def whole_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: a frame has as much as a call takes, however little passes in a second."""
+    monkeypatch.setattr(relay_servicer, "FRAMES_PER_S", 1)
+    monkeypatch.setattr(ByteBudget, "LEAST_BYTES", FRAME_BYTES)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: whole frames"])
+async def test_where_little_passes_each_of_many_hears_of_its_other_end_all_the_time(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three connections at the least rate two were given up after six seconds, as all waited for frames."""
+    if not is_defended:
+        whole_frames(monkeypatch)
+    loop, num_connections = asyncio.get_running_loop(), 3
+    async with relaying(bytes_per_s=12_500, burst_bytes=4096) as relay:
+        node, caller = await relay.caller(), await relay.caller()
+        await node.reserve()
+        fars, nears = [], []
+        for _ in range(num_connections):
+            asking = await caller.connect(node.identity)
+            fars.append(await show_ticket(HERE, port_of(relay), await node.tickets.get()))
+            first = await asking.read()
+            nears.append(await show_ticket(HERE, first.port, first.ticket))
+
+        async def send(far: socket.socket) -> None:
+            while True:
+                await loop.sock_sendall(far, bytes(2**16))
+
+        async def longest_silence(near: socket.socket) -> float:
+            longest_s, before_s = 0.0, loop.time()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(4.0):
+                    while await loop.sock_recv(near, 2**16):
+                        longest_s, before_s = max(longest_s, loop.time() - before_s), loop.time()
+            return max(longest_s, loop.time() - before_s)
+
+        sending = [asyncio.ensure_future(send(far)) for far in fars]
+        silences = await asyncio.gather(*map(longest_silence, nears))
+        assert (max(silences) < 2.0) is is_defended, silences
+        for task in sending:
+            task.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
+        for end in (*fars, *nears):
+            end.close()
+
+
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: newcomers are refused"])
 async def test_a_connection_of_sockets_makes_room_and_is_told_why(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
@@ -354,12 +401,17 @@ async def test_a_relay_without_reservations_has_no_port() -> None:
         assert port_of(relay) == 0
 
 
-async def test_a_relay_that_is_the_dialler_itself_is_reached_where_it_listens() -> None:
+async def test_a_relay_that_is_the_dialler_itself_is_reached_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts: list[str] = []
+
+    async def shown(host: str, port: int, ticket: bytes) -> socket.socket:
+        hosts.append(host)
+        return await show_ticket(host, port, ticket)
+
     async with relaying() as relay:
         await relay.node()
-        own = relay.transport
-        client = await own.connect(
-            PeerAddress(node_id=NODE.node_id, endpoint=f"relay.invalid:1/{relay.address.node_id}"), 5.0
-        )
+        monkeypatch.setattr(relay_client, "show_ticket", shown)
+        endpoint = f"relay.invalid:1/{relay.address.node_id}"
+        client = await relay.transport.connect(PeerAddress(node_id=NODE.node_id, endpoint=endpoint), 5.0)
         await client.close()
-        assert isinstance(own._relays, RelaySessions)
+        assert set(hosts) == {HERE} and relay.servicer.status()["sockets"] == 2

@@ -6,13 +6,15 @@ A mutation that takes a defence out turns its claim red.
 import asyncio
 import errno
 import hashlib
+import os
 import random
+import resource
 import secrets
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,14 +24,18 @@ from attacked_relay import ADDRESSES, CODES, HERE, NODE, RUN, Caller, Relay, cod
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
+from swarm.errors import SwarmError
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
-from swarm.relay import accepted, relay_client, relay_servicer, tunnel
-from swarm.relay.relay_client import RelayedSocket, RelayReservation
+from swarm.relay import acceptor, relay_client, relay_servicer, relayed_socket, tunnel
+from swarm.relay.relay_client import RelayReservation
 from swarm.relay.relay_servicer import RelayServicer
+from swarm.relay.relayed_socket import RelayedSocket
+from swarm.relay.reservation_table import HeldReservation
 from swarm.relay.ticket_port import TICKET_BYTES, TicketPort, show_ticket
-from swarm.relay.tunnel import FRAME_BYTES
+from swarm.relay.tunnel import FRAME_BYTES, SOCKET_BYTES
 from swarm.wire import session
+from swarm.wire.server import Sessions
 from swarm.wire.v1 import relay_service_pb2 as pb
 
 pytestmark = pytest.mark.timeout(60)
@@ -45,8 +51,8 @@ async def no_socket(*_: Any) -> None:
 
 
 @asynccontextmanager
-async def connected(relay: Relay, *, near: str, far: str) -> AsyncGenerator[tuple[Streams, Streams]]:
-    """The caller's end and the node's of a relayed connection, each by "socket" or "call"."""
+async def connected(relay: Relay, *, near: str, far: str) -> AsyncGenerator[tuple[Streams, Streams, RelayReservation]]:
+    """The caller's end and the node's of a relayed connection, each by "socket" or "call"; the node's reservation."""
     transports = [GrpcTransport(each, RUN, ExchangeConfig(), SystemClock()) for each in (Identity.create(), NODE)]
     for transport, way in zip(transports, (near, far), strict=True):
         if way == "call":
@@ -64,7 +70,7 @@ async def connected(relay: Relay, *, near: str, far: str) -> AsyncGenerator[tupl
             writers.append(own[1])
             other = await taken.get()
             writers.append(other[1])
-            yield own, other
+            yield own, other, reservation
     finally:
         holding.cancel()
         await asyncio.gather(holding, return_exceptions=True)
@@ -79,12 +85,11 @@ def cut_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: a call is cancelled as its socket ends."""
     plain = tunnel.pump
 
-    async def pump(
-        call: Any, message: Any, connection: socket.socket, silent_s: Any = None, finish: Any = None
-    ) -> None:
-        await plain(call, message, connection, silent_s)
+    async def pump(call: Any, message: Any, connection: socket.socket, idle_s: Any = None, finish: Any = None) -> None:
+        await plain(call, message, connection, idle_s)
 
-    monkeypatch.setattr(relay_client, "pump", pump)
+    for each in (relay_client, relayed_socket):
+        monkeypatch.setattr(each, "pump", pump)
 
 
 WAYS = [(near, far, sender, True) for near in WAY for far in WAY for sender in ("caller", "node")]
@@ -100,7 +105,7 @@ async def test_what_was_written_before_an_end_closed_arrives(
 ) -> None:
     if not is_defended:
         cut_at_once(monkeypatch)
-    async with relaying(**SLOW) as relay, connected(relay, near=near, far=far) as ends:
+    async with relaying(**SLOW) as relay, connected(relay, near=near, far=far) as (*ends, _):
         (_, near_writer), (far_reader, _) = ends
         near_writer.write(b"x")  # as a client of TLS: it begins
         await far_reader.readexactly(1)
@@ -111,6 +116,22 @@ async def test_what_was_written_before_an_end_closed_arrives(
             received = await reader.read(-1)
         assert (received == SENT) is is_defended, len(received)
         await until(lambda: not relay.num_connections)
+
+
+@pytest.mark.parametrize("far", WAY)
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: for ever"])
+async def test_a_relay_that_reads_nothing_keeps_no_connection_of_a_node_that_ended_it(
+    is_defended: bool, far: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_client, "IDLE_S", 1.0 if is_defended else 1e6)
+    async with relaying(idle_s=1e6) as relay, connected(relay, near="socket", far=far) as (near, other, reservation):
+        near[1].write(b"x")
+        await other[0].readexactly(1)
+        other[1].write(bytes(2**24))
+        await asyncio.sleep(0.5)  # all buffers are full
+        other[1].transport.abort()
+        await asyncio.sleep(1.5)
+        assert len(reservation._tasks) == (0 if is_defended else 1)
 
 
 # --- what a relay holds ---------------------------------------------------------------------------------------
@@ -172,6 +193,35 @@ async def test_without_a_free_file_calls_are_refused_and_nothing_stays(
         await until(lambda: not relay.num_connections)
 
 
+def of_all_files(most: int) -> int:
+    """Mutation: connections take files as long as there are some."""
+    return most
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: of all files"])
+async def test_connections_by_calls_leave_files_where_few_are_allowed(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_defended:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))  # type: ignore[misc]
+    else:
+        monkeypatch.setattr(relay_servicer, "places_for_relayed", of_all_files)
+    async with relaying(connections_per_caller=8) as relay:
+        node = await relay.caller()
+        await node.reserve()
+        before = await asyncio.to_thread(os.listdir, "/proc/self/fd")
+        calls: list[Any] = []
+        for source in ADDRESSES[1:5]:
+            caller = await relay.caller(source)
+            for _ in range(7):
+                calls.append(await caller.connect(node.identity))
+                await calls[-1].write(pb.ConnectRequest(data=b"x"))
+                calls.append(await node.accept(await node.tickets.get()))
+        await asyncio.sleep(0.5)
+        print(relay.num_connections, len(await asyncio.to_thread(os.listdir, "/proc/self/fd")) - len(before))
+        assert (relay.num_connections <= 256 // 12) is is_defended
+
+
 def as_asyncio_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: asyncio keeps 64 KiB before it says that there is no room."""
     plain = tunnel._Side.connection_made
@@ -190,18 +240,18 @@ async def test_one_frame_waits_for_who_reads_nothing(is_defended: bool, monkeypa
     sides: list[Any] = []
     plain = tunnel._Side.__init__
 
-    def note(self: Any, frame: Callable[[bytes], bytes | Awaitable[bytes]], silent_s: float | None) -> None:
-        plain(self, frame, silent_s)
+    def note(self: Any, *arguments: Any) -> None:
+        plain(self, *arguments)
         sides.append(self)
 
     monkeypatch.setattr(tunnel._Side, "__init__", note)
     near, own = socket.socketpair()
     far, other = socket.socketpair()
-    splicing = asyncio.ensure_future(tunnel.splice(own, other))
+    splicing = asyncio.ensure_future(tunnel.splice(own, other, frame=lambda data: data))
     near.setblocking(False)
     sending = asyncio.ensure_future(asyncio.get_running_loop().sock_sendall(near, bytes(2**22)))
     await asyncio.sleep(0.3)
-    waiting = sides[1]._socket.get_write_buffer_size()
+    waiting = sides[1]._transport.get_write_buffer_size()
     assert (0 < waiting <= FRAME_BYTES) is is_defended, waiting
     for task in (sending, splicing):
         task.cancel()
@@ -247,6 +297,74 @@ async def test_a_node_that_reads_nothing_of_its_call_keeps_none_when_the_caller_
         taken.cancel()
 
 
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as much for each"])
+async def test_the_kernel_keeps_less_of_each_of_many_connections(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 2 * SOCKET_BYTES
+    monkeypatch.setattr(relay_servicer, "SOCKETS_BYTES", most if is_defended else 2**40)
+    ends: list[socket.socket] = []
+    plain = relay_servicer.splice
+
+    async def splice(near: socket.socket, far: socket.socket, *until: Any, **options: Any) -> None:
+        ends.extend((near, far))
+        await plain(near, far, *until, **options)
+
+    monkeypatch.setattr(relay_servicer, "splice", splice)
+    async with relaying() as relay:
+        node, caller = await relay.caller(), await relay.caller()
+        await node.reserve()
+        held: list[Any] = []
+        for number in range(1, 13):
+            caller = caller if number % 6 else await relay.caller()
+            held.append(await caller.connect(node.identity))
+            ticket, port = await node.tickets.get(), relay.servicer._port.number
+            held.append(await show_ticket(HERE, port, ticket))
+            taken = await held[-2].read()
+            held.append(await show_ticket(HERE, port, taken.ticket))
+            await until(lambda number=number: len(ends) == 2 * number)  # type: ignore[misc]
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            for ends_of in (ends[::2], ends[1::2]):
+                kept = sum(end.getsockopt(socket.SOL_SOCKET, option) for end in ends_of)
+                assert (kept <= 2 * 4 * most) is is_defended  # of which the kernel takes half
+        for each in held:
+            if isinstance(each, socket.socket):
+                each.close()
+
+
+def unless_it_is_none(self: HeldReservation) -> bool:
+    """Mutation: a ticket that is shown on a socket is still to be shown."""
+    return self.num_tickets > 0
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: unless it is none"])
+async def test_tickets_shown_on_sockets_stand_for_none_that_are_none(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(HeldReservation, "count_shown", unless_it_is_none)
+    refused: list[str] = []
+    plain = Sessions.refused
+
+    def note(self: Sessions, peer: str, error: SwarmError, num: int = 1) -> SwarmError:
+        refused.append(peer)
+        return plain(self, peer, error, num)
+
+    monkeypatch.setattr(Sessions, "refused", note)
+    async with relaying() as relay:
+        node, caller = await relay.caller(), await relay.caller()
+        await node.reserve()
+        for _ in range(3):
+            asking = await caller.connect(node.identity)
+            with await show_ticket(HERE, relay.servicer._port.number, await node.tickets.get()):
+                await asking.read()
+            asking.cancel()
+        await until(lambda: not relay.num_connections)
+        for _ in range(3):
+            assert await code_of(await node.accept(secrets.token_bytes(TICKET_BYTES))) is CODES.NOT_FOUND
+        assert len(refused) == (3 if is_defended else 0)
+
+
 # --- who only connects ------------------------------------------------------------------------------------------
 
 TURN_S = 0.005  # of a busy process
@@ -273,7 +391,7 @@ async def test_who_connects_on_and_on_keeps_nobody_from_the_port_of_a_busy_relay
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_defended:
-        monkeypatch.setattr(accepted, "_IN_A_TURN", 1)
+        monkeypatch.setattr(acceptor, "_IN_A_TURN", 1)
     port, loop, is_over = TicketPort(), asyncio.get_running_loop(), threading.Event()
     await port.start(HERE, 0)
 

@@ -4,8 +4,10 @@ import resource
 
 import pytest
 
-from swarm.open_files import allow_descriptors, places_for_pages
+from swarm.open_files import allow_descriptors, places_for_pages, places_for_relayed
 from swarm.pages.page_server import MAX_CONNECTIONS
+from swarm.relay.reservation_table import RelayLimits
+from swarm.relay.ticket_port import MAX_SILENT
 from swarm.wire.server import ServerLimits
 
 ENDLESS = resource.RLIM_INFINITY
@@ -36,6 +38,8 @@ def test_connections_and_pages_leave_files_for_the_rest(monkeypatch: pytest.Monk
     allowed = limit.now[0]
     assert connections >= allowed // 2 and pages >= min(MAX_CONNECTIONS, allowed // 8)
     assert connections + pages + min(512, allowed // 4) <= allowed
+    relayed = places_for_relayed(RelayLimits().connections)
+    assert 4 * relayed + places_for_relayed(MAX_SILENT) <= max(3328 - 1024, allowed * 5 // 12)
     bounds = ServerLimits().bounds.scaled(connections / ServerLimits().connections)
     assert bounds.unproven_of_strangers + bounds.unproven_of_known + bounds.proven <= connections / 2
     assert min(bounds.unproven_of_strangers, bounds.unproven_of_known, bounds.proven) >= connections // 32
@@ -45,3 +49,4 @@ def test_without_a_limit_there_is_room_for_all(monkeypatch: pytest.MonkeyPatch) 
     limit = Limit(ENDLESS, ENDLESS)
     monkeypatch.setattr(resource, "getrlimit", limit.get)
     assert (allow_descriptors(6144), places_for_pages(512)) == (6144, 512)
+    assert places_for_relayed(512) == 512

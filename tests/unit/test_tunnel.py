@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import random
 import socket
 import warnings
@@ -68,8 +69,8 @@ async def test_all_bytes_pass_both_ways_and_the_last_ones_before_the_end(pairs: 
 
 async def test_who_reads_nothing_holds_back_the_other_end() -> None:
     (first, own), (other, last) = await tcp_pair(), await tcp_pair()
-    tunnel.bound(own)
-    tunnel.bound(other)
+    tunnel.limit_buffers(own)
+    tunnel.limit_buffers(other)
     splicing = asyncio.ensure_future(splice(own, other))
     loop, num_sent = asyncio.get_running_loop(), 0
     with first, last:
@@ -95,7 +96,7 @@ async def test_a_frame_that_may_not_pass_yet_holds_back_its_direction_alone() ->
         return data
 
     splicing = asyncio.ensure_future(
-        splice(own, other, frame=lambda data: later(data) if data.startswith(b"slow") else data, own_silent_s=0.2)
+        splice(own, other, frame=lambda data: later(data) if data.startswith(b"slow") else data, own_idle_s=0.2)
     )
     loop = asyncio.get_running_loop()
     with first, last:
@@ -114,11 +115,7 @@ async def test_a_frame_that_may_not_pass_yet_holds_back_its_direction_alone() ->
 
 def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: a silence may last."""
-
-    async def until_ended(side: tunnel._Side) -> None:
-        await asyncio.wait((side.ended,))
-
-    monkeypatch.setattr(tunnel, "_until_ended", until_ended)
+    monkeypatch.setattr(tunnel._Side, "left_s", lambda self, now_s: math.inf)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: for ever"])
@@ -129,7 +126,7 @@ async def test_a_side_whose_bytes_do_not_pass_is_lost(
     if not is_defended:
         for_ever(monkeypatch)
     (first, own), (other, last) = await tcp_pair(), await tcp_pair()
-    splicing = asyncio.ensure_future(splice(own, other, own_silent_s=0.3))
+    splicing = asyncio.ensure_future(splice(own, other, own_idle_s=0.3))
     loop = asyncio.get_running_loop()
 
     async def send() -> None:
@@ -168,12 +165,10 @@ async def test_who_reads_nothing_after_the_end_is_turned_away(
 def test_a_splice_that_is_given_up_at_any_turn_leaves_no_socket(num_turns: int) -> None:
     async def scene() -> None:
         (first, own), (other, last) = await tcp_pair(), await tcp_pair()
-
-        async def never() -> None:
-            await asyncio.Event().wait()
+        until = asyncio.get_running_loop().create_future()
 
         with first, last:
-            splicing = asyncio.ensure_future(splice(own, other, never(), frame=later))
+            splicing = asyncio.ensure_future(splice(own, other, until, frame=later))
             for _ in range(num_turns):
                 await asyncio.sleep(0)
             first.send(b"one frame that waits")

@@ -13,7 +13,7 @@ _IN_A_TURN: Final = 16  # with one, a thousand that connect in a second keep oth
 _AGAIN_S: Final = 1.0  # where no file is free: what waits stays in the kernel's queue
 
 
-class Accepted:
+class Acceptor:
     """Accepts sockets from `start` to `close`.
 
     Args:
