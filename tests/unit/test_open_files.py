@@ -38,8 +38,9 @@ def test_connections_and_pages_leave_files_for_the_rest(monkeypatch: pytest.Monk
     allowed = limit.now[0]
     assert connections >= allowed // 2 and pages >= min(MAX_CONNECTIONS, allowed // 8)
     assert connections + pages + min(512, allowed // 4) <= allowed
-    relayed = places_for_relayed(RelayLimits().connections)
-    assert 4 * relayed + places_for_relayed(MAX_SILENT) <= max(3328 - 1024, allowed * 5 // 12)
+    relayed, silent = places_for_relayed(RelayLimits().connections), places_for_relayed(MAX_SILENT)
+    assert min(relayed, silent) >= min(MAX_SILENT, allowed // 16)
+    assert connections // 2 + pages + 4 * relayed + silent + min(512, allowed // 16) <= allowed
     bounds = ServerLimits().bounds.scaled(connections / ServerLimits().connections)
     assert bounds.unproven_of_strangers + bounds.unproven_of_known + bounds.proven <= connections / 2
     assert min(bounds.unproven_of_strangers, bounds.unproven_of_known, bounds.proven) >= connections // 32
@@ -48,5 +49,4 @@ def test_connections_and_pages_leave_files_for_the_rest(monkeypatch: pytest.Monk
 def test_without_a_limit_there_is_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = Limit(ENDLESS, ENDLESS)
     monkeypatch.setattr(resource, "getrlimit", limit.get)
-    assert (allow_descriptors(6144), places_for_pages(512)) == (6144, 512)
-    assert places_for_relayed(512) == 512
+    assert (allow_descriptors(6144), places_for_pages(512), places_for_relayed(512)) == (6144, 512, 512)

@@ -12,9 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 
 from swarm.interfaces import PeerAddress
+from swarm.relay import tunnel
 from swarm.relay.relay_client import RelaySessions
 from swarm.relay.relayed_socket import RelayedSocket
 from swarm.relay.tunnel import EOF, FRAME_BYTES
@@ -138,6 +140,36 @@ async def test_what_came_before_a_relayed_connection_ended_reaches_the_local_end
             await sessions.connection.ended.wait()
             read = await asyncio.to_thread(lambda: b"".join(iter(lambda: connection.recv(1 << 20), b"")))
     assert len(read) == 3 * FRAME_BYTES
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: no time to finish"])
+async def test_what_came_before_the_call_ended_reaches_a_local_end_that_writes_on(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        monkeypatch.setattr(tunnel, "FINISH_S", 0.0)
+    sessions = Connects(4)
+    call: Any = sessions.connection
+    is_refused = asyncio.Event()
+
+    async def write(request: Any) -> None:
+        if request.data:
+            is_refused.set()
+            raise asyncio.InvalidStateError  # as gRPC where the call has ended
+
+    async def code() -> grpc.StatusCode:
+        return grpc.StatusCode.OK
+
+    call.write, call.code = write, code
+    async with socket_of(sessions) as path:
+        with connected(path) as connection:
+            connection.settimeout(10.0)
+            await call.full.wait()
+            connection.send(b"on")
+            await is_refused.wait()
+            await asyncio.sleep(0.05)
+            read = await asyncio.to_thread(lambda: b"".join(iter(lambda: connection.recv(1 << 20), b"")))
+    assert (len(read) == 4 * FRAME_BYTES) is is_defended
 
 
 async def test_a_relay_that_takes_no_first_message_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
