@@ -188,7 +188,6 @@ class _Side(asyncio.Protocol):
         return True  # it may still read
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_finished = True  # asyncio warns of what is written from here on
         self._end()
 
     def _end(self) -> None:

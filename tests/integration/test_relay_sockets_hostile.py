@@ -181,27 +181,6 @@ async def test_a_node_that_reads_nothing_of_its_call_keeps_none_when_the_caller_
         taken.cancel()
 
 
-def ended_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutation: what comes is written on to who is lost."""
-    monkeypatch.setattr(tunnel._Side, "connection_lost", lambda self, exc: self._end())  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: ended alone"])
-async def test_nothing_is_written_to_who_is_lost(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    if not is_defended:
-        ended_alone(monkeypatch)
-    monkeypatch.setattr(tunnel, "FINISH_S", 0.1)
-    near, own = socket.socketpair()
-    far, other = socket.socketpair()
-    near.send(bytes(10_000))
-    far.close()
-    await tunnel.splice(own, other, frame=lambda data: data, frame_bytes=100)
-    near.close()
-    assert ("socket.send() raised exception." in caplog.messages) is not is_defended
-
-
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as much for each"])
 async def test_the_kernel_keeps_less_of_each_of_many_connections(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
