@@ -8,6 +8,7 @@ import errno
 import resource
 import secrets
 import socket
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
