@@ -97,6 +97,7 @@ async def test_a_relay_has_fewer_connections_where_few_files_are_allowed(
     is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))  # type: ignore[misc]
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)  # that of this process stays
     if not is_defended:
         monkeypatch.setattr(relay_servicer, "places_for_relayed", of_all_files)
     async with relaying() as relay:
