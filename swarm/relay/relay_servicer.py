@@ -73,7 +73,7 @@ ANNOUNCED_BURST: Final = 64.0
 ANNOUNCED_OF_SUBNET_PER_S: Final = 1.0  # of them: two subnets would use up what all have
 ANNOUNCED_OF_SUBNET_BURST: Final = 8.0
 # That the kernel keeps of each direction of the first connections, as many as have SOCKET_BYTES each; a later one has
-# its share, and 512 of them four times that: with SOCKET_BYTES each, and what the kernel adds, they had a gigabyte.
+# its share, and 512 of them five times that: with SOCKET_BYTES each, and what the kernel adds, they had gigabytes.
 SOCKETS_BYTES: Final = 8 * 2**20
 LEAST_SOCKET_BYTES: Final = 32 * 1024
 _ENDINGS: Final = (OSError, TimeoutError, grpc.aio.AioRpcError, grpc.aio.BaseError)

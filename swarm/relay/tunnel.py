@@ -17,7 +17,7 @@ import grpc
 from swarm.errors import Unavailable
 
 FRAME_BYTES: Final = 60 * 1024  # at once: a request of a server has at most 64 KiB (`ServerLimits`)
-SOCKET_BYTES: Final = 256 * 1024  # that the kernel of a relay keeps of each direction, and as much again for itself
+SOCKET_BYTES: Final = 512 * 1024  # that the kernel of a relay keeps of each direction, and as much again for itself
 FINISH_S: Final = 10.0  # for the other side to read what was written, once nothing more comes
 EOF: Final = cast(Any, grpc.aio).EOF  # what a read of a call gives at its end
 _AT_ONCE: Final = struct.pack("ii", 1, 0)  # of SO_LINGER: on, 0 s
