@@ -183,7 +183,8 @@ class CoordinatorDaemon(Service):
             "bootstrap_peers": list(self._bootstrap()),
         }
         await asyncio.to_thread(write_json, config.dir / "coordinator.json", self.info)
-        logger.info("coordinator started", extra={"node": short(identity.node_id), "listen": listen, "http": http})
+        places = {"listen": listen, "relay_port": relay.port, "http": http}
+        logger.info("coordinator started", extra={"node": short(identity.node_id), **places})
 
     async def _start_directory(self, identity: Identity) -> None:
         if self.config.directory.kind == "none":

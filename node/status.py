@@ -103,7 +103,8 @@ def _describe_reach(reach: JsonDict, relayed: JsonDict) -> str:
     if reach["kind"] == "outward":
         relays = [f"{each['node_id'][:8]} at {each['endpoint']} ({each['delay_ms']} ms)" for each in reach["relays"]]
         return f"through {', '.join(relays) or 'nobody yet'}: others cannot dial this node ({reach['detail']})"
-    passes = f"; passes on for {relayed['reservations']} nodes that are not" if relayed.get("reservations") else ""
+    num_nodes = relayed.get("reservations", 0)
+    passes = f"; passes on for {num_nodes} node{'s that are' if num_nodes > 1 else ' that is'} not" if num_nodes else ""
     if passes and relayed.get("connections") and not relayed.get("sockets"):
         passes += ", which costs more as nobody reached exchange.relay_port"
     is_tried = bool(reach.get("host"))  # as those saw it who tried

@@ -36,8 +36,9 @@ class CoordinatorConfig(Model):
     relay_bytes_per_s: Positive = 8 * 2**20
     """Most bytes a second that it passes on for them, both directions together."""
     relay_port: RelayPort = 0
-    """TCP port at which it passes them on from socket to socket, the same for others as here; 0: a free one. Where
-    others do not reach it, bytes go by `listen`, at several times the work."""
+    """TCP port at which it passes their bytes on from socket to socket: 443, or 1024 to 65535, the same for others as
+    here; 0: a free one, another one at each start. Where others do not reach it, bytes go by `listen`, at several times
+    the work."""
     manifest_days: Annotated[float, Field(ge=0, le=3650)] = 0.0
     """Days after which a signed manifest is refused; it is signed anew when half of them are over. 0: never."""
     next_key: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""

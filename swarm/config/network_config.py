@@ -15,7 +15,7 @@ MAX_ANCHORS = 16
 Anchor = Annotated[str, AfterValidator(dialable_anchor)]
 Multiaddress = Annotated[str, AfterValidator(dialable_multiaddress)]
 MAX_MEMBERS = 1000
-RelayPort = Annotated[int, Field(ge=0, le=65535), AfterValidator(relay_port)]
+RelayPort = Annotated[int, AfterValidator(relay_port)]
 LEAST_UPLOAD_BYTES_PER_S = 50_000  # a chunk of 1 MiB in 28 s beside relayed bytes: peers wait for one for 30 s
 NodeIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -37,8 +37,9 @@ class ExchangeConfig(Model):
     """Most bytes a second that it passes on for them, both directions together; a quarter of max_upload_bytes_per_s
     where that is less."""
     relay_port: RelayPort = 0
-    """TCP port at which it passes them on from socket to socket, the same for others as here; 0: a free one. Where
-    others do not reach it, bytes go by `listen`, at several times the work."""
+    """TCP port at which it passes their bytes on from socket to socket: 443, or 1024 to 65535, the same for others as
+    here; 0: a free one, another one at each start. Where others do not reach it, bytes go by `listen`, at several times
+    the work."""
     max_neighbours: Annotated[int, Field(ge=0, le=64)] = 8
     """Peers whose groups are streamed."""
     max_group_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20)] = 4 * 2**20

@@ -142,6 +142,11 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             self.table.limits = replace(self.limits, connections=places_for_relayed(self.limits.connections))
             await self._port.start(listen.rpartition(":")[0], number)
 
+    @property
+    def port(self) -> int:
+        """Where ends of connections are sockets; 0: nowhere."""
+        return self._port.number
+
     async def close_port(self) -> None:
         """Takes none any more."""
         await self._port.close()

@@ -179,6 +179,8 @@ class ReservationTable:
         Raises:
             Unavailable: there is no room for it.
         """
+        if not self.limits.reservations:
+            raise Unavailable("this node does not relay")
         if node_id in self._held:
             self._end(self._held[node_id])
         elif len(self._held_by.of(subnet)) >= self.limits.reservations_per_subnet:

@@ -39,3 +39,11 @@ def test_the_configuration_of_a_coordinator_given_for_a_node_is_told_from_it(tmp
     assert load_config(CoordinatorConfig, path).node.run_id == "demo"
     found = CliRunner().invoke(app, ["doctor", "--config", str(path)], env={"COLUMNS": "400"})
     assert found.exit_code == 2 and "a table [node], so" in found.stderr, "brackets are no markup"
+
+
+@pytest.mark.parametrize("port", [-1, 1, 80, 442, 444, 1023, 65_536, 70_000])
+def test_a_port_that_nobody_dials_for_a_relay_is_refused_with_the_ones_that_are(port: int, tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(f"[exchange]\nrelay_port = {port}")
+    with pytest.raises(ConfigError, match=r"relay_port: .*expected 443, 1024 to 65535, or 0 .*got"):
+        load_config(NodeConfig, path)

@@ -115,3 +115,8 @@ def test_ports_of_other_services_are_not_dialled_back(port: int) -> None:
     check_port(7700)
     with pytest.raises(TooLarge, match=f"port {port}"):
         check_port(port)
+
+
+def test_who_relays_nothing_says_so() -> None:
+    with pytest.raises(Unavailable, match="does not relay"):
+        ReservationTable(RelayLimits(reservations=0)).add("n", "x", lambda: None)
