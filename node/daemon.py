@@ -221,7 +221,7 @@ class Daemon(Service):
             self._refresh.on_change = self._on_manifest
         self._emit(NodeStarted(node_id=identity.node_id, endpoints=tuple(self.agent.endpoints), pid=os.getpid()))
         fields = {"node": short(identity.node_id), "endpoints": self.agent.endpoints, "bootstrap": self.maddrs}
-        fields["relay_port"] = self.transport.relay.port
+        fields |= {"relay_port": self.transport.relay.port}
         logger.info("node started", extra=fields)
 
     async def _withdraw(self) -> None:
