@@ -24,6 +24,7 @@ from swarm.wire.v1 import relay_service_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
+WHY_S: Final = 0.5  # for a relay to say why a connection ended, once its bytes did
 TAKEN_WITHIN_S: Final = 10.0  # a relay waits for half as long
 
 
@@ -70,6 +71,8 @@ class RelayedSocket:
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Raises Unavailable with what the relay said, where that is why nobody answered."""
+        if type(error) is Unavailable and self._pumps:
+            await asyncio.wait(self._pumps, timeout=WHY_S)
         await self.close()
         if type(error) is Unavailable and self.failure is not None:  # its subclasses say who answered
             raise Unavailable(f"{error}: {self.failure}") from None
