@@ -220,9 +220,8 @@ class Daemon(Service):
         if self._refresh is not None:
             self._refresh.on_change = self._on_manifest
         self._emit(NodeStarted(node_id=identity.node_id, endpoints=tuple(self.agent.endpoints), pid=os.getpid()))
-        fields = {"node": short(identity.node_id), "endpoints": self.agent.endpoints, "bootstrap": self.maddrs}
-        fields |= {"relay_port": self.transport.relay.port}
-        logger.info("node started", extra=fields)
+        places = {"endpoints": self.agent.endpoints, "relay_port": self.transport.relay.port, "bootstrap": self.maddrs}
+        logger.info("node started", extra={"node": short(identity.node_id), **places})
 
     async def _withdraw(self) -> None:
         """Tells the directory that nobody finds this node any more."""

@@ -77,7 +77,7 @@ class RelaySessions:
 
     def __init__(self, open_session: OpenSession, endpoint_of: Callable[[PeerAddress], str], timeout_s: float) -> None:
         self._open_session, self._endpoint_of, self.timeout_s = open_session, endpoint_of, timeout_s
-        # of relays whose port did not answer: when it is asked again, and how long that is
+        # Of relays whose port did not answer: when it is asked again, and how long it is left alone.
         self._unreached = BoundedTable[PeerAddress, tuple[float, float]](MAX_UNREACHED)
         self._open: dict[PeerAddress, list[_Session]] = {}
         self._opening = WeakValueDictionary[PeerAddress, asyncio.Lock]()  # as long as anybody waits for a session
@@ -130,7 +130,9 @@ class RelaySessions:
         host = self._endpoint_of(relay).rpartition(":")[0].strip("[]")
         try:
             async with asyncio.timeout(SOCKET_S):
-                return await show_ticket(host, port, ticket)
+                shown = await show_ticket(host, port, ticket)
+            self._unreached.pop(relay, None)
+            return shown
         except TimeoutError:  # a firewall, which each connection would wait for
             wait_s = min(AGAIN_AT_MOST_S, max(AGAIN_S, 2 * waited_s))
             self._unreached[relay] = now_s + wait_s, wait_s

@@ -33,8 +33,8 @@ async def splice(
     *,
     frame: Frame | None = None,
     frame_bytes: int = FRAME_BYTES,
-    own_idle_s: float | None = None,
-    other_idle_s: float | None = None,
+    own_idle_s: float = math.inf,
+    other_idle_s: float = math.inf,
 ) -> None:
     """Passes bytes both ways until a socket ends, or `until` is done; closes both sockets.
 
@@ -45,7 +45,7 @@ async def splice(
         own: connected, like `other`.
         frame: what is written for what came from either; None: what came, as much as asyncio reads at once.
         frame_bytes: most that `frame` is given.
-        own_idle_s: seconds in which no byte of `own` passed after which it is lost; None: never. So the other.
+        own_idle_s: seconds in which no byte of `own` passed after which it is lost. So the other.
 
     Raises:
         Unavailable: no byte of a side passed for too long.
@@ -124,7 +124,7 @@ class _Side(asyncio.Protocol):
 
     other: "_Side"
 
-    def __init__(self, frame: Frame | None, frame_bytes: int, idle_s: float | None) -> None:
+    def __init__(self, frame: Frame | None, frame_bytes: int, idle_s: float) -> None:
         loop = asyncio.get_running_loop()
         self._frame, self._frame_bytes, self.idle_s, self._now_s = frame, frame_bytes, idle_s, loop.time
         self._passed_s = loop.time()  # when bytes of it did
@@ -162,8 +162,7 @@ class _Side(asyncio.Protocol):
 
     def left_s(self, now_s: float) -> float:
         """Seconds until it is lost, where none of its bytes pass; not while one waits for its turn."""
-        is_bounded = self.idle_s is not None and _FRAME not in self._paused
-        return self._passed_s + self.idle_s - now_s if is_bounded and self.idle_s is not None else math.inf
+        return math.inf if _FRAME in self._paused else self._passed_s + self.idle_s - now_s
 
     def pause(self, why: str) -> None:
         """Reads nothing until `resume` for the same reason."""
@@ -215,7 +214,7 @@ async def pump(
     call: Any,
     message: Callable[..., Any],
     connection: socket.socket,
-    idle_s: float | None = None,
+    idle_s: float = math.inf,
     finish: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Passes bytes between a call and a socket until one of them ends. The caller ends both.
@@ -226,16 +225,16 @@ async def pump(
         call: of a client, or the context of one at a server; its messages have `data`.
         message: makes one that it sends.
         connection: does not block.
-        idle_s: seconds without a message after which the call is lost; None: never.
+        idle_s: seconds without a message after which the call is lost.
         finish: of a client's call: says that nothing more is written.
 
     Raises:
         Unavailable: the call broke, or was idle for too long; or as gRPC.
     """
-    loop, is_written = asyncio.get_running_loop(), False
+    loop, has_ended = asyncio.get_running_loop(), False  # the socket
 
     async def send() -> None:
-        nonlocal is_written
+        nonlocal has_ended
         while data := await loop.sock_recv(connection, FRAME_BYTES):
             try:
                 await call.write(message(data=data))
@@ -244,7 +243,7 @@ async def pump(
                     raise Unavailable(f"{await call.details()!a}") from None
                 break  # `receive` may not have passed on yet what came before
         else:
-            is_written = True
+            has_ended = True
         if finish is not None:
             await finish()
             await asyncio.sleep(FINISH_S)
@@ -252,15 +251,15 @@ async def pump(
     async def receive() -> None:
         while True:
             try:
-                async with asyncio.timeout(idle_s):
+                async with asyncio.timeout(None if idle_s == math.inf else idle_s):
                     received = await call.read()
             except TimeoutError:
-                raise Unavailable(f"no byte came for {idle_s or 0.0:.0f} s") from None
+                raise Unavailable(f"no byte came for {idle_s:.0f} s") from None
             if received is EOF:
                 return
             if not 0 < len(received.data) <= FRAME_BYTES:
                 raise Unavailable(f"{len(received.data)} bytes in a frame, expected 1 to {FRAME_BYTES}")
-            if not is_written:  # else the socket is closed
+            if not has_ended:
                 await loop.sock_sendall(connection, received.data)
 
     try:

@@ -356,5 +356,5 @@ def _server_options(limits: ServerLimits, num_connections: int) -> list[tuple[st
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 2_000),  # behind relays both ends look after each other
         ("grpc.http2.max_ping_strikes", 4),
-        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_permit_without_calls", 1),  # else such pings would be strikes
     ]

@@ -245,7 +245,7 @@ def _channel_options(ping_s: float, *, is_prompt: bool) -> list[tuple[str, Any]]
         ("grpc.keepalive_time_ms", int(1000 * ping_s)),
         ("grpc.keepalive_timeout_ms", int(1000 * min(ping_s, 10.0))),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.keepalive_permit_without_calls", 1),  # a relay's silence is told by that
+        ("grpc.keepalive_permit_without_calls", 1),  # so that only what a relay withholds is silent
         *(_prompt_options(ping_s) if is_prompt else ()),
     ]
 

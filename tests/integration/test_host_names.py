@@ -3,12 +3,16 @@
 import asyncio
 import socket
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from swarm.errors import Unavailable
+from swarm.wire import host_names
 from swarm.wire.session import fetch_certificate
+
+HERE = "127.0.0.1"
 
 
 def among_all_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,21 +92,47 @@ async def test_a_name_of_many_addresses_gets_one_connection_of_each_family(
     assert (num_refused == 2) is is_defended
 
 
-async def test_who_answers_a_name_with_another_protocol_is_greeted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_greeted = 0
+def greets_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: where one address answers otherwise, the next one is greeted."""
+
+    async def open_connection(host: str, port: int, **options: Any) -> Any:
+        found: Any = socket.getaddrinfo(host, port)
+        for *_, address in found:
+            with suppress(OSError):
+                return await asyncio.open_connection(*address[:2], **options)
+        raise ConnectionResetError
+
+    monkeypatch.setattr("swarm.wire.session.open_connection", open_connection)
+
+
+@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: greets each"])
+async def test_who_answers_a_name_with_another_protocol_is_greeted_once(
+    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_defended:
+        greets_each(monkeypatch)
+    num_greeted, plain = 0, host_names._connected
 
     def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal num_greeted
         num_greeted += 1
         writer.transport.abort()
 
-    server = await asyncio.start_server(greet, "127.0.0.1", 0)
-    address = server.sockets[0].getsockname()
-    both = [(socket.AF_INET, 1, 6, "", address), (socket.AF_INET6, 1, 6, "", ("::1", address[1], 0, 0))]
+    async def connected(family: int, address: Any, source: str) -> socket.socket:
+        return await plain(socket.AF_INET, address, source)  # not every machine has IPv6
+
+    servers = [await asyncio.start_server(greet, HERE, 0) for _ in range(2)]
+    families = (socket.AF_INET, socket.AF_INET6)
+    both = [(family, 1, 6, "", each.sockets[0].getsockname()) for family, each in zip(families, servers, strict=True)]
     resolve = socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+
+    def resolved(host: str, *arguments: Any, **options: Any) -> Any:
+        return both if host == "many.test" else resolve(host, *arguments, **options)
+
+    monkeypatch.setattr(host_names, "_connected", connected)
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
     with pytest.raises(Unavailable, match="another protocol"):
         await fetch_certificate("many.test:7700")
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    server.close()
-    assert num_greeted == 1
+    for server in servers:
+        server.close()
+    assert num_greeted == (1 if is_defended else 2)

@@ -241,15 +241,20 @@ async def test_who_uses_up_the_handshakes_of_a_node_does_so_for_its_own_subnet(
         assert (await relay.reaches(ADDRESSES[2], timeout_s=1.5) == "") is is_defended
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: sessions without end"])
+@pytest.mark.parametrize(
+    ("by", "is_defended"),
+    [("sockets", True), ("calls", True), ("calls", False)],
+    ids=["by sockets", "by calls", "mutation: sessions without end"],
+)
 async def test_who_asks_for_all_connections_of_a_node_does_not_cost_it_its_reservation(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+    by: str, is_defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_defended:
         monkeypatch.setattr(relay_client, "CALLS_PER_SESSION", 2)
         monkeypatch.setattr(relay_client, "SESSIONS_PER_RELAY", 100)
     async with relaying() as relay:
-        await relay.servicer.close_port()  # bytes go by calls, of which a session has few
+        if by == "calls":  # of which a session has few
+            await relay.servicer.close_port()
         await relay.node()
         limiter, servicer = relay.transport._sessions.connections, relay.servicer
 

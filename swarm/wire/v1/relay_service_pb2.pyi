@@ -27,14 +27,14 @@ class ReserveRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ReserveResponse(_message.Message):
-    __slots__ = ("port", "ticket", "origin")
-    PORT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("ticket", "origin", "port")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
-    port: int
+    PORT_FIELD_NUMBER: _ClassVar[int]
     ticket: bytes
     origin: bytes
-    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ..., origin: _Optional[bytes] = ...) -> None: ...
+    port: int
+    def __init__(self, ticket: _Optional[bytes] = ..., origin: _Optional[bytes] = ..., port: _Optional[int] = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
     __slots__ = ("node_id", "data")

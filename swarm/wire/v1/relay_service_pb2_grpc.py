@@ -98,8 +98,8 @@ class RelayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Accept(self, request_iterator, context):
-        """The other end, which the node takes, where it shows the ticket that Reserve gave on no socket; the first message
-        has it.
+        """The other end, for a node that reaches no port of sockets: else it shows the ticket that Reserve gave there. The
+        first message has the ticket.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
