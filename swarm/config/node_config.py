@@ -46,6 +46,11 @@ class NodeConfig(Model):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Where models are held: `cpu`, `cuda`, `cuda:1`; `auto` takes the first GPU where torch sees one. vLLM finds its
     own, and so does each of several learner processes."""
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Dtype of this node's passes: learner, transformers and vLLM engine, evaluation. It may differ between nodes of a
+    run, whose versions are the same all the same: passes use exactly the values that are published in `model.dtype`.
+    `auto` measures which is faster here (a second, once for a machine and a model; on a GPU bfloat16 where it has it),
+    and goes on with the dtype of the checkpoint where there is one."""
     num_threads: Positive = 1
     """Threads of a computation, in every process of the node: torch, OpenMP, BLAS. Learner and generator compute at the
     same time, each with so many; tokenizers, and each process that scores answers, have one."""
@@ -92,6 +97,14 @@ class NodeConfig(Model):
         endpoints += [endpoint_of(address) for address in (*self.directory.bootstrap, *self.directory.announce)]
         endpoints.append(self.exchange.advertise or self.exchange.listen)
         return all(is_private_host(endpoint.rpartition(":")[0]) for endpoint in endpoints)
+
+    @model_validator(mode="after")
+    def _compute_dtype_holds_values(self) -> "NodeConfig":
+        if self.compute_dtype == "bfloat16" and self.model.dtype == "float32":
+            raise ValueError(
+                'compute_dtype: bfloat16 would round what the run publishes in model.dtype = "float32"; set it to auto'
+            )
+        return self
 
     @model_validator(mode="after")
     def _roles_can_work(self) -> "NodeConfig":

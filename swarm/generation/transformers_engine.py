@@ -28,8 +28,9 @@ from swarm.generation.rollouts import actions_of, by_prompt, check_vocabulary, p
 from swarm.generation.row import Row
 from swarm.generation.sample_seeds import SampleSeeds
 from swarm.interfaces import Completion, CompletionRequest, Observe, OnTokens, Prompts, Tokenizer
-from swarm.model.device import pick_device
+from swarm.model.compute_dtype import place
 from swarm.model.network import entry_bytes, load_model
+from swarm.model.published_dtype import published_dtype
 from swarm.model.version_digest import PublishedTensors, load_published, snapshot
 from swarm.types import (
     Canary,
@@ -87,7 +88,7 @@ class TransformersGenerator:
         self._seeds = SampleSeeds(seed)
         self._max_rows = max_rows
         self._is_deterministic = is_deterministic
-        dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
+        dtype = str(published_dtype(network)).removeprefix("torch.")
         self._tolerance_nats = tolerance_for("transformers", dtype, tolerance_nats)
         self._call = threading.Lock()  # held by one call of generate, greedy or score
         self._weights = PriorityLock()  # taken for each token of generate, and for the whole of everything else
@@ -111,8 +112,10 @@ class TransformersGenerator:
         Raises:
             ConfigError: the model cannot be loaded.
         """
+        network = network or load_model(config.model).network
+        logger.info("the engine computes in %s", place(network, config.device, config.compute_dtype).words)
         return cls(
-            (network or load_model(config.model).network).to(pick_device(config.device)),
+            network,
             tokenizer,
             version,
             config.seed,

@@ -22,7 +22,14 @@ from swarm.clock import Clock, SystemClock
 from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError, NonFiniteStep
 from swarm.interfaces import AnswerOf, TaskOf, Tokenizer
-from swarm.learn.checkpoint import NUM_KEPT, Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
+from swarm.learn.checkpoint import (
+    COMPUTE_DTYPE,
+    NUM_KEPT,
+    Checkpoint,
+    has_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
 from swarm.learn.closer_look import closer_look
 from swarm.learn.diagnostics import (
     LikelihoodStats,
@@ -43,7 +50,8 @@ from swarm.learn.reference_policy import ReferencePolicy
 from swarm.learn.requested_scores import RequestedScores
 from swarm.learn.schedule import learning_rate
 from swarm.learn.step_plan import StepPlan, split_step
-from swarm.model.version_digest import published_state, weights_digest
+from swarm.model.published_dtype import compute_dtype, published_dtype
+from swarm.model.version_digest import live_state, weights_digest
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import scored, with_advantages, within_bounds
 from swarm.objectives.draw_batch import make_batch
@@ -112,7 +120,9 @@ class PolicyLearner:
             clock=self._clock,
             updates_per_step=config.updates_per_step,
         )
-        self._dtypes = {name: tensor.dtype for name, tensor in published_state(self._network).items()}
+        live = live_state(self._network)
+        self._dtypes = {name: published_dtype(self._network, name, tensor) for name, tensor in live.items()}
+        self._compute_dtype = str(compute_dtype(self._network)).removeprefix("torch.")
         self._ranks.prepare(self._network)
         if config.gradient_checkpointing:
             checkpoint_layers(self._network)
@@ -154,6 +164,11 @@ class PolicyLearner:
         digest, saved = self.version.digest.hex(), checkpoint.state["digest"]
         if digest != saved:
             raise ConfigError(f"{self._dir}: restored weights are {digest[:8]}, saved {saved[:8]}")
+        if (before := checkpoint.state.get(COMPUTE_DTYPE)) not in (None, self._compute_dtype):
+            changed = (
+                "steps from here on are computed in another dtype: the published values are the same, log-probs differ"
+            )
+            logger.warning(changed, extra={"before": before, "now": self._compute_dtype})
         self.next_draw = int(checkpoint.state["next_draw"])
         self._memory = dict(checkpoint.state.get("memory", {}))
         self._masses = MassHistory.from_json(checkpoint.state.get("masses", {}))
@@ -166,6 +181,11 @@ class PolicyLearner:
                 f"{self._dir}: the reference policy was {saved[:8]}, the model's initial weights are now "
                 f"{self._reference.digest()[:8]}: give model.source the weights that the run began with"
             )
+
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype of its passes."""
+        return self._compute_dtype
 
     @property
     def version(self) -> PolicyVersion:
@@ -197,6 +217,7 @@ class PolicyLearner:
             "masses": self._masses.seen,
             "notes": self.notes,
             "reference": self._reference.digest() if self._reference else "",
+            COMPUTE_DTYPE: self._compute_dtype,
         }
         if self._noise:
             tensors |= self._noise.state()
@@ -384,7 +405,7 @@ class PolicyLearner:
         return self._optimizer.step(self._learning_rate, self._config.max_grad_norm)
 
     def _publish(self, policy_id: str, step: int) -> tuple[PolicyVersion, dict[str, Tensor]]:
-        parts = self._ranks.gather_whole(published_state(self._network))
+        parts = self._ranks.gather_whole(live_state(self._network))
         tensors = {name: tensor.to(self._dtypes[name], copy=True) for name, tensor in parts}
         digest = self._ranks.broadcast(torch.frombuffer(bytearray(weights_digest(tensors)), dtype=torch.uint8))
         return PolicyVersion(policy_id=policy_id, step=step, digest=digest.numpy().tobytes()), tensors

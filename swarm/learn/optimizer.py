@@ -1,7 +1,7 @@
 """AdamW on float32 master weights, of which the network holds a rounded copy.
 
-Invariant: after every step the network equals its masters rounded to its own dtype; gradients of
-micro-batches are summed in float32, so small bfloat16 updates and sums are never rounded away.
+Invariant: after every step the network equals its masters rounded to the published dtype, whatever dtype it computes
+in; gradients of micro-batches are summed in float32, so small bfloat16 updates and sums are never rounded away.
 """
 
 from collections.abc import Sequence
@@ -11,18 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from swarm.errors import NonFiniteStep
+from swarm.model.published_dtype import published_dtype
 
 
 class MasterAdamW:
     """AdamW over the trainable parameters of a network.
 
-    A float32 network shares its storage with the masters, so it costs no second copy.
+    A parameter that is published in float32 shares its storage with its master, so it costs no second copy.
     """
 
     def __init__(self, network: nn.Module, betas: tuple[float, float], weight_decay: float) -> None:
         self._params = {name: param for name, param in network.named_parameters() if param.requires_grad}
+        self._published = {name: published_dtype(network, name, param) for name, param in self._params.items()}
         # by name; `grad` is what was accumulated since the last step
-        self._masters = {name: nn.Parameter(_at_least_float32(param.detach())) for name, param in self._params.items()}
+        self._masters = {
+            name: nn.Parameter(_wide(param.detach(), copy=self._published[name] != param.dtype))
+            for name, param in self._params.items()
+        }
         self._adamw = torch.optim.AdamW(
             self._masters.values(), lr=0.0, betas=betas, weight_decay=weight_decay, foreach=True
         )
@@ -118,8 +123,9 @@ class MasterAdamW:
     def _publish(self) -> None:
         with torch.no_grad():
             for name, param in self._params.items():
-                param.copy_(self._masters[name])
+                param.copy_(self._masters[name].to(self._published[name]))
 
 
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+def _wide(tensor: Tensor, *, copy: bool) -> Tensor:
+    """The tensor in float32 at least."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=copy)

@@ -21,6 +21,11 @@ class Ranks(Protocol):
     """How a step is divided among processes. Where there is one process every method is the identity."""
 
     @property
+    def index(self) -> int:
+        """Number of this rank; 0 leads."""
+        ...
+
+    @property
     def count(self) -> int:
         """Number of ranks."""
         ...
@@ -71,6 +76,10 @@ class OneProcess:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = torch.device(device)
+
+    @property
+    def index(self) -> int:
+        return 0
 
     @property
     def count(self) -> int:

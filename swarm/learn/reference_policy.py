@@ -15,6 +15,7 @@ from swarm.learn.gradient import score_batch
 from swarm.learn.packing import PackedRows
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.model.lora import LoraLinear, is_adapter_name
+from swarm.model.published_dtype import published_dtype
 from swarm.model.version_digest import weights_digest
 from swarm.objectives.batch import Batch
 
@@ -48,7 +49,10 @@ class ReferencePolicy:
 
 def _digest(network: nn.Module) -> str:
     state = cast("dict[str, Tensor]", network.state_dict())
-    return weights_digest({name: tensor for name, tensor in state.items() if not is_adapter_name(name)}).hex()
+    base = {name: tensor for name, tensor in state.items() if not is_adapter_name(name)}
+    return weights_digest(
+        {name: tensor.to(published_dtype(network, name, tensor)) for name, tensor in base.items()}
+    ).hex()
 
 
 @contextmanager

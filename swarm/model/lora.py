@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from swarm.errors import ConfigError
+from swarm.model.published_dtype import published_dtype
 
 _SUFFIXES = (".lora_a", ".lora_b")
 
@@ -32,13 +33,15 @@ class LoraLinear(nn.Linear):
     scale: float
 
     @classmethod
-    def around(cls, base: nn.Linear, rank: int, scale: float, seed: torch.Generator) -> "LoraLinear":
-        """An adapted layer that shares the base's weight and bias."""
+    def around(
+        cls, base: nn.Linear, rank: int, scale: float, seed: torch.Generator, published: torch.dtype
+    ) -> "LoraLinear":
+        """An adapted layer that shares the base's weight and bias; its factors have values of the published dtype."""
         layer = cls(base.in_features, base.out_features, bias=False, device="meta")
         layer.weight, layer.bias, layer.scale = base.weight, base.bias, scale
         bound = 1.0 / math.sqrt(base.in_features)
         first = (torch.rand(rank, base.in_features, generator=seed) * 2 - 1) * bound
-        layer.lora_a = nn.Parameter(first.to(base.weight))
+        layer.lora_a = nn.Parameter(first.to(published).to(base.weight))
         layer.lora_b = nn.Parameter(base.weight.new_zeros(base.out_features, rank))
         return layer
 
@@ -70,10 +73,10 @@ def add_adapters(
     names = {key for _, key, _ in layers}
     if missing := sorted(set(targets) - names):
         raise ConfigError(f"model.lora_targets: no linear layer {missing[0]!r}; there are {', '.join(sorted(names))}")
-    generator = torch.Generator().manual_seed(seed)
+    generator, published = torch.Generator().manual_seed(seed), published_dtype(network)
     for parent, key, child in layers:
         if not targets or key in targets:
-            setattr(parent, key, LoraLinear.around(child, rank, scale, generator))
+            setattr(parent, key, LoraLinear.around(child, rank, scale, generator, published))
 
 
 def with_shared_weights(network: nn.Module) -> nn.Module:
@@ -93,12 +96,14 @@ def linear_names(network: nn.Module, *, attention: bool) -> set[str]:
 
 
 def merge_adapters(network: nn.Module) -> None:
-    """Puts a plain layer in the place of each adapted one; see `merged_weight`."""
+    """Puts a plain layer in the place of each adapted one, with a weight of the published dtype's values."""
+    published = published_dtype(network)
     for parent in list(network.modules()):
         for key, child in list(parent.named_children()):
             if isinstance(child, LoraLinear):
                 merged = nn.Linear(child.in_features, child.out_features, bias=False, device="meta")
-                merged.weight = nn.Parameter(merged_weight(child.weight, child.lora_a, child.lora_b, child.scale))
+                weight = merged_weight(child.weight, child.lora_a, child.lora_b, child.scale)
+                merged.weight = nn.Parameter(weight.to(published).to(child.weight.dtype))
                 merged.bias = child.bias
                 setattr(parent, key, merged)
 

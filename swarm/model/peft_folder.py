@@ -14,6 +14,7 @@ from torch import nn
 
 from swarm.errors import ConfigError
 from swarm.model.lora import LoraLinear
+from swarm.model.published_dtype import published_dtype
 
 _TENSORS: Final = "adapter_model.safetensors"
 
@@ -26,7 +27,9 @@ def write_adapter(network: nn.Module, folder: Path, base_name: str) -> None:
         folder: that is there.
         base_name: of the initial model, as PEFT looks for it.
     """
-    save_file(_named(network), folder / _TENSORS, metadata={"format": "pt"})
+    published = published_dtype(network)
+    tensors = {name: tensor.to(published) for name, tensor in _named(network).items()}
+    save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
     adapted = {name: layer for name, layer in network.named_modules() if isinstance(layer, LoraLinear)}
     ((rank, scale),) = {(layer.lora_a.shape[0], layer.scale) for layer in adapted.values()}
     settings = {

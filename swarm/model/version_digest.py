@@ -1,6 +1,7 @@
 """Digest of a policy version, over its published tensors: those that a version consists of and engines load.
 
-Invariant: checkpoint names in sorted order, tied weights once; with adapters, the adapters and nothing else.
+Invariant: checkpoint names in sorted order, tied weights once; with adapters, the adapters and nothing else. Dtype and
+values are those that the run publishes, whatever dtype the network computes in (`swarm.model.published_dtype`).
 """
 
 import hashlib
@@ -11,13 +12,14 @@ import torch
 
 from swarm.errors import ConfigError
 from swarm.model.lora import is_adapter_name
+from swarm.model.published_dtype import published_dtype
 from swarm.types import Digest
 
 PublishedTensors = dict[str, torch.Tensor]
 
 
-def published_state(network: torch.nn.Module) -> PublishedTensors:
-    """The live published tensors by name, sorted; they share memory with the network."""
+def live_state(network: torch.nn.Module) -> PublishedTensors:
+    """The network's own tensors under their published names, sorted, in the dtype that it computes in."""
     named = network.state_dict(keep_vars=True)
     adapters = {name: tensor for name, tensor in named.items() if is_adapter_name(name)}
     first_names: dict[int, str] = {}
@@ -26,9 +28,15 @@ def published_state(network: torch.nn.Module) -> PublishedTensors:
     return {name: named[name].detach() for name in sorted(first_names.values())}
 
 
+def published_state(network: torch.nn.Module) -> PublishedTensors:
+    """The published tensors by name, sorted; one that is computed with as it is published shares its memory."""
+    return {name: tensor.to(published_dtype(network, name, tensor)) for name, tensor in live_state(network).items()}
+
+
 def snapshot(network: torch.nn.Module) -> PublishedTensors:
     """A copy of the published tensors that later steps do not change."""
-    return {name: tensor.clone() for name, tensor in published_state(network).items()}
+    live = live_state(network)
+    return {name: tensor.to(published_dtype(network, name, tensor), copy=True) for name, tensor in live.items()}
 
 
 def weights_digest(state: Mapping[str, torch.Tensor]) -> Digest:
@@ -50,17 +58,17 @@ def load_published(network: torch.nn.Module, state: Mapping[str, torch.Tensor]) 
     Raises:
         ConfigError: a name, shape or dtype differs; the network is unchanged.
     """
-    own = published_state(network)
+    own = live_state(network)
     different = sorted(own.keys() ^ state.keys())
     if different:
         side = "missing" if different[0] in own else "unknown"
         raise ConfigError(f"published tensors do not fit this model: {different[0]!r} is {side}")
     for name, target in own.items():
-        given = state[name]
-        if given.shape != target.shape or given.dtype != target.dtype:
+        given, dtype = state[name], published_dtype(network, name, target)
+        if given.shape != target.shape or given.dtype != dtype:
             raise ConfigError(
                 f"published tensor {name!r}: got {given.dtype} {tuple(given.shape)}, "
-                f"this model has {target.dtype} {tuple(target.shape)}"
+                f"this model has {dtype} {tuple(target.shape)}"
             )
     with torch.no_grad():
         for name, target in own.items():

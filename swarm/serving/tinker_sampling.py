@@ -12,7 +12,7 @@ from torch import nn
 
 from swarm.learn.adapter_training import AdapterShape
 from swarm.model.lora import with_shared_weights
-from swarm.model.version_digest import PublishedTensors, weights_digest
+from swarm.model.version_digest import PublishedTensors, snapshot, weights_digest
 from swarm.serving.tinker_futures import Promises
 from swarm.serving.tinker_http import Endpoint, read_json
 from swarm.serving.tinker_model import TinkerModel
@@ -63,7 +63,7 @@ class TinkerSamples:
             path = asked.model_path
             saved = await asyncio.to_thread(self._store.find, path)
             network = await asyncio.to_thread(self._store.network, saved, self._model.network)
-            adapter = {name: each.detach().clone() for name, each in network.named_parameters() if each.requires_grad}
+            adapter = snapshot(network)
             await self.add(sampler_id, asked.session_id, lambda: network, adapter, saved.shape, saved.num_steps, path)
         else:
             self._model.require(asked.base_model or "")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from swarm.episode import Message
 from swarm.interfaces import Tokenizer
+from swarm.model.compute_dtype import place
 from swarm.model.device import pick_device
 from swarm.model.tokenizer import require_no_system_message
 from swarm.trained.model import TrainedModel
@@ -39,7 +40,8 @@ class Conversation:
         """`temperature`: 0 takes the likeliest token. Raises ConfigError: the model has no system message."""
         self._model = model
         self._device = pick_device(device)
-        self._network: Any = model.network.to(self._device)
+        place(model.network, self._device)
+        self._network: Any = model.network
         self._max_new_tokens = max_new_tokens
         self._temperature = temperature
         self._system = (Message(role="system", content=system),) if system else ()

@@ -25,7 +25,7 @@ from swarm.errors import ConfigError, RolloutFailed
 from swarm.generation.episode_player import Step, player_of
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Tokenizer
-from swarm.model.device import pick_device
+from swarm.model.compute_dtype import place
 from swarm.trained.model import TrainedModel
 from swarm.types import EpisodeLimits, FinishReason, PolicyVersion, Sampling, Task
 
@@ -142,7 +142,8 @@ async def evaluate_model(
         ConfigError: an environment cannot be built, or the model cannot read its problems.
     """
     environments = await asyncio.to_thread(build_environments, plan.environments)
-    engine = TransformersGenerator(model.network.to(pick_device(device)), model.tokenizer, _ANY_MODEL, plan.seed)
+    place(model.network, device)
+    engine = TransformersGenerator(model.network, model.tokenizer, _ANY_MODEL, plan.seed)
     verifier = SandboxVerifier(plan.environments, plan.sandbox)
     step: Step = partial(_step, verifier, asyncio.get_running_loop())
     try:

@@ -123,7 +123,7 @@ def _load(network: nn.Module, checkpoint: Checkpoint) -> None:
         load_published(network, checkpoint.tensors)  # of the best version
         return
     with torch.no_grad():
-        for name, param in network.named_parameters():
+        for name, param in network.named_parameters():  # in the published dtype: nobody has widened it yet
             if param.requires_grad:
                 param.copy_(checkpoint.tensors[_MASTER + name])
 

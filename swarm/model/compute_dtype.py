@@ -1,0 +1,273 @@
+"""The dtype that this machine computes a model in: asked for, or the one that was measured to be faster here.
+
+Invariant: it holds every published value, so it decides how fast and how exactly a version is computed with, never
+which version it is. Without hardware for it bfloat16 is several times slower (docs/measurements/compute_dtype.md).
+"""
+
+import fcntl
+import json
+import logging
+import os
+import platform
+import sys
+import time
+from collections import Counter
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from swarm.model.device import pick_device
+from swarm.model.published_dtype import compute_dtype, widen
+from swarm.model.source import default_cache_dir
+
+logger = logging.getLogger(__name__)
+
+Products = Mapping[tuple[int, int], int]
+"""(inputs, outputs) of a linear layer -> how many layers of a model are of this size."""
+
+BUDGET_S: Final = 1.0  # of all probes
+WORTH_IT: Final = 1.1  # times faster that bfloat16 has to be: below it the more exact one is taken
+_ROUNDS: Final = 5
+_SIDE: Final = 512  # of a probed slice; speed hardly depends on the size from here on (docs/measurements)
+_ROWS: Final = 64  # tokens of a learner's pass, which has more: enough for full speed
+_SEQUENCES: Final = 8  # that decode together
+_COLD_BYTES: Final = 48 * 2**20  # of weights that decoding walks through: more than caches hold, as a model's are
+_MOST_REMEMBERED: Final = 64
+_DTYPES: Final = ("float32", "bfloat16")
+_CAPABILITIES: Final = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComputeChoice:
+    """A compute dtype and why it was chosen."""
+
+    dtype: str  # float32 or bfloat16
+    reason: str  # for people
+    float32_gflops: float = 0.0  # of the model's products here; 0: not measured
+    bfloat16_gflops: float = 0.0  # likewise
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """As torch has it."""
+        return getattr(torch, self.dtype)
+
+    @property
+    def words(self) -> str:
+        """One line for people."""
+        speeds = f": {self.float32_gflops:.1f} GFLOP/s in float32, {self.bfloat16_gflops:.1f} in bfloat16"
+        return f"{self.dtype} ({self.reason}{speeds if self.float32_gflops else ''})"
+
+
+def place(network: nn.Module, device: str | torch.device, setting: str = "auto", saved: str = "") -> ComputeChoice:
+    """Moves a loaded network to its device, and lets it compute there in the dtype to be (blocking, a second at first).
+
+    Args:
+        network: as loaded, in the published dtype.
+        device: of a configuration, or torch's.
+        setting: `compute_dtype` of a configuration.
+        saved: dtype of the checkpoint that a run goes on from, which `auto` keeps.
+    """
+    where = pick_device(device) if isinstance(device, str) else device
+    choice = choose(setting, str(compute_dtype(network)).removeprefix("torch."), where, products_of(network), saved)
+    widen(network, choice.torch_dtype)
+    network.to(where)
+    return choice
+
+
+def choose(setting: str, published: str, device: torch.device, products: Products, saved: str = "") -> ComputeChoice:
+    """The compute dtype for a model whose tensors are published in `published` (blocking, a second at first).
+
+    Args:
+        setting: `compute_dtype` of a configuration, checked against the published dtype there.
+        published: dtype of the run's tensors.
+        device: where the model is.
+        products: of the model.
+        saved: dtype of the checkpoint that a run goes on from, which `auto` keeps.
+    """
+    if published == "float32":
+        return ComputeChoice(dtype="float32", reason="the run publishes it")
+    if setting != "auto":
+        return ComputeChoice(dtype=setting, reason="compute_dtype asks for it")
+    if saved:
+        return ComputeChoice(dtype=saved, reason="as in the checkpoint")
+    if device.type != "cpu":
+        has_it = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ComputeChoice(
+            dtype="bfloat16" if has_it else "float32", reason=f"the GPU has {'it' if has_it else 'no bfloat16'}"
+        )
+    speeds = remembered_speeds(products)
+    dtype = "bfloat16" if speeds["bfloat16"] >= WORTH_IT * speeds["float32"] else "float32"
+    return ComputeChoice(
+        dtype=dtype, reason="measured", float32_gflops=speeds["float32"], bfloat16_gflops=speeds["bfloat16"]
+    )
+
+
+def products_of(network: nn.Module) -> Products:
+    """Sizes of a network's linear layers."""
+    layers = (module for module in network.modules() if isinstance(module, nn.Linear))
+    return Counter((layer.in_features, layer.out_features) for layer in layers)
+
+
+def remembered_speeds(products: Products, path: Path | None = None) -> dict[str, float]:
+    """GFLOP/s by dtype of these products on this CPU, measured where that was not done before (blocking).
+
+    One process of the machine measures at a time; those that wait for it find its result.
+
+    Args:
+        products: of the model.
+        path: where figures are kept; None: in the cache of converted models.
+    """
+    path = path or default_cache_dir() / "compute_speeds.json"
+    key = _key(products)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.with_suffix(".lock")):
+            known = _read(path)
+            if key not in known:
+                known[key] = measure_speeds(products)
+                staged = path.with_suffix(".partial")
+                staged.write_text(json.dumps(dict(list(known.items())[-_MOST_REMEMBERED:]), indent=1))
+                staged.replace(path)
+            return known[key]
+    except OSError as error:  # a home that cannot be written
+        logger.debug("speeds are not remembered", extra={"error": str(error)})
+        return measure_speeds(products)
+
+
+def measure_speeds(products: Products) -> dict[str, float]:
+    """GFLOP/s by dtype of a token that is decoded once and learned from once (blocking, at most BUDGET_S).
+
+    Every kind of product is timed on a slice of the layer: decoding a few sequences, the forward pass of the learner,
+    and the gradients by inputs and by weights. A dtype that takes more than its share of the budget is timed once.
+    """
+    slices = Counter[tuple[int, int]]()
+    for (inputs, outputs), count in products.items():
+        slices[min(inputs, _SIDE), min(outputs, _SIDE)] += count * inputs * outputs  # multiply-adds of a token
+    probes = {(size, dtype): _Probe.of(size, dtype) for size in slices for dtype in _DTYPES}
+    share_s = BUDGET_S / max(1, len(probes)) / len(_KINDS)
+    began_s = time.perf_counter()
+    with torch.inference_mode():
+        for _ in range(_ROUNDS):
+            for probe in probes.values():  # one dtype beside the other, so that neither has the quieter machine
+                probe.run(share_s)
+            if time.perf_counter() - began_s > BUDGET_S / 2:
+                break
+    flops = 2 * len(_KINDS) * sum(slices.values())
+    return {
+        dtype: round(flops / 1e9 / sum(count * probes[size, dtype].seconds for size, count in slices.items()), 2)
+        for dtype in _DTYPES
+    }
+
+
+class _Probe:
+    """The products of one slice of a layer in one dtype."""
+
+    def __init__(self, weights: torch.Tensor) -> None:
+        _, outputs, inputs = weights.shape
+        self.weights = weights
+        self.few, self.many = weights.new_ones((_SEQUENCES, inputs)), weights.new_ones((_ROWS, inputs))
+        self.upstream = weights.new_ones((_ROWS, outputs))
+        self._best_s: dict[str, float] = {}  # of a multiply-add of each kind
+        self._is_slow = False
+
+    @classmethod
+    def of(cls, size: tuple[int, int], dtype: str) -> "_Probe":
+        inputs, outputs = size
+        count = max(1, _COLD_BYTES // (4 * inputs * outputs))
+        return cls(torch.ones((count, outputs, inputs), dtype=getattr(torch, dtype)))
+
+    @property
+    def seconds(self) -> float:
+        """Of a multiply-add of every kind."""
+        return sum(self._best_s.values())
+
+    def run(self, share_s: float) -> None:
+        """Times each kind once more, unless this one takes longer than its share."""
+        if self._is_slow:
+            return
+        for kind in _KINDS:
+            began_s, began_cpu_s = time.perf_counter(), time.process_time()
+            num_multiplied = kind(self, began_s + share_s)
+            elapsed_s = time.perf_counter() - began_s
+            best_s = self._best_s.get(kind.__name__, float("inf"))
+            self._best_s[kind.__name__] = min(best_s, elapsed_s / num_multiplied)
+            # what other processes took of the time is no sign of a slow product
+            self._is_slow |= min(elapsed_s, time.process_time() - began_cpu_s) > share_s
+
+
+def _decode(probe: _Probe, until_s: float) -> int:
+    """Passes of a few sequences through weights that no cache holds, as a model's are; multiply-adds."""
+    done = 0
+    for weight in probe.weights:
+        nn.functional.linear(probe.few, weight)
+        done += probe.few.shape[0] * weight.numel()
+        if time.perf_counter() > until_s:
+            break
+    return done
+
+
+def _forward(probe: _Probe, until_s: float) -> int:
+    nn.functional.linear(probe.many, probe.weights[0])
+    return _ROWS * probe.weights[0].numel()
+
+
+def _by_input(probe: _Probe, until_s: float) -> int:
+    torch.mm(probe.upstream, probe.weights[0])
+    return _ROWS * probe.weights[0].numel()
+
+
+def _by_weight(probe: _Probe, until_s: float) -> int:
+    torch.mm(probe.upstream.T, probe.many)
+    return _ROWS * probe.weights[0].numel()
+
+
+_KINDS: Final = (_decode, _forward, _by_input, _by_weight)
+
+
+def _key(products: Products) -> str:
+    """What speeds depend on: the processor and what of it may be used, threads, torch, and the model's shape."""
+    capability = " ".join(f"{name}={os.environ[name]}" for name in _CAPABILITIES if name in os.environ)
+    shape = ",".join(f"{inputs}x{outputs}*{count}" for (inputs, outputs), count in sorted(products.items()))
+    level = torch.backends.cpu.get_cpu_capability()
+    parts = (_processor(), level, capability, f"{torch.get_num_threads()} threads", torch.__version__, shape)
+    return "; ".join(parts)
+
+
+def _processor() -> str:
+    """Model and a digest of the flags, where Linux says them."""
+    said: dict[str, str] = {}
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            said.setdefault(name.strip(), value.strip())
+    flags = said.get("flags") or said.get("Features") or ""
+    model = said.get("model name") or platform.processor() or platform.machine()
+    return f"{model} {said.get('model', '')} {sha256(flags.encode()).hexdigest()[:8]}"
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    """Remembered speeds; none where the file is missing or not as it was written."""
+    try:
+        known: Any = json.loads(path.read_text(encoding="utf-8"))
+        return {str(key): {dtype: float(speeds[dtype]) for dtype in _DTYPES} for key, speeds in known.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":  # asked by commands that do not open torch themselves: PUBLISHED THREADS PRODUCTS
+    torch.set_num_threads(int(sys.argv[2]))
+    sizes = {(inputs, outputs): count for inputs, outputs, count in json.loads(sys.argv[3])}
+    print(json.dumps(asdict(choose("auto", sys.argv[1], torch.device("cpu"), sizes))))

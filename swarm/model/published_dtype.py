@@ -1,0 +1,59 @@
+"""Published dtype and compute dtype of a network: what a version's tensors are, and what passes are made with.
+
+Invariant: a network computes with exactly the published values. Widening changes no value, so a version has the same
+digest whoever made it and whatever dtype that node computes in.
+"""
+
+from dataclasses import dataclass
+from typing import Final, cast
+
+import torch
+from torch import nn
+
+_ATTRIBUTE: Final = "_swarm_published"
+
+
+@dataclass(frozen=True, slots=True)
+class _Widened:
+    published: torch.dtype
+    computed: torch.dtype
+    kept: frozenset[str]  # names of tensors that had the compute dtype before: they are published in it, too
+
+
+def widen(network: nn.Module, dtype: torch.dtype) -> None:
+    """Computes in `dtype` from now on, in place; parameters and buffers of the published dtype change theirs.
+
+    Args:
+        network: as it was loaded, in the dtype that the run publishes; adapters that are trained are on it already,
+            or take `published_dtype`.
+        dtype: holds every value of the network's own; that one again: nothing happens.
+    """
+    own = compute_dtype(network)
+    if own == dtype:
+        return
+    assert torch.promote_types(own, dtype) == dtype, f"{dtype} does not hold every value of {own}"
+    named = network.state_dict(keep_vars=True)
+    kept = frozenset(name for name, tensor in named.items() if tensor.dtype == dtype)
+    for param in network.parameters():
+        if param.dtype == own:
+            param.data = param.data.to(dtype)
+    for module in network.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.dtype == own:
+                module._buffers[name] = buffer.to(dtype)  # pyright: ignore[reportPrivateUsage]
+    setattr(network, _ATTRIBUTE, _Widened(own, dtype, kept))
+
+
+def compute_dtype(network: nn.Module) -> torch.dtype:
+    """The dtype of a network's products: that of its output layer, or of its first parameter."""
+    head = getattr(network, "get_output_embeddings", lambda: None)()
+    return next(network.parameters()).dtype if head is None else cast("nn.Linear", head).weight.dtype
+
+
+def published_dtype(network: nn.Module, name: str = "", tensor: torch.Tensor | None = None) -> torch.dtype:
+    """The dtype that a tensor of the network is published in; without one, that of a new parameter."""
+    widened = cast("_Widened | None", getattr(network, _ATTRIBUTE, None))
+    own = compute_dtype(network) if tensor is None else tensor.dtype
+    if widened is None or own != widened.computed or name in widened.kept:
+        return own
+    return widened.published
