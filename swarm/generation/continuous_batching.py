@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, Final
 
 import torch
@@ -77,15 +77,53 @@ def _joined(parts: Iterable[Entries]) -> Entries:
 
 
 def prefill(network: nn.Module, prompts: Sequence[Sequence[int]]) -> tuple[Entries, torch.Tensor]:
-    """Entries of some prompts, and the logits [R, V] of the token after each."""
+    """Entries of some prompts, and the logits [R, V] of the token after each.
+
+    What all of them begin with (a chat template, an instruction) is computed once.
+    """
     assert all(len(prompt) > 0 for prompt in prompts), "an empty prompt has no next token"
-    longest = max(len(prompt) for prompt in prompts)
+    num_shared = _num_shared(prompts) if len(prompts) > 1 else 0
+    rest = [prompt[num_shared:] for prompt in prompts]
+    longest = max(len(each) for each in rest)
     device = next(network.parameters()).device
-    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    mask = (torch.arange(longest, device=device) >= longest - lengths[:, None]).long()
+    ids = torch.tensor([[0] * (longest - len(each)) + list(each) for each in rest], device=device)
+    num_padding = torch.tensor([longest - len(each) for each in rest], device=device)
+    mask = (torch.arange(longest, device=device) >= num_padding[:, None]).long()
     cache = _cache(())
-    return Entries(cache, mask), _forward(network, ids, mask, (mask.cumsum(dim=1) - 1).clamp(min=0), cache)
+    if num_shared:
+        shared = torch.tensor([prompts[0][:num_shared]], device=device)
+        network(input_ids=shared, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        size = len(prompts)
+        cache = _cache(
+            (keys.expand(size, -1, -1, -1), values.expand(size, -1, -1, -1)) for keys, values in _pairs(cache)
+        )
+        mask = torch.cat([mask.new_ones((size, num_shared)), mask], dim=1)
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, num_shared:]
+    logits = _forward(network, ids, mask, positions, cache)
+    entries = Entries(cache, mask)
+    has_gaps = num_shared and any(len(each) < longest for each in rest)
+    return (_without_gaps(entries, num_shared, num_padding) if has_gaps else entries), logits
+
+
+def _num_shared(prompts: Sequence[Sequence[int]]) -> int:
+    """Tokens that all prompts begin with, but for the last token of each: its logits are wanted."""
+    columns = zip(*prompts, strict=False)  # as far as the shortest goes
+    num_alike = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+    return min(num_alike, min(map(len, prompts)) - 1)
+
+
+def _without_gaps(entries: Entries, num_shared: int, num_padding: torch.Tensor) -> Entries:
+    """Rows [shared, padding, rest] as [padding, shared, rest]."""
+    place = torch.arange(entries.num_tokens, device=num_padding.device)
+    shift = num_padding[:, None]  # [R, 1]
+    source = torch.where(place < num_shared + shift, (place - shift) % (num_shared + shift), place)  # [R, L]
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.gather(2, source[:, None, :, None].expand(tensor.shape))
+
+    return Entries(
+        _cache((moved(keys), moved(values)) for keys, values in _pairs(entries.cache)), entries.mask.gather(1, source)
+    )
 
 
 def advance(network: nn.Module, entries: Entries, tokens: Sequence[Sequence[int]]) -> tuple[Entries, torch.Tensor]:

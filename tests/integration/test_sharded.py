@@ -22,6 +22,7 @@ from swarm.learn.learner import PolicyLearner
 from swarm.learn.ranks import OneProcess, Ranks
 from swarm.model.lora import add_adapters
 from swarm.model.network import tiny_network
+from swarm.model.published_dtype import widen
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import weights_digest
 from swarm.objectives.methods import load_recipe
@@ -63,6 +64,7 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     lora_rank: int = 0
     dtype: torch.dtype = torch.float32
+    is_widened: bool = False  # computed in float32, whatever is published
     num_groups: int = 5
     most_turns: int = 1
     broken: bool | None = None  # a step whose loss (False), or whose gradient alone (True), is not finite
@@ -93,6 +95,8 @@ CASES = {
     "infinite_loss": Case(recipe="grpo", broken=False),
     "infinite_gradient": Case(recipe="grpo", broken=True),
     "bfloat16": Case(recipe="grpo", settings={"token_budget": 64}, dtype=torch.bfloat16),
+    "widened": Case(recipe="grpo", settings={"token_budget": 64}, dtype=torch.bfloat16, is_widened=True),
+    "widened_adapters": Case(recipe="grpo_kl", lora_rank=3, dtype=torch.bfloat16, is_widened=True),
 }
 
 
@@ -109,6 +113,8 @@ def learner(
     network = tiny_network(seed=1).to(case.dtype)
     if case.lora_rank:
         add_adapters(network, case.lora_rank)
+    if case.is_widened:
+        widen(network, torch.float32)
     settings = LearnerConfig.model_validate({"learning_rate": 1e-3, "warmup_steps": 2, **case.settings})
     return kind(network, TOKENIZER, recipe(case), settings, ReplayConfig(external="all"), OWN, dir, ranks)
 

@@ -35,14 +35,16 @@ def _made(max_rows: int, prompts: list[list[int]], num_samples: int, sampling: S
 
 @settings(max_examples=25, deadline=None)
 @given(
+    shared=st.lists(st.integers(2, 40), max_size=12),  # computed once for the prompts that begin together
     prompts=st.lists(st.lists(st.integers(2, 40), min_size=1, max_size=20), min_size=1, max_size=4),
     num_samples=st.integers(1, 9),
     max_rows=st.integers(1, 12),
     max_new_tokens=st.integers(1, 20),
 )
 def test_a_result_does_not_depend_on_max_rows(
-    prompts: list[list[int]], num_samples: int, max_rows: int, max_new_tokens: int
+    shared: list[int], prompts: list[list[int]], num_samples: int, max_rows: int, max_new_tokens: int
 ) -> None:
+    prompts = [shared + prompt for prompt in prompts]
     sampling = Sampling(temperature=1.3, max_new_tokens=max_new_tokens)
     wide = _made(64, prompts, num_samples, sampling)
     narrow = _made(max_rows, prompts, num_samples, sampling)
