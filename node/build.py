@@ -17,7 +17,7 @@ from typing import Final, Protocol, cast
 import torch
 from torch import nn
 
-from node.ranks import join, open_policy
+from node.ranks import join, log_choice, open_policy
 from node.run_estimate import CHECKPOINT_BYTES
 from swarm.clock import Clock, SystemClock
 from swarm.config import NodeConfig
@@ -34,7 +34,8 @@ from swarm.learn.checkpoint import checkpoint_pause_s
 from swarm.learn.guarded_learner import GuardedLearner
 from swarm.loops import Ask, Worker
 from swarm.loops.worker import Evaluate
-from swarm.model.compute_dtype import place
+from swarm.model.compute_dtype import choose, place, products_of
+from swarm.model.device import pick_device
 from swarm.model.network import LoadedModel, load_model
 from swarm.model.tokenizer import check_turns
 from swarm.model.version_digest import PublishedTensors, published_state, snapshot, weights_digest
@@ -186,6 +187,9 @@ def build_generator(
     check_turns(loaded.tokenizer, environments.values())
     weights = snapshot(loaded.network)
     base = PolicyVersion(policy_id=BASE_MODEL, step=0, digest=weights_digest(weights))
+    choice = choose(config.compute_dtype, config.model.dtype, pick_device(config.device), products_of(loaded.network))
+    log_choice(choice)
+    config = config.model_copy(update={"compute_dtype": choice.dtype})
     closing = ExitStack()
     engine = load_engine(config, loaded.tokenizer, base, loaded.network)
     closing.callback(engine.close)

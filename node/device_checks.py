@@ -8,6 +8,7 @@ from typing import Final
 
 import psutil
 
+from node.compute_choice import MachineChoice, machine_choice, with_choice
 from node.expectations import read_shape
 from node.finding import Finding
 from node.gpu_facts import TIMEOUT_S, GpuFacts
@@ -48,12 +49,34 @@ def check_gpu(config: NodeConfig, gpu: GpuFacts | None) -> list[Finding]:
         f"{card}, {gpu.total_bytes / 2**30:.1f} GiB of which {gpu.free_bytes / 2**30:.1f} free; torch {gpu.torch} for "
         f"{gpu.build} sees {gpu.count}; {gpu.to_device_gb_s} GB/s to it, {gpu.on_device_gb_s} on it"
     )
-    is_slow = config.model.dtype == "bfloat16" and not gpu.has_bfloat16
-    fix = 'set model.dtype = "float32" in the whole run: this card has no bfloat16'
+    is_slow = config.compute_dtype == "bfloat16" and not gpu.has_bfloat16
+    fix = 'set compute_dtype = "auto": this card has no bfloat16'
     return [Finding(name="gpu", is_ok=not is_slow, detail=detail, fix=fix)]
 
 
-def check_memory(config: NodeConfig, gpu: GpuFacts | None) -> list[Finding]:
+def choice_here(config: NodeConfig, gpu: GpuFacts | None) -> MachineChoice | None:
+    """The compute dtype of a node on this CPU (blocking, seconds); None where a GPU computes, or it is not known."""
+    if gpu is not None and gpu.count:
+        return None
+    try:
+        return machine_choice(config)
+    except ConfigError:  # another finding, of whoever loads the model
+        return None
+
+
+def check_compute_dtype(config: NodeConfig, gpu: GpuFacts | None, choice: MachineChoice | None) -> list[Finding]:
+    """The dtype of passes on this CPU, and whether another one would be faster."""
+    if gpu is not None and gpu.count:
+        return []
+    if choice is None:
+        detail = f"{config.compute_dtype}: measured when {config.model.source} is loaded"
+        return [Finding(name="compute dtype", is_ok=True, detail=detail)]
+    is_ok = choice.fastest in ("", choice.dtype)
+    fix = 'bfloat16 without hardware for it: set compute_dtype = "auto"; published versions stay the same'
+    return [Finding(name="compute dtype", is_ok=is_ok, detail=choice.words, fix=fix)]
+
+
+def check_memory(config: NodeConfig, gpu: GpuFacts | None, choice: MachineChoice | None) -> list[Finding]:
     """Whether the machine has the memory for the node, and the GPU for its models."""
     available = psutil.virtual_memory().available
     detail = f"{available / 2**30:.1f} GiB available"
@@ -64,8 +87,8 @@ def check_memory(config: NodeConfig, gpu: GpuFacts | None) -> list[Finding]:
     if shape is None:
         return [Finding(name="memory", is_ok=True, detail=f"{detail}; the need of {config.model.source} is not known")]
     lengths = lengths_of(config, PROMPT_TOKENS, any(each.may_have_turns for each in config.environments))
-    memory = estimate_memory(config, shape, lengths)
     on_gpu = gpu is not None and gpu.count > 0
+    memory = estimate_memory(with_choice(config, choice), shape, lengths)
     needed = AGENT_BYTES + (memory.beside_device if on_gpu else memory.peak)
     fix = "set model.lora_rank, lower learner.token_budget, or take a smaller model"
     findings = [

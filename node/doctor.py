@@ -13,7 +13,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from node.device_checks import check_engine, check_gpu, check_memory
+from node.device_checks import check_compute_dtype, check_engine, check_gpu, check_memory, choice_here
 from node.finding import Finding
 from node.gpu_facts import look_for_gpu
 from node.status import read_status
@@ -37,12 +37,14 @@ async def examine(config_path: Path | None) -> list[Finding]:
     """Findings of every check. Raises ConfigError when the configuration itself cannot be read."""
     config = load_config(NodeConfig, config_path)
     gpu = None if config.device == "cpu" else await asyncio.to_thread(look_for_gpu, config.device)
+    choice = await asyncio.to_thread(choice_here, config, gpu)
     return [
         _check_python(),
         *_check_packages(config),
         _check_disk(config),
         *check_gpu(config, gpu),
-        *await asyncio.to_thread(check_memory, config, gpu),  # converts SmolLM2 at its first use
+        *check_compute_dtype(config, gpu, choice),
+        *await asyncio.to_thread(check_memory, config, gpu, choice),  # converts SmolLM2 at its first use
         *await asyncio.to_thread(check_engine, config, gpu),
         *_check_ports(config),
         await _check_clock(config),

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from swarm.causes.logged_rules import SLOW_DTYPE
 from swarm.config import NodeConfig
 from swarm.identity import Identity
 from swarm.interfaces import Environment
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from swarm.learn.data_parallel import ShardedRanks
     from swarm.learn.learner import PolicyLearner
     from swarm.learn.ranks import Ranks
+    from swarm.model.compute_dtype import ComputeChoice
     from swarm.model.network import LoadedModel
     from swarm.objectives.fallbacks import RecipeSet
 
@@ -162,9 +164,16 @@ def _agreed_dtype(config: NodeConfig, loaded: "LoadedModel", processes: "Ranks")
         saved = newest_compute_dtype(config.dir / CHECKPOINTS)
         products = products_of(loaded.network)
         choice = choose(config.compute_dtype, config.model.dtype, processes.device, products, saved)
-        logger.info("computes in %s", choice.words)
+        log_choice(choice)
         is_bfloat16 = choice.dtype == "bfloat16"
     return torch.bfloat16 if bool(processes.broadcast(torch.tensor([is_bfloat16]))) else torch.float32
+
+
+def log_choice(choice: "ComputeChoice") -> None:
+    """Says what passes are computed in, and a warning where that is slow here."""
+    logger.info("passes are computed in %s", choice.words)
+    if choice.is_slow:
+        logger.warning(SLOW_DTYPE, extra={"dtype": choice.words, "faster": choice.fastest})
 
 
 def follow_leader(config: NodeConfig) -> None:

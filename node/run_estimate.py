@@ -121,7 +121,7 @@ class MemoryEstimate:
     moments: int
     kv_cache: int
 
-    gradients: int  # float32 sums, and those of the newest pass in the dtype of the weights
+    gradients: int  # float32 sums, and those of the newest pass in the compute dtype
     activations: int  # of the largest forward pass, with the chunk of logits
     optimizer_scratch: int
     checkpoint: int  # the copy of masters and moments that is written
@@ -182,8 +182,12 @@ def pass_tokens(config: NodeConfig, lengths: Lengths) -> int:
 def estimate_memory(
     config: NodeConfig, shape: ModelShape, lengths: Lengths, has_reference: bool = False
 ) -> MemoryEstimate:
-    """Memory of the worker of a node, where all responses are as long as they may be."""
-    value_bytes = 4 if config.model.dtype == "float32" else 2
+    """Memory of the worker of a node, where all responses are as long as they may be.
+
+    With `compute_dtype` auto passes are taken to be in the published dtype; `node.compute_choice` asks the machine.
+    """
+    published_bytes = 4 if config.model.dtype == "float32" else 2
+    value_bytes = 4 if config.compute_dtype == "float32" else published_bytes
     whole = shape.num_parameters * value_bytes
     trains, generates = Role.TRAINER in config.roles, Role.GENERATOR in config.roles
     is_own_engine = generates and config.engine.kind == "transformers"
@@ -198,9 +202,9 @@ def estimate_memory(
         process=PROCESS_BYTES,
         weights=whole,
         engine_weights=whole if trains and is_own_engine else 0,
-        published=trained * value_bytes * (2 if config.weights.publish else 1),
+        published=trained * published_bytes * (2 if config.weights.publish else 1),
         reference=trained * value_bytes if has_reference and trains else 0,
-        masters=0 if value_bytes == MASTER_BYTES else trained * MASTER_BYTES,
+        masters=0 if published_bytes == MASTER_BYTES else trained * MASTER_BYTES,
         moments=2 * trained * MASTER_BYTES,
         kv_cache=rows * (lengths.prompt + lengths.response) * shape.cache_bytes(value_bytes) if is_own_engine else 0,
         gradients=trained * (MASTER_BYTES + value_bytes),

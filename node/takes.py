@@ -1,10 +1,12 @@
 """What a node takes of the machine it is a guest on, in one line: CPU, memory, disk, upload.
 
-Invariant: every figure is a bound of the configuration or the estimate of `run_estimate`; nothing is measured.
+Invariant: every figure is a bound of the configuration or the estimate of `run_estimate`; only the compute dtype, on
+which memory depends, is measured.
 """
 
 import os
 
+from node.compute_choice import machine_choice, with_choice
 from node.disk_budget import disk_budget
 from node.expectations import read_shape
 from node.run_estimate import estimate_memory, lengths_of
@@ -32,7 +34,8 @@ def _memory(config: NodeConfig) -> str:
     if shape is None:
         return "memory not estimated for this architecture"
     lengths = lengths_of(config, prompt=0, has_turns=any(each.may_have_turns for each in config.environments))
-    return f"memory about {byte_words(estimate_memory(config, shape, lengths).peak)} at most, beside prompts"
+    memory = estimate_memory(with_choice(config, machine_choice(config)), shape, lengths)
+    return f"memory about {byte_words(memory.peak)} at most, beside prompts"
 
 
 def _disk(config: NodeConfig) -> str:

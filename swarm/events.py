@@ -136,6 +136,7 @@ class GroupStored(Event):
     reward_mean: float
     num_turns: int = 1  # of its longest episode
     versions: tuple[VersionName, ...] = ()  # that made its tokens, oldest first
+    compute_dtype: str = ""  # of the passes that made them, as its producer says
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -585,4 +586,5 @@ def _group_fields(scored: ScoredGroup) -> dict[str, Any]:
         "reward_mean": _mean(scored.rewards),
         "num_turns": max([len(rollout.actions) for rollout in group.rollouts], default=0),
         "versions": tuple([(version.step, digest_text(version.digest)) for version in group.versions]),
+        "compute_dtype": group.compute_dtype,
     }

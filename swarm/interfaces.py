@@ -262,6 +262,11 @@ class Generator(Protocol):
         """The weights that the next token comes from."""
         ...
 
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype of its passes; empty where it is not known."""
+        ...
+
     def generate(
         self,
         prompts: Prompts,

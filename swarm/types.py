@@ -192,6 +192,7 @@ class RolloutGroup:
     rollouts: tuple[Rollout, ...]  # G
     verifier: str  # name/version that made the claimed rewards
     created_at_s: float  # producer's wall clock
+    compute_dtype: str = ""  # of the passes that made the tokens, as the producer says; empty: not said
     versions: tuple[PolicyVersion, ...] = field(init=False, compare=False)  # of its tokens, each once, oldest first
 
     def __post_init__(self) -> None:

@@ -137,6 +137,7 @@ RULES: Final[tuple[Rule, ...]] = (
     following_rules.far_behind,
     following_rules.no_weights_yet,
     logged_rules.reward_is_upside_down,
+    logged_rules.slow_compute_dtype,
     logged_rules.logged_errors,
     *STATUS_RULES,  # last: of equal weight, what a status tells is mostly the effect
 )

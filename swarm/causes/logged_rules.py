@@ -13,11 +13,13 @@ from swarm.telemetry import LoggedWarning
 
 DOUBT: Final = "right answers are worth nothing, or are too long"  # of a training that is about to begin
 UPSIDE_DOWN: Final = "a right answer is worth less than an empty one"  # the same
+SLOW_DTYPE: Final = "passes are computed in a dtype that is slow on this machine"
 DOUBT_S: Final = 300.0  # that a training takes from a doubt to its start
 SILENT: Final = frozenset(  # what rules tell better, and what is no fault
     {
         DOUBT,
         UPSIDE_DOWN,
+        SLOW_DTYPE,
         "paused: no batch or step begins until: swarm resume",
         "goes on after a pause",
         "loop failed",
@@ -96,6 +98,22 @@ def reward_is_upside_down(snapshot: Snapshot) -> Diagnosed | None:
         gravity=Gravity.HARMS,
         certainty=Certainty.LIKELY,
         key="environments.dataset",
+    )
+
+
+def slow_compute_dtype(snapshot: Snapshot) -> Diagnosed | None:
+    """bfloat16 was asked for by hand, or came with a checkpoint, on a machine that has no hardware for it."""
+    noted = _noted(snapshot, SLOW_DTYPE)
+    if noted is None:
+        return None
+    return Diagnosed(
+        name="slow_compute_dtype",
+        claim=f"passes are computed in a dtype that this machine has no hardware for: {shortened(noted.fields)}",
+        evidence=("measured when the model was loaded (warnings.jsonl)",),
+        fix=f'set compute_dtype = "float32" in {snapshot.directory / "node.toml"}; published versions stay the same',
+        gravity=Gravity.WASTES,
+        certainty=Certainty.SURE,
+        key="compute_dtype",
     )
 
 

@@ -43,6 +43,7 @@ def check(
     Every environment is built, three of its tasks are shown as the model reads them, and their right answers scored.
     Memory, disk, and bytes of groups and versions, are estimated; seconds are told with --measure alone.
     """
+    from node.compute_choice import machine_choice, with_choice
     from node.disk_budget import disk_line
     from node.expectations import expectation_lines, measure, measured_lines
     from swarm.config import CoordinatorConfig, NodeConfig, has_section, load_config
@@ -63,7 +64,9 @@ def check(
     lines, sampled = asyncio.run(_environments(settings, tokenizer))
     if tokenizer is not None:
         has_reference = Requirement.REFERENCE_LOGPROBS in recipes.needs
-        lines += [f"  {line}" for line in expectation_lines(settings, sampled, has_reference)]
+        if choice := machine_choice(settings):
+            lines.append(f"  computes in {choice.words}")
+        lines += [f"  {line}" for line in expectation_lines(with_choice(settings, choice), sampled, has_reference)]
         lines.append(f"  {disk_line(settings)}")
     console.print(f"{config}: valid; recipe {recipes.main.name} ({recipes.main.acronym or recipes.main.verification})")
     _say_recipes(recipes)

@@ -143,6 +143,10 @@ class OpenAIGenerator:
     def version(self) -> PolicyVersion:
         return self._version
 
+    @property
+    def compute_dtype(self) -> str:
+        return ""  # a matter of the server
+
     def generate(
         self,
         prompts: Prompts,

@@ -70,6 +70,7 @@ def produce(
             else tuple(rollouts),
             verifier=UNSCORED,
             created_at_s=clock.now_s(),
+            compute_dtype=generator.compute_dtype,
         )
         for task, prompt, rollouts in zip(tasks, prompts, generated, strict=True)
     ]

@@ -30,7 +30,7 @@ from swarm.generation.sample_seeds import SampleSeeds
 from swarm.interfaces import Completion, CompletionRequest, Observe, OnTokens, Prompts, Tokenizer
 from swarm.model.compute_dtype import place
 from swarm.model.network import entry_bytes, load_model
-from swarm.model.published_dtype import published_dtype
+from swarm.model.published_dtype import compute_dtype, published_dtype
 from swarm.model.version_digest import PublishedTensors, load_published, snapshot
 from swarm.types import (
     Canary,
@@ -113,7 +113,7 @@ class TransformersGenerator:
             ConfigError: the model cannot be loaded.
         """
         network = network or load_model(config.model).network
-        logger.info("the engine computes in %s", place(network, config.device, config.compute_dtype).words)
+        place(network, config.device, config.compute_dtype)
         return cls(
             network,
             tokenizer,
@@ -132,6 +132,10 @@ class TransformersGenerator:
     @property
     def version(self) -> PolicyVersion:
         return self._version
+
+    @property
+    def compute_dtype(self) -> str:
+        return str(compute_dtype(self._network)).removeprefix("torch.")
 
     def generate(
         self,

@@ -64,7 +64,9 @@ class VllmAdapter:
             if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
                 own["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
         try:
-            arguments = vllm.EngineArgs(model=settings.model, dtype=settings.dtype, **{**own, **options, **_FIXED})
+            arguments = vllm.EngineArgs(
+                model=settings.model, dtype=settings.compute_dtype, **{**own, **options, **_FIXED}
+            )
         except TypeError as error:
             raise ConfigError(f"engine.options: {error}") from None
         try:

@@ -62,8 +62,10 @@ class VllmGenerator:
         seed: int,
         tolerance: float,
         merge: Callable[[PublishedTensors], PublishedTensors] | None = None,
+        compute_dtype: str = "",
     ) -> None:
         """Args: merge: makes whole weights of published adapters; None: what is published is whole."""
+        self._compute_dtype = compute_dtype
         self._launch = launch
         self._directory = directory
         self._tokenizer = tokenizer
@@ -96,9 +98,12 @@ class VllmGenerator:
         directory = config.dir / FOLDER
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         _delete_weights(directory)  # of a worker that was killed
+        # The caller has said what "auto" means on this machine.
+        compute_dtype = config.model.dtype if config.compute_dtype == "auto" else config.compute_dtype
         settings = EngineSettings(
             model=str(resolve_source(config.model, None, with_weights=True)),
             dtype=config.model.dtype,
+            compute_dtype=compute_dtype,
             max_rows=config.engine.max_rows,
             eos_ids=sorted(tokenizer.eos_ids),
             version=version,
@@ -115,11 +120,16 @@ class VllmGenerator:
             config.seed,
             tolerance,
             _merging(config.model) if config.model.lora_rank else None,
+            compute_dtype,
         )
 
     @property
     def version(self) -> PolicyVersion:
         return self._version
+
+    @property
+    def compute_dtype(self) -> str:
+        return self._compute_dtype
 
     @property
     def pid(self) -> int:

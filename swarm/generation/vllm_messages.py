@@ -35,12 +35,13 @@ class EngineSettings:
     """What an engine process is started with.
 
     Example:
-        EngineSettings(model="/models/smollm2", dtype="bfloat16", max_rows=64, eos_ids=[2], version=base,
-            options={}, stall_s=600)
+        EngineSettings(model="/models/smollm2", dtype="bfloat16", compute_dtype="float32", max_rows=64, eos_ids=[2],
+            version=base, options={}, stall_s=600)
     """
 
     model: str  # a Hugging Face directory
-    dtype: str  # as torch names it
+    dtype: str  # of the published tensors, as torch names it
+    compute_dtype: str  # of the engine
     max_rows: int
     eos_ids: list[int]
     version: PolicyVersion  # of that model

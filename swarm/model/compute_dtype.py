@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -49,6 +49,7 @@ class ComputeChoice:
 
     dtype: str  # float32 or bfloat16
     reason: str  # for people
+    fastest: str = ""  # here; empty: there was nothing to choose
     float32_gflops: float = 0.0  # of the model's products here; 0: not measured
     bfloat16_gflops: float = 0.0  # likewise
 
@@ -56,6 +57,11 @@ class ComputeChoice:
     def torch_dtype(self) -> torch.dtype:
         """As torch has it."""
         return getattr(torch, self.dtype)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the other dtype would be faster here."""
+        return bool(self.fastest) and self.dtype != self.fastest
 
     @property
     def words(self) -> str:
@@ -92,19 +98,21 @@ def choose(setting: str, published: str, device: torch.device, products: Product
     """
     if published == "float32":
         return ComputeChoice(dtype="float32", reason="the run publishes it")
-    if setting != "auto":
-        return ComputeChoice(dtype=setting, reason="compute_dtype asks for it")
-    if saved:
-        return ComputeChoice(dtype=saved, reason="as in the checkpoint")
+    if setting == "float32":
+        return ComputeChoice(dtype="float32", reason="compute_dtype asks for it")
+    asked, reason = (setting, "compute_dtype asks for it") if setting != "auto" else (saved, "as in the checkpoint")
     if device.type != "cpu":
         has_it = torch.cuda.is_bf16_supported(including_emulation=False)
-        return ComputeChoice(
-            dtype="bfloat16" if has_it else "float32", reason=f"the GPU has {'it' if has_it else 'no bfloat16'}"
-        )
-    speeds = remembered_speeds(products)
-    dtype = "bfloat16" if speeds["bfloat16"] >= WORTH_IT * speeds["float32"] else "float32"
+        fastest, speeds = "bfloat16" if has_it else "float32", dict.fromkeys(_DTYPES, 0.0)
+    else:
+        speeds = remembered_speeds(products)
+        fastest = "bfloat16" if speeds["bfloat16"] >= WORTH_IT * speeds["float32"] else "float32"
     return ComputeChoice(
-        dtype=dtype, reason="measured", float32_gflops=speeds["float32"], bfloat16_gflops=speeds["bfloat16"]
+        dtype=asked or fastest,
+        reason=reason if asked else "measured" if device.type == "cpu" else "as the GPU has it",
+        fastest=fastest,
+        float32_gflops=speeds["float32"],
+        bfloat16_gflops=speeds["bfloat16"],
     )
 
 
@@ -267,7 +275,8 @@ def _locked(path: Path) -> Generator[None]:
         yield
 
 
-if __name__ == "__main__":  # asked by commands that do not open torch themselves: PUBLISHED THREADS PRODUCTS
-    torch.set_num_threads(int(sys.argv[2]))
-    sizes = {(inputs, outputs): count for inputs, outputs, count in json.loads(sys.argv[3])}
-    print(json.dumps(asdict(choose("auto", sys.argv[1], torch.device("cpu"), sizes))))
+if __name__ == "__main__":  # asked by commands that do not open torch themselves: SETTING PUBLISHED THREADS PRODUCTS
+    torch.set_num_threads(int(sys.argv[3]))
+    sizes = {(inputs, outputs): count for inputs, outputs, count in json.loads(sys.argv[4])}
+    choice = choose(sys.argv[1], sys.argv[2], torch.device("cpu"), sizes)
+    print(json.dumps({"dtype": choice.dtype, "fastest": choice.fastest, "words": choice.words}))

@@ -97,6 +97,7 @@ class ContributionRow:
     producer: NodeId  # empty: refused groups that the log names no producer of
     num_brought: int = 0  # groups that were made here, or admitted
     num_bytes: int = 0  # of these
+    compute_dtype: str = ""  # of the newest of them, as it says; empty: not said
     num_learned_from: int = 0  # uses
     num_set_aside: int = 0  # drawn and not learned from
     num_without_signal: int = 0  # of the own lineage, used up by draws

@@ -54,6 +54,11 @@ _STATUS: Final = {
     TurnStatus.LIMIT: rollout_pb2.TURN_STATUS_LIMIT,
 }
 _STATUS_BACK: Final = {number: status for status, number in _STATUS.items()}
+_DTYPE: Final = {
+    "float32": rollout_pb2.COMPUTE_DTYPE_FLOAT32,
+    "bfloat16": rollout_pb2.COMPUTE_DTYPE_BFLOAT16,
+}
+_DTYPE_BACK: Final = {number: dtype for dtype, number in _DTYPE.items()}
 _FLOAT32: Final = np.dtype("<f4")
 _FINISH_BACK: Final = {number: reason for reason, number in _FINISH.items()}
 
@@ -92,6 +97,7 @@ def group_to_body(group: RolloutGroup) -> rollout_pb2.GroupBody:
         prompt_ids=group.prompt_ids.tolist(),
         verifier=group.verifier,
         created_at_s=group.created_at_s,
+        compute_dtype=_DTYPE.get(group.compute_dtype),
     )
     for rollout in group.rollouts:
         _fill_rollout(body.rollouts.add(), rollout)
@@ -201,6 +207,7 @@ def body_to_group(body: rollout_pb2.GroupBody, producer: NodeId) -> RolloutGroup
         rollouts=tuple(rollout_from_message(message) for message in body.rollouts),
         verifier=body.verifier,
         created_at_s=body.created_at_s,
+        compute_dtype=_DTYPE_BACK.get(body.compute_dtype, ""),  # one that a later release knows is none of ours
     )
 
 

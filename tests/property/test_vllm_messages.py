@@ -22,7 +22,14 @@ from swarm.types import Canary, FinishReason, PolicyVersion, Sampling, VersionSp
 
 VERSION = PolicyVersion(policy_id="a", step=3, digest=bytes(range(32)))
 SETTINGS = EngineSettings(
-    model="/m", dtype="float32", max_rows=1, eos_ids=[1], version=VERSION, options={"max_model_len": 64}, stall_s=60.0
+    model="/m",
+    dtype="float32",
+    compute_dtype="float32",
+    max_rows=1,
+    eos_ids=[1],
+    version=VERSION,
+    options={"max_model_len": 64},
+    stall_s=60.0,
 )
 
 

@@ -206,7 +206,7 @@ async def test_a_node_of_a_run_that_asks_for_work_shows_the_proof_in_its_directo
 async def test_others_go_on_while_a_model_is_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
 
-    def convert(config: NodeConfig, gpu: object) -> list[Finding]:
+    def convert(config: NodeConfig, gpu: object, choice: object) -> list[Finding]:
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0.0), loop).result(2.0)
         return []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.device_checks import check_engine, check_gpu, check_memory
+from node.device_checks import check_compute_dtype, check_engine, check_gpu, check_memory, choice_here
 from node.gpu_facts import GpuFacts, ask_torch, look_for_gpu
 from swarm.config import EngineConfig, NodeConfig
 
@@ -27,8 +27,9 @@ CARD = GpuFacts(
 )
 
 
-def config(device: str = "auto", dtype: str = "float32") -> NodeConfig:
-    return NodeConfig.model_validate({"device": device, "model": {"source": "tiny", "dtype": dtype}})
+def config(device: str = "auto", **changes: str) -> NodeConfig:
+    model = {"source": "tiny", "dtype": "bfloat16" if changes else "float32"}
+    return NodeConfig.model_validate({"device": device, "model": model, **changes})
 
 
 def test_a_card_that_torch_uses_is_told_with_its_memory_and_speed() -> None:
@@ -49,10 +50,24 @@ def test_a_card_that_torch_cannot_use_is_fatal_only_where_it_is_asked_for() -> N
     assert check_gpu(config("cpu"), None)[0].is_ok
 
 
-def test_a_card_without_bfloat16_is_no_place_for_a_bfloat16_run() -> None:
+def test_a_card_without_bfloat16_computes_a_bfloat16_run_in_float32() -> None:
     old = replace(CARD, has_bfloat16=False)
-    assert not check_gpu(config(dtype="bfloat16"), old)[0].is_ok
-    assert check_gpu(config(dtype="float32"), old)[0].is_ok
+    assert not check_gpu(config(compute_dtype="bfloat16"), old)[0].is_ok
+    assert check_gpu(config(compute_dtype="auto"), old)[0].is_ok
+
+
+def test_bfloat16_without_hardware_is_named_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SWARM_CACHE", str(tmp_path))
+    asked = config(compute_dtype="bfloat16")
+    choice = choice_here(asked, None)  # as measured on this machine
+    assert choice is not None and choice.dtype == "bfloat16" and "GFLOP/s in float32" in choice.words
+    slow, fast = replace(choice, fastest="float32"), replace(choice, fastest="bfloat16")
+    (found,) = check_compute_dtype(asked, None, slow)
+    assert not found.is_ok and "bfloat16 without hardware" in found.fix
+    assert check_compute_dtype(asked, None, fast)[0].is_ok
+    assert check_compute_dtype(asked, CARD, None) == []
 
 
 def test_a_second_card_that_is_not_there_is_fatal() -> None:
@@ -62,10 +77,10 @@ def test_a_second_card_that_is_not_there_is_fatal() -> None:
 
 
 def test_memory_of_a_gpu_is_compared_with_what_its_models_need() -> None:
-    host, found = check_memory(config(), CARD)
+    host, found = check_memory(config(), CARD, None)
     assert found.name == "gpu memory" and found.is_ok and host.is_ok
-    assert not check_memory(config(), replace(CARD, free_bytes=GIB // 4))[1].is_ok
-    assert len(check_memory(config(), None)) == len(check_memory(config(), replace(CARD, count=0))) == 1
+    assert not check_memory(config(), replace(CARD, free_bytes=GIB // 4), None)[1].is_ok
+    assert len(check_memory(config(), None, None)) == len(check_memory(config(), replace(CARD, count=0), None)) == 1
 
 
 def test_an_engine_environment_for_cpus_is_told_on_a_gpu(tmp_path: Path) -> None:

@@ -90,7 +90,14 @@ def loop(vllm: ScriptedLLMEngine) -> Iterator[EngineLoop]:
     """An adapter's loop, in its thread."""
     adapter = VllmAdapter(
         EngineSettings(
-            model="model", dtype="float32", max_rows=4, eos_ids=[1], version=VERSION, options={}, stall_s=60.0
+            model="model",
+            dtype="float32",
+            compute_dtype="float32",
+            max_rows=4,
+            eos_ids=[1],
+            version=VERSION,
+            options={},
+            stall_s=60.0,
         )
     )
     made = EngineLoop(adapter, VERSION)

@@ -86,6 +86,7 @@ def engine(tmp_path: Path) -> Iterator[VllmGenerator]:
     settings = EngineSettings(
         model=str(tmp_path / "model"),
         dtype="float32",
+        compute_dtype="float32",
         max_rows=8,
         eos_ids=[1],
         version=PolicyVersion(policy_id="a", step=0, digest=bytes(32)),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swarm.causes import Gravity, Snapshot, diagnose
-from swarm.causes.logged_rules import DOUBT, EXPLAINS, SILENT, UPSIDE_DOWN, suspects
+from swarm.causes.logged_rules import DOUBT, EXPLAINS, SILENT, SLOW_DTYPE, UPSIDE_DOWN, suspects
 from swarm.config import NodeConfig
 from swarm.events import ApplyFailed, NodeStarted, WorkerDied
 from swarm.telemetry import LoggedWarning, WarningLog, drop_old_warnings, log_as, note_warning, read_warnings
@@ -165,6 +165,12 @@ def test_a_reward_that_pays_less_for_a_right_answer_is_named_before_anything_is_
     assert said(old) == [], "mended, and started again"
 
 
+def test_bfloat16_without_hardware_is_named_where_it_was_measured() -> None:
+    slow = warned(SLOW_DTYPE, "dtype=bfloat16 (compute_dtype asks for it: 31.2 GFLOP/s in float32, 3.1 in bfloat16)")
+    ((name, claim),) = said(slow)
+    assert name == "slow_compute_dtype" and "no hardware" in claim and "31.2 GFLOP/s in float32" in claim
+
+
 def test_what_a_rule_tells_better_is_not_told_as_a_line_of_the_log() -> None:
     refused = ApplyFailed(
         at_s=960.0, policy_id="c" * 64, step=3, digest="d" * 64, error="published tensor: got float32"
@@ -183,7 +189,7 @@ def test_what_a_rule_tells_better_is_not_told_as_a_line_of_the_log() -> None:
 
 def test_every_message_that_rules_tell_better_is_one_that_is_logged() -> None:
     written = "".join(path.read_text() for part in ("swarm", "node") for path in (ROOT / part).rglob("*.py"))
-    assert [message for message in SILENT - {DOUBT, UPSIDE_DOWN} if written.count(f'"{message}"') < 2] == []
+    assert [message for message in SILENT - {DOUBT, UPSIDE_DOWN, SLOW_DTYPE} if written.count(f'"{message}"') < 2] == []
 
 
 def test_weights_of_rewards_are_named_where_a_right_answer_is_worth_less() -> None:

@@ -33,7 +33,7 @@ from swarm.types import (
 from swarm.wire.adverts import MAX_ADVERT_BYTES, open_advert, seal_advert
 from swarm.wire.envelopes import open_group, seal_group, sealed_from_bytes
 from swarm.wire.reports import advice_from_message, advice_to_message, heartbeat_to_report, report_to_heartbeat
-from swarm.wire.rollout_groups import group_to_body
+from swarm.wire.rollout_groups import body_to_group, group_to_body
 from swarm.wire.v1 import advert_pb2, rollout_pb2
 
 DATA = Path(__file__).parent / "data"
@@ -194,6 +194,14 @@ def test_logprob_values_are_left_to_admission():
     body = group_to_body(GROUP)
     body.rollouts[0].trace.logprobs = np.array([np.nan, 5.0, -np.inf, 0.0], dtype="<f4").tobytes()
     assert isinstance(open_group(resigned(body), 10_000), RolloutGroup)
+
+
+def test_a_compute_dtype_travels_and_an_unknown_one_is_none():
+    body = group_to_body(replace(GROUP, compute_dtype="bfloat16"))
+    assert body_to_group(body, GROUP.producer).compute_dtype == "bfloat16"
+    body.ParseFromString(body.SerializeToString() + b"\x58\x63")  # field 11: 99
+    assert body_to_group(body, GROUP.producer).compute_dtype == ""
+    assert body_to_group(group_to_body(GROUP), GROUP.producer).compute_dtype == ""
 
 
 def test_masked_logprobs_do_not_travel():

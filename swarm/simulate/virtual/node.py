@@ -135,6 +135,8 @@ class ScriptedGenerator:
         """Never called: the virtual swarm has no weights to compare."""
         raise AssertionError("the scripted generator has no model")
 
+    compute_dtype = ""  # there are no passes
+
     def cancel(self) -> None:
         """Nothing is ever under way: an answer is made at once."""
 

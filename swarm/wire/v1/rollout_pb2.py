@@ -25,19 +25,21 @@ _sym_db = _symbol_database.Default()
 from swarm.wire.v1 import policy_pb2 as swarm_dot_wire_dot_v1_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bswarm/wire/v1/rollout.proto\x12\rswarm.wire.v1\x1a\x1aswarm/wire/v1/policy.proto\"q\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x1a\n\x12repetition_penalty\x18\x04 \x01(\x02\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\"\x9c\x01\n\nTokenTrace\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0b\x61\x63tion_runs\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\x13\n\x0bturn_starts\x18\x04 \x03(\r\x12)\n\x05spans\x18\x05 \x03(\x0b\x32\x1a.swarm.wire.v1.VersionSpan\x12\x14\n\x0c\x62yte_lengths\x18\x06 \x03(\r\"\xf9\x01\n\x07Rollout\x12\x0c\n\x04text\x18\x01 \x01(\t\x12(\n\x05trace\x18\x02 \x01(\x0b\x32\x19.swarm.wire.v1.TokenTrace\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.swarm.wire.v1.Sampling\x12+\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x1b.swarm.wire.v1.FinishReason\x12\x16\n\x0e\x63laimed_reward\x18\x05 \x01(\x02\x12\x13\n\x0blater_texts\x18\x06 \x03(\t\x12\x31\n\rclaimed_turns\x18\x07 \x03(\x0b\x32\x1a.swarm.wire.v1.ClaimedTurn\"H\n\x0b\x43laimedTurn\x12\x0e\n\x06reward\x18\x01 \x01(\x02\x12)\n\x06status\x18\x02 \x01(\x0e\x32\x19.swarm.wire.v1.TurnStatus\"\xde\x01\n\tGroupBody\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x0b\n\x03\x65nv\x18\x03 \x01(\t\x12\x0f\n\x07task_id\x18\x04 \x01(\x04\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\x0c\x12\x12\n\nprompt_ids\x18\x06 \x03(\r\x12(\n\x08rollouts\x18\x07 \x03(\x0b\x32\x16.swarm.wire.v1.Rollout\x12\x10\n\x08verifier\x18\x08 \x01(\t\x12\x14\n\x0c\x63reated_at_s\x18\t \x01(\x01\x12\x10\n\x08producer\x18\n \x01(\x0c\"k\n\x0bSealedGroup\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\'\n\x05\x63odec\x18\x03 \x01(\x0e\x32\x18.swarm.wire.v1.BodyCodec\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03*U\n\tBodyCodec\x12\x1a\n\x16\x42ODY_CODEC_UNSPECIFIED\x10\x00\x12\x17\n\x13\x42ODY_CODEC_IDENTITY\x10\x01\x12\x13\n\x0f\x42ODY_CODEC_ZSTD\x10\x02*\x8b\x01\n\nTurnStatus\x12\x1b\n\x17TURN_STATUS_UNSPECIFIED\x10\x00\x12\x12\n\x0eTURN_STATUS_OK\x10\x01\x12\x1a\n\x16TURN_STATUS_TOOL_ERROR\x10\x02\x12\x19\n\x15TURN_STATUS_MALFORMED\x10\x03\x12\x15\n\x11TURN_STATUS_LIMIT\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bswarm/wire/v1/rollout.proto\x12\rswarm.wire.v1\x1a\x1aswarm/wire/v1/policy.proto\"q\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x1a\n\x12repetition_penalty\x18\x04 \x01(\x02\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\"\x9c\x01\n\nTokenTrace\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0b\x61\x63tion_runs\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\x13\n\x0bturn_starts\x18\x04 \x03(\r\x12)\n\x05spans\x18\x05 \x03(\x0b\x32\x1a.swarm.wire.v1.VersionSpan\x12\x14\n\x0c\x62yte_lengths\x18\x06 \x03(\r\"\xf9\x01\n\x07Rollout\x12\x0c\n\x04text\x18\x01 \x01(\t\x12(\n\x05trace\x18\x02 \x01(\x0b\x32\x19.swarm.wire.v1.TokenTrace\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.swarm.wire.v1.Sampling\x12+\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x1b.swarm.wire.v1.FinishReason\x12\x16\n\x0e\x63laimed_reward\x18\x05 \x01(\x02\x12\x13\n\x0blater_texts\x18\x06 \x03(\t\x12\x31\n\rclaimed_turns\x18\x07 \x03(\x0b\x32\x1a.swarm.wire.v1.ClaimedTurn\"H\n\x0b\x43laimedTurn\x12\x0e\n\x06reward\x18\x01 \x01(\x02\x12)\n\x06status\x18\x02 \x01(\x0e\x32\x19.swarm.wire.v1.TurnStatus\"\x92\x02\n\tGroupBody\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x0b\n\x03\x65nv\x18\x03 \x01(\t\x12\x0f\n\x07task_id\x18\x04 \x01(\x04\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\x0c\x12\x12\n\nprompt_ids\x18\x06 \x03(\r\x12(\n\x08rollouts\x18\x07 \x03(\x0b\x32\x16.swarm.wire.v1.Rollout\x12\x10\n\x08verifier\x18\x08 \x01(\t\x12\x14\n\x0c\x63reated_at_s\x18\t \x01(\x01\x12\x10\n\x08producer\x18\n \x01(\x0c\x12\x32\n\rcompute_dtype\x18\x0b \x01(\x0e\x32\x1b.swarm.wire.v1.ComputeDtype\"k\n\x0bSealedGroup\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\'\n\x05\x63odec\x18\x03 \x01(\x0e\x32\x18.swarm.wire.v1.BodyCodec\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03*U\n\tBodyCodec\x12\x1a\n\x16\x42ODY_CODEC_UNSPECIFIED\x10\x00\x12\x17\n\x13\x42ODY_CODEC_IDENTITY\x10\x01\x12\x13\n\x0f\x42ODY_CODEC_ZSTD\x10\x02*\x8b\x01\n\nTurnStatus\x12\x1b\n\x17TURN_STATUS_UNSPECIFIED\x10\x00\x12\x12\n\x0eTURN_STATUS_OK\x10\x01\x12\x1a\n\x16TURN_STATUS_TOOL_ERROR\x10\x02\x12\x19\n\x15TURN_STATUS_MALFORMED\x10\x03\x12\x15\n\x11TURN_STATUS_LIMIT\x10\x04*d\n\x0c\x43omputeDtype\x12\x1d\n\x19\x43OMPUTE_DTYPE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43OMPUTE_DTYPE_FLOAT32\x10\x01\x12\x1a\n\x16\x43OMPUTE_DTYPE_BFLOAT16\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm.wire.v1.rollout_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1008
-  _globals['_FINISHREASON']._serialized_end=1130
-  _globals['_BODYCODEC']._serialized_start=1132
-  _globals['_BODYCODEC']._serialized_end=1217
-  _globals['_TURNSTATUS']._serialized_start=1220
-  _globals['_TURNSTATUS']._serialized_end=1359
+  _globals['_FINISHREASON']._serialized_start=1060
+  _globals['_FINISHREASON']._serialized_end=1182
+  _globals['_BODYCODEC']._serialized_start=1184
+  _globals['_BODYCODEC']._serialized_end=1269
+  _globals['_TURNSTATUS']._serialized_start=1272
+  _globals['_TURNSTATUS']._serialized_end=1411
+  _globals['_COMPUTEDTYPE']._serialized_start=1413
+  _globals['_COMPUTEDTYPE']._serialized_end=1513
   _globals['_SAMPLING']._serialized_start=74
   _globals['_SAMPLING']._serialized_end=187
   _globals['_TOKENTRACE']._serialized_start=190
@@ -47,7 +49,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLAIMEDTURN']._serialized_start=600
   _globals['_CLAIMEDTURN']._serialized_end=672
   _globals['_GROUPBODY']._serialized_start=675
-  _globals['_GROUPBODY']._serialized_end=897
-  _globals['_SEALEDGROUP']._serialized_start=899
-  _globals['_SEALEDGROUP']._serialized_end=1006
+  _globals['_GROUPBODY']._serialized_end=949
+  _globals['_SEALEDGROUP']._serialized_start=951
+  _globals['_SEALEDGROUP']._serialized_end=1058
 # @@protoc_insertion_point(module_scope)

@@ -28,6 +28,12 @@ class TurnStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TURN_STATUS_TOOL_ERROR: _ClassVar[TurnStatus]
     TURN_STATUS_MALFORMED: _ClassVar[TurnStatus]
     TURN_STATUS_LIMIT: _ClassVar[TurnStatus]
+
+class ComputeDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COMPUTE_DTYPE_UNSPECIFIED: _ClassVar[ComputeDtype]
+    COMPUTE_DTYPE_FLOAT32: _ClassVar[ComputeDtype]
+    COMPUTE_DTYPE_BFLOAT16: _ClassVar[ComputeDtype]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -40,6 +46,9 @@ TURN_STATUS_OK: TurnStatus
 TURN_STATUS_TOOL_ERROR: TurnStatus
 TURN_STATUS_MALFORMED: TurnStatus
 TURN_STATUS_LIMIT: TurnStatus
+COMPUTE_DTYPE_UNSPECIFIED: ComputeDtype
+COMPUTE_DTYPE_FLOAT32: ComputeDtype
+COMPUTE_DTYPE_BFLOAT16: ComputeDtype
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens")
@@ -98,7 +107,7 @@ class ClaimedTurn(_message.Message):
     def __init__(self, reward: _Optional[float] = ..., status: _Optional[_Union[TurnStatus, str]] = ...) -> None: ...
 
 class GroupBody(_message.Message):
-    __slots__ = ("run_id", "policy_id", "env", "task_id", "tokenizer_digest", "prompt_ids", "rollouts", "verifier", "created_at_s", "producer")
+    __slots__ = ("run_id", "policy_id", "env", "task_id", "tokenizer_digest", "prompt_ids", "rollouts", "verifier", "created_at_s", "producer", "compute_dtype")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_ID_FIELD_NUMBER: _ClassVar[int]
     ENV_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +118,7 @@ class GroupBody(_message.Message):
     VERIFIER_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_S_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     policy_id: str
     env: str
@@ -119,7 +129,8 @@ class GroupBody(_message.Message):
     verifier: str
     created_at_s: float
     producer: bytes
-    def __init__(self, run_id: _Optional[str] = ..., policy_id: _Optional[str] = ..., env: _Optional[str] = ..., task_id: _Optional[int] = ..., tokenizer_digest: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., verifier: _Optional[str] = ..., created_at_s: _Optional[float] = ..., producer: _Optional[bytes] = ...) -> None: ...
+    compute_dtype: ComputeDtype
+    def __init__(self, run_id: _Optional[str] = ..., policy_id: _Optional[str] = ..., env: _Optional[str] = ..., task_id: _Optional[int] = ..., tokenizer_digest: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., verifier: _Optional[str] = ..., created_at_s: _Optional[float] = ..., producer: _Optional[bytes] = ..., compute_dtype: _Optional[_Union[ComputeDtype, str]] = ...) -> None: ...
 
 class SealedGroup(_message.Message):
     __slots__ = ("public_key", "signature", "codec", "body")
