@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from swarm.activity import Tell, tell_nobody
 from swarm.config import NodeConfig
 from swarm.identity import Identity
 from swarm.interfaces import Environment
@@ -114,6 +115,7 @@ def open_policy(
     recipes: "RecipeSet",
     environments: Mapping[str, Environment],
     ranks: "ShardedRanks | None",
+    tell: Tell = tell_nobody,
 ) -> "PolicyLearner":
     """The learner as its newest checkpoint has it, or this rank's share of it. Raises ConfigError."""
     from swarm.learn.learner import PolicyLearner
@@ -122,6 +124,8 @@ def open_policy(
     from swarm.telemetry.shown_updates import write_update
 
     kind, is_first = PolicyLearner, ranks is None or ranks.index == 0
+    if ranks is not None:
+        ranks.tell = tell
     if ranks is not None and is_first:
         from swarm.learn.leader import LeadingLearner as kind
     return kind(
@@ -133,7 +137,7 @@ def open_policy(
         policy_id=node_id,
         dir=config.dir / "checkpoints",
         num_kept=config.disk.kept_checkpoints,
-        ranks=ranks or OneProcess(pick_device(config.device)),
+        ranks=ranks or OneProcess(pick_device(config.device), tell),
         task_of=lambda env, task_id: environments[env].task(task_id),
         answer_of=lambda env, task_id: environments[env].reference(task_id),
         show=partial(write_update, config.dir) if is_first else None,

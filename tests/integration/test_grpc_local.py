@@ -150,6 +150,9 @@ class ScriptedAgent:
     async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         self.seen.append(list(evaluations))
 
+    async def report_activity(self, activity: Activity) -> None:
+        self.seen.append(activity)
+
     async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
         if env != "sums":
             raise LookupError(f"unknown environment {env}")
