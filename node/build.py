@@ -17,8 +17,9 @@ from typing import Final, Protocol, cast
 import torch
 from torch import nn
 
-from node.ranks import join, log_choice, open_policy
+from node.ranks import join, note_choice, open_policy
 from node.run_estimate import CHECKPOINT_BYTES
+from swarm.activity import Tell, tell_nobody
 from swarm.clock import Clock, SystemClock
 from swarm.config import NodeConfig
 from swarm.environments.curriculum import NUM_CANDIDATES, SPACING, AdaptiveCurriculum, TaskMixture, evaluation_tasks
@@ -33,6 +34,7 @@ from swarm.learn.best_version import BEST, BestVersion
 from swarm.learn.checkpoint import checkpoint_pause_s
 from swarm.learn.guarded_learner import GuardedLearner
 from swarm.loops import Ask, Worker
+from swarm.loops.generate_loop import GENERATING
 from swarm.loops.worker import Evaluate
 from swarm.model.compute_dtype import choose, place, products_of
 from swarm.model.device import pick_device
@@ -45,13 +47,15 @@ from swarm.objectives.methods import load_recipe, recipes_of
 from swarm.objectives.part import Requirement
 from swarm.serving.served_policy import read_or_make_key, serve
 from swarm.telemetry.shown_episodes import write_episodes
-from swarm.types import Draw, NodeId, PolicyVersion, Role, Task
+from swarm.types import SPLITS, Draw, NodeId, PolicyVersion, Role, Task
 from swarm.weights.apply import Applier
 from swarm.weights.publish import Publisher, keep_anchor, least_store_bytes
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import TorchWeights, specs_of
 from swarm.weights.verify import VerifiedVersion
 
+LOADING: Final = "loading the model"
+EVALUATING: Final = "evaluating"
 BASE_MODEL: Final = "base model"  # policy id of what an engine starts with, until a manifest names the one it follows
 NUM_CANARIES: Final = 4  # prompts whose log-probs go into each manifest
 EvaluationTasks = Mapping[tuple[str, str], Sequence[Task]]  # (environment, split) -> problems
@@ -71,6 +75,7 @@ def build_worker(
     exchange: LocalExchange,
     clock: Clock | None = None,
     loop: asyncio.AbstractEventLoop | None = None,
+    tell: Tell = tell_nobody,
 ) -> Worker:
     """The worker for this node's roles: loads the model and resumes the newest checkpoint (blocking, slow).
 
@@ -80,6 +85,7 @@ def build_worker(
         exchange: the agent.
         clock: of the groups and the loops; None: the machine's.
         loop: that `exchange` runs in; None: no environment of several turns can be played.
+        tell: takes the worker's signs of life, also of this call.
 
     Raises:
         ConfigError: the model, the engine or an environment cannot be had, or the recipe needs what the run does not
@@ -88,17 +94,23 @@ def build_worker(
     torch.set_num_threads(config.num_threads)
     build = build_trainer if Role.TRAINER in config.roles else build_generator
     step = None if loop is None else partial(_step, exchange, loop)
-    return build(config, node_id, exchange, clock or SystemClock(), step)
+    return build(config, node_id, exchange, clock or SystemClock(), step, tell)
 
 
 def build_trainer(
-    config: NodeConfig, node_id: NodeId, exchange: LocalExchange, clock: Clock, step: Step | None
+    config: NodeConfig,
+    node_id: NodeId,
+    exchange: LocalExchange,
+    clock: Clock,
+    step: Step | None,
+    tell: Tell = tell_nobody,
 ) -> Worker:
     """A worker that trains a policy of its own, and generates for it where the node has that role."""
     recipes = recipes_of(config)
     environments = build_environments(config.environments)
     task_of = partial(rebuild_task, environments)
     evaluations = make_evaluation_tasks(config, environments)
+    tell(LOADING)
     loaded = load_model(config.model)
     tokenizer = loaded.tokenizer
     check_turns(tokenizer, environments.values())
@@ -109,7 +121,8 @@ def build_trainer(
 
     # The policy in training; with `learner.num_processes` > 1 it is spread over several processes (ranks).
     ranks = join(config)
-    policy = open_policy(config, node_id, loaded, recipes, environments, ranks)
+    tell("preparing the learner")
+    policy = open_policy(config, node_id, loaded, recipes, environments, ranks, tell)
     learner = GuardedLearner(
         policy,
         load_recipe(config.guard.safe_recipe),
@@ -121,20 +134,28 @@ def build_trainer(
     if ranks is None:
         start = PolicyVersion(policy_id=node_id, step=0)  # of the seeds of its tries: the same after a restart
         evaluator = TransformersGenerator(
-            loaded.network, tokenizer, start, config.seed, is_deterministic=config.learner.deterministic
+            loaded.network,
+            tokenizer,
+            start,
+            config.seed,
+            is_deterministic=config.learner.deterministic,
+            advance=partial(tell, EVALUATING),
         )
     else:
         network = load_model(config.model).network
         place(network, ranks.device, policy.compute_dtype)
-        evaluator = SnapshotEvaluator(network, tokenizer, policy.snapshot, config.seed)
+        evaluator = SnapshotEvaluator(
+            network, tokenizer, policy.snapshot, config.seed, advance=partial(tell, EVALUATING)
+        )
         closing.callback(ranks.stop)
         closing.callback(policy.stop)
     closing.callback(evaluator.close)
 
     engine: Generator = evaluator
     if Role.GENERATOR in config.roles:
+        tell("starting the engine")
         as_learner = config.model_copy(update={"compute_dtype": policy.compute_dtype})
-        started = load_engine(as_learner, tokenizer, learner.version)
+        started = load_engine(as_learner, tokenizer, learner.version, tell=tell)
         closing.callback(started.close)
         started.load(*learner.snapshot())
         engine = started
@@ -165,6 +186,7 @@ def build_trainer(
         learner=learner,
         tokenizer=tokenizer,
         evaluation_tasks=dict(evaluations),
+        tell=tell,
         encode=publish,
         show=partial(write_episodes, config.dir),
         keep_best=BestVersion(config.dir / BEST).offer if config.evaluation.keep_best else None,
@@ -177,21 +199,29 @@ def build_trainer(
 
 
 def build_generator(
-    config: NodeConfig, node_id: NodeId, exchange: LocalExchange, clock: Clock, step: Step | None
+    config: NodeConfig,
+    node_id: NodeId,
+    exchange: LocalExchange,
+    clock: Clock,
+    step: Step | None,
+    tell: Tell = tell_nobody,
 ) -> Worker:
     """A worker that generates with the versions of another node's trainer; its agent fetches them into the store."""
     recipes = recipes_of(config)
     environments = build_environments(config.environments)
     evaluations = make_evaluation_tasks(config, environments)
+    tell(LOADING)
     loaded = load_model(config.model)
     check_turns(loaded.tokenizer, environments.values())
     weights = snapshot(loaded.network)
     base = PolicyVersion(policy_id=BASE_MODEL, step=0, digest=weights_digest(weights))
+    tell("measuring the machine")
     choice = choose(config.compute_dtype, config.model.dtype, pick_device(config.device), products_of(loaded.network))
-    log_choice(choice)
+    note_choice(config, choice)
     config = config.model_copy(update={"compute_dtype": choice.dtype})
     closing = ExitStack()
-    engine = load_engine(config, loaded.tokenizer, base, loaded.network)
+    tell("starting the engine")
+    engine = load_engine(config, loaded.tokenizer, base, loaded.network, tell)
     closing.callback(engine.close)
     closing.callback(serve_policy(config, engine, loaded))
     store = open_weight_store(config)
@@ -213,6 +243,7 @@ def build_generator(
         learner=None,
         tokenizer=loaded.tokenizer,
         evaluation_tasks=dict(evaluations),
+        tell=tell,
         applier=applier,
         close=closing.close,
         clock=clock,
@@ -224,12 +255,17 @@ def build_generator(
 
 
 def load_engine(
-    config: NodeConfig, tokenizer: Tokenizer, version: PolicyVersion, network: nn.Module | None = None
+    config: NodeConfig,
+    tokenizer: Tokenizer,
+    version: PolicyVersion,
+    network: nn.Module | None = None,
+    tell: Tell = tell_nobody,
 ) -> Engine:
     """The engine that `engine.kind` names, with the run's base model (blocking, slow).
 
     Args:
         network: the base model, which a transformers engine may keep; None: it loads another copy.
+        tell: takes each token of a transformers engine as a sign of life.
     """
     # Imported here: each needs what a node with another engine may not have.
     if config.engine.kind == "vllm":
@@ -240,7 +276,7 @@ def load_engine(
         from swarm.generation.openai_engine import OpenAIGenerator
 
         return OpenAIGenerator.from_config(config, tokenizer, version)
-    return TransformersGenerator.from_config(config, tokenizer, version, network)
+    return TransformersGenerator.from_config(config, tokenizer, version, network, partial(tell, GENERATING))
 
 
 def serve_policy(config: NodeConfig, engine: Engine, loaded: LoadedModel) -> Callable[[], None]:
@@ -309,7 +345,7 @@ def make_evaluation_tasks(config: NodeConfig, environments: Mapping[str, Environ
     return {
         (name, split): evaluation_tasks(environments[name], split, config.evaluation.num_problems, seed=0)
         for name in config.evaluation.environments or tuple(environments)
-        for split in ("held_out", "all")
+        for split in SPLITS
     }
 
 

@@ -40,6 +40,7 @@ from swarm.loops import hand_in_versions, run_agent, run_worker
 from swarm.loops.own_advert import own_advert
 from swarm.loops.reach import Reach
 from swarm.loops.relayed_directory import RelayedDirectory
+from swarm.loops.report_activity import reporting
 from swarm.loops.supervise import supervise
 from swarm.node_context import NodeContext
 from swarm.peers.address_book import KNOWN_PEERS
@@ -335,14 +336,16 @@ class Daemon(Service):
         if self.config.worker == "inline":
             from node.build import build_worker  # imports torch, which no other agent needs
 
-            worker = await asyncio.to_thread(
-                build_worker, self.config, self.agent.node_id, self.agent.local, loop=asyncio.get_running_loop()
-            )
-            freeze_gc()
-            try:
-                await run_worker(worker)
-            finally:
-                await asyncio.to_thread(worker.close)
+            loop, local = asyncio.get_running_loop(), self.agent.local
+            async with reporting(local, self.clock) as tell:
+                worker = await asyncio.to_thread(
+                    build_worker, self.config, self.agent.node_id, local, loop=loop, tell=tell
+                )
+                freeze_gc()
+                try:
+                    await run_worker(worker)
+                finally:
+                    await asyncio.to_thread(worker.close)
         else:
             freeze_gc()
             await self.worker.run(self.config, self.agent)

@@ -20,14 +20,13 @@ from typing import Final
 from node.daemon import Daemon, run_daemon
 from swarm.config import NODE_FILE, NodeConfig, apply_overrides, load_config, parse_config
 from swarm.errors import SwarmError
-from swarm.process import die_with
+from swarm.process import die_with, ends
 from swarm.telemetry import setup_logging
 from swarm.types import JsonDict
 from swarm.wire.run_manifest import write_toml
 
 NODES: Final = "nodes"  # folder of the training's directory
 LOG: Final = "log.txt"  # of each
-_STOP_TIMEOUT_S: Final = 60.0  # that one has to save what it trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +110,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         return
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
-    try:
-        async with asyncio.timeout(_STOP_TIMEOUT_S):
-            await process.wait()
-    except TimeoutError:
+    if not await ends(process.wait(), process.pid):
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()

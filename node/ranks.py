@@ -11,9 +11,12 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from node.status import COMPUTE_FILE
+from swarm.activity import Tell, tell_nobody
 from swarm.causes.logged_rules import SLOW_DTYPE
 from swarm.config import NodeConfig
 from swarm.identity import Identity
@@ -123,6 +126,7 @@ def open_policy(
     recipes: "RecipeSet",
     environments: Mapping[str, Environment],
     ranks: "ShardedRanks | None",
+    tell: Tell = tell_nobody,
 ) -> "PolicyLearner":
     """The learner as its newest checkpoint has it, or this rank's share of it. Raises ConfigError."""
     from swarm.learn.learner import PolicyLearner
@@ -132,6 +136,7 @@ def open_policy(
     from swarm.telemetry.shown_updates import write_update
 
     processes = ranks or OneProcess(pick_device(config.device))
+    processes.tell = tell
     widen(loaded.network, _agreed_dtype(config, loaded, processes))
     kind, is_first = PolicyLearner, ranks is None or ranks.index == 0
     if ranks is not None and is_first:
@@ -160,18 +165,21 @@ def _agreed_dtype(config: NodeConfig, loaded: "LoadedModel", processes: "Ranks")
     from swarm.model.compute_dtype import choose, products_of
 
     is_bfloat16 = False
+    processes.tell("measuring the machine")
     if processes.index == 0:
         saved = newest_compute_dtype(config.dir / CHECKPOINTS)
         products = products_of(loaded.network)
         choice = choose(config.compute_dtype, config.model.dtype, processes.device, products, saved)
-        log_choice(choice)
+        note_choice(config, choice)
         is_bfloat16 = choice.dtype == "bfloat16"
     return torch.bfloat16 if bool(processes.broadcast(torch.tensor([is_bfloat16]))) else torch.float32
 
 
-def log_choice(choice: "ComputeChoice") -> None:
-    """Says what passes are computed in, and a warning where that is slow here."""
+def note_choice(config: NodeConfig, choice: "ComputeChoice") -> None:
+    """Says what passes are computed in, in the log and for `swarm status`; a warning where that is slow here."""
     logger.info("passes are computed in %s", choice.words)
+    with suppress(OSError):  # a full disk
+        (config.dir / COMPUTE_FILE).write_text(choice.words, encoding="utf-8")
     if choice.is_slow:
         logger.warning(SLOW_DTYPE, extra={"dtype": choice.words, "faster": choice.fastest})
 

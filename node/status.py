@@ -21,6 +21,7 @@ from swarm.telemetry.warning_log import read_warnings
 from swarm.types import JsonDict, short
 
 STATUS = "status.json"  # in the directory of a node
+COMPUTE_FILE: Final = "compute_dtype.txt"  # beside it: what the worker computes in, in words
 _NEEDED: Final = ("node_id", "at_s", "last_step_at_s", "pid", "step", "num_failures", "advice")
 
 
@@ -46,6 +47,8 @@ def read_status(directory: Path) -> JsonDict:
         raise ConfigError(f"{path}: only the user who runs the node may read it") from None
     except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}); start the node again") from None
+    with suppress(OSError, TypeError):
+        status["computes_in"] = (directory / COMPUTE_FILE).read_text(encoding="utf-8")
     missing = [key for key in _NEEDED if key not in status] if isinstance(status, dict) else list(_NEEDED)
     if missing:
         raise ConfigError(f"{path}: damaged (no {', '.join(missing)}); start the node again")
@@ -59,6 +62,8 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     shown.append(("step", "not known yet: the model is being loaded" if status.get("is_loading") else step))
     if status.get("paused_since_s") is not None:
         shown.append(("paused", f"{paused_words(status['paused_since_s'])}; swarm resume goes on"))
+    if status.get("computes_in"):
+        shown.append(("computes in", status["computes_in"]))
     following = status.get("following")
     if following is not None:
         shown.append(("follows", _describe_following(following)))

@@ -69,6 +69,7 @@ def status_figures(daemon: "Daemon") -> JsonDict:
             "p2pd": daemon.directory.num_restarts if daemon.directory is not None else 0,
             "sandbox": daemon.verifier.num_replaced,
         },
+        "worker": None if agent.local.activity is None else asdict(agent.local.activity),
         "guard": dict(agent.local.idle_figures),
         **_awaited(config, agent),
         "advice": agent.coordinator_view.advice.state,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from node.time_left import LONG_S, TimeLeft, duration_words
 from swarm.causes.signal_rules import NOTHING_TO_LEARN
 from swarm.config import NodeConfig
 from swarm.events import Event, GroupPut, GroupUnscored, PolicyEvaluated, StepMade, VersionPublished
@@ -41,6 +42,8 @@ class TrainingWatch:
 
     def __post_init__(self) -> None:
         self._said_s = time.monotonic()
+        self._time_left = TimeLeft(config=self.config)
+        self._is_foretold = False
         self._first_group_s = 0.0
         self._has_stepped = False
         self._rewards: list[float] = []
@@ -56,6 +59,8 @@ class TrainingWatch:
 
     def see(self, event: Event) -> None:
         """Takes an event of the node."""
+        self._time_left.see(event)
+        self._foretell()
         match event:
             case GroupPut():
                 self.num_groups += 1
@@ -166,7 +171,18 @@ class TrainingWatch:
         total = self.config.learner.num_steps
         of = f"/{total}" if total else ""
         mean = f"reward {sum(rewards) / len(rewards):.3f}" if rewards else "reward -"
-        self.say(f"step {event.step}{of}  {mean} of {len(rewards)} groups  {tokens / max(seconds, 1e-9):,.0f} tokens/s")
+        speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
+        left_s = self._time_left.seconds(time.time())
+        left = "" if left_s is None else f"  about {duration_words(left_s)} left"
+        self.say(f"step {event.step}{of}  {mean} of {len(rewards)} groups  {speed}{left}")
+
+    def _foretell(self) -> None:
+        """Once, as soon as something was measured."""
+        left_s = self._time_left.seconds(time.time())
+        if not self._is_foretold and left_s is not None:
+            self._is_foretold = True
+            shorter = " (--steps N makes fewer)" if left_s > LONG_S else ""
+            self.say(f"about {duration_words(left_s)} from here, by the speed so far{shorter}; Ctrl-C saves and stops")
 
 
 def one_line(text: str) -> str:

@@ -29,7 +29,9 @@ EXIT_FAILED = 1  # the agent starts another
 async def work(config: NodeConfig, socket: Path) -> bool:
     """Connects to the agent and works; True when it is done, False when it was terminated before."""
     from node.build import build_worker
+    from swarm.clock import SystemClock
     from swarm.exchange.local_rpc import LocalClient
+    from swarm.loops.report_activity import reporting
 
     task = asyncio.current_task()
     assert task is not None
@@ -45,9 +47,10 @@ async def work(config: NodeConfig, socket: Path) -> bool:
     worker: Worker | None = None
     try:
         node_id = Identity.load(config.dir / "identity.key").node_id
-        worker = await asyncio.to_thread(build_worker, config, node_id, client, loop=asyncio.get_running_loop())
-        freeze_gc()
-        await run_worker(worker)
+        async with reporting(client, SystemClock()) as tell:
+            worker = await asyncio.to_thread(build_worker, config, node_id, client, loop=loop, tell=tell)
+            freeze_gc()
+            await run_worker(worker)
         return True
     except asyncio.CancelledError:
         logger.info("worker stopped")

@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import Final
 
 from node.worker import EXIT_CONFIG
+from swarm.activity import Activity
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
 from swarm.events import Event, WorkerDied
 from swarm.exchange.agent import Agent
 from swarm.exchange.local_rpc import LocalServer, fresh_socket
 from swarm.flow import Backoff
-from swarm.process import thread_limits
+from swarm.process import cpu_s, ends, thread_limits
 from swarm.wire.run_manifest import write_toml
 
 logger = logging.getLogger(__name__)
 
-_DRAIN_TIMEOUT_S: Final = 20.0
 _LOOK_FOR_ROOM_EVERY_S: Final = 1.0
+_LOOK_AT_START_EVERY_S: Final = 1.0
 
 
 class WorkerProcess:
@@ -55,7 +56,7 @@ class WorkerProcess:
         environment = {**os.environ, **thread_limits(config.num_threads)}
         try:
             backoff = Backoff(random.Random(agent.node_id), first_s=1.0, longest_s=60.0)
-            while (code := await _run_once(arguments, environment)) != 0:
+            while (code := await _run_once(arguments, environment, agent)) != 0:
                 logger.error("worker died; starting it again", extra={"exit_code": code})
                 self._emit(WorkerDied(exit_code=code))
                 agent.num_failures += 1
@@ -65,21 +66,33 @@ class WorkerProcess:
             await server.stop()
 
 
-async def _run_once(arguments: list[str], environment: dict[str, str]) -> int | None:
+async def _run_once(arguments: list[str], environment: dict[str, str], agent: Agent) -> int | None:
     """The exit code of one worker. Raises ConfigError where it says that its configuration is wrong."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, env=environment, stdout=asyncio.subprocess.PIPE
     )
+    starting = asyncio.create_task(_follow_start(process.pid, agent))
     try:
         reason, _ = await process.communicate()  # its log goes to stderr, a ConfigError to stdout
         code = process.returncode
     finally:
+        starting.cancel()
         if process.returncode is None:
             await _stop(process)
     if code == EXIT_CONFIG:
         lines = reason.decode(errors="replace").strip().splitlines()  # every rank prints it
         raise ConfigError("\n".join(dict.fromkeys(lines)))
     return code
+
+
+async def _follow_start(pid: int, agent: Agent) -> None:
+    """Notes the CPU that a worker's imports take, which is its sign of life until it tells one itself."""
+    noted = agent.local.activity = None
+    while agent.local.activity is noted:
+        used_s = int(await asyncio.to_thread(cpu_s, pid))
+        if agent.local.activity is noted and (noted is None or used_s > noted.done):
+            noted = agent.local.activity = Activity(what="starting", done=used_s, at_s=agent.clock.now_s())
+        await asyncio.sleep(_LOOK_AT_START_EVERY_S)
 
 
 async def _write_when_there_is_room(config: NodeConfig, path: Path) -> None:
@@ -96,10 +109,8 @@ async def _write_when_there_is_room(config: NodeConfig, path: Path) -> None:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
+    """Ends a worker, which may have a step to end and a checkpoint to write."""
     process.terminate()
-    try:
-        async with asyncio.timeout(_DRAIN_TIMEOUT_S):
-            await process.wait()
-    except TimeoutError:
+    if not await ends(process.wait(), process.pid):
         process.kill()
         await process.wait()

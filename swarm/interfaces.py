@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from swarm.activity import Activity
 from swarm.addresses import split_relayed
 from swarm.episode import Action, Actions, EpisodeOutcome, Message, Transition
 from swarm.types import (
@@ -790,6 +791,10 @@ class LocalExchange(Protocol):
 
     async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         """Reports an evaluation."""
+        ...
+
+    async def report_activity(self, activity: Activity) -> None:
+        """Reports what the worker does now, about once a second while that advances."""
         ...
 
     async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:

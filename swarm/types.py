@@ -7,7 +7,7 @@ Shape letters: G rollouts of a group, P prompt tokens, T response tokens (all af
 import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -522,6 +522,9 @@ class StepReport:
     num_external: int = 0  # groups of other lineages
     num_from_followers: int = 0  # those of num_local that other nodes made with our weights
     draw_step: int = 0  # Draw.step that it learned from; 0 settles any
+
+
+SPLITS: Final = ("held_out", "all")  # of the problems that an evaluation asks of each environment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

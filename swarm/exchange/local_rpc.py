@@ -12,11 +12,13 @@ import secrets
 import stat
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import grpc
 
+from swarm.activity import Activity
 from swarm.episode import Actions, EpisodeOutcome, outcome_from_json, outcome_to_json
 from swarm.errors import ConfigError, Unavailable
 from swarm.interfaces import LocalExchange, Verdict
@@ -226,6 +228,19 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
         return pb.EvaluatedResponse()
 
     @rpc
+    async def Tell(self, request: pb.TellRequest, context: Context) -> pb.TellResponse:
+        """What the worker does now."""
+        activity = Activity(
+            what=request.what,
+            done=request.done,
+            total=request.total,
+            num_tokens=request.num_tokens,
+            at_s=request.at_s,
+        )
+        await self._local.report_activity(activity)
+        return pb.TellResponse()
+
+    @rpc
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
         """The sandboxed verifier."""
         episodes = [tuple(actions) for actions in json.loads(request.episodes)]
@@ -315,6 +330,9 @@ class LocalClient:
 
     async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         await self._call("Evaluated", pb.EvaluatedRequest(evaluations=evaluations_to_json(evaluations)))
+
+    async def report_activity(self, activity: Activity) -> None:
+        await self._call("Tell", pb.TellRequest(**asdict(activity)))
 
     async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
         request = pb.VerifyRequest(env=env, task_id=task_id, episodes=json.dumps(episodes).encode())

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from swarm.activity import Activity
 from swarm.episode import Actions, EpisodeOutcome
 from swarm.errors import ConfigError
 from swarm.events import OthersSetAside, PolicyEvaluated, StepMade, VersionPublished
@@ -42,6 +43,7 @@ class WorkerExchange:
         self._agent, self._verifier, self._generation = agent, verifier, generation
         self.last_step_at_s = agent.clock.now_s()  # wall clock of the newest step, or of the end of a pause
         self.idle_figures: Mapping[str, float] = {}  # of the newest step, where the guard set all sources aside
+        self.activity: Activity | None = None  # of the worker, as it said last
         self._are_others_held = False  # the learner's guard set groups of other nodes aside
 
     def capacity(self) -> int:
@@ -125,6 +127,9 @@ class WorkerExchange:
         for entry in evaluations:
             self._agent.coordinator_view.evaluations[f"{entry.env}/{entry.split}"] = entry.accuracy
             self._agent.context.emit(PolicyEvaluated.of(entry))
+
+    async def report_activity(self, activity: Activity) -> None:
+        self.activity = activity
 
     async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
         return await self._verifier.verify(env, task_id, episodes)

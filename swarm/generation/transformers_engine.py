@@ -46,6 +46,7 @@ from swarm.types import (
 logger = logging.getLogger(__name__)
 
 MAX_COMPLETION_BYTES: Final = 2 * 2**30  # of cache of those who ask from outside; beyond it they wait
+Advance = Callable[[int, int, int], None]  # sequences that are done, all of the call, and tokens they have
 _MOST_SCORED_TOKENS: Final = 512  # of one forward pass of `score`: bounds its logits
 
 
@@ -64,6 +65,7 @@ class TransformersGenerator:
         max_rows: most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result.
         tolerance_nats: mean difference of canaries up to which weights are taken; 0 takes that of the dtype.
         is_deterministic: equal calls give equal log-probs to the last bit, however fast environments answer.
+        advance: called after each token of the running sequences, while `generate` or `greedy` lasts.
 
     Example:
         generator = TransformersGenerator(model.network, model.tokenizer, PolicyVersion(policy_id="a", step=0), seed=0)
@@ -80,6 +82,7 @@ class TransformersGenerator:
         max_rows: int = 64,
         tolerance_nats: float = 0.0,
         is_deterministic: bool = False,
+        advance: Advance = lambda done, total, num_tokens: None,
     ) -> None:
         assert max_rows > 0, max_rows
         self._network = network.eval()
@@ -88,6 +91,7 @@ class TransformersGenerator:
         self._seeds = SampleSeeds(seed)
         self._max_rows = max_rows
         self._is_deterministic = is_deterministic
+        self._advance = advance
         dtype = str(published_dtype(network)).removeprefix("torch.")
         self._tolerance_nats = tolerance_for("transformers", dtype, tolerance_nats)
         self._call = threading.Lock()  # held by one call of generate, greedy or score
@@ -99,7 +103,12 @@ class TransformersGenerator:
 
     @classmethod
     def from_config(
-        cls, config: NodeConfig, tokenizer: Tokenizer, version: PolicyVersion, network: nn.Module | None = None
+        cls,
+        config: NodeConfig,
+        tokenizer: Tokenizer,
+        version: PolicyVersion,
+        network: nn.Module | None = None,
+        advance: Advance = lambda done, total, num_tokens: None,
     ) -> Self:
         """An engine on the node's device (blocking, slow).
 
@@ -108,6 +117,7 @@ class TransformersGenerator:
             tokenizer: the model's tokenizer.
             version: what the base model is.
             network: the base model, which the engine keeps; None: it loads a copy.
+            advance: as of the class.
 
         Raises:
             ConfigError: the model cannot be loaded.
@@ -122,6 +132,7 @@ class TransformersGenerator:
             max_rows=config.engine.max_rows,
             tolerance_nats=config.engine.tolerance_nats,
             is_deterministic=config.learner.deterministic,
+            advance=advance,
         )
 
     def close(self) -> None:
@@ -162,6 +173,7 @@ class TransformersGenerator:
             decoding = self._begin(rows, observe)
             while self._goes_on(decoding):
                 self._step(decoding)
+                self._tell(rows)
             return by_prompt([self._rollout(row, sampling) for row in rows], num_samples)
 
     def greedy(self, prompts: Prompts, max_new_tokens: int, observe: Observe | None = None) -> list[Actions]:
@@ -175,6 +187,7 @@ class TransformersGenerator:
             decoding = self._begin(rows, observe)
             while self._goes_on(decoding):
                 decoding.step(self._version)
+                self._tell(rows)
             return [actions_of(self._tokenizer, row.tokens, row.bounds) for row in rows]
 
     def complete(self, request: CompletionRequest, on_tokens: OnTokens | None = None) -> "Future[Completion]":
@@ -197,6 +210,9 @@ class TransformersGenerator:
         self._cancelled.set()
         if self._decoding is not None:
             self._decoding.news.set()
+
+    def _tell(self, rows: Sequence[Row]) -> None:
+        self._advance(sum(row.is_over for row in rows), len(rows), sum(len(row.tokens) for row in rows))
 
     def _step(self, decoding: Decoding) -> None:
         with self._weights.held():
@@ -295,9 +311,10 @@ class SnapshotEvaluator(TransformersGenerator):
         tokenizer: Tokenizer,
         newest: Callable[[], tuple[PolicyVersion, PublishedTensors]],
         seed: int,
+        advance: Advance = lambda done, total, num_tokens: None,
     ) -> None:
         version, weights = newest()
-        super().__init__(network, tokenizer, version, seed)
+        super().__init__(network, tokenizer, version, seed, advance=advance)
         self._newest = newest
         self.load(version, weights)
 

@@ -19,7 +19,7 @@ from swarm.learn.layer_noise import LayerNoise
 from swarm.learn.logprobs import hidden_states, score_tokens
 from swarm.learn.optimizer import MasterAdamW
 from swarm.learn.packing import PackedRows
-from swarm.learn.ranks import OneProcess, Ranks
+from swarm.learn.ranks import OneProcess, Ranks, each_assigned
 from swarm.model.device import wait_for
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import Coefficients, coefficients
@@ -128,7 +128,7 @@ def score_batch(
     """Log-probs, entropies and probes of every trained token, without gradient; under `noise` where there is some."""
     ranks = ranks or OneProcess()
     measured = Measured.empty(batch, network, probes or ())
-    for index, counts in ranks.assign(len(plan)):
+    for index, counts in each_assigned(ranks, len(plan), "scoring"):
         with noise.perturb(index) if noise else nullcontext():
             scores = ranks.run(network, partial(score_tokens, network, plan[index], probes))
         if counts:
@@ -176,7 +176,7 @@ class Gradient:
         else:
             measured = Measured.empty(batch, self.network, self.recipe.probes)
             source = PerMicroBatch(self.recipe, batch, measured, self.ranks.count)
-        for index, counts in self.ranks.assign(len(plan)):
+        for index, counts in each_assigned(self.ranks, len(plan), "learning"):
             members = () if parts is None else parts[index]
             with self.noise.perturb(index) if self.noise else nullcontext():
                 self._accumulate(plan[index], source if counts else CoefficientSource(), members, measured)

@@ -6,12 +6,13 @@ Invariant: every rank calls every method in the same order, and common results a
 decide alike.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from swarm.activity import Tell, tell_nobody
 from swarm.learn.optimizer import MasterAdamW
 
 Result = TypeVar("Result")
@@ -19,6 +20,8 @@ Result = TypeVar("Result")
 
 class Ranks(Protocol):
     """How a step is divided among processes. Where there is one process every method is the identity."""
+
+    tell: Tell  # that a micro-batch was made
 
     @property
     def index(self) -> int:
@@ -75,7 +78,7 @@ class OneProcess:
     """Implements `Ranks` for a step that one process makes alone."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self._device = torch.device(device)
+        self._device, self.tell = torch.device(device), tell_nobody
 
     @property
     def index(self) -> int:
@@ -112,3 +115,11 @@ class OneProcess:
 
     def gather_whole(self, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
         return tensors.items()
+
+
+def each_assigned(ranks: Ranks, num_parts: int, what: str) -> Iterator[tuple[int, bool]]:
+    """`Ranks.assign`, telling after each micro-batch how far this rank is."""
+    assigned = ranks.assign(num_parts)
+    for done, each in enumerate(assigned, 1):
+        yield each
+        ranks.tell(what, done, len(assigned))

@@ -11,9 +11,9 @@ from statistics import fmean, median
 
 from swarm.report.result import NodeResult, RunResult, SwarmResult, TurnsRow
 from swarm.telemetry.recorder import overlap_share
+from swarm.types import SPLITS
 
 Points = list[tuple[float, float]]
-SPLITS = ("held_out", "all")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ from swarm.pages.browser import templates
 from swarm.report.contributions import contribution_views, names_of, refusal_views, sources_chart, sources_map
 from swarm.report.episode_views import environment_views
 from swarm.report.figures import (
-    SPLITS,
     accuracy_curve,
     advantage_over_rival,
     environments_of,
@@ -36,7 +35,7 @@ from swarm.report.figures import (
 from swarm.report.live import figure
 from swarm.report.result import RIVALS, MadeRow, NodeResult, RunResult, SwarmResult
 from swarm.report.terminal import arrow
-from swarm.types import JsonDict, short
+from swarm.types import SPLITS, JsonDict, short
 
 MAX_MARKS = 50  # of a node, in a chart
 MAX_SHOWN = 3000  # characters of a text

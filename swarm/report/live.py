@@ -7,7 +7,7 @@ redraws a second).
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from node.time_left import LONG_S, TimeLeft, duration_words
 from swarm.events import (
     EarlierRefusals,
     Event,
@@ -38,6 +39,7 @@ from swarm.events import (
 from swarm.types import NodeId
 
 PLAIN_EVERY_S = 15.0
+SHORTER = "--rounds N makes fewer steps, --preset tiny a small model in minutes"
 _RATE_WINDOW_S = 30.0
 
 
@@ -142,11 +144,17 @@ class LiveProgress:
         curricula: dict[str, tuple[str, ...]],
         num_steps: int = 0,
         monotonic_s: Callable[[], float] = time.monotonic,
+        times: Mapping[str, TimeLeft] | None = None,
+        now_s: Callable[[], float] = time.time,
     ) -> None:
+        """Args: times: of each node that trains, for how long the run will take; None: nobody knows."""
         self._console = console
         self._title = title
         self._rows = {name: NodeProgress(curriculum=environments) for name, environments in curricula.items()}
         self._num_steps = num_steps
+        self._times, self._now_s = times or {}, now_s
+        self._activities: Mapping[str, str] = {}
+        self._is_foretold = False
         self._monotonic_s = monotonic_s
         self._began_s = self._plain_at_s = monotonic_s()
         self._live = Live(self.table(), console=console, refresh_per_second=4) if console.is_terminal else None
@@ -172,15 +180,33 @@ class LiveProgress:
         if name not in self._rows:
             self._rows[name] = NodeProgress(curriculum=())
         self._rows[name].update(event)
+        if name in self._times:
+            self._times[name].see(event)
         self.tick()
 
-    def tick(self) -> None:
-        """Call now and then when no event comes: the clock goes on."""
+    def tick(self, activities: Mapping[str, str] | None = None) -> None:
+        """Call now and then when no event comes: the clock goes on.
+
+        Args:
+            activities: what each node does now; None: as before.
+        """
+        self._activities = self._activities if activities is None else activities
+        if not self._is_foretold and (left_s := self.left_s()) is not None:
+            self._is_foretold = True
+            shorter = f" ({SHORTER})" if left_s > LONG_S else ""
+            line = f"about {duration_words(left_s)} from here, by the speed of the first evaluation{shorter}"
+            self._console.print(line, markup=False, soft_wrap=True, highlight=False)
         if self._live is not None:
             self._live.update(self.table())
         elif self._monotonic_s() - self._plain_at_s >= PLAIN_EVERY_S:
             self._plain_at_s = self._monotonic_s()
             self._print_line()
+
+    def left_s(self) -> float | None:
+        """Until the last of the nodes has made its steps; None where not all of them can tell."""
+        left = [of_node.seconds(self._now_s()) for of_node in self._times.values()]
+        known = [seconds for seconds in left if seconds is not None]
+        return max(known) if known and len(known) == len(left) else None
 
     def table(self) -> Table:
         """Table of every node as it stands now."""
@@ -197,7 +223,7 @@ class LiveProgress:
         of = f"/{self._num_steps}" if self._num_steps else ""
         return (
             name,
-            row.state,
+            self._doing(name, row).strip(" ()").partition(",")[0] or row.state,
             f"{row.step}{of}",
             figure(sum(row.ages) / len(row.ages) if row.ages else None, 1),
             f"{row.num_local}/{row.num_external}",
@@ -209,9 +235,16 @@ class LiveProgress:
             str(row.refusals.total()),
         )
 
+    def _doing(self, name: str, row: NodeProgress) -> str:
+        """In brackets; empty where it does nothing any more, or nobody knows."""
+        works = row.state in ("starting", "ready", "learning") and name in self._activities
+        return f" ({self._activities[name]})" if works else ""
+
     def _print_line(self) -> None:
+        of = f" of {self._num_steps}" if self._num_steps else ""
         parts = [
-            f"{name} step {row.step} age {figure(sum(row.ages) / len(row.ages) if row.ages else None, 1)}"
+            f"{name} step {row.step}{of}{self._doing(name, row)}"
+            f" age {figure(sum(row.ages) / len(row.ages) if row.ages else None, 1)}"
             f" local/ext {row.num_local}/{row.num_external} reward {figure(row.reward)}"
             f" own {figure(row.mean_accuracy(own=True))} other {figure(row.mean_accuracy(own=False))}"
             f" ESS {figure(row.ess_share)} {figure(row.tokens_per_s, 0)} tok/s"
@@ -221,7 +254,9 @@ class LiveProgress:
 
     def _elapsed(self) -> str:
         seconds = int(self._monotonic_s() - self._began_s)
-        return f"{seconds // 60}:{seconds % 60:02d}"
+        left_s = self.left_s()
+        left = "" if left_s is None else f", about {duration_words(left_s)} left"
+        return f"{seconds // 60}:{seconds % 60:02d}{left}"
 
 
 def figure(value: float | None, digits: int = 2) -> str:

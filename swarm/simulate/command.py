@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from node.time_left import TimeLeft
 from swarm.config import EngineConfig
 from swarm.errors import ConfigError
 from swarm.events import GroupPut, NodeRestored, StepMade, events_of
@@ -151,7 +152,8 @@ def _run(options: SimulationOptions, directory: Path, console: Console) -> Swarm
     remark = " (silo: no sharing)" if is_silo else " (colocated: one node does both)" if options.colocated else ""
     title = PRESETS[options.preset].title + remark
     began_at_s = time.time()
-    with LiveProgress(console, title, curricula, num_steps=configs[0].learner.num_steps) as live:
+    times = {config.name: TimeLeft(config=config) for config in configs if Role.TRAINER in config.roles}
+    with LiveProgress(console, title, curricula, configs[0].learner.num_steps, times=times) as live:
         run = asyncio.run(_unless_stopped(run_swarm(options, directory, live.watch, live.tick)))
     if run is None:
         run = replace(read_run(options, directory, began_at_s), was_stopped=True)

@@ -56,7 +56,6 @@ class Preset:
     evaluate_every: int
     num_problems: int
     worker: Literal["process", "inline"]
-    max_minutes: float
     generators: tuple[Engine, ...] = ()  # not empty: the first node only trains, these generate for it
     recipe: str = "sapo_swarm"
     keep_turn_signal: bool = False
@@ -121,7 +120,6 @@ _SMOLLM = Preset(
     evaluate_every=10,
     num_problems=64,
     worker="process",
-    max_minutes=10.0,
 )
 _TINY = Preset(
     name="tiny",
@@ -138,7 +136,6 @@ _TINY = Preset(
     evaluate_every=10,
     num_problems=40,
     worker="inline",
-    max_minutes=3.0,
 )
 _ECHO = replace(
     _SMOLLM,
@@ -148,7 +145,6 @@ _ECHO = replace(
     local_groups=8,
     external_groups=0,
     evaluate_every=12,
-    max_minutes=15.0,
     generators=("transformers", "transformers", "vllm"),
 )
 _ECHO_TINY = replace(
@@ -209,7 +205,6 @@ _AGENTS = replace(
     evaluate_every=0,  # at the beginning and the end
     num_problems=16,
     num_tries=8,  # greedy it calls the calculator right from the beginning
-    max_minutes=15.0,
     lists_members=True,
 )
 PRESETS = {preset.name: preset for preset in (_SMOLLM, _TINY, _ECHO, _ECHO_TINY, _TINY_AGENTS, _AGENTS)}

@@ -21,7 +21,7 @@ ROUNDS = 12
 
 
 async def run(options: SimulationOptions, directory: Path) -> SwarmRun:
-    return await run_swarm(options, directory, lambda name, event: None, lambda: None)
+    return await run_swarm(options, directory, lambda name, event: None, lambda activities: None)
 
 
 def holds(run: SwarmRun) -> bool:

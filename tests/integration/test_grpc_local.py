@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from swarm.activity import Activity
 from swarm.episode import Actions, EpisodeOutcome, Message
 from swarm.errors import ConfigError, NotHeld, RolloutFailed, StorageFull, TooLarge, Unavailable
 from swarm.exchange.local_rpc import LocalClient, LocalServer, fresh_socket
@@ -149,6 +150,9 @@ class ScriptedAgent:
 
     async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         self.seen.append(list(evaluations))
+
+    async def report_activity(self, activity: Activity) -> None:
+        self.seen.append(activity)
 
     async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
         if env != "sums":

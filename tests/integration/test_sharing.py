@@ -26,8 +26,8 @@ def _held_out_accuracy(run: SwarmRun) -> float:
 @pytest.mark.usefixtures("shared_forks")
 @pytest.mark.sweep
 async def test_sharing_beats_silo_on_the_full_mix_at_equal_rounds(tmp_path: Path) -> None:
-    shared = await run_swarm(OPTIONS, tmp_path / "swarm", lambda name, event: None, lambda: None)
-    alone = await run_swarm(silo_of(OPTIONS), tmp_path / "silo", lambda name, event: None, lambda: None)
+    shared = await run_swarm(OPTIONS, tmp_path / "swarm", lambda name, event: None, lambda activities: None)
+    alone = await run_swarm(silo_of(OPTIONS), tmp_path / "silo", lambda name, event: None, lambda activities: None)
     broken = [verdict for verdict in judge([shared, alone]).verdicts() if not verdict.holds]
     assert not broken
     assert _held_out_accuracy(shared) - _held_out_accuracy(alone) >= 0.08

@@ -36,7 +36,7 @@ def made(process: Process) -> set[str]:
 async def test_two_nodes_exchange_groups_and_every_invariant_holds(tmp_path: Path) -> None:
     # 80 steps of 20 ms: twelve were over before the second look into the directory
     options = SimulationOptions(preset="tiny", nodes=2, rounds=80, overrides=("evaluation.num_problems=2",))
-    run = await run_swarm(options, tmp_path, lambda name, event: None, lambda: None)
+    run = await run_swarm(options, tmp_path, lambda name, event: None, lambda activities: None)
     verdicts = judge([run]).verdicts()
     assert len(verdicts) == 9
     assert [verdict for verdict in verdicts if not verdict.holds] == []

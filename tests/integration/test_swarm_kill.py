@@ -39,7 +39,7 @@ async def test_a_node_killed_in_the_middle_comes_back_from_its_disk(tmp_path: Pa
         if name == "ada" and isinstance(event, NodeKilled):
             kept.update(stored(tmp_path / "ada"))
 
-    run = await run_swarm(options, tmp_path, watch, lambda: None)
+    run = await run_swarm(options, tmp_path, watch, lambda activities: None)
     ada, bell = run.nodes
     assert ("ada", "killed") in seen
     assert ada.num_starts == 2

@@ -1,14 +1,14 @@
-"""When a local simulation ends by its limit: counted from the end of set-up, and what it says without a step."""
+"""When a local simulation ends: by the limit that was given, counted from the end of set-up, or by silence."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
-from swarm.events import Event, GroupPut, GroupUnscored, StepMade
+from swarm.events import Event, GroupPut, GroupUnscored, StepMade, WorkerDied
 from swarm.simulate.local import run
 from swarm.simulate.local.processes import Process, SimulationFailed
+from swarm.simulate.local.silence import SilenceWatch
 from swarm.simulate.presets import SimulationOptions
 
 STATUS = {"own_since_step": {"num_put": 648, "num_with_signal": 0, "num_unscored": 0, "error": ""}}
@@ -42,11 +42,21 @@ class WatchedProcess:
     def status(self) -> dict[str, Any]:
         return STATUS
 
+    def sign_of_life(self) -> tuple[object, str]:
+        return 0, "learning 2/8"
 
-def watch(*events: Event, tick: Callable[[], None] = lambda: None, minutes: float = 0) -> None:
+    def log_tail(self) -> str:
+        return "no module"
+
+    name = "ada"
+
+
+def watch(*events: Event, minutes: float | None = 0) -> None:
     coordinator, ada = (cast("Process", WatchedProcess(*of)) for of in ((), events))
     options = SimulationOptions(preset="echo-tiny", minutes=minutes)
-    asyncio.run(run._watch(coordinator, {"ada": ada}, {"ada"}, options, lambda name, event: None, tick))  # pyright: ignore[reportPrivateUsage]
+    asyncio.run(
+        run._watch(coordinator, {"ada": ada}, {"ada"}, options, lambda name, event: None, lambda activities: None)
+    )  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_run_without_a_step_ends_at_its_limit_after_set_up_and_says_why() -> None:
@@ -67,14 +77,13 @@ def test_a_run_with_a_step_ends_at_its_limit() -> None:
     watch(GROUP, STEP)
 
 
-def test_set_up_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks: list[int] = []
+def test_a_silent_run_ends_with_who_was_silent_and_its_last_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "SilenceWatch", lambda monotonic_s: SilenceWatch(monotonic_s, bound_s=0.0))
+    with pytest.raises(SimulationFailed, match="ada showed no sign of life for 0 s; its last one: learning 2/8"):
+        watch(minutes=None)
 
-    def tick() -> None:
-        ticks.append(1)
-        if len(ticks) == 3:
-            monkeypatch.setattr(run, "FIRST_STEP_TIMEOUT_S", 0.0)
 
-    with pytest.raises(SimulationFailed, match="no step within 0 s; ada waits"):
-        watch(tick=tick)
-    assert len(ticks) == 3, "the limit of 0 minutes had not begun"
+def test_a_worker_that_dies_again_and_again_ends_the_run() -> None:
+    with pytest.raises(SimulationFailed, match=r"ada: its worker died 12 times without a step; .*\n.*no module"):
+        watch(*[WorkerDied(exit_code=1)] * 12, minutes=None)
+    watch(*[WorkerDied(exit_code=1)] * 11, GROUP, STEP)

@@ -12,14 +12,27 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from swarm.activity import Activity
 from swarm.errors import SwarmError
-from swarm.events import Event
+from swarm.events import (
+    Event,
+    GroupPut,
+    GroupsDrawn,
+    GroupUnscored,
+    NodeFinished,
+    NodeStarted,
+    PolicyEvaluated,
+    StepMade,
+    VersionPublished,
+    kind_of,
+)
+from swarm.process import cpu_s, ends
 from swarm.simulate.local.fork_server import Forked, ForkServer, environment
 from swarm.telemetry import EventTail
 from swarm.types import JsonDict
 
+OF_WORK = (NodeStarted, GroupPut, GroupUnscored, GroupsDrawn, StepMade, PolicyEvaluated, VersionPublished, NodeFinished)
 POLL_S = 0.1  # how often files of other processes are looked at
-STOP_TIMEOUT_S = 20.0
 
 
 class SimulationFailed(SwarmError, RuntimeError):
@@ -65,10 +78,13 @@ class Process:
         if self._process is not None and self._process.returncode is not None and not self.is_expected_dead:
             if self._fork_server is not None:
                 self._fork_server.check()
-            tail = (self.directory / "log.txt").read_text(errors="replace")[-3000:]
             raise SimulationFailed(
-                f"{self.name} ended with exit code {self._process.returncode}; end of its log:\n{tail}"
+                f"{self.name} ended with exit code {self._process.returncode}; end of its log:\n{self.log_tail()}"
             )
+
+    def log_tail(self) -> str:
+        """The end of its log."""
+        return (self.directory / "log.txt").read_text(errors="replace")[-3000:]
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the process and everything it started."""
@@ -88,9 +104,7 @@ class Process:
                 self._process.terminate()
                 os.killpg(self._process.pid, signal.SIGCONT)  # a process that SIGSTOP holds cannot end
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_TIMEOUT_S):
-                    await self._process.wait()
+            await ends(self._process.wait(), self._process.pid)
         finally:  # also where this wait is cancelled
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -101,6 +115,17 @@ class Process:
         new = self._tail.read()
         self.events.extend(new)
         return new
+
+    def sign_of_life(self) -> tuple[object, str]:
+        """What changes while its work advances, and its newest part in words (blocking)."""
+        activity = self.status().get("worker")
+        of_work = [event for event in self.events if isinstance(event, OF_WORK)]
+        if activity is not None:
+            return (len(of_work), activity), Activity(**activity).words()
+        if of_work:
+            return len(of_work), f"event {kind_of(of_work[-1])}"
+        used_s = int(cpu_s(self._process.pid)) if self._process is not None else 0
+        return used_s, f"starting, {used_s} s of CPU"
 
     def status(self) -> JsonDict:
         """The newest status.json, or an empty dict."""

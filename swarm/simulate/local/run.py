@@ -5,11 +5,13 @@ watches and stops them.
 """
 
 import asyncio
+import json
+import math
 import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,20 +30,22 @@ from swarm.events import (
     NodeStarted,
     NodeStopped,
     StepMade,
+    WorkerDied,
     events_of,
 )
 from swarm.process import load_or_create_identity, make_private
 from swarm.simulate.local.fork_server import OF_AGENTS, OF_WORKERS, fork_server
-from swarm.simulate.local.processes import POLL_S, Process, SimulationFailed, wait_for_file
+from swarm.simulate.local.processes import POLL_S, Process, SimulationFailed
+from swarm.simulate.local.silence import SilenceWatch
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
 from swarm.telemetry.shown_episodes import ShownEpisode, read_episodes
 from swarm.types import JsonDict, Role
 from swarm.wire.run_manifest import manifest_of
 
 RESTART_AFTER_S = 5.0
-START_TIMEOUT_S = 120.0
-FIRST_STEP_TIMEOUT_S = 300.0
+LOOK_S = 1.0  # for signs of life; status.json is written as often
 MANY_UNSCORED = 32
+MANY_DEATHS = 12  # of a worker without a step: a group that kills is found after 3, a step is left out after 10
 HEAVY = ("checkpoints", "weights", "engine")  # of a node's directory: gigabytes that only a restart would read
 
 
@@ -82,16 +86,17 @@ class SwarmRun:
 
 
 Watch = Callable[[str, Event], None]  # node name, event
+Tick = Callable[[Mapping[str, str]], None]  # node name -> what it does now
 
 
-async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, tick: Callable[[], None]) -> SwarmRun:
+async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, tick: Tick) -> SwarmRun:
     """Runs a swarm until every node made its steps, or the time is up.
 
     Args:
         options: what to run.
         directory: state of every process goes below it; without that of an earlier run.
         watch: called with every event of every node as it appears.
-        tick: called now and then, event or not.
+        tick: called now and then with what each node does.
 
     Raises:
         SimulationFailed: a process did not start or died unasked.
@@ -125,7 +130,7 @@ async def _run(
     coordinator: Process,
     nodes: dict[str, Process],
     watch: Watch,
-    tick: Callable[[], None],
+    tick: Tick,
 ) -> None:
     """Starts everyone, follows them to the end, and stops whoever still runs."""
     try:
@@ -180,11 +185,22 @@ async def _start_coordinator(process: Process, node: NodeConfig) -> JsonDict:
     path = process.directory / "coordinator.toml"
     await asyncio.to_thread(write_config, config, path)
     await process.start(["coordinator.cli", "start", "--config", str(path)])
-    info = await wait_for_file(process.directory / "coordinator.json", process, START_TIMEOUT_S)
+    info = await _read_when_there(process.directory / "coordinator.json", process)
     # a restart must come back on the same port: pin what was picked
     pinned = config.model_copy(update={"listen": info["listen"], "http_listen": info["http_listen"]})
     await asyncio.to_thread(write_config, pinned, path)
     return info
+
+
+async def _read_when_there(path: Path, process: Process) -> JsonDict:
+    """What a process writes as it starts. Raises SimulationFailed where it dies or falls silent before."""
+    silence = SilenceWatch(time.monotonic)
+    while not await asyncio.to_thread(path.exists):
+        process.check()
+        await asyncio.to_thread(silence.look, process)
+        silence.check([process.name])
+        await asyncio.sleep(POLL_S)
+    return json.loads(await asyncio.to_thread(path.read_text))
 
 
 def _config_to_offer(node: NodeConfig) -> NodeConfig:
@@ -212,24 +228,26 @@ async def _watch(
     trainers: set[str],
     options: SimulationOptions,
     watch: Watch,
-    tick: Callable[[], None],
+    tick: Tick,
 ) -> None:
     """Pumps events, and carries out the kills, stops and restarts that are due, until every trainer has finished.
 
-    The limit counts from the first group, with which set-up is over; kills and stops count from the first step.
+    The limit that the user gave counts from the first group, with which set-up is over; kills and stops count from the
+    first step.
 
     Raises:
-        SimulationFailed: no step within FIRST_STEP_TIMEOUT_S or the limit, none of a node's first MANY_UNSCORED groups
-            could be scored, or a process died unasked.
+        SimulationFailed: no step within that limit, none of a node's first MANY_UNSCORED groups could be scored, a
+            worker died MANY_DEATHS times without a step, or a process fell silent or died unasked.
     """
-    preset = PRESETS[options.preset]
-    limit_s = 60 * (preset.max_minutes if options.minutes is None else options.minutes)
+    limit_s = math.inf if options.minutes is None else 60 * options.minutes
     everyone = {**nodes, "coordinator": coordinator}
     actions = [ProcessFault(at_s=at_s, kind="kill", name=name) for name, at_s in options.kill]
     actions += [ProcessFault(at_s=at_s, kind="stop", name=name) for name, at_s in options.stop]
     running = set(trainers)
     first_groups = {name: Counter[str]() for name in nodes}  # made before the first step, scored or not
-    started_s, first_group_s, first_step_s = time.monotonic(), None, None
+    deaths = Counter[str]()  # of a node's worker since its newest step
+    first_group_s, first_step_s, looked_s = None, None, -math.inf
+    silence, watched = SilenceWatch(time.monotonic), set(nodes)
     while running:
         for name, process in nodes.items():
             for event in await asyncio.to_thread(process.read_events):
@@ -238,10 +256,15 @@ async def _watch(
                     first_group_s = time.monotonic()
                 if first_step_s is None:
                     _require_scores(name, event, first_groups[name])
-                if isinstance(event, StepMade) and first_step_s is None:
-                    first_step_s = time.monotonic()
+                if isinstance(event, StepMade):
+                    deaths[name] = 0
+                    first_step_s = first_step_s or time.monotonic()
+                if isinstance(event, WorkerDied):
+                    deaths[name] += 1
+                    _require_life(process, deaths[name])
                 if isinstance(event, NodeFinished):
                     running.discard(name)
+                    watched.discard(name)
             process.check()
         coordinator.check()
         if first_step_s is not None:
@@ -253,15 +276,26 @@ async def _watch(
                     actions.append(ProcessFault(at_s=elapsed_s + RESTART_AFTER_S, kind="restart", name=action.name))
                 elif action.kind != "restart":
                     running.discard(action.name)  # it cannot finish any more
-        elif time.monotonic() - started_s > FIRST_STEP_TIMEOUT_S:
-            raise SimulationFailed(f"no step within {FIRST_STEP_TIMEOUT_S:.0f} s{_why_no_step(nodes, trainers)}")
+                    watched.discard(action.name)
+        if running and time.monotonic() - looked_s >= LOOK_S:
+            looked_s = time.monotonic()
+            for name in watched:
+                await asyncio.to_thread(silence.look, nodes[name])
+            silence.check(watched)
         if first_group_s is not None and time.monotonic() - first_group_s > limit_s:
             if first_step_s is None:
                 limit = f"{limit_s:.0f} s after the first group"
                 raise SimulationFailed(f"no step within {limit}{_why_no_step(nodes, trainers)}")
             return
-        tick()
+        tick(silence.last_signs)
         await asyncio.sleep(POLL_S)
+
+
+def _require_life(process: Process, num_deaths: int) -> None:
+    """Ends a simulation in which a worker dies again and again. Raises SimulationFailed."""
+    if num_deaths >= MANY_DEATHS:
+        raise SimulationFailed(f"{process.name}: its worker died {num_deaths} times without a step; end of its log:\n"
+                               f"{process.log_tail()}")  # fmt: skip
 
 
 def _require_scores(name: str, event: Event, groups: Counter[str]) -> None:

@@ -218,6 +218,24 @@ class StepResponse(_message.Message):
     outcome: bytes
     def __init__(self, outcome: _Optional[bytes] = ...) -> None: ...
 
+class TellRequest(_message.Message):
+    __slots__ = ("what", "done", "total", "num_tokens", "at_s")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    done: int
+    total: int
+    num_tokens: int
+    at_s: float
+    def __init__(self, what: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., num_tokens: _Optional[int] = ..., at_s: _Optional[float] = ...) -> None: ...
+
+class TellResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class VerifyRequest(_message.Message):
     __slots__ = ("env", "task_id", "episodes")
     ENV_FIELD_NUMBER: _ClassVar[int]

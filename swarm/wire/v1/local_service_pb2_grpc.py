@@ -100,6 +100,11 @@ class LocalServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.StepRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.StepResponse.FromString,
                 _registered_method=True)
+        self.Tell = channel.unary_unary(
+                '/swarm.wire.v1.LocalService/Tell',
+                request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.TellRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.TellResponse.FromString,
+                _registered_method=True)
 
 
 class LocalServiceServicer(object):
@@ -184,6 +189,12 @@ class LocalServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tell(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LocalServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -251,6 +262,11 @@ def add_LocalServiceServicer_to_server(servicer, server):
                     servicer.Step,
                     request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.StepRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.StepResponse.SerializeToString,
+            ),
+            'Tell': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tell,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.TellRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.TellResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -605,6 +621,33 @@ class LocalService(object):
             '/swarm.wire.v1.LocalService/Step',
             swarm_dot_wire_dot_v1_dot_local__service__pb2.StepRequest.SerializeToString,
             swarm_dot_wire_dot_v1_dot_local__service__pb2.StepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tell(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.v1.LocalService/Tell',
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.TellRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.TellResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,86 @@
+"""Time that a node's run will still take, from what its own steps and evaluations took.
+
+Invariant: it says nothing before an evaluation or a step was measured here, and follows the newest ones: the load of a
+machine changes.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Final
+
+from swarm.config import NodeConfig
+from swarm.events import Event, PolicyEvaluated, StepMade, VersionPublished
+from swarm.types import SPLITS
+
+RECENT: Final = 8  # steps whose pace counts: one alone varies by a factor of 2
+LONG_S: Final = 600.0  # a run that takes longer is told how to be shorter
+LEARNED_ROW: Final = 1.1  # time of a response in a step by that of one in an evaluation: 1.0 SmolLM2, 1.3 tiny (AVX2)
+
+
+@dataclass(kw_only=True)
+class TimeLeft:
+    """Feed it with the node's events. Example: `left.see(event)`, then `left.seconds(time.time())`."""
+
+    config: NodeConfig
+    step: int = 0
+    _mark_s: float | None = None  # wall clock: end of the newest step or evaluation, or begin of the first
+    _evaluated_step: int = -1  # newest
+    _evaluation_s: float = 0.0  # of the newest evaluation
+    _num_answers: int = 0  # in it
+    _steps_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=RECENT))
+
+    def see(self, event: Event) -> None:
+        """Takes one event of the node."""
+        match event:
+            case VersionPublished() if self._mark_s is None:  # the learner begins here, or goes on
+                self.step, self._mark_s = event.step, event.at_s
+            case PolicyEvaluated() if self._mark_s is not None and event.step != self._evaluated_step:
+                evaluation = self.config.evaluation  # this is the first of its events, which come together
+                num_parts = len(evaluation.environments or self.config.environments) * len(SPLITS)
+                self._num_answers = num_parts * event.num_problems * max(1, evaluation.num_tries)
+                self._evaluated_step = event.step
+                self._evaluation_s, self._mark_s = event.at_s - self._mark_s, event.at_s
+            case StepMade() if event.step > self.step and self._mark_s is not None:
+                self._steps_s.append(event.at_s - self._mark_s)
+                self.step, self._mark_s = event.step, event.at_s
+            case _:
+                pass
+
+    @property
+    def step_s(self) -> float | None:
+        """Of one step without its evaluation: mean of the newest, or by the first evaluation before there is one."""
+        if self._steps_s:
+            return fmean(self._steps_s)
+        if not self._num_answers:
+            return None
+        num_groups = self.config.replay.local_groups + self.config.replay.external_groups
+        num_responses = num_groups * self.config.generator.group_size
+        return LEARNED_ROW * num_responses * self._evaluation_s / self._num_answers
+
+    def seconds(self, now_s: float) -> float | None:
+        """Until the last evaluation; None where nothing is measured yet, or the run has no end.
+
+        Args:
+            now_s: wall clock.
+        """
+        num_steps, step_s = self.config.learner.num_steps, self.step_s
+        if not num_steps or step_s is None or self._mark_s is None:
+            return None
+        num_evaluations = sum(map(self._is_evaluated, range(self.step + 1, num_steps + 1)))
+        is_evaluating = self._is_evaluated(self.step) and self._evaluated_step != self.step
+        ahead_s = self._evaluation_s if is_evaluating else step_s if self.step < num_steps else 0.0
+        spent_s = min(max(0.0, now_s - self._mark_s), ahead_s)
+        return (num_steps - self.step) * step_s + (num_evaluations + is_evaluating) * self._evaluation_s - spent_s
+
+    def _is_evaluated(self, step: int) -> bool:
+        every = self.config.evaluation.every_steps
+        return step in (0, self.config.learner.num_steps) or bool(every and step % every == 0)
+
+
+def duration_words(seconds: float) -> str:
+    """About how long. Example: `4 min`, `2 h 10 min`."""
+    if seconds < 90:
+        return f"{max(10, round(seconds / 10) * 10)} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

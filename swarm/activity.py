@@ -1,0 +1,35 @@
+"""A worker's signs of life: what it does now, and how far that is.
+
+Invariant: an activity changes only where real work advanced, never by the clock.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+WAITING: Final = "waiting for"  # how the activity of who depends on others begins
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activity:
+    """What a process does now. Example: Activity(what="evaluating", done=13, total=64, num_tokens=40, at_s=1.7e9)"""
+
+    what: str  # participle: "learning"
+    done: int = 0  # answers, micro-batches, or seconds of CPU while it starts
+    total: int = 0  # 0: nobody knows
+    num_tokens: int = 0  # made by this call of the engine
+    at_s: float  # wall clock of the newest advance
+
+    def words(self) -> str:
+        """For people. Example: `evaluating 13/64, 40 tokens`."""
+        share = f" {self.done}/{self.total}" if self.total else ""
+        return f"{self.what}{share}" + (f", {self.num_tokens:,} tokens" if self.num_tokens else "")
+
+
+class Tell(Protocol):
+    """Takes note that work advanced; any thread may call it, once a token at most."""
+
+    def __call__(self, what: str, done: int = 0, total: int = 0, num_tokens: int = 0) -> None: ...
+
+
+def tell_nobody(what: str, done: int = 0, total: int = 0, num_tokens: int = 0) -> None:
+    """A `Tell` for work that nobody watches."""
