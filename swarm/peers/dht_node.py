@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, cast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
-from hivemind.p2p import PeerID, PeerInfo
+from hivemind.p2p import P2P, PeerID, PeerInfo
 from hivemind.proto import crypto_pb2 as _untyped_crypto_pb2
 from hivemind.proto import dht_pb2 as _untyped_dht_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
@@ -45,8 +46,10 @@ _RPC_TIMEOUT_S = 3.0
 _SEARCH_S = 4.0  # a peer that does not answer takes 3 of them
 _ASKED_AT_ONCE = 12
 _DIAL_TIMEOUT_S = 4.0
-_PROBE_TIMEOUT_S = 3.0
-_PORT_ATTEMPTS, _PORT_PAUSE_S = 16, 0.25
+_PROBE_TIMEOUT_S = 30.0  # our own daemon answers in milliseconds, and is started anew where it is stuck
+_PORT_ATTEMPTS, _PORT_PAUSE_S = 40, 0.25
+_START_PAUSES_S = (1.0, 5.0)  # before the second and the third try of a daemon that ended
+_START_HANG_S = 300.0  # that a daemon lives and names no address
 _MAX_SPARE_NODES = 20  # replacements kept per routing bucket; hivemind itself keeps all that ever said hello
 _MAX_MESSAGE_BYTES = 2**18  # between p2pd and us: a call or an answer; records of a shard, and whom a peer names
 _DOMAIN_PEER_KEY = b"swarm.v1.dht-peer-key"
@@ -78,7 +81,7 @@ class DhtPeer:
             is_client: it asks and stores, and others neither ask it nor name it to each other.
 
         Raises:
-            Unavailable: p2pd does not start, for instance because the port is taken.
+            Unavailable: p2pd does not start in three tries, for instance because the port is taken.
         """
         use_hivemind_log_handler("nowhere")
         logging.getLogger("hivemind").setLevel(logging.ERROR)  # one line per unreachable peer otherwise
@@ -87,36 +90,39 @@ class DhtPeer:
         storage = AdvertStorage(run_id, config.shards, clock)
         await _wait_for_port(listen)
         async with _key_file(identity, run_id) as key_path:
-            try:
-                node = await DHTNode.create(
-                    node_id=DHTID.generate(source=identity.public_key),
-                    num_replicas=NUM_REPLICAS,
-                    wait_timeout=_RPC_TIMEOUT_S,
-                    num_workers=_ASKED_AT_ONCE,
-                    cache_locally=False,
-                    cache_nearest=0,
-                    cache_on_store=False,
-                    cache_size=1,
-                    record_validator=AdvertsOnly(storage.shard_by_key, checker),
-                    host_maddrs=[listen],
-                    announce_maddrs=list(config.announce) or None,
-                    identity_path=str(key_path),
-                    check_if_identity_free=False,
-                    client_mode=True,  # until all that follows is in place
-                    dht_mode="client" if is_client else "server",
-                    persistent_conn_max_msg_size=_MAX_MESSAGE_BYTES,
-                    nat_port_map=not is_loopback,
-                    auto_nat=False,
-                    use_relay=False,  # else p2pd gives strangers circuits of gigabytes, outside of every bound of ours
-                )
-                nothing = AdvertStorage(run_id, 0, clock)  # is cached for others
-                try:
-                    addresses = await _prepare(node, storage, nothing, clock, is_client=is_client)
-                except BaseException:
-                    inside(node).p2p._terminate()
-                    raise
-            except Exception as error:  # hivemind raises many kinds here, P2PDaemonError and OSError among them
-                raise Unavailable(f"the DHT daemon did not start on {listen}: {error}") from error
+            daemon = await _start_daemon(
+                listen,
+                host_maddrs=[listen],
+                announce_maddrs=list(config.announce) or None,
+                identity_path=str(key_path),
+                check_if_identity_free=False,
+                dht_mode="client" if is_client else "server",
+                persistent_conn_max_msg_size=_MAX_MESSAGE_BYTES,
+                nat_port_map=not is_loopback,
+                auto_nat=False,
+                use_relay=False,  # else p2pd gives strangers circuits of gigabytes, outside of every bound of ours
+            )
+        try:
+            node = await DHTNode.create(
+                p2p=daemon,
+                node_id=DHTID.generate(source=identity.public_key),
+                num_replicas=NUM_REPLICAS,
+                wait_timeout=_RPC_TIMEOUT_S,
+                num_workers=_ASKED_AT_ONCE,
+                cache_locally=False,
+                cache_nearest=0,
+                cache_on_store=False,
+                cache_size=1,
+                record_validator=AdvertsOnly(storage.shard_by_key, checker),
+                client_mode=True,  # until all that follows is in place
+            )
+            nothing = AdvertStorage(run_id, 0, clock)  # is cached for others
+            addresses = await _prepare(node, storage, nothing, clock, is_client=is_client)
+        except BaseException as error:
+            await _end(daemon)
+            if not isinstance(error, Exception):
+                raise
+            raise Unavailable(f"the DHT daemon on {listen} cannot be used: {error!r}") from error  # many kinds
         return cls(node, storage, for_others(addresses))
 
     @property
@@ -238,14 +244,7 @@ class DhtPeer:
         with suppress(Exception):
             async with asyncio.timeout(1.0):
                 await self._node.protocol.shutdown()
-        p2p._terminate()
-        try:
-            async with asyncio.timeout(1.0):
-                await p2p._child.wait()
-        except TimeoutError:
-            with suppress(ProcessLookupError):
-                p2p._child.kill()
-            await p2p._child.wait()
+        await _end(p2p)
         control = p2p._client.control
         tasks = [control._read_task, control._write_task, p2p._reader_task, p2p._listen_task]
         # Cancelled above, or failed when the daemon died: collected, so that nothing complains later.
@@ -264,6 +263,53 @@ class DhtPeer:
             logger.debug("a DHT address did not answer", extra={"address": address, "error": repr(error)})
             return False
         return pong is not None
+
+
+async def _start_daemon(listen: str, **options: Any) -> P2P:
+    """p2pd, once it answers. A try lasts for as long as its process lives, up to a bound on hanging.
+
+    Raises:
+        Unavailable: three daemons ended or hung; it names what was seen of each.
+    """
+    seen: list[str] = []
+    for pause_s in (0.0, *_START_PAUSES_S):
+        await asyncio.sleep(pause_s)
+        began_s, made = time.monotonic(), list[Any]()
+
+        class Daemon(P2P):
+            def __init__(self, made: list[Any] = made) -> None:
+                super().__init__()
+                made.append(self)  # `create` forgets what it began where it fails
+
+        try:
+            async with asyncio.timeout(_START_HANG_S):
+                return await Daemon.create(startup_timeout=cast(Any, None), **options)
+        except Exception as error:  # hivemind raises many kinds here, P2PDaemonError and OSError among them
+            state = await _end(made[0]) if made else "no process"
+            seen.append(f"{state} after {time.monotonic() - began_s:.1f} s: {str(error) or 'it hung'}")
+            logger.warning("the DHT daemon did not start", extra={"seen": seen[-1]})
+        except BaseException:
+            for daemon in made:
+                await _end(daemon)
+            raise
+    raise Unavailable(f"the DHT daemon did not start on {listen}, tried {len(seen)} times: {'; '.join(seen)}")
+
+
+async def _end(daemon: Any) -> str:
+    """Ends p2pd, by force when it does not go; returns how it ended."""
+    child: asyncio.subprocess.Process | None = daemon._child
+    was_running = child is not None and child.returncode is None
+    daemon._terminate()
+    if child is None:
+        return "no process"
+    try:
+        async with asyncio.timeout(1.0):
+            await child.wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()
+    return f"process {child.pid} {'was stopped' if was_running else f'ended with code {child.returncode}'}"
 
 
 async def _prepare(

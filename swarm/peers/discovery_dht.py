@@ -225,12 +225,12 @@ class HivemindDirectory:
         rejoin, persist addresses, announce again.
 
         Raises:
-            Unavailable: the daemon is dead and does not start again, or the round took too long.
+            Unavailable: the daemon is dead and does not start again, or peers took too long.
         """
         async with self._repairing:
-            async with _bounded(_REPAIR_TIMEOUT_S, "repair"):
-                if self._is_stopped:
-                    raise Unavailable("the directory was stopped")
+            if self._is_stopped:
+                raise Unavailable("the directory was stopped")
+            async with _bounded(None, "restart"):  # our own process, which has its own bounds
                 try:
                     await self._running().connected()
                 except Unavailable as error:
@@ -240,6 +240,7 @@ class HivemindDirectory:
                 if self._is_client != self._is_outward():
                     logger.info("another part in the DHT from now on", extra={"is_client": not self._is_client})
                     await self._restart_peer()
+            async with _bounded(_REPAIR_TIMEOUT_S, "repair"):
                 await self._rejoin()
             await asyncio.to_thread(_write_cache, self._cache_path, list(self._known))
         if self._own is not None and self._own.expires_at_s > self._clock.now_s():
@@ -344,7 +345,7 @@ async def _import_node() -> Any:
 
 
 @asynccontextmanager
-async def _bounded(seconds: float, what: str) -> AsyncGenerator[None, None]:
+async def _bounded(seconds: float | None, what: str) -> AsyncGenerator[None, None]:
     """Raises Unavailable after some seconds, and for whatever hivemind raises, which falls over what anybody sends."""
     try:
         async with asyncio.timeout(seconds):
