@@ -8,8 +8,7 @@ from typing import Final
 
 import psutil
 
-from node.compute_choice import MachineChoice, machine_choice, with_choice
-from node.expectations import read_shape
+from node.expectations import MachineChoice, machine_choice, read_shape, with_choice
 from node.finding import Finding
 from node.gpu_facts import TIMEOUT_S, GpuFacts
 from node.run_estimate import CONTEXT_BYTES, estimate_memory, lengths_of

@@ -5,8 +5,12 @@ deleted afterwards.
 """
 
 import json
+import os
 import resource
+import subprocess
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +31,7 @@ from swarm.config import ModelConfig, NodeConfig, parse_config
 from swarm.errors import ConfigError
 from swarm.events import Event, StepMade
 from swarm.model.source import SHIPPED, TINY_SHAPE, resolve_source
+from swarm.process import thread_limits
 from swarm.types import Role
 
 _MIB: Final = 2**20
@@ -73,6 +78,51 @@ def read_shape(config: ModelConfig) -> ModelShape | None:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     return ModelShape.of(settings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineChoice:
+    """What `swarm.model.compute_dtype.choose` says on the CPU."""
+
+    dtype: str
+    fastest: str
+    words: str
+
+
+def machine_choice(config: NodeConfig) -> MachineChoice | None:
+    """The dtype of a node's passes on this CPU (blocking, seconds); None where it cannot be asked.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    shape = read_shape(config.model)
+    if shape is None:
+        return None
+    threads = str(config.num_threads)
+    sizes = [(*size, count) for size, count in _products(shape).items()]
+    asked = [config.compute_dtype, config.model.dtype, threads, json.dumps(sizes)]
+    command = [sys.executable, "-m", "swarm.model.compute_dtype", *asked]
+    limits = thread_limits(config.num_threads)
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | limits, check=False)
+    try:
+        said = json.loads(done.stdout)
+        return MachineChoice(dtype=said["dtype"], fastest=said["fastest"], words=said["words"])
+    except (ValueError, KeyError):  # without torch
+        return None
+
+
+def with_choice(config: NodeConfig, choice: MachineChoice | None) -> NodeConfig:
+    """The configuration with what `auto` means on this CPU; unchanged where that is not known."""
+    return config if choice is None else config.model_copy(update={"compute_dtype": choice.dtype})
+
+
+def _products(shape: ModelShape) -> Counter[tuple[int, int]]:
+    """As `swarm.model.compute_dtype.products_of` counts them in a loaded network."""
+    layers = Counter[tuple[int, int]]()
+    for size in shape.linear_layers.values():
+        layers[size] += shape.num_layers
+    layers[shape.hidden_size, shape.vocab_size] += 1
+    return layers
 
 
 async def measure(config: NodeConfig) -> MeasuredStep:

@@ -6,9 +6,8 @@ which memory depends, is measured.
 
 import os
 
-from node.compute_choice import machine_choice, with_choice
 from node.disk_budget import disk_budget
-from node.expectations import read_shape
+from node.expectations import machine_choice, read_shape, with_choice
 from node.run_estimate import estimate_memory, lengths_of
 from swarm.config import NodeConfig
 from swarm.config.byte_sizes import byte_words

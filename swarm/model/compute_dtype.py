@@ -154,6 +154,8 @@ def measure_speeds(products: Products) -> dict[str, float]:
     Every kind of product is timed on a slice of the layer: decoding a few sequences, the forward pass of the learner,
     and the gradients by inputs and by weights. A dtype that takes more than its share of the budget is timed once.
     """
+    if not products:
+        return dict.fromkeys(_DTYPES, 0.0)
     slices = Counter[tuple[int, int]]()
     for (inputs, outputs), count in products.items():
         slices[min(inputs, _SIDE), min(outputs, _SIDE)] += count * inputs * outputs  # multiply-adds of a token
