@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from swarm.activity import Activity
 from swarm.episode import Actions, EpisodeOutcome, Message
 from swarm.errors import ConfigError, NotHeld, RolloutFailed, StorageFull, TooLarge, Unavailable
 from swarm.exchange.local_rpc import LocalClient, LocalServer, fresh_socket

@@ -56,7 +56,9 @@ def test_the_silent_one_is_named_with_its_last_sign_of_life() -> None:
     swarm.show(ada="learning 2/8")
     swarm.wait(BOUND_S - 1)
     swarm.show(ada="learning 3/8")
-    with pytest.raises(SimulationFailed, match="^bell showed no sign of life for 60 s; its last one: evaluating 3/64$"):
+    with pytest.raises(
+        SimulationFailed, match=r"^bell showed no sign of life for 60 s; its last one: evaluating 3/64$"
+    ):
         swarm.wait(1)
 
 
