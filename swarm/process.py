@@ -97,6 +97,21 @@ def _descendants(pid: int) -> Iterator[int]:
                 yield from _descendants(child)
 
 
+def available_bytes() -> int:
+    """Memory that a process may still take: of the machine, or of a control group that it is in (Linux, version 2)."""
+    import psutil
+
+    available = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, IndexError):
+        own = Path("/proc/self/cgroup").read_text(encoding="ascii").split("0::/")[1].strip()
+        root = Path("/sys/fs/cgroup")
+        for folder in (root / own, *(root / own).parents):
+            with contextlib.suppress(OSError, ValueError):  # no bound there: a missing file, or "max"
+                most = int((folder / "memory.max").read_text(encoding="ascii"))
+                available = min(available, most - int((folder / "memory.current").read_text(encoding="ascii")))
+    return available
+
+
 def cpu_s(pid: int, *, is_whole_tree: bool = True) -> float:
     """CPU seconds of a process, and of everything that runs below it; 0 where it has ended."""
     import psutil
