@@ -8,14 +8,15 @@ import json
 import logging
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
 from swarm.config import NodeConfig
+from swarm.process import END_SILENCE_S, comes, work_of
 
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 60.0
-_TIMEOUT_S: Final = 120.0
 _GRAVE: Final = ("stops", "harms")
 
 
@@ -62,10 +63,12 @@ class AilmentAlerts:
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
         )
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                out, _ = await process.communicate()
-            return json.loads(out)["findings"]
-        except (TimeoutError, ValueError, KeyError) as error:
+            reading = asyncio.ensure_future(process.communicate())
+            if not await comes(reading, partial(work_of, process.pid)):
+                logger.warning("no diagnosis for alerts", extra={"error": f"silent for {END_SILENCE_S:.0f} s"})
+                return None
+            return json.loads(reading.result()[0])["findings"]
+        except (ValueError, KeyError) as error:
             logger.warning("no diagnosis for alerts", extra={"error": f"{type(error).__name__}: {error}"})
             return None
         finally:

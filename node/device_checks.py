@@ -6,15 +6,13 @@ Invariant: what a GPU needs is arithmetic (`run_estimate`), no measurement.
 import subprocess
 from typing import Final
 
-import psutil
-
 from node.expectations import MachineChoice, machine_choice, read_shape, with_choice
 from node.finding import Finding
 from node.gpu_facts import TIMEOUT_S, GpuFacts
 from node.run_estimate import CONTEXT_BYTES, estimate_memory, lengths_of
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
-from swarm.process import is_running
+from swarm.process import available_bytes, is_running
 
 AGENT_BYTES: Final = 500 * 2**20  # of a node beside its worker: the agent and two processes that score, measured
 PROMPT_TOKENS: Final = 256  # of a task, where none was built; `swarm check` looks at some
@@ -77,7 +75,7 @@ def check_compute_dtype(config: NodeConfig, gpu: GpuFacts | None, choice: Machin
 
 def check_memory(config: NodeConfig, gpu: GpuFacts | None, choice: MachineChoice | None) -> list[Finding]:
     """Whether the machine has the memory for the node, and the GPU for its models."""
-    available = psutil.virtual_memory().available
+    available = available_bytes()
     detail = f"{available / 2**30:.1f} GiB available"
     try:
         shape = read_shape(config.model)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 TIMEOUT_S: Final = 60.0  # torch and its driver take seconds to start
 COPIED_BYTES: Final = 256 * 2**20
-_CARDS: Final = ("/dev/nvidia0", "/dev/kfd")  # NVIDIA, AMD
+CARDS: Final = ("/dev/nvidia0", "/dev/kfd")  # NVIDIA, AMD
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ def _card() -> tuple[str, str] | None:
         if done is not None and done.returncode == 0 and "," in done.stdout:
             name, _, driver = done.stdout.splitlines()[0].rpartition(",")
             return name.strip(), driver.strip()
-    return ("a card whose driver does not answer", "") if any(Path(path).exists() for path in _CARDS) else None
+    return ("a card whose driver does not answer", "") if any(Path(path).exists() for path in CARDS) else None
 
 
 def ask_torch(device: str) -> dict[str, Any]:

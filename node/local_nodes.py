@@ -14,13 +14,14 @@ import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from node.daemon import Daemon, run_daemon
 from swarm.config import NODE_FILE, NodeConfig, apply_overrides, load_config, parse_config
 from swarm.errors import SwarmError
-from swarm.process import die_with, ends
+from swarm.process import comes, die_with, work_of
 from swarm.telemetry import setup_logging
 from swarm.types import JsonDict
 from swarm.wire.run_manifest import write_toml
@@ -110,7 +111,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         return
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
-    if not await ends(process.wait(), process.pid):
+    if not await comes(process.wait(), partial(work_of, process.pid)):
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+from swarm.activity import Activity
 from swarm.causes import Snapshot, status_findings
 from swarm.causes.off_policy_rules import set_aside_words
 from swarm.causes.running_rules import STALE_AFTER_S, paused_words
@@ -20,6 +21,7 @@ from swarm.process import is_running
 from swarm.telemetry.warning_log import read_warnings
 from swarm.types import JsonDict, short
 
+OLD_NEWS_S: Final = 10.0  # of a sign of life: most come every second
 STATUS = "status.json"  # in the directory of a node
 COMPUTE_FILE: Final = "compute_dtype.txt"  # beside it: what the worker computes in, in words
 _NEEDED: Final = ("node_id", "at_s", "last_step_at_s", "pid", "step", "num_failures", "advice")
@@ -60,6 +62,8 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     shown = [(key, str(status.get(key, ""))) for key in ("name", "node_id", "run_id")]
     step = f"{status['step']}{' (finished: every step is made)' if status.get('is_finished') else ''}"
     shown.append(("step", "not known yet: the model is being loaded" if status.get("is_loading") else step))
+    if status.get("worker") and not status.get("is_finished"):
+        shown.append(("does", activity_words(status)))
     if status.get("paused_since_s") is not None:
         shown.append(("paused", f"{paused_words(status['paused_since_s'])}; swarm resume goes on"))
     if status.get("computes_in"):
@@ -95,6 +99,15 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     shown += _figures(status)
     counts = ("num_local_used", "num_external_used", "num_set_aside", "num_entry_refused")
     return shown + [(key, str(status.get(key, ""))) for key in counts]
+
+
+def activity_words(status: JsonDict) -> str:
+    """Activity of the worker and the age of that news; "" where it told nothing, as in an older release."""
+    if not status.get("worker"):
+        return ""
+    activity = Activity(**status["worker"])
+    since_s = status["at_s"] - activity.at_s
+    return activity.words() + (f", unchanged for {since_s:.0f} s" if since_s >= OLD_NEWS_S else "")
 
 
 def node_name(directory: Path, status: JsonDict) -> str:

@@ -15,6 +15,7 @@ from swarm.types import SPLITS
 
 RECENT: Final = 8  # steps whose pace counts: one alone varies by a factor of 2
 LONG_S: Final = 600.0  # a run that takes longer is told how to be shorter
+PARTS_S: Final = 2.0  # the events of an evaluation come together; one that no answer could be scored in never
 LEARNED_ROW: Final = 1.1  # time of a response in a step by that of one in an evaluation: 1.0 SmolLM2, 1.3 tiny (AVX2)
 
 
@@ -28,6 +29,7 @@ class TimeLeft:
     _evaluated_step: int = -1  # newest
     _evaluation_s: float = 0.0  # of the newest evaluation
     _num_answers: int = 0  # in it
+    _num_parts: int = 0  # of its events, one for each environment and split, that came
     _steps_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=RECENT))
 
     def see(self, event: Event) -> None:
@@ -35,12 +37,12 @@ class TimeLeft:
         match event:
             case VersionPublished() if self._mark_s is None:  # the learner begins here, or goes on
                 self.step, self._mark_s = event.step, event.at_s
-            case PolicyEvaluated() if self._mark_s is not None and event.step != self._evaluated_step:
-                evaluation = self.config.evaluation  # this is the first of its events, which come together
-                num_parts = len(evaluation.environments or self.config.environments) * len(SPLITS)
-                self._num_answers = num_parts * event.num_problems * max(1, evaluation.num_tries)
-                self._evaluated_step = event.step
-                self._evaluation_s, self._mark_s = event.at_s - self._mark_s, event.at_s
+            case PolicyEvaluated() if self._mark_s is not None:
+                if event.step != self._evaluated_step:
+                    self._evaluated_step, self._num_answers, self._num_parts = event.step, 0, 0
+                    self._evaluation_s, self._mark_s = event.at_s - self._mark_s, event.at_s
+                self._num_answers += event.num_problems * max(1, self.config.evaluation.num_tries)
+                self._num_parts += 1
             case StepMade() if event.step > self.step and self._mark_s is not None:
                 self._steps_s.append(event.at_s - self._mark_s)
                 self.step, self._mark_s = event.step, event.at_s
@@ -66,6 +68,9 @@ class TimeLeft:
         """
         num_steps, step_s = self.config.learner.num_steps, self.step_s
         if not num_steps or step_s is None or self._mark_s is None:
+            return None
+        num_parts = len(self.config.evaluation.environments or self.config.environments) * len(SPLITS)
+        if not self._steps_s and self._num_parts < num_parts and now_s - self._mark_s < PARTS_S:
             return None
         num_evaluations = sum(map(self._is_evaluated, range(self.step + 1, num_steps + 1)))
         is_evaluating = self._is_evaluated(self.step) and self._evaluated_step != self.step

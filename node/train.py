@@ -5,8 +5,9 @@ resumed, evaluated, exported, or take part in a run later. A run that cannot lea
 """
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from node.daemon import Daemon, node_process, note_end
 from node.local_nodes import LocalNodes
@@ -24,6 +25,10 @@ from swarm.telemetry import note_warning, read_events
 from swarm.trained.newest_groups import newest_groups
 from swarm.trained.samples import STORE
 from swarm.wire.run_manifest import write_toml
+
+LOOK_S: Final = 1.0  # the worker tells its activity as often
+QUIET_S: Final = 10.0  # on a terminal: longer looks like a hang
+QUIET_LOG_S: Final = 30.0  # in a file
 
 
 async def prepare(options: TrainOptions, say: Callable[[str], None]) -> NodeConfig:
@@ -68,7 +73,8 @@ async def train(
     set_up_logging("WARNING", "console", options.directory.name)
     config = await prepare(options, say)
     set_up_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
-    watch = TrainingWatch(config, say, is_patient)
+    quiet_s = QUIET_S if sys.stdout.isatty() else QUIET_LOG_S
+    watch = TrainingWatch(config, say, is_patient, quiet_s)
     watch.remember(await asyncio.to_thread(read_events, config.dir / "events.jsonl"))
 
     def see(event: Event) -> None:
@@ -128,7 +134,23 @@ def _has_changed(config: NodeConfig, sampled: SampledEnvironment) -> bool:
 
 
 async def _run(config: NodeConfig, watch: TrainingWatch, see: Callable[[Event], None], others: LocalNodes) -> None:
-    async with Daemon(config, see) as daemon, others.beside(daemon):
+    daemon = Daemon(config, see)
+    life = asyncio.create_task(_show_life(daemon, watch))
+    try:
+        await _run_daemon(daemon, watch, others)
+    finally:
+        life.cancel()
+
+
+async def _show_life(daemon: Daemon, watch: TrainingWatch) -> None:
+    while True:
+        await asyncio.sleep(LOOK_S)
+        activity = daemon.agent.local.activity if hasattr(daemon, "agent") else None
+        watch.tick("starting" if activity is None else activity.words())
+
+
+async def _run_daemon(daemon: Daemon, watch: TrainingWatch, others: LocalNodes) -> None:
+    async with daemon, others.beside(daemon):
         watch.num_with_signal = lambda: daemon.agent.own_groups.since_step.num_with_signal
         running = asyncio.ensure_future(daemon.run())
         ending = asyncio.ensure_future(watch.ends.wait())

@@ -29,6 +29,7 @@ class TrainingWatch:
     config: NodeConfig
     say: Callable[[str], None]
     is_patient: bool
+    quiet_s: float = 30.0  # after which a line says what is done
     step: int = 0
     is_hopeless: bool = False
     ends: asyncio.Event = field(default_factory=asyncio.Event)
@@ -42,6 +43,7 @@ class TrainingWatch:
 
     def __post_init__(self) -> None:
         self._said_s = time.monotonic()
+        self._line_s = time.monotonic()
         self._time_left = TimeLeft(config=self.config)
         self._is_foretold = False
         self._first_group_s = 0.0
@@ -87,10 +89,15 @@ class TrainingWatch:
                 if event.split == "held_out":
                     before = self.first[key]
                     since = f" (step {before.step}: {before.accuracy:.2f})" if before is not event else ""
-                    self.say(f"step {event.step:<5} {event.env}: {event.accuracy:.2f} of {event.num_problems} held-out "
-                             f"problems right{since}")  # fmt: skip
+                    right = f"{event.accuracy:.2f} of {event.num_problems} held-out problems right"
+                    self._say(f"step {event.step:<5} {event.env}: {right}{since}")
             case _:
                 pass
+
+    def tick(self, doing: str) -> None:
+        """Call every second or so: says what is done where no line came for `quiet_s`."""
+        if time.monotonic() - self._line_s >= self.quiet_s:
+            self._say(f"step {self.step}  {doing}{self._left()}")
 
     def summary(self, was_stopped: bool) -> list[str]:
         """Where it ended, held-out success before and after, and what to do next."""
@@ -157,7 +164,7 @@ class TrainingWatch:
         if now_s - self._said_s >= PATIENCE_S:
             self._said_s = now_s
             self._rewards, self._tokens = [], 0
-            self.say(
+            self._say(
                 f"step {self.step}  waits: {self.num_groups} groups since then, in none did rewards differ, highest "
                 f"mean reward {self.best_reward:.3g}; swarm why {self.config.dir} says what that may be"
             )
@@ -172,9 +179,15 @@ class TrainingWatch:
         of = f"/{total}" if total else ""
         mean = f"reward {sum(rewards) / len(rewards):.3f}" if rewards else "reward -"
         speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
+        self._say(f"step {event.step}{of}  {mean} of {len(rewards)} groups  {speed}{self._left()}")
+
+    def _left(self) -> str:
         left_s = self._time_left.seconds(time.time())
-        left = "" if left_s is None else f"  about {duration_words(left_s)} left"
-        self.say(f"step {event.step}{of}  {mean} of {len(rewards)} groups  {speed}{left}")
+        return "" if left_s is None else f"  about {duration_words(left_s)} left"
+
+    def _say(self, line: str) -> None:
+        self._line_s = time.monotonic()
+        self.say(line)
 
     def _foretell(self) -> None:
         """Once, as soon as something was measured."""
@@ -182,7 +195,7 @@ class TrainingWatch:
         if not self._is_foretold and left_s is not None:
             self._is_foretold = True
             shorter = " (--steps N makes fewer)" if left_s > LONG_S else ""
-            self.say(f"about {duration_words(left_s)} from here, by the speed so far{shorter}; Ctrl-C saves and stops")
+            self._say(f"about {duration_words(left_s)} from here, by the speed so far{shorter}; Ctrl-C saves and stops")
 
 
 def one_line(text: str) -> str:

@@ -9,6 +9,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ from swarm.events import Event, WorkerDied
 from swarm.exchange.agent import Agent
 from swarm.exchange.local_rpc import LocalServer, fresh_socket
 from swarm.flow import Backoff
-from swarm.process import cpu_s, ends, thread_limits
+from swarm.process import comes, cpu_s, thread_limits, work_of
 from swarm.wire.run_manifest import write_toml
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,6 @@ async def _write_when_there_is_room(config: NodeConfig, path: Path) -> None:
 async def _stop(process: asyncio.subprocess.Process) -> None:
     """Ends a worker, which may have a step to end and a checkpoint to write."""
     process.terminate()
-    if not await ends(process.wait(), process.pid):
+    if not await comes(process.wait(), partial(work_of, process.pid)):
         process.kill()
         await process.wait()

@@ -11,7 +11,11 @@ WAITING: Final = "waiting for"  # how the activity of who depends on others begi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activity:
-    """What a process does now. Example: Activity(what="evaluating", done=13, total=64, num_tokens=40, at_s=1.7e9)"""
+    """The newest advance of a process.
+
+    Example:
+        Activity(what="evaluating", done=13, total=64, num_tokens=40, at_s=1.7e9)
+    """
 
     what: str  # participle: "learning"
     done: int = 0  # answers, micro-batches, or seconds of CPU while it starts

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 LOCK = "lock"  # file locked by a daemon for as long as it lives
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-END_SILENCE_S = 60.0  # of one that ends: the longest pause of a disk that takes a checkpoint was 2 s here
-END_LOOK_S = 0.5
+END_SILENCE_S = 60.0  # of a process that is to end and uses no CPU, or a whole disk's time without a byte written
+LOOK_S = 1.0
 EXIT_FORCED = 130  # a second signal did not wait for the drain
 
 
@@ -97,48 +97,63 @@ def _descendants(pid: int) -> Iterator[int]:
                 yield from _descendants(child)
 
 
-def cpu_s(pid: int) -> float:
-    """CPU seconds of a process and of everything that runs below it; 0 where it has ended."""
+def available_bytes() -> int:
+    """Memory that a process may still take: of the machine, or of a control group that it is in (Linux, version 2)."""
+    import psutil
+
+    available = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, IndexError):
+        own = Path("/proc/self/cgroup").read_text(encoding="ascii").split("0::/")[1].strip()
+        root = Path("/sys/fs/cgroup")
+        for folder in (root / own, *(root / own).parents):
+            with contextlib.suppress(OSError, ValueError):  # no bound there: a missing file, or "max"
+                most = int((folder / "memory.max").read_text(encoding="ascii"))
+                available = min(available, most - int((folder / "memory.current").read_text(encoding="ascii")))
+    return available
+
+
+def cpu_s(pid: int, *, is_whole_tree: bool = True) -> float:
+    """CPU seconds of a process, and of everything that runs below it; 0 where it has ended."""
     import psutil
 
     total = 0.0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        for each in (process, *process.children(recursive=True)):
+        for each in (process, *(process.children(recursive=True) if is_whole_tree else ())):
             with contextlib.suppress(psutil.Error):
                 times = each.cpu_times()
                 total += times.user + times.system
     return total
 
 
-async def ends(waiting: Awaitable[object], pid: int, silence_s: float = END_SILENCE_S) -> bool:
-    """Waits for the end of a process of ours that was asked to end, however long its last work takes.
+def work_of(pid: int) -> tuple[int, int]:
+    """A sign of life of a process and everything below it: whole CPU seconds, and bytes on the disk."""
+    return int(cpu_s(pid)), written_bytes(pid) or 0
+
+
+async def comes(awaited: Awaitable[object], sign: Callable[[], object], silence_s: float = END_SILENCE_S) -> bool:
+    """Waits for what a process of ours does, however long that takes, as long as it shows signs of life.
 
     Args:
-        waiting: returns at its end.
-        pid: of the process.
-        silence_s: after which it is given up.
+        awaited: its result, or its end.
+        sign: changes while it works (blocking).
+        silence_s: without a change of `sign`, after which the wait is given up.
 
     Returns:
-        False where neither it nor anything below it used CPU or wrote to the disk for `silence_s`.
+        False where it was given up.
     """
-    end = asyncio.ensure_future(waiting)
-    sign, sign_s = (-1, -1), time.monotonic()
+    task, last = asyncio.ensure_future(awaited), sign()
+    seen_s = time.monotonic()
     try:
-        while not (await asyncio.wait({end}, timeout=END_LOOK_S))[0]:
-            now_s, newest = time.monotonic(), await asyncio.to_thread(_sign_of_work, pid)
-            if newest != sign:
-                sign, sign_s = newest, now_s
-            elif now_s - sign_s >= silence_s:
+        while not (await asyncio.wait({task}, timeout=min(LOOK_S, silence_s)))[0]:
+            newest = await asyncio.to_thread(sign)
+            if newest != last:
+                last, seen_s = newest, time.monotonic()
+            elif time.monotonic() - seen_s >= silence_s:
                 return False
         return True
     finally:
-        end.cancel()
-
-
-def _sign_of_work(pid: int) -> tuple[int, int]:
-    """Whole CPU seconds, which idle threads take an hour for, and bytes on the disk."""
-    return int(cpu_s(pid)), written_bytes(pid) or 0
+        task.cancel()
 
 
 class Service(ABC):

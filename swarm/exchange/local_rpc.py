@@ -229,7 +229,7 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
 
     @rpc
     async def Tell(self, request: pb.TellRequest, context: Context) -> pb.TellResponse:
-        """What the worker does now."""
+        """The newest advance of the worker."""
         activity = Activity(
             what=request.what,
             done=request.done,

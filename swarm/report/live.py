@@ -41,6 +41,7 @@ from swarm.types import NodeId
 PLAIN_EVERY_S = 15.0
 SHORTER = "--rounds N makes fewer steps, --preset tiny a small model in minutes"
 _RATE_WINDOW_S = 30.0
+WORKING = ("starting", "ready", "learning")  # states in which the worker's own words say more
 
 
 @dataclass
@@ -237,7 +238,7 @@ class LiveProgress:
 
     def _doing(self, name: str, row: NodeProgress) -> str:
         """In brackets; empty where it does nothing any more, or nobody knows."""
-        works = row.state in ("starting", "ready", "learning") and name in self._activities
+        works = row.state in WORKING and name in self._activities
         return f" ({self._activities[name]})" if works else ""
 
     def _print_line(self) -> None:

@@ -16,12 +16,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from node.status import node_name, problems, read_status
+from node.status import activity_words, node_name, problems, read_status
 from swarm.causes.running_rules import paused_words
 from swarm.errors import ConfigError, SwarmError
 from swarm.printable import printable
 from swarm.process import is_running
-from swarm.report.live import NodeProgress, figure
+from swarm.report.live import WORKING, NodeProgress, figure
 from swarm.report.node_directory import EVENTS, MAX_IDLE_S
 from swarm.telemetry import EventTail
 from swarm.types import JsonDict, NodeId, short
@@ -72,7 +72,9 @@ class WatchedNode:
             return "finished" if self.status.get("is_finished") else "does not run" if self.status else "not started"
         if self.status.get("paused_since_s") is not None:
             return "paused"
-        return self.progress.state if self.status else "starting"
+        works = self.progress.state in WORKING and not self.status.get("is_finished")
+        doing = activity_words(self.status) if works else ""
+        return doing or (self.progress.state if self.status else "starting")
 
     @property
     def step(self) -> int:

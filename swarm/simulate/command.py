@@ -14,10 +14,16 @@ from typing import Any
 
 from rich.console import Console
 
+from node.device_checks import PROMPT_TOKENS
+from node.expectations import read_shape
+from node.gpu_facts import CARDS
+from node.run_estimate import estimate_memory, lengths_of
 from node.time_left import TimeLeft
-from swarm.config import EngineConfig
+from swarm.config import EngineConfig, NodeConfig
+from swarm.config.byte_sizes import byte_words
 from swarm.errors import ConfigError
 from swarm.events import GroupPut, NodeRestored, StepMade, events_of
+from swarm.process import available_bytes
 from swarm.report.html import write_report
 from swarm.report.invariants import Invariants
 from swarm.report.live import LiveProgress
@@ -28,6 +34,7 @@ from swarm.simulate.local.run import NodeRun, SwarmRun, delete_heavy, read_run, 
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs, preset_of
 from swarm.types import Role
 
+AGENT_FORK_BYTES = 200 * 2**20  # of a node that is a fork: eight tiny ones took 1.9 GiB in all
 MIN_REPORTED_BYTES = 10**8  # deleted
 KNOWN_FIRST = (GroupPut, NodeRestored)  # what exists; fed before what was done with it
 
@@ -52,6 +59,8 @@ def run_command(options: SimulationOptions, directory: Path, rival: str, console
     _check(plans.values())
     _claim(directory, plans)
     prepare_model(options, directory, console)
+    for line in memory_lines(node_configs(options, directory), available_bytes()):
+        console.print(line, markup=False, soft_wrap=True)
     has_vllm = _has_vllm(options, console)
     runs: list[SwarmRun] = []
     for name, plan in plans.items():
@@ -133,6 +142,29 @@ def prepare_model(options: SimulationOptions, directory: Path, console: Console)
         load_tokenizer(config)
         if config.source not in SHIPPED:
             resolve_source(config, None, with_weights=True)
+
+
+def memory_lines(configs: Sequence[NodeConfig], available: int) -> list[str]:
+    """A warning where the nodes together need more memory than there is (blocking); none where a GPU may hold models.
+
+    Args:
+        configs: of the nodes, which are forks of one process.
+        available: bytes.
+    """
+    shape = read_shape(configs[0].model)
+    if shape is None or any(Path(card).exists() for card in CARDS):
+        return []
+    needed = 0
+    for config in configs:
+        lengths = lengths_of(config, PROMPT_TOKENS, any(each.may_have_turns for each in config.environments))
+        memory = estimate_memory(config, shape, lengths)
+        needed += AGENT_FORK_BYTES + memory.peak - (memory.process if config.worker == "inline" else 0)
+    if needed <= available:
+        return []
+    return [
+        f"memory: {len(configs)} nodes need about {byte_words(needed)}, {byte_words(available)} are available: the "
+        "system may end them; --nodes or --preset tiny takes less, and so does --set learner.token_budget=1024"
+    ]
 
 
 def _has_vllm(options: SimulationOptions, console: Console) -> bool:

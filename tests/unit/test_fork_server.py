@@ -156,8 +156,8 @@ async def test_a_fork_server_that_hangs_is_killed_at_the_end(
     async with fork_server((), tmp_path / "imports.txt") as forks:
         assert forks is not None
         _, process, parent = await _forked_and_held(forks, tmp_path)
-        monkeypatch.setattr(fork_server_module, "START_S", 0.3)
-        with pytest.raises(Unavailable, match=r"no process was forked within 0 s; see .*imports\.txt"):
+        monkeypatch.setattr(fork_server_module, "SILENCE_S", 0.3)
+        with pytest.raises(Unavailable, match=r"used no CPU for 0 s and forked nothing; see .*imports\.txt"):
             await forks.fork(["sleeps"], environment(), tmp_path / "log.txt")
     assert psutil.wait_procs([process, parent], 10.0)[1] == []
 

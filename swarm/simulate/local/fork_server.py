@@ -16,9 +16,11 @@ import signal
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from swarm.errors import Unavailable
+from swarm.process import comes, cpu_s
 from swarm.types import JsonDict
 
 # Not hivemind: its locks between processes are made as it is imported, and forks would share them.
@@ -36,7 +38,7 @@ OF_WORKERS = (
     "swarm.learn.learner",
     "transformers.models.llama.modeling_llama",
 )
-START_S = 120.0  # the imports, on a busy machine
+SILENCE_S = 120.0  # without CPU used by the imports
 END_S = 5.0
 LOST = -signal.SIGKILL  # exit code of a process that nobody was left to wait for
 
@@ -86,10 +88,10 @@ class ForkServer:
         self._requests.append(future)
         request = {"arguments": [*arguments], "environment": {**environment}, "log": str(log)}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        try:
-            return await asyncio.wait_for(future, START_S)
-        except TimeoutError:
-            raise Unavailable(f"no process was forked within {START_S:.0f} s; see {self._log}") from None
+        pid = self._process.pid  # alone: what was forked before works on
+        if not await comes(future, partial(cpu_s, pid, is_whole_tree=False), SILENCE_S):
+            raise Unavailable(f"the fork server used no CPU for {SILENCE_S:.0f} s and forked nothing; see {self._log}")
+        return future.result()
 
     def check(self) -> None:
         """Raises Unavailable when it has ended: what was forked from it has ended with it."""

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from swarm.activity import Activity
@@ -26,7 +27,7 @@ from swarm.events import (
     VersionPublished,
     kind_of,
 )
-from swarm.process import cpu_s, ends
+from swarm.process import comes, cpu_s, work_of
 from swarm.simulate.local.fork_server import Forked, ForkServer, environment
 from swarm.telemetry import EventTail
 from swarm.types import JsonDict
@@ -104,7 +105,7 @@ class Process:
                 self._process.terminate()
                 os.killpg(self._process.pid, signal.SIGCONT)  # a process that SIGSTOP holds cannot end
         try:
-            await ends(self._process.wait(), self._process.pid)
+            await comes(self._process.wait(), partial(work_of, self._process.pid))
         finally:  # also where this wait is cancelled
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -117,7 +118,7 @@ class Process:
         return new
 
     def sign_of_life(self) -> tuple[object, str]:
-        """What changes while its work advances, and its newest part in words (blocking)."""
+        """A value that changes while its work advances, and its newest part in words (blocking)."""
         activity = self.status().get("worker")
         of_work = [event for event in self.events if isinstance(event, OF_WORK)]
         if activity is not None:

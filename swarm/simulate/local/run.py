@@ -193,7 +193,7 @@ async def _start_coordinator(process: Process, node: NodeConfig) -> JsonDict:
 
 
 async def _read_when_there(path: Path, process: Process) -> JsonDict:
-    """What a process writes as it starts. Raises SimulationFailed where it dies or falls silent before."""
+    """JSON that a process writes as it starts. Raises SimulationFailed where it dies or falls silent before."""
     silence = SilenceWatch(time.monotonic)
     while not await asyncio.to_thread(path.exists):
         process.check()
