@@ -3,19 +3,26 @@
     python -m benchmarks.mismatch                              # SmolLM2-135M, about 4 minutes on 2 cores
     python -m benchmarks.mismatch --engines vllm --dtypes bfloat16 --python /path/to/vllm/env/bin/python
 
-Every token is sampled by the engine and scored by the learner's own path (packed rows, chunked output layer) in the
-same dtype. KL is the k3 estimate of KL(generator || learner) in nats per token, as the learner's diagnostics have it.
+    python -m benchmarks.mismatch --engines transformers --dtypes bfloat16 --computes float32,bfloat16 --loads 0
+    ATEN_CPU_CAPABILITY=default python -m benchmarks.mismatch --made groups.bin ...   # sampled at a lower CPU level,
+    python -m benchmarks.mismatch --made groups.bin ...                               # and scored at this one
+
+Every token is sampled by the engine and scored by the learner's own path (packed rows, chunked output layer) with the
+same published values, in each pair of compute dtypes. ESS is that of the ratios learner/generator, as a share of the
+tokens. KL is the k3 estimate of KL(generator || learner) in nats per token, as the learner's diagnostics have it.
 Canaries: the prompts, as `Generator.score` sees them against transformers. Loads: the same weights again and again,
 with canaries, each with its digest verified; pause is how long generation stood still.
 """
 
 import argparse
+import base64
 import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Literal, cast
@@ -37,6 +44,7 @@ from swarm.generation.vllm_engine import VllmGenerator  # noqa: E402
 from swarm.interfaces import Generator  # noqa: E402
 from swarm.learn.logprobs import score_tokens  # noqa: E402
 from swarm.learn.packing import pack  # noqa: E402
+from swarm.model.compute_dtype import place  # noqa: E402
 from swarm.model.network import LoadedModel, load_model  # noqa: E402
 from swarm.model.version_digest import snapshot, weights_digest  # noqa: E402
 from swarm.objectives.draw_batch import make_batch  # noqa: E402
@@ -52,6 +60,8 @@ from swarm.types import (  # noqa: E402
     ScoredGroup,
     Task,
 )
+from swarm.wire.rollout_groups import body_to_group, group_to_body  # noqa: E402
+from swarm.wire.v1 import rollout_pb2  # noqa: E402
 
 QUESTIONS: Final = (
     "What is 7 + 5?",
@@ -65,6 +75,7 @@ QUESTIONS: Final = (
 )
 PRODUCER: Final = "0" * 64
 TOKEN_BUDGET: Final = 4096
+Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +83,12 @@ class Figures:
     """Of one engine, dtype and temperature."""
 
     engine: str
-    dtype: str
+    dtype: str  # published
+    computes: str  # compute dtypes: generator > learner
     temperature: float
     num_tokens: int
     kl: float  # k3, nats per token
+    ess: float  # of the ratios of tokens, as a share
     mean: float  # |difference of log-prob|, nats
     most: float
     canary: float  # mean |difference| of the prompts' log-probs
@@ -89,6 +102,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Mismatch of generator and learner at equal weights.")
     parser.add_argument("--engines", default="transformers,vllm")
     parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--computes", default="", help="compute dtypes, each paired with each; default: the published")
+    parser.add_argument(
+        "--made", type=Path, default=None, help="file of groups: scored where it is there, else written"
+    )
     parser.add_argument("--temperatures", default="1.0,0.7")
     parser.add_argument("--model", default="smollm2", help="as model.source")
     parser.add_argument("--python", default="", help="interpreter of vLLM's environment, as engine.python")
@@ -101,18 +118,20 @@ def main() -> None:
     console = Console(stderr=True)
     found: list[Figures] = []
     for dtype in arguments.dtypes.split(","):
-        for engine in arguments.engines.split(","):
-            console.print(f"{engine} {dtype}")
-            found += measure(engine, dtype, arguments)
+        computes = arguments.computes.split(",") if arguments.computes else [dtype]
+        for engine, ours, theirs in product(arguments.engines.split(","), computes, computes):
+            console.print(f"{engine} {dtype}: {ours} > {theirs}")
+            found += measure(engine, dtype, ours, theirs, arguments)
     if arguments.json:
         print(json.dumps([asdict(figures) for figures in found], indent=1))
     else:
         Console().print(table(found))
 
 
-def measure(engine: str, dtype: Literal["float32", "bfloat16"], arguments: Any) -> list[Figures]:
+def measure(engine: str, dtype: Dtype, generates_in: Dtype, learns_in: Dtype, arguments: Any) -> list[Figures]:
     """Starts the engine, compares it with the learner at each temperature, and loads weights into it."""
     model = load_model(ModelConfig(source=arguments.model, dtype=dtype))
+    place(model.network, "cpu", learns_in)
     weights = snapshot(model.network)
     version = PolicyVersion(policy_id=PRODUCER, step=0, digest=weights_digest(weights))
     tasks = [Task(env="q", task_id=i, messages=(Message(role="user", content=q),)) for i, q in enumerate(QUESTIONS)]
@@ -123,12 +142,12 @@ def measure(engine: str, dtype: Literal["float32", "bfloat16"], arguments: Any) 
         for prompt, scores in zip(prompts, reference.score(prompts), strict=True)
     ]
     with tempfile.TemporaryDirectory() as directory:
-        generator, close = start(engine, dtype, model, version, Path(directory), arguments)
+        generator, close = start(engine, dtype, generates_in, model, version, Path(directory), arguments)
         try:
             generator.greedy(prompts, 2)  # the first call of an engine is slower than the others
             canary = _canary_difference(canaries, generator)
             made = [_made(generator, model, tasks, float(t), arguments) for t in arguments.temperatures.split(",")]
-            loads = [_load(generator, version, weights, canaries) for _ in range(arguments.loads)]
+            loads = [_load(generator, version, weights, canaries) for _ in range(arguments.loads)] or [(0.0, 0.0)]
         finally:
             close()
     load_s, pause_s = (median(values) for values in zip(*loads, strict=True))
@@ -136,9 +155,11 @@ def measure(engine: str, dtype: Literal["float32", "bfloat16"], arguments: Any) 
         Figures(
             engine=engine,
             dtype=dtype,
+            computes=f"{generates_in} > {learns_in}",
             temperature=temperature,
             num_tokens=differences.size,
             kl=float((np.exp(differences) - 1 - differences).mean()),
+            ess=float(np.exp(differences).sum() ** 2 / np.exp(2 * differences).sum() / differences.size),
             mean=float(np.abs(differences).mean()),
             most=float(np.abs(differences).max()),
             canary=canary,
@@ -152,7 +173,8 @@ def measure(engine: str, dtype: Literal["float32", "bfloat16"], arguments: Any) 
 
 def start(
     engine: str,
-    dtype: Literal["float32", "bfloat16"],
+    dtype: Dtype,
+    computes_in: Dtype,
     model: LoadedModel,
     version: PolicyVersion,
     directory: Path,
@@ -163,11 +185,13 @@ def start(
         config = NodeConfig(
             dir=directory,
             model=ModelConfig(source=arguments.model, dtype=dtype),
+            compute_dtype=computes_in,
             engine=EngineConfig(kind="vllm", python=arguments.python),
         )
         vllm = VllmGenerator.from_config(config, model.tokenizer, version)
         return vllm, vllm.close
     own = load_model(ModelConfig(source=arguments.model, dtype=dtype))
+    place(own.network, "cpu", computes_in)
     return TransformersGenerator(own.network, model.tokenizer, version, 0), lambda: None
 
 
@@ -175,6 +199,8 @@ def _made(
     generator: Generator, model: LoadedModel, tasks: Sequence[Task], temperature: float, arguments: Any
 ) -> tuple[float, "np.ndarray[Any, Any]", float]:
     """Temperature, learner's minus generator's log-prob of each sampled token [n], tokens per second."""
+    if arguments.made is not None and arguments.made.exists():
+        return temperature, learner_difference(_read(arguments.made), model), 0.0
     sampling = Sampling(temperature=temperature, max_new_tokens=arguments.tokens)
     began_s = time.monotonic()
     groups = produce(
@@ -188,7 +214,16 @@ def _made(
         clock=SystemClock(),
     )
     rate = sum(group.num_tokens for group in groups) / (time.monotonic() - began_s)
+    if arguments.made is not None:
+        lines = [base64.b64encode(group_to_body(group).SerializeToString()) for group in groups]
+        arguments.made.write_bytes(b"\n".join(lines))
     return temperature, learner_difference(groups, model), rate
+
+
+def _read(path: Path) -> list[RolloutGroup]:
+    """Groups that an earlier call kept."""
+    bodies = [rollout_pb2.GroupBody.FromString(base64.b64decode(line)) for line in path.read_bytes().splitlines()]
+    return [body_to_group(body, PRODUCER) for body in bodies]
 
 
 def learner_difference(groups: Sequence[RolloutGroup], model: LoadedModel) -> "np.ndarray[Any, Any]":
@@ -237,9 +272,11 @@ def table(found: Sequence[Figures]) -> Table:
     for name in (
         "engine",
         "dtype",
+        "generator > learner",
         "T",
         "tokens",
         "KL (k3)",
+        "ESS",
         "mean |d|",
         "max |d|",
         "canary",
@@ -247,14 +284,16 @@ def table(found: Sequence[Figures]) -> Table:
         "load",
         "pause",
     ):
-        made.add_column(name, justify="left" if name in ("engine", "dtype") else "right")
+        made.add_column(name, justify="left" if name in ("engine", "dtype", "generator > learner") else "right")
     for each in found:
         made.add_row(
             each.engine,
             each.dtype,
+            each.computes,
             f"{each.temperature:g}",
             str(each.num_tokens),
             f"{each.kl:.1e}",
+            f"{each.ess:.5f}",
             f"{each.mean:.1e}",
             f"{each.most:.1e}",
             f"{each.canary:.1e}",

@@ -69,7 +69,8 @@ OutwardOption = Annotated[
 ]
 VIRTUAL_TAKES = ("virtual", "episodes", "outward", "nodes", "rounds", "seed")
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Any key of every node: --set learner.learning_rate=2e-5.")
+    list[str] | None,
+    typer.Option("--set", help="Any key of every node, or of one: --set seed=2, --set ada:compute_dtype=float32."),
 ]
 KeepOption = Annotated[
     bool,

@@ -3,6 +3,7 @@
 Invariant: a preset is plain data; every node of a simulation is an ordinary `NodeConfig`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -87,7 +88,7 @@ class SimulationOptions:
     mode: Mode = "push"  # of the generators that follow a trainer
     has_vllm: bool = False  # else its generators use transformers, too
     colocated: bool = False  # the trainer of an echo preset generates for itself, alone
-    overrides: tuple[str, ...] = ()  # key.path=value for every node
+    overrides: tuple[str, ...] = ()  # key.path=value for every node, or NODE:key.path=value for one
     keep_checkpoints: bool = False  # after the end, with everything else that only a restart would read
 
 
@@ -224,7 +225,8 @@ def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig
     with explained("simulate"):
         nodes = [_node(options, preset, index, names, directory) for index in range(len(names))]
         nodes = _echo(options, preset, nodes) if preset.generators else nodes
-    return [_overridden(node, options.overrides) for node in nodes]
+    overrides = [_of_node(each, [node.name for node in nodes]) for each in options.overrides]
+    return [_overridden(node, overrides) for node in nodes]
 
 
 def preset_of(options: SimulationOptions) -> Preset:
@@ -254,9 +256,18 @@ def _names(options: SimulationOptions, preset: Preset) -> list[str]:
     return names
 
 
-def _overridden(node: NodeConfig, overrides: tuple[str, ...]) -> NodeConfig:
+def _of_node(override: str, names: Sequence[str]) -> tuple[str, str]:
+    """The node that an override is for (empty: each) and its `key=value`. Raises ConfigError for an unknown node."""
+    key, _, value = override.partition("=")
+    name, _, own_key = key.rpartition(":")
+    if name and name not in names:
+        raise ConfigError(f"--set {override}: no node {name!r}; the nodes are {', '.join(names)}")
+    return name, f"{own_key}={value}"
+
+
+def _overridden(node: NodeConfig, overrides: Sequence[tuple[str, str]]) -> NodeConfig:
     data = node.model_dump(mode="json")
-    apply_overrides(NodeConfig, data, list(overrides))
+    apply_overrides(NodeConfig, data, [override for name, override in overrides if name in ("", node.name)])
     changed = parse_config(NodeConfig, data, f"node {node.name}")
     if (changed.dir, changed.name) != (node.dir, node.name):
         raise ConfigError("--set dir, --set name: a simulation gives each node its own")
