@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Final
 
 from swarm.config import NodeConfig
-from swarm.events import Event, PolicyEvaluated, StepMade, VersionPublished
+from swarm.events import Event, GroupPut, PolicyEvaluated, StepMade, VersionPublished
 from swarm.types import SPLITS
 
 RECENT: Final = 8  # steps whose pace counts: one alone varies by a factor of 2
@@ -26,6 +26,7 @@ class TimeLeft:
     config: NodeConfig
     step: int = 0
     _mark_s: float | None = None  # wall clock: end of the newest step or evaluation, or begin of the first
+    _first_group_s: float = 0.0  # wall clock: until then others may still start, and first calls take longer
     _evaluated_step: int = -1  # newest
     _evaluation_s: float = 0.0  # of the newest evaluation
     _num_answers: int = 0  # in it
@@ -40,9 +41,14 @@ class TimeLeft:
             case PolicyEvaluated() if self._mark_s is not None:
                 if event.step != self._evaluated_step:
                     self._evaluated_step, self._num_answers, self._num_parts = event.step, 0, 0
-                    self._evaluation_s, self._mark_s = event.at_s - self._mark_s, event.at_s
+                    self._evaluation_s = event.at_s - self._mark_s
+                    if self._first_group_s and event.step == 0:
+                        self._evaluation_s = max(self._evaluation_s / 2, event.at_s - self._first_group_s)
+                    self._mark_s = event.at_s
                 self._num_answers += event.num_problems * max(1, self.config.evaluation.num_tries)
                 self._num_parts += 1
+            case GroupPut() if self._mark_s is not None and not self._first_group_s:
+                self._first_group_s = event.at_s
             case StepMade() if event.step > self.step and self._mark_s is not None:
                 self._steps_s.append(event.at_s - self._mark_s)
                 self.step, self._mark_s = event.step, event.at_s

@@ -5,10 +5,12 @@ redraws a second).
 """
 
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from types import TracebackType
 
 from rich.console import Console
@@ -204,10 +206,17 @@ class LiveProgress:
             self._print_line()
 
     def left_s(self) -> float | None:
-        """Until the last of the nodes has made its steps; None where not all of them can tell."""
+        """Until the last of the nodes has made its steps; None where none can tell.
+
+        More nodes than cores share these: whoever is behind becomes faster as others end, so that the mean of those
+        that still work counts, and not the slowest.
+        """
         left = [of_node.seconds(self._now_s()) for of_node in self._times.values()]
         known = [seconds for seconds in left if seconds is not None]
-        return max(known) if known and len(known) == len(left) else None
+        working = [seconds for seconds in known if seconds] or known
+        if not working:
+            return None
+        return fmean(working) if len(self._times) > (os.cpu_count() or 1) else max(working)
 
     def table(self) -> Table:
         """Table of every node as it stands now."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from swarm.activity import tell_nobody
 from swarm.clock import SystemClock
 from swarm.config import NodeConfig
 from swarm.flow import Backoff
@@ -53,6 +54,7 @@ def worker_that_cancels(exchange: Exchange, *batches: set[int]) -> Any:
         clock=clock,
         overlap=Overlap(clock),
         cut_off=(-1, 0),
+        tell=tell_nobody,
     )
 
 
