@@ -15,7 +15,7 @@ from swarm.config import NodeConfig
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 60.0
-_TIMEOUT_S: Final = 120.0
+_HANG_S: Final = 600.0
 _GRAVE: Final = ("stops", "harms")
 
 
@@ -62,7 +62,7 @@ class AilmentAlerts:
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
         )
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with asyncio.timeout(_HANG_S):
                 out, _ = await process.communicate()
             return json.loads(out)["findings"]
         except (TimeoutError, ValueError, KeyError) as error:

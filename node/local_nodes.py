@@ -27,7 +27,7 @@ from swarm.wire.run_manifest import write_toml
 
 NODES: Final = "nodes"  # folder of the training's directory
 LOG: Final = "log.txt"  # of each
-_STOP_TIMEOUT_S: Final = 60.0  # that one has to save what it trained
+_STOP_HANG_S: Final = 300.0  # one that saves what it trained is left alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        async with asyncio.timeout(_STOP_TIMEOUT_S):
+        async with asyncio.timeout(_STOP_HANG_S):
             await process.wait()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):

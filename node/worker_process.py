@@ -24,7 +24,7 @@ from swarm.wire.run_manifest import write_toml
 
 logger = logging.getLogger(__name__)
 
-_DRAIN_TIMEOUT_S: Final = 20.0
+_DRAIN_TIMEOUT_S: Final = 20.0  # then its step is cut off, and made again later: who stops a node waits 45 s
 _LOOK_FOR_ROOM_EVERY_S: Final = 1.0
 
 
