@@ -8,7 +8,7 @@ from typing import Final
 
 from node.expectations import MachineChoice, machine_choice, read_shape, with_choice
 from node.finding import Finding
-from node.gpu_facts import TIMEOUT_S, GpuFacts
+from node.gpu_facts import HANG_S, GpuFacts
 from node.run_estimate import CONTEXT_BYTES, estimate_memory, lengths_of
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
@@ -119,7 +119,7 @@ def check_engine(config: NodeConfig, gpu: GpuFacts | None) -> list[Finding]:
 
     python = vllm_python(config.engine)
     try:
-        done = subprocess.run([python, "-c", _VLLM_VERSION], capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run([python, "-c", _VLLM_VERSION], capture_output=True, text=True, timeout=HANG_S)
         found = done.stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         found = ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-TIMEOUT_S: Final = 60.0  # torch and its driver take seconds to start
+HANG_S: Final = 300.0  # torch and its driver take seconds to start, on a busy machine a minute
 COPIED_BYTES: Final = 256 * 2**20
 CARDS: Final = ("/dev/nvidia0", "/dev/kfd")  # NVIDIA, AMD
 
@@ -44,10 +44,10 @@ def look_for_gpu(device: str) -> GpuFacts | None:
     asked = "cuda" if device in ("auto", "cpu") else device
     command = [sys.executable, "-m", "node.gpu_facts", asked]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
         found: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
     except subprocess.TimeoutExpired:
-        return GpuFacts(name=name, driver=driver, error=f"no answer within {TIMEOUT_S:.0f} s")
+        return GpuFacts(name=name, driver=driver, error=f"no answer within {HANG_S:.0f} s")
     except ValueError:
         return GpuFacts(name=name, driver=driver, error="torch could not be asked")
     known: dict[str, Any] = {"name": name, **found, "driver": driver}
@@ -59,7 +59,7 @@ def _card() -> tuple[str, str] | None:
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         try:
-            done = subprocess.run(query, capture_output=True, text=True, timeout=TIMEOUT_S)
+            done = subprocess.run(query, capture_output=True, text=True, timeout=HANG_S)
         except (OSError, subprocess.TimeoutExpired):
             done = None
         if done is not None and done.returncode == 0 and "," in done.stdout:

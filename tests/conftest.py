@@ -2,13 +2,17 @@
 
 import os
 import signal
+import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from swarm.process import defer_gc, freeze_gc
+
+sys.path.append(str(Path(__file__).parent))  # for what tests of several folders share
 
 # both compare wall-clock times, which say nothing about a test on a busy machine
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -22,7 +22,7 @@ from typing import Final
 PAGE: Final = Path(__file__).parents[1] / "docs" / "tutorial.md"
 _BLOCK: Final = re.compile(r"^```(\w+)(?: ([^\n]*))?\n(.*?)^```$", re.M | re.S)
 _WORDS: Final = re.compile(r'^(\S+)(?: "(.*)")?$')
-MOST_S: Final = 120.0  # for one block
+HANG_S: Final = 900.0  # of whatever is waited for
 
 
 class Typist:
@@ -47,7 +47,7 @@ class Typist:
         """Ctrl-C in every terminal."""
         for terminal in reversed(self._running):
             terminal.interrupt()
-            terminal.wait(30.0)
+            terminal.wait()
 
     def _type(self, info: str, text: str) -> None:
         found = _WORDS.match(info)
@@ -57,7 +57,7 @@ class Typist:
             return
         print(f"$ {commands}", flush=True)
         if what == "until":
-            ends_s = time.monotonic() + MOST_S
+            ends_s = time.monotonic() + HANG_S
             while not re.search(words, said := self._run(commands)):
                 assert time.monotonic() < ends_s, f"never seen: {words}\n{said}"
             self._said = said
@@ -68,7 +68,7 @@ class Typist:
             terminal.wait_for(words)
             if what == "ctrl-c":
                 terminal.interrupt()
-                code = terminal.wait(MOST_S)
+                code = terminal.wait()
                 assert code in (0, 130), f"exit code {code} after Ctrl-C\n{terminal.said}"
                 self._running.remove(terminal)
             self._said = terminal.said
@@ -85,7 +85,7 @@ class Typist:
         said = ""
         for command in (*before, last):
             done = Terminal(command, self._folder)
-            code = done.wait(MOST_S)
+            code = done.wait()
             said += done.said
             if not fails:
                 assert code == 0, f"{command}: exit code {code}\n{done.said}"
@@ -127,13 +127,13 @@ class Terminal:
     def wait_for(self, words: str) -> None:
         """Until these were printed."""
         with self._news:
-            seen = self._news.wait_for(lambda: words in self.said or self._process.poll() is not None, MOST_S)
+            seen = self._news.wait_for(lambda: words in self.said or self._process.poll() is not None, HANG_S)
         assert seen and words in self.said, f"never printed: {words}\n{self.said}"
 
-    def wait(self, most_s: float) -> int:
+    def wait(self) -> int:
         """Until it has ended; its exit code."""
-        code = self._process.wait(most_s)
-        self._reader.join(most_s)
+        code = self._process.wait(HANG_S)
+        self._reader.join(HANG_S)
         return code
 
     def interrupt(self) -> None:

@@ -3,7 +3,7 @@
 `python tests/side_by_side.py test|check [flags for all]` prints what each says, line by line, and ends with the sum of
 all, after what failed; with the flag `-x` the first failure ends everything. Each side has tests of its own first; who
 is through with them takes the next part that is left, so that both end at about the same time on any machine. Workers
-of pytest-xdist gained nothing here, nor did a third side of low priority. A side that says nothing for 10 minutes shows
+of pytest-xdist gained nothing here, nor did a third side of low priority. A side that says nothing for 30 minutes shows
 where its threads stand and is killed: a test has a time limit of its own, but not what it leaves for pytest's end.
 """
 
@@ -24,7 +24,7 @@ OUTCOMES = ("passed", "failed", "error", "errors", "skipped", "xfailed", "xpasse
 TOLD = ("--color=no", "--durations=10", "--durations-min=10")  # and what is slow, for whoever looks for time
 Sides = dict[str, list[str]]
 NUM_PARTS = 6  # of tests/integration, which is more than half of all
-SILENCE_S = 600.0  # a line of dots is 72 tests: 90 s here
+SILENCE_S = 1800.0  # a line of dots is 72 tests: 90 s on idle cores; one that hangs takes 300 s
 LAST_WORDS_S = 10.0  # what pytest's own children may still print once it has ended
 
 

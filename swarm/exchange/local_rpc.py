@@ -58,7 +58,7 @@ Result = TypeVar("Result")
 DrawOfStep = Draw  # inside the servicer the name Draw is a method
 
 MAX_SOCKET_PATH_BYTES: Final = 107  # sockaddr_un
-CALL_TIMEOUT_S: Final = 120.0  # calls that do not wait by design; scoring a group is the longest
+CALL_HANG_S: Final = 1800.0  # of an agent, in calls that do not wait by design; scoring a group is the longest
 _STOP_GRACE_S: Final = 0.2
 _OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.max_receive_message_length", MAX_LOCAL_MESSAGE_BYTES),
@@ -308,7 +308,7 @@ class LocalClient:
 
     async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
         request = pb.NextUpdateRequest(held=None if held is None else version_to_message(held), wait=wait)
-        call = self._stub.NextUpdate(request, timeout=None if wait else CALL_TIMEOUT_S)
+        call = self._stub.NextUpdate(request, timeout=None if wait else CALL_HANG_S)
         chain: list[SealedManifest] = []
         try:
             async for part in call:
@@ -347,7 +347,7 @@ class LocalClient:
         """Ends the connection."""
         await self._channel.close(grace=None)
 
-    async def _call(self, method: str, request: Any, timeout_s: float | None = CALL_TIMEOUT_S) -> Any:
+    async def _call(self, method: str, request: Any, timeout_s: float | None = CALL_HANG_S) -> Any:
         try:
             return await getattr(self._stub, method)(request, timeout=timeout_s)
         except grpc.RpcError as error:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 MODULE: Final = "swarm.generation.vllm_server"
 LOG: Final = "vllm.log"
 DEFAULT_PYTHON: Final = Path(".venv-vllm/bin/python")
-START_S: Final = 1800.0  # a large model from a slow disk
+SILENCE_S: Final = 1800.0  # without a line in its log while it starts: it reads a large model from a slow disk
 PROGRESS_S: Final = 10.0  # between two log lines while it starts
 STOP_S: Final = 10.0
 _ERRORS: Final = {"ConfigError": ConfigError, "WeightsRefused": WeightsRefused}  # what it may answer a call with
@@ -65,7 +65,7 @@ class EngineProcess:
 
     Raises:
         ConfigError: it cannot be started this way; the message gives the fix.
-        Unavailable: it ended, or was not ready in time; another attempt may succeed.
+        Unavailable: it ended, or was silent for too long; another attempt may succeed.
     """
 
     def __init__(self, python: str, settings: EngineSettings, directory: Path, num_threads: int) -> None:
@@ -183,7 +183,8 @@ class EngineProcess:
             result.set_exception(_ERRORS.get(answer["error"], Unavailable)(answer["message"]))
 
     def _wait_until_ready(self) -> str:
-        began_s = time.monotonic()
+        began_s = printed_s = time.monotonic()
+        num_bytes = 0
         while True:
             waited_s = time.monotonic() - began_s
             try:
@@ -191,8 +192,14 @@ class EngineProcess:
                 break
             except queue.Empty:
                 logger.info("the engine is starting", extra={"seconds": round(waited_s), "log": str(self._log)})
-            if waited_s > START_S:
-                raise Unavailable(f"vllm: not ready after {START_S:.0f} s; see {self._log}")
+            if self._process is not None and (size := self._log.stat().st_size) != num_bytes:
+                num_bytes, printed_s = size, time.monotonic()
+            silent_s = time.monotonic() - printed_s
+            if silent_s > SILENCE_S:
+                raise Unavailable(
+                    f"vllm: process {self._process and self.pid} is not ready and printed nothing for {silent_s:.0f} s; "
+                    f"last line: {self._last_line()[:200]} (see {self._log})"
+                )
         if isinstance(first, OSError):
             raise ConfigError(f"engine.python {self._python!r}: {first.strerror}; {_MISSING}")
         if "ready" in first:
@@ -205,11 +212,14 @@ class EngineProcess:
         self._ended.wait(STOP_S)
         if "error" in first:
             return ConfigError(first["error"])
-        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        last = lines[-1] if lines else "it printed nothing"
+        last = self._last_line()
         if "missing" in first or "No module named" in last:  # the latter: our own package, before it can say anything
             return ConfigError(f"engine.python {self._python!r}: {first.get('missing', last)}; {_MISSING}")
         return Unavailable(f"vllm: its process ended while it started: {last[:200]} (see {self._log})")
+
+    def _last_line(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it printed nothing"
 
 
 def _environment(num_threads: int) -> dict[str, str]:

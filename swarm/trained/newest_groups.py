@@ -15,7 +15,7 @@ from swarm.types import Digest, ScoredGroup
 
 Origin = Literal["own", "others", "all"]
 _CONDITIONS = {"own": "g.is_made_here = 1", "others": "g.is_made_here = 0", "all": "1"}
-_TIMEOUT_S = 10.0
+_LOCKED_S = 120.0  # by the node, which writes for milliseconds
 
 
 def newest_groups(path: Path, limit: int, origin: Origin, envs: Collection[str]) -> list[ScoredGroup]:
@@ -64,7 +64,7 @@ def reading(path: Path) -> Generator[sqlite3.Connection]:
             f"{path.parent}: no {path.name}: the node has made no group yet, or this is no node's directory"
         )
     try:
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT_S)
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_LOCKED_S)
         try:
             yield connection
         finally:

@@ -295,7 +295,6 @@ def test_a_generator_that_follows_makes_no_episodes_that_stay(tmp_path: Path) ->
     NodeConfig.model_validate({**follower, "roles": (Role.TRAINER, Role.GENERATOR)})
 
 
-@pytest.mark.timeout(60)
 async def test_what_leaves_is_repeatable_and_what_stays_may_be_anything(tmp_path: Path) -> None:
     await require_repeatable([web(tmp_path, "own")])
     await require_repeatable([web(tmp_path, "scored")])

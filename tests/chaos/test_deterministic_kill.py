@@ -295,7 +295,6 @@ async def test_the_undisturbed_run_has_what_a_kill_could_spoil(whole: Machine) -
     assert whole.saved == [2, 4, 6], "every second step, and none twice: the last is one of them"
 
 
-@pytest.mark.timeout(240)
 async def test_a_kill_before_any_write_changes_nothing(whole: Machine, tmp_path: Path) -> None:
     every = {"answers": 1, "episodes": 3}[whole.plays]  # what is written is the same, in the same order
     for kill_at in range(0, whole.num_writes, every):
@@ -310,7 +309,6 @@ async def test_a_kill_before_any_write_changes_nothing(whole: Machine, tmp_path:
         assert len(told) == len(curve(whole)), f"a step made again became another (killed before write {kill_at})"
 
 
-@pytest.mark.timeout(60)
 async def test_being_killed_again_and_again_changes_nothing(whole: Machine, tmp_path: Path) -> None:
     directory = tmp_path / "often"
     directory.mkdir()

@@ -142,7 +142,6 @@ def flooded(endpoint: Callable[[int], str], at_s: float) -> Watched:
     return run(scene)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("endpoint", [one_endpoint, many_subnets])
 def test_ten_thousand_dead_adverts_cost_nobody_a_link(endpoint: Callable[[int], str]) -> None:
     watched = flooded(endpoint, at_s=20.0)
@@ -151,7 +150,6 @@ def test_ten_thousand_dead_adverts_cost_nobody_a_link(endpoint: Callable[[int], 
     assert all(watched.num_wasted(index) <= STRANGERS_BURST + 80 * STRANGERS_PER_S for index in range(10))
 
 
-@pytest.mark.timeout(300)
 def test_where_an_advert_is_enough_for_a_place_dead_ones_cut_everybody_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.loops.neighbours.choose_peers", without_proof)
     watched = flooded(many_subnets, at_s=20.0)
@@ -161,7 +159,6 @@ def test_where_an_advert_is_enough_for_a_place_dead_ones_cut_everybody_off(monke
 # --- what is on the disk and in the manifest -------------------------------------------------------------
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("is_remembered", [True, False])
 @pytest.mark.parametrize("count", [0, NUM_HOSTILE])
 def test_a_node_that_starts_again_has_its_links_though_the_directory_names_none_of_them(
@@ -188,7 +185,6 @@ def test_a_node_that_starts_again_has_its_links_though_the_directory_names_none_
     assert watched.fewest_from(30.0) == (8 if is_remembered else 0), "without the file it stays alone"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("has_anchor", [True, False])
 def test_a_newcomer_among_ten_thousand_dead_adverts_has_its_links_within_20_s(
     has_anchor: bool, monkeypatch: pytest.MonkeyPatch
@@ -221,7 +217,6 @@ def test_a_newcomer_among_ten_thousand_dead_adverts_has_its_links_within_20_s(
         assert watched.first_with(0, 4) == math.inf
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("seed", "is_out"), [*((seed, False) for seed in SEEDS), (4, True)])
 def test_a_listed_newcomer_without_an_anchor_has_four_links_within_5_s_among_ten_thousand_dead_adverts(
     seed: int, is_out: bool, monkeypatch: pytest.MonkeyPatch
@@ -260,7 +255,6 @@ def without_kept(
     return choose_neighbours(own, peers, limit)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_live_hostile_nodes_whose_ids_rank_first_take_half_of_the_places_at_most(
     is_kept: bool, monkeypatch: pytest.MonkeyPatch

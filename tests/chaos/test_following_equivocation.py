@@ -112,7 +112,6 @@ async def known_to_all_after_s(generators: list[Generator], most_s: float) -> fl
     return loop.time() - begin_s
 
 
-@pytest.mark.timeout(120)
 def test_equivocation_between_2_of_100_followers_is_known_to_all_within_2_lookups(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         trainer, generators = await forked_swarm(world, NUM_FOLLOWERS, 2)
@@ -151,7 +150,6 @@ def test_mutation_without_witnesses_a_fork_goes_on_in_silence(tmp_path: Path, mo
     play(tmp_path, scene)
 
 
-@pytest.mark.timeout(120)
 def test_mutation_without_telling_most_never_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_weights, "choose_witnesses", lambda *_: [])
     monkeypatch.setattr(own_advert_module, "_equivocator", lambda agent: "")

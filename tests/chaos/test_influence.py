@@ -94,7 +94,6 @@ def share_of(nodes: Sequence[Node], drawn: Counter[NodeId]) -> float:
     return sum(drawn[node.node_id] for node in nodes) / max(1, sum(drawn.values()))
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "is_out",
     [False, pytest.param(True, marks=pytest.mark.sweep)],
@@ -124,7 +123,6 @@ def test_six_free_keys_of_eight_have_an_eighth_of_the_draws(
         play(tmp_path, scene)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "is_out",
     [False, pytest.param(True, marks=pytest.mark.sweep)],
@@ -156,7 +154,6 @@ def test_eight_free_keys_that_follow_a_trainer_have_an_eighth_of_its_groups(
         play(tmp_path, scene)
 
 
-@pytest.mark.timeout(120)
 def test_a_newcomer_that_is_invited_has_its_full_share_within_minutes(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         members = [Peer(world, number, members=(1, 2, 3)) for number in (1, 2, 3)]

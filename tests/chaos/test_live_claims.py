@@ -88,13 +88,11 @@ def without_turns(agent: object, addresses: list[PeerAddress]) -> list[PeerAddre
     return addresses
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("num_subnets", [1, 4, 16])
 def test_live_keys_of_a_few_subnets_with_dead_addresses_delay_a_newcomer_by_a_few_dials(num_subnets: int) -> None:
     assert linked_after_s(num_subnets) <= 10.0 + 4.0 * num_subnets
 
 
-@pytest.mark.timeout(120)
 def test_mutation_without_turns_the_newcomer_waits_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "_most_credible_first", without_turns)
     assert linked_after_s(1) > 100.0

@@ -123,7 +123,6 @@ def blamed_everywhere(self: ScoringTurns, producer: Producer, env: str) -> Any:
 lane_of, note_overrun = ScoringTurns.lane_of, ScoringTurns.note_overrun
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "blamed_everywhere"])
 async def test_a_slow_environment_sends_no_group_of_another_aside(
     node: Node, is_defended: bool, monkeypatch: pytest.MonkeyPatch
@@ -145,7 +144,6 @@ async def test_a_slow_environment_sends_no_group_of_another_aside(
     assert lane is (Lane.KNOWN if is_defended else Lane.SLOW)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "nobody_is_spent"])
 async def test_a_party_has_so_many_seconds_of_a_minute_and_no_more(
     node: Node, is_defended: bool, monkeypatch: pytest.MonkeyPatch
@@ -180,7 +178,6 @@ def share_all(self: TimeAccounts, producer: Producer) -> Allowance:
 given_allowance = TimeAccounts.allowance
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "share_all"])
 async def test_free_keys_behind_a_neighbour_do_not_keep_its_newcomers_out(
     node: Node, is_defended: bool, monkeypatch: pytest.MonkeyPatch
@@ -198,7 +195,6 @@ async def test_free_keys_behind_a_neighbour_do_not_keep_its_newcomers_out(
     assert isinstance(again, ScoredGroup) is is_defended, again
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "first_tries_of_any_length"])
 async def test_a_first_try_is_short_whatever_the_environment_declares(
     node: Node, is_defended: bool, monkeypatch: pytest.MonkeyPatch

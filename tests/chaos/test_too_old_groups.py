@@ -140,7 +140,6 @@ async def swarm_of(
     return trainer
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: credit is taken off beside own groups"])
 def test_a_trainer_that_also_generates_goes_on_learning_from_its_followers(is_out: bool, tmp_path: Path) -> None:
     """Its own generator begins what they get no credit for: without credit they bring nothing that gives it back."""
@@ -173,7 +172,6 @@ def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReplayBuffer, "_oldest_for_place", oldest)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: one pass over what waits"])
 def test_shares_of_members_leave_no_older_group_behind_a_younger_one(
     is_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -206,7 +204,6 @@ def rare_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_loops, "CREDIT_PAUSE_S", TRIAL_SHARE * REPLAY.max_age_s)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "mutation", [None, *(pytest.param(each, marks=pytest.mark.sweep) for each in (room_at_once, rare_looks))]
 )

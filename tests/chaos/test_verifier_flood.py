@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waits import until
 
 from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, NodeConfig, SandboxConfig
@@ -120,7 +121,6 @@ def nobody_is_probed(self: ScoringTurns, lane: Lane) -> bool:
     return False
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("num_subnets", [1, NUM_KEYS])
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "first come, first served"])
 async def test_an_honest_newcomer_passes_a_flood_of_fresh_keys(
@@ -137,7 +137,6 @@ async def test_an_honest_newcomer_passes_a_flood_of_fresh_keys(
     assert (num_before <= NUM_KEYS // 2) is is_defended
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("is_known", [True, False])  # the second is the mutation: nobody is known
 async def test_an_honest_group_passes_a_flood_of_its_own_subnet_once_its_producer_is_known(
     node: Node, is_known: bool, monkeypatch: pytest.MonkeyPatch
@@ -179,7 +178,6 @@ async def test_endless_answers_that_a_neighbour_passes_on_are_held_against_their
     assert lanes == [Lane.NEW, Lane.NEW if is_defended else Lane.SLOW]
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "nobody_is_probed"])
 async def test_at_the_first_moment_of_a_flood_by_unknown_subnets_each_has_a_very_short_try(
     node: Node, is_defended: bool, monkeypatch: pytest.MonkeyPatch
@@ -212,15 +210,11 @@ async def test_spare_processes_are_few_and_end_with_the_verifier(node: Node) -> 
     keys = [Identity.create() for _ in range(6)]
     await asyncio.gather(*(node.admit(key, ENDLESS) for key in keys))
     spares = verifier._spares
-    async with asyncio.timeout(60):
-        while len(spares._waiting) < NUM_SPARE or spares._tasks:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: len(spares._waiting) >= NUM_SPARE and not spares._tasks, "spare processes")
     pids = [process.pid for process in spares._waiting]
     assert len(pids) == NUM_SPARE and all(map(is_alive, pids))
     await verifier.close()
-    async with asyncio.timeout(60):
-        while any(map(is_alive, pids)):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: not any(map(is_alive, pids)), "their end")
     assert not spares._waiting and not spares._tasks
 
 

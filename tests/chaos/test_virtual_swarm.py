@@ -65,7 +65,6 @@ def test_nodes_learn_from_each_other_on_a_perfect_network() -> None:
     assert min(run.steps.values()) > 0
 
 
-@pytest.mark.timeout(120)
 def test_every_node_makes_steps_again_after_all_faults_have_healed() -> None:
     crashes = tuple(Crash(node=node, at_s=20.0 + node, down_s=5.0) for node in range(3))
     plan = FaultPlan(

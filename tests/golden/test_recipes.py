@@ -75,7 +75,6 @@ def test_no_mutant_of_a_recipe_passes_for_it(name: str) -> None:
     assert not idle, f"{name}: INERT, but noticed or no change: {idle}"
 
 
-@pytest.mark.timeout(150)  # alone, it types every formula first
 def test_no_mistake_in_the_code_of_a_part_goes_unnoticed() -> None:
     """What one recipe cannot show, another must that uses the same function."""
     unnoticed, noticed, needless = set[str](), set[str](), set[str]()

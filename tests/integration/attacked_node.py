@@ -6,10 +6,12 @@ Only its learner is left out: a test looks at the draw, and at the batch that a 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
+
+from waits import until
 
 from swarm.clock import ManualClock, SystemClock
 from swarm.config import EntryConfig, ExchangeConfig, NodeConfig
@@ -37,13 +39,6 @@ from swarm.types import (
 from swarm.wire.envelopes import seal_group
 
 VICTIM = make_identity(1)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what another task makes true."""
-    async with asyncio.timeout(50):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 class Sender(HoldsNothing):

@@ -21,8 +21,7 @@ from swarm.types import JsonDict
 sys.path.append(str(Path(__file__).parent))  # for what several tests share
 
 from grpc_ends import everything_closed
-
-START_S = 60.0  # a node imports torch and starts a DHT peer; on a shared machine this takes seconds
+from waits import HANG_S
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -102,7 +101,7 @@ class Swarm:
         path = config.dir / "coordinator.toml"
         write_config(config.model_copy(update={"listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0"}), path)
         await process.start(["coordinator.cli", "start", "--config", str(path)])
-        return await wait_for_file(config.dir / "coordinator.json", process, START_S)
+        return await wait_for_file(config.dir / "coordinator.json", process, HANG_S)
 
     async def node(self, config: NodeConfig, bootstrap: tuple[str, ...] = (), info: JsonDict | None = None) -> Process:
         """Starts a node and waits for its first status."""
@@ -115,12 +114,12 @@ class Swarm:
         config.dir.mkdir(parents=True, exist_ok=True)
         write_config(config.model_copy(update=changes), config.dir / "node.toml")
         await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
-        await wait_for_file(config.dir / "status.json", process, START_S)
+        await wait_for_file(config.dir / "status.json", process, HANG_S)
         return process
 
-    async def until(self, condition: Callable[[], bool], complaint: str, timeout_s: float = 150.0) -> None:
+    async def until(self, condition: Callable[[], bool], complaint: str) -> None:
         """Waits for something that the running processes bring about; fails when one of them dies."""
-        await wait_until(condition, timeout_s, complaint, *self.processes.values())
+        await wait_until(condition, HANG_S, complaint, *self.processes.values())
 
     async def stop(self) -> None:
         """Ends every process and whatever it started."""
@@ -152,7 +151,7 @@ def command(tmp_path: Path) -> Command:
             cwd=tmp_path,
         )
         try:
-            out, err = await asyncio.wait_for(process.communicate(), 45.0)
+            out, err = await process.communicate()
         finally:
             if process.returncode is None:
                 process.kill()

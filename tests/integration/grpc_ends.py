@@ -10,8 +10,6 @@ import pytest
 
 from swarm.wire.connection_limits import ConnectionLimiter
 
-CLOSE_S = 5.0
-
 
 @asynccontextmanager
 async def everything_closed() -> AsyncGenerator[None]:
@@ -41,4 +39,4 @@ async def everything_closed() -> AsyncGenerator[None]:
             yield
     finally:
         for end in reversed(ends):
-            await asyncio.wait_for(end(), CLOSE_S)
+            await end()

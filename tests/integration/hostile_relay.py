@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from attacked_node import until
+from waits import until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig, NodeConfig

@@ -397,7 +397,6 @@ async def test_http_requests_are_bounded_and_read_only(tmp_path: Path) -> None:
         assert (await page(daemon, "/healthz")).strip() == "ok"
 
 
-@pytest.mark.timeout(60)
 async def test_after_kill_9_the_ledger_holds_what_was_acknowledged_and_the_client_reconnects(tmp_path: Path) -> None:
     identity = Identity.create()
     process = await start_process(tmp_path, "127.0.0.1:0")
@@ -413,13 +412,12 @@ async def test_after_kill_9_the_ledger_holds_what_was_acknowledged_and_the_clien
         await client.record_versions([version(identity, 5, 1)])
     process = await start_process(tmp_path, info["listen"])
     assert json.loads((tmp_path / "coordinator.json").read_text())["link"] == info["link"]
-    async with asyncio.timeout(15):
-        while True:
-            try:
-                await client.record_versions([version(identity, 5, 1)])
-                break
-            except Unavailable:
-                await asyncio.sleep(0.05)  # the client itself waits out its backoff
+    while True:
+        try:
+            await client.record_versions([version(identity, 5, 1)])
+            break
+        except Unavailable:
+            await asyncio.sleep(0.05)  # the client itself waits out its backoff
     status = json.loads((await get(http_of(tmp_path), b"GET /status.json HTTP/1.1\r\n\r\n")).partition(b"\r\n\r\n")[2])
     assert status["lineages"][0]["step"] == 5 and status["num_versions"] == 6
     assert status["lineages"][0]["branch"] == 0 and status["members"][0]["is_live"]
@@ -442,10 +440,9 @@ async def start_process(directory: Path, listen: str) -> asyncio.subprocess.Proc
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "coordinator.cli", "start", "--config", str(path), *arguments
     )
-    async with asyncio.timeout(30):
-        while not (directory / "coordinator.json").exists():
-            assert process.returncode is None, "the coordinator ended"
-            await asyncio.sleep(0.05)
+    while not (directory / "coordinator.json").exists():
+        assert process.returncode is None, "the coordinator ended"
+        await asyncio.sleep(0.05)
     return process
 
 

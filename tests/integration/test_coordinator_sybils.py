@@ -31,8 +31,6 @@ from swarm.testing.call_flood import forwarding
 from swarm.testing.connection_flood import loopback_addresses
 from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
 
-pytestmark = pytest.mark.timeout(90)
-
 RUN = "sybils"
 MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 4)]
 DEFENDED_AND_NOT = pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from safetensors.torch import load_file
+from waits import until
 
 from node.daemon import Daemon, write_config
 from swarm.config import (
@@ -45,7 +46,7 @@ from swarm.peers.reputation import REPUTATION
 from swarm.telemetry import read_events
 from swarm.types import Draw
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 FIRST, MORE = 6, 4  # steps of the fixture, and steps to go on with
 
@@ -76,22 +77,13 @@ async def running(config: NodeConfig) -> AsyncGenerator[tuple[Daemon, asyncio.Ta
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(task: asyncio.Task[None], condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(100):
-        while not condition():
-            if task.done():
-                task.result()
-                raise AssertionError("the node ended")
-            await asyncio.sleep(0.05)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a node that made some steps, and then died as kill -9 leaves it: its log is not written back."""
     directory = tmp_path_factory.mktemp("healthy") / "node"
     config = config_of(directory)
     async with running(config) as (daemon, task):
-        await until(task, lambda: daemon.status()["is_finished"])
+        await until(lambda: daemon.status()["is_finished"], beside=task)
         write_config(config, directory / "node.toml")
         (directory / "peers.json").write_text("[]")
         dead = directory.with_name("dead")
@@ -335,7 +327,7 @@ async def start_again(directory: Path, is_stuck: Callable[[], bool]) -> list[int
     num_before = len(read_events(directory / "events.jsonl"))
     config = await asyncio.to_thread(load_config, NodeConfig, directory / "node.toml", sets)
     async with running(config) as (daemon, task):
-        await until(task, lambda: daemon.status()["is_finished"] or is_stuck())
+        await until(lambda: daemon.status()["is_finished"] or is_stuck(), beside=task)
     events = read_events(directory / "events.jsonl")[num_before:]
     assert all(event.grad_norm == event.grad_norm for event in events_of(StepMade, events)), "learned from NaN"
     return [event.step for event in events_of(StepMade, events) if not event.was_skipped]
@@ -422,7 +414,7 @@ async def test_a_node_that_is_stopped_in_order_makes_no_step_again(tmp_path: Pat
     config = config.model_copy(update={"learner": learner})
     for least in (3, 6):
         async with running(config) as (daemon, task):
-            await until(task, lambda least=least, daemon=daemon: daemon.status()["step"] >= least)
+            await until(lambda least=least, daemon=daemon: daemon.status()["step"] >= least, beside=task)
         events = read_events(config.dir / "events.jsonl")
         made = [event.step for event in events_of(StepMade, events) if not event.was_skipped]
         assert made == list(range(1, len(made) + 1)), "each step once"

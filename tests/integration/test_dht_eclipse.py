@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from waits import until
 
 from swarm.clock import SystemClock
 from swarm.config import DirectoryConfig, ExchangeConfig, NodeConfig
@@ -27,7 +28,6 @@ from swarm.types import Advert, NodeId
 from swarm.wire.adverts import seal_advert
 
 pytest.importorskip("hivemind")
-pytestmark = pytest.mark.timeout(240)
 
 NUM_HONEST, NUM_HOSTILE = 6, 341
 
@@ -92,11 +92,6 @@ class Swarm:
     def num_links(self, node: Node) -> int:
         return len(node.agent.peers.connected & self.honest)
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60.0):
-            while not holds():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-
     async def flood(self) -> None:
         """Stores the adverts at every honest DHT peer, as fast as those check them."""
         from hivemind.dht.node import DHTNode
@@ -140,7 +135,7 @@ async def swarm() -> AsyncIterator[Swarm]:
         for number in range(NUM_HONEST):
             bootstrap = it.nodes[0].directory.visible_maddrs() if it.nodes else ()
             it.nodes.append(await Node(number).start(bootstrap))
-        await it.until(lambda: all(it.num_links(node) == NUM_HONEST - 1 for node in it.nodes))
+        await until(lambda: all(it.num_links(node) == NUM_HONEST - 1 for node in it.nodes))
         yield it
     finally:
         for node in it.nodes:
@@ -159,11 +154,11 @@ async def test_dead_adverts_in_the_dht_cost_nobody_a_link_and_a_node_that_starts
         return all(len(found - swarm.honest) > 60 for node in swarm.nodes for found in node.lookups[-10:])
 
     flood = asyncio.create_task(swarm.flood())
-    await swarm.until(lambda: is_flooded() and flood.done())
+    await until(lambda: is_flooded() and flood.done())
     await flood
     for node in swarm.nodes:
         node.lookups.clear()
-    await swarm.until(lambda: is_flooded() and min(len(node.lookups) for node in swarm.nodes) >= 20)
+    await until(lambda: is_flooded() and min(len(node.lookups) for node in swarm.nodes) >= 20)
     assert fewest == NUM_HONEST - 1, "all that there are"
     for node in swarm.nodes:
         most = STRANGERS_BURST + STRANGERS_PER_S * (time.monotonic() - began_s) + 1
@@ -177,8 +172,8 @@ async def test_dead_adverts_in_the_dht_cost_nobody_a_link_and_a_node_that_starts
         swarm.nodes[0].directory.visible_maddrs(),
         lambda agent: agent.address_book.restore(path, agent.entry_rule.readmits),
     )
-    await swarm.until(lambda: swarm.num_links(again) == NUM_HONEST - 1)
-    await swarm.until(lambda: all(swarm.num_links(node) == NUM_HONEST - 1 for node in swarm.nodes))
+    await until(lambda: swarm.num_links(again) == NUM_HONEST - 1)
+    await until(lambda: all(swarm.num_links(node) == NUM_HONEST - 1 for node in swarm.nodes))
 
 
 async def test_where_an_advert_is_enough_for_a_place_dead_ones_in_the_dht_cut_nodes_off(
@@ -186,6 +181,6 @@ async def test_where_an_advert_is_enough_for_a_place_dead_ones_in_the_dht_cut_no
 ) -> None:
     monkeypatch.setattr("swarm.loops.neighbours.choose_peers", without_proof)
     flood = asyncio.create_task(swarm.flood())
-    await swarm.until(lambda: sum(map(swarm.num_links, swarm.nodes)) <= NUM_HONEST)
+    await until(lambda: sum(map(swarm.num_links, swarm.nodes)) <= NUM_HONEST)
     flood.cancel()
     await asyncio.gather(flood, return_exceptions=True)

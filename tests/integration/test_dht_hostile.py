@@ -17,7 +17,6 @@ from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, shard_key
 from swarm.wire.adverts import seal_advert
 
 pytest.importorskip("hivemind")
-pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from swarm.errors import Unavailable
 from swarm.peers.discovery_dht import HivemindDirectory
 
 pytest.importorskip("hivemind")
-pytestmark = pytest.mark.timeout(180)
 
 STALL_S = 0.01
 """More than a call may take of the event loop, in CPU time."""

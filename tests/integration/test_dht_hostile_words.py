@@ -14,13 +14,13 @@ from uuid import uuid4
 import psutil
 import pytest
 from attacked_dht import RUN, Stage, answers_with, fill, noted_in, says, staged
+from waits import until
 
 from coordinator.daemon import CoordinatorDaemon
 from swarm.config import CoordinatorConfig
 from swarm.errors import SwarmError, Unavailable
 
 pytest.importorskip("hivemind")
-pytestmark = pytest.mark.timeout(180)
 
 MIDDLE = 2**159
 """Of all ids."""
@@ -80,10 +80,9 @@ async def test_a_peer_that_is_dialled_by_webtransport_keeps_no_node_from_its_rep
         attacker = await stage.attack(host_maddrs=["/ip4/127.0.0.1/udp/0/quic-v1/webtransport"])
     p2p: Any = attacker.node.protocol.p2p
     await p2p._client.disconnect(PeerID.from_base58(victim.visible_maddrs()[0].rpartition("/p2p/")[2]))
-    async with asyncio.timeout(10.0):
-        while not await victim._peer._p2p.list_peers():
-            await victim._peer.nearest(0)
-            await asyncio.sleep(0.1)
+    while not await victim._peer._p2p.list_peers():
+        await victim._peer.nearest(0)
+        await asyncio.sleep(0.1)
     try:
         await victim.maintain()
     except Unavailable as error:
@@ -115,9 +114,7 @@ async def test_a_peer_in_the_middle_of_all_ids_that_falls_silent_is_dropped(
     attacker = await stage.attack(node_id=DHTID(MIDDLE))
     protocol = victim._peer._node.protocol
     table = protocol.routing_table
-    async with asyncio.timeout(5.0):
-        while DHTID(MIDDLE) not in table:  # noqa: ASYNC110 - hivemind's table, which tells nobody
-            await asyncio.sleep(0.01)
+    await until(lambda: DHTID(MIDDLE) in table, "the attacker")
     for number in range(1, 21):  # as the pings of as many keys; a process of its own for each would take long
         await protocol.update_routing_table(DHTID(MIDDLE + number), PeerID(b"\x12\x20" + bytes([number]) * 32))
     assert len(table.buckets) > 1

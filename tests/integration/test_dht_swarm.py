@@ -10,12 +10,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from waits import until
 
 from swarm.clock import SystemClock
 from swarm.config import DirectoryConfig
@@ -26,7 +27,6 @@ from swarm.types import Advert, Correction, Cursor, NodeId, PolicyVersion, Role
 from swarm.wire.adverts import seal_advert
 
 pytest.importorskip("hivemind")
-pytestmark = pytest.mark.timeout(180)
 
 RUN = "dht-test"
 
@@ -92,13 +92,6 @@ async def swarm() -> AsyncIterator[Swarm]:
         await directory.stop()
 
 
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
-    """Waits until the condition holds; fails after `timeout_s`."""
-    async with asyncio.timeout(timeout_s):
-        while not await condition():  # noqa: ASYNC110 - the state is another process's
-            await asyncio.sleep(0.1)
-
-
 async def strike(pid: int, how: signal.Signals) -> None:
     """Sends a signal and waits until it has had its effect."""
     os.kill(pid, how)
@@ -106,7 +99,7 @@ async def strike(pid: int, how: signal.Signals) -> None:
     async def is_still() -> bool:
         return not psutil.pid_exists(pid) or psutil.Process(pid).status() in (psutil.STATUS_STOPPED, "zombie")
 
-    await until(is_still, 30.0)
+    await until(is_still)
 
 
 async def sees(directory: HivemindDirectory) -> set[NodeId]:
@@ -129,7 +122,7 @@ async def test_a_start_that_fails_in_hivemind_leaves_no_daemon(swarm: Swarm, mon
     async def is_gone() -> bool:
         return {child.pid for child in children()} <= before
 
-    await until(is_gone, 10.0)
+    await until(is_gone)
 
 
 async def test_the_only_node_that_others_can_ask_passes_on_adverts_among_those_who_only_ask(swarm: Swarm) -> None:
@@ -214,7 +207,7 @@ async def test_a_node_that_moves_behind_a_router_is_asked_no_more_and_again_once
         await restarted.maintain()
         return restarted.num_peers == 2
 
-    await until(is_named, 30.0)
+    await until(is_named)
     assert laptop.num_restarts == 0, "nothing was dead"
 
 
@@ -251,8 +244,8 @@ async def test_an_advert_vanishes_when_it_expires(swarm: Swarm) -> None:
     async def is_gone() -> bool:
         return identity.node_id not in await sees(nodes[2])
 
-    await until(is_seen, 15.0)
-    await until(is_gone, 15.0)
+    await until(is_seen)
+    await until(is_gone)
     assert time.time() >= expires_at_s
 
 
@@ -287,7 +280,7 @@ async def test_a_node_without_a_living_bootstrap_peer_runs_alone_and_is_found_on
         await lonely.maintain()
         return await sees(back) == {swarm.members[0][0].node_id}
 
-    await until(found, 30.0)
+    await until(found)
     assert caplog.text.count("no DHT peer answers") == 1, "once, however often it is tried"
 
 
@@ -330,7 +323,7 @@ async def test_maintain_rebuilds_a_daemon_that_was_killed_or_hangs(
     async def others_see_it() -> bool:
         return any(a.node_id == identity.node_id and a.head.step == 2 for a in await nodes[0].lookup())
 
-    await until(others_see_it, 30.0)
+    await until(others_see_it)
 
 
 async def test_calls_on_a_dead_daemon_end_with_unavailable_within_the_deadline(
@@ -420,7 +413,7 @@ async def test_the_daemon_dies_with_a_killed_process(how: signal.Signals) -> Non
     async def is_gone() -> bool:
         return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
-    await until(is_gone, 30.0)
+    await until(is_gone)
 
 
 async def part(west: list[HivemindDirectory], east: list[HivemindDirectory]) -> None:
@@ -457,7 +450,7 @@ async def test_after_a_partition_one_round_of_maintenance_on_one_node_heals_the_
     async def is_healed() -> bool:
         return await steps() == {5}
 
-    await until(is_healed, 30.0)
+    await until(is_healed)
 
 
 class PortMapping:

@@ -17,8 +17,6 @@ from swarm.errors import ConfigError
 from swarm.model.network import load_model
 from swarm.types import Role
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def run_of(directory: Path) -> CoordinatorConfig:
     node = NodeConfig(

@@ -12,7 +12,6 @@ from swarm.simulate.local.run import SwarmRun, run_swarm
 from swarm.simulate.presets import Mode, SimulationOptions
 
 pytestmark = [
-    pytest.mark.timeout(180),
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.usefixtures("shared_forks"),
 ]

@@ -50,7 +50,6 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         )
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
 def test_a_remote_engine_keeps_the_contract(bench: EngineBench, check: Check) -> None:
     check(bench)

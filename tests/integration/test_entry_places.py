@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from entry_credentials import BITS, MEMBER, OPERATOR, RUN, STRANGER, invitation, rule_of, work, wrong_work
+from waits import until
 
 from coordinator.daemon import CoordinatorDaemon
 from node.credential import INVITATION, WORK, OwnCredential
@@ -56,7 +57,6 @@ def advert_of(identity: Identity, credential: bytes) -> Advert:
     return make_advert(identity.node_id, run_id=RUN, expires_at_s=time.time() + 90.0, credential=credential)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("is_checked", [True, False])
 async def test_adverts_of_those_who_may_not_enter_are_never_shown(
     is_checked: bool, monkeypatch: pytest.MonkeyPatch
@@ -219,9 +219,7 @@ async def test_a_search_that_is_broken_off_goes_on_where_it_was(tmp_path: Path) 
     search.cancel()
     with pytest.raises(asyncio.CancelledError):
         await search
-    async with asyncio.timeout(10):
-        while not (tmp_path / WORK).exists():  # noqa: ASYNC110 - the searching thread writes it as it ends
-            await asyncio.sleep(0.01)
+    await until((tmp_path / WORK).exists, "the file that the searching thread writes as it ends")
     state = json.loads((tmp_path / WORK).read_text())
     assert not state["is_found"] and state["nonce"] > 0
     # A proof that lies before where it stopped is not looked for again.

@@ -13,7 +13,7 @@ from swarm.process import load_or_create_identity
 from swarm.simulate.local.processes import Process
 from swarm.wire.credentials import invite
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def num_external(process: Process) -> int:

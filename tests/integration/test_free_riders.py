@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attacked_node import VICTIM, AttackedNode, until
+from attacked_node import VICTIM, AttackedNode
+from waits import until
 
 from swarm.clock import SystemClock
 from swarm.config import GeneratorConfig
@@ -22,8 +23,6 @@ from swarm.interfaces import PeerAddress, StreamItem
 from swarm.peers.send_order import SendOrder
 from swarm.testing.builders import make_group, make_identity
 from swarm.types import Cursor, NodeId, RolloutGroup, Sampling, StreamFilter
-
-pytestmark = pytest.mark.timeout(60)
 
 GIVERS = [make_identity(number) for number in (10, 11)]
 RIDERS = [make_identity(50 + number) for number in range(6)]

@@ -2,9 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from waits import until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig, NodeConfig
@@ -38,12 +39,6 @@ def original(number: int = 0) -> RolloutGroup:
     rng = random.Random(number)
     texts = ["7", *("".join(rng.choices("abcdefghijklmnop", k=7)) for _ in range(7))]
     return make_group(ALICE.node_id, texts=texts, logprob=-2.4)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - another task makes it true
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("wants", [True, False], ids=["asked for", "not asked for"])

@@ -5,13 +5,14 @@ import functools
 import hashlib
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import pytest
+from waits import until
 
 from swarm.clock import ManualClock, SystemClock
 from swarm.config import ExchangeConfig
@@ -112,12 +113,6 @@ async def read_one(channel: AuthenticatedChannel, metadata: Any) -> pb.Subscribe
     finally:
         call.cancel()
     raise AssertionError("the stream was empty")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - another task makes it true
-            await asyncio.sleep(0.01)
 
 
 # --- clients -----------------------------------------------------------------------------------

@@ -333,7 +333,7 @@ async def test_wait_for_a_way_that_a_dead_worker_left_takes_nothing_from_the_nex
     while len(bench.agent.seen) < 2 or bench.agent.num_waiting > 1:
         await asyncio.wait([again], timeout=0.01)
     bench.agent.updates.put_nowait((manifest(1),))
-    assert await asyncio.wait_for(again, 5.0) == (manifest(1),)
+    assert await again == (manifest(1),)
 
 
 async def test_what_became_of_a_version_round_trips(bench: Bench):
@@ -362,11 +362,10 @@ async def test_agent_that_is_gone_is_unavailable_also_for_waiting_calls(bench: B
     update = asyncio.ensure_future(bench.client.next_update(HEAD, wait=True))
     while not bench.agent.num_draw_calls:
         await asyncio.wait([draw], timeout=0.01)
-    async with asyncio.timeout(3):
-        await bench.server.stop()
-        for waiting in (draw, capacity, update):
-            with pytest.raises(Unavailable):
-                await waiting
+    await bench.server.stop()
+    for waiting in (draw, capacity, update):
+        with pytest.raises(Unavailable):
+            await waiting
     with pytest.raises(Unavailable):
         await bench.client.num_asked()
 

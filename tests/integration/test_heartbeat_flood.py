@@ -126,7 +126,6 @@ async def no_turns(self: SubnetTurns, subnet: str) -> AsyncGenerator[None]:
     yield
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "no turns"])
 async def test_an_honest_heartbeat_waits_for_few_others_under_a_flood_of_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_defended: bool
@@ -157,7 +156,6 @@ def as_strangers(self: CallerTurns, node_id: NodeId, peer: str) -> AbstractAsync
     return self._strange.of(peer_subnet(peer))
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "all take turns together"])
 async def test_a_listed_node_waits_for_few_strangers_however_many_subnets_they_come_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_defended: bool
@@ -180,7 +178,6 @@ async def test_a_listed_node_waits_for_few_strangers_however_many_subnets_they_c
     assert (sorted(waited_for)[4] <= 8) is is_defended, waited_for
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "2,048 calls, 32 of a connection"])
 async def test_connections_without_a_key_do_not_fill_the_calls_that_the_server_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_defended: bool

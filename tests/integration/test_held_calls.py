@@ -28,8 +28,6 @@ RUN = "held-calls"
 NUM_CONNECTIONS = 200
 SERVER = make_identity(1)
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Producer(HoldsNothing):
     """Has one group for each neighbour when it subscribes, and another after each `more`."""

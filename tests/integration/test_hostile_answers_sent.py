@@ -19,8 +19,6 @@ from swarm.interfaces import Environment, Verifier
 from swarm.testing.builders import InlineVerifier, ToyTokenizer, make_group, make_identity
 from swarm.types import RefusalReason, RolloutGroup, Sampling
 
-pytestmark = pytest.mark.timeout(120)
-
 ALICE, EVE = make_identity(2), make_identity(3)
 DEFENDED_AND_NOT = pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])
 BURNING = "a" * 31 + "!"

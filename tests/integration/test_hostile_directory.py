@@ -24,8 +24,6 @@ from swarm.types import Advert, NodeId
 from swarm.wire.adverts import author_of, open_advert, seal_advert
 from swarm.wire.v1 import relay_service_pb2 as pb
 
-pytestmark = pytest.mark.timeout(120)
-
 NODE, HOSTILE, HONEST = (make_identity(number) for number in (1, 2, 3))
 NUM_HONEST = 20
 NEWCOMERS = int(_NEWCOMERS_PER_S)

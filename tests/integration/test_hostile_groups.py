@@ -22,8 +22,6 @@ from swarm.testing.builders import TOY_NOW_S, ToyTokenizer, make_group, make_ide
 from swarm.types import PolicyVersion, RefusalReason, RolloutGroup, TokenTrace, VersionSpan
 from swarm.wire.group_counts import CountLimits
 
-pytestmark = pytest.mark.timeout(60)
-
 ALICE, EVE = make_identity(2), make_identity(3)
 EOS, PAD = ToyTokenizer.EOS_ID, 0
 RIGHT, OTHER = ToyTokenizer().encode_response("7")[:-1], ToyTokenizer().encode_response("8")[:-1]

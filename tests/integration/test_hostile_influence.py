@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attacked_node import VICTIM, AttackedNode, Sender, until
+from attacked_node import VICTIM, AttackedNode, Sender
+from waits import until
 
 from swarm.config import ReplayConfig, WeightsConfig
 from swarm.exchange.group_ingest import GroupIngest
@@ -28,8 +29,6 @@ from swarm.weights.publish import Publisher
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import HostTensor, TensorSpec, published_digest
 from swarm.wire.envelopes import seal_group
-
-pytestmark = pytest.mark.timeout(60)
 
 HONEST = [make_identity(number) for number in (2, 3)]
 HOSTILE = [make_identity(number) for number in range(10, 16)]

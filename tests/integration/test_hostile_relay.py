@@ -8,7 +8,6 @@ import secrets
 from collections.abc import AsyncIterator
 
 import pytest
-from attacked_node import until
 from hostile_relay import (
     EXCHANGE,
     HONEST,
@@ -19,6 +18,7 @@ from hostile_relay import (
     Scene,
     playing,
 )
+from waits import until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig, NodeConfig
@@ -36,7 +36,6 @@ from swarm.testing.nodes import make_agent, make_context
 from swarm.types import Cursor, NodeId, SealedGroup, StreamFilter
 from swarm.wire.session import AuthenticatedChannel
 
-pytestmark = pytest.mark.timeout(60)
 SHORT_PING_S = 1.0
 NUM_TRIES = 2  # through the first relay after it turned, by which a mutation has shown itself
 

@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
-from attacked_node import until
 from hostile_relay import (
     EXCHANGE,
     HOSTILE,
@@ -17,6 +16,7 @@ from hostile_relay import (
     HostileRelay,
     playing,
 )
+from waits import until
 
 from swarm.clock import SystemClock
 from swarm.errors import Unavailable
@@ -27,9 +27,6 @@ from swarm.relay.relay_client import MAX_TAKEN, RelayReservation
 from swarm.testing.builders import TOY_RUN_ID, HoldsNothing, make_identity
 from swarm.wire.grpc_errors import Context, rpc
 from swarm.wire.v1 import relay_service_pb2 as pb
-
-pytestmark = pytest.mark.timeout(60)
-
 
 # --- what it says of who asks it to dial back --------------------------------------------------------------------
 

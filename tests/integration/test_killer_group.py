@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waits import HANG_S
 
 from node.daemon import write_config
 from swarm.config import NodeConfig
@@ -13,7 +14,7 @@ from swarm.simulate.local.fork_server import ForkServer
 from swarm.simulate.local.processes import Process, SimulationFailed, wait_until
 from swarm.simulate.presets import SimulationOptions, node_configs
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NUM_STEPS = 6
 RECIPE = '''
@@ -78,7 +79,7 @@ async def run_until(process: Process, is_over: Callable[[list[Event]], bool], ma
 
     process.is_expected_dead = True
     while True:
-        await wait_until(has_come, 120.0, "it neither dies nor makes its steps", process)
+        await wait_until(has_come, HANG_S, "it neither dies nor makes its steps", process)
         if is_over(process.events):
             return
         if process.num_starts >= max_starts:

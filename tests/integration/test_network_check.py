@@ -21,7 +21,6 @@ NODE = NodeConfig(
     environments=(EnvironmentConfig(name="sort", kind="char", dataset="sort"),),
     model=ModelConfig(source="tiny", dtype="float32"),
 )
-pytestmark = pytest.mark.timeout(120)
 
 
 async def test_a_link_whose_first_address_is_dead_is_checked_through_the_next_one(

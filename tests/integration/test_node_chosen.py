@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from waits import HANG_S
 
 from node.daemon import write_config
 from swarm.config import NodeConfig
@@ -16,7 +17,7 @@ from swarm.simulate.local.processes import Process, wait_until
 from swarm.simulate.presets import SimulationOptions, node_configs
 from swarm.types import JsonDict
 
-pytestmark = [pytest.mark.timeout(150), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NUM_STEPS = 4
 NUM_TASKS = 200
@@ -54,9 +55,9 @@ async def run_node(
     try:
         await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
         for number in kill_after:
-            await wait_until(lambda least=number: count() >= least, 60.0, f"no {number} events", process)
+            await wait_until(lambda least=number: count() >= least, HANG_S, f"no {number} events", process)
             process.send(signal.SIGKILL)
-            await wait_until(lambda: not process.is_alive, 10.0, "it lives on")
+            await wait_until(lambda: not process.is_alive, HANG_S, "it lives on")
             await process.start()
         await wait_until(
             lambda: bool(count() and events_of(NodeFinished, process.events)), 90.0, "it does not finish", process

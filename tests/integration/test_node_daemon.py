@@ -1,10 +1,10 @@
 """A node daemon inside the test: what its status and metrics say while a coordinator comes and goes."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waits import until
 
 from coordinator.daemon import CoordinatorDaemon
 from node.daemon import Daemon
@@ -22,14 +22,6 @@ from swarm.config import (
 )
 from swarm.identity import Identity
 from swarm.peers.discovery_dht import HivemindDirectory
-
-pytestmark = pytest.mark.timeout(60)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - other tasks make it true
-            await asyncio.sleep(0.05)
 
 
 def node_config(directory: Path) -> NodeConfig:
@@ -157,9 +149,11 @@ async def test_a_node_that_leaves_takes_its_address_out_of_the_directory(
             return [advert.endpoints for advert in await reader.lookup()]
 
         try:
-            async with asyncio.timeout(20):
-                while not await endpoints():  # noqa: ASYNC110 - the node announces itself
-                    await asyncio.sleep(0.05)
+
+            async def is_announced() -> bool:
+                return bool(await endpoints())
+
+            await until(is_announced)
             assert await endpoints() == [tuple(daemon.agent.endpoints)] != [()]
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -15,7 +15,6 @@ from swarm.events import GroupPut, GroupsDrawn, StepMade, events_of
 from swarm.telemetry import read_events
 
 RUN = CliRunner()
-pytestmark = pytest.mark.timeout(120)
 QUICK = ("evaluation.num_problems=4", "replay.local_groups=2", "generator.groups_per_batch=2")
 
 

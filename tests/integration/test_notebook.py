@@ -7,10 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "first_steps.ipynb"
-pytestmark = pytest.mark.timeout(180)
 
 # A kernel's event loop runs while a cell does, and `inspect` finds the source of a cell, as IPython sees to.
 KERNEL = """

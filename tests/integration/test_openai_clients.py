@@ -19,7 +19,6 @@ from swarm.serving.openai_app import OpenAiApp, ServedModel
 openai: Any = pytest.importorskip(
     "openai", reason="needs pip install verifiers==0.4.0, which brings openai; .ci/run has an environment with both"
 )
-pytestmark = pytest.mark.timeout(180)
 
 
 class SmallServer:

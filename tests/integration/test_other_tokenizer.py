@@ -53,8 +53,6 @@ from swarm.types import (
 )
 from swarm.wire.envelopes import open_group, seal_group
 
-pytestmark = pytest.mark.timeout(60)
-
 US, THEM = make_identity(1), make_identity(2)
 ENVIRONMENT = EnvironmentConfig(name="reverse", kind="char", dataset="reverse")
 RUN = "run"

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from typer.testing import CliRunner
+from waits import until
 
 from node.daemon import Daemon, write_config
 from node.pause import PAUSED
@@ -23,7 +24,6 @@ from swarm.report.watch import WatchedNode
 from swarm.simulate.local.processes import Process
 from swarm.telemetry import read_events
 
-pytestmark = pytest.mark.timeout(120)
 RUN = CliRunner()
 IDLE_S = 2.0
 
@@ -68,19 +68,16 @@ def _read(url: str) -> bytes:
 
 
 async def until_step(daemon: Daemon, step: int) -> None:
-    async with asyncio.timeout(60):
-        while daemon.agent.head.step < step:  # noqa: ASYNC110 - the daemon's tasks make it true
-            await asyncio.sleep(0.05)
+    await until(lambda: daemon.agent.head.step >= step, f"step {step}")
 
 
 async def standstill(daemon: Daemon) -> int:
     """The step at which it stands still, once what was under way has ended."""
-    async with asyncio.timeout(30):
-        while True:
-            before = daemon.agent.head.step, daemon.agent.own_groups.num_put
-            await asyncio.sleep(IDLE_S)
-            if before == (daemon.agent.head.step, daemon.agent.own_groups.num_put):
-                return before[0]
+    while True:
+        before = daemon.agent.head.step, daemon.agent.own_groups.num_put
+        await asyncio.sleep(IDLE_S)
+        if before == (daemon.agent.head.step, daemon.agent.own_groups.num_put):
+            return before[0]
 
 
 async def test_a_paused_node_does_nothing_says_so_outlives_a_restart_and_loses_nothing(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from waits import HANG_S
 
 from swarm.config import CoordinatorConfig, NodeConfig, load_config, parse_config
 from swarm.environments.load import build_environment
@@ -21,12 +22,9 @@ from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.simulate.local.processes import Process, wait_for_file
 
-pytestmark = pytest.mark.timeout(300)
-
 PAGE: Final = Path(__file__).parents[2] / "docs" / "operating.md"
 MODULES: Final = {"swarm": "swarm.cli.main", "swarm-node": "node.cli", "swarm-coordinator": "coordinator.cli"}
 NODE_ID: Final = Identity.from_seed(bytes(32)).node_id
-START_S: Final = 120.0  # on a busy machine; idle, all of it takes 20 s
 _BLOCK: Final = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.M | re.S)
 _TASKS: Final = re.compile(r"^\[\[node\.environments\]\].*?(?=^\[node\.)", re.M | re.S)
 _TASK: Final = '[[node.environments]]\nname = "sort"\nkind = "char"\ndataset = "sort"\n\n'
@@ -97,7 +95,7 @@ class Operator:
         await process.start(
             [MODULES[name], *arguments, *(["--set", f"dir={directory}"] if "start" in arguments else [])]
         )
-        await wait_for_file(directory / ready, process, START_S)
+        await wait_for_file(directory / ready, process, HANG_S)
 
     async def _shell(self, lines: list[str]) -> str:
         """In bash, with the commands of this checkout."""
@@ -115,7 +113,7 @@ class Operator:
             stderr=asyncio.subprocess.STDOUT,
         )
         try:
-            printed, _ = await asyncio.wait_for(process.communicate(), START_S)
+            printed, _ = await process.communicate()
         finally:
             if process.returncode is None:
                 process.kill()
@@ -139,7 +137,7 @@ async def test_what_the_page_says_brings_up_a_swarm_that_a_stranger_joins(swarm:
         for key in getattr(shown, section).model_fields_set:
             assert getattr(getattr(written, section), key) == getattr(getattr(shown, section), key), key
     first, stranger = swarm.processes["first"], swarm.processes["my-node"]
-    await swarm.until(lambda: stranger.status().get("num_external_used", 0) > 0, "the stranger learned nothing", 60.0)
-    await swarm.until(lambda: first.status().get("num_external_used", 0) > 0, "nobody learned from the stranger", 60.0)
+    await swarm.until(lambda: stranger.status().get("num_external_used", 0) > 0, "the stranger learned nothing")
+    await swarm.until(lambda: first.status().get("num_external_used", 0) > 0, "nobody learned from the stranger")
     node_id = stranger.status()["node_id"]
     assert first.status()["standing"][node_id] == "newcomer"

@@ -17,8 +17,6 @@ from swarm.learn.checkpoint import checkpoint_steps
 from swarm.process import is_running
 from swarm.telemetry import read_events
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def letters(count: int) -> list[dict[str, str]]:
     source = random.Random(1)

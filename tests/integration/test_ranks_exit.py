@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from node.ranks import EXIT_CONFIG
 
 RANK = """
@@ -20,10 +18,9 @@ signal.pause()
 """
 
 
-@pytest.mark.timeout(120)  # imports torch
 def test_a_rank_that_cannot_work_outweighs_one_that_was_ended_for_it(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     rank = RANK.format(ready=str(ready))
     program = f"import sys; from node.ranks import launch; sys.exit(launch(2, ['-c', {rank!r}]))"
-    assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == EXIT_CONFIG
+    assert subprocess.run([sys.executable, "-c", program]).returncode == EXIT_CONFIG

@@ -37,7 +37,6 @@ def learned(events: list[Event]) -> list[tuple[int, int, int]]:
     return [(event.draw_step, event.num_tokens, len(event.ages_steps)) for event in events_of(StepMade, events)]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("archive", RECORDINGS, ids=lambda path: path.name.removesuffix(".tar.xz"))
 async def test_a_run_of_an_older_release_goes_on_where_it_was(archive: Path, swarm: Any) -> None:

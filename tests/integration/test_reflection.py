@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from attacked_node import until
+from waits import until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig, NodeConfig
@@ -21,8 +21,6 @@ from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import TOY_RUN_ID, make_advert, make_identity
 from swarm.testing.nodes import make_agent, make_context
 from swarm.types import Advert
-
-pytestmark = pytest.mark.timeout(60)
 
 
 class Victim:

@@ -19,8 +19,6 @@ from swarm.testing.builders import HoldsNothing, make_advert
 from swarm.wire.adverts import seal_advert
 from swarm.wire.v1 import relay_service_pb2 as pb
 
-pytestmark = pytest.mark.timeout(60)
-
 
 async def dial_back(caller: Caller, port: int) -> pb.DialBackResponse | grpc.StatusCode:
     try:

@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 import pytest
-from attacked_node import until
 from attacked_relay import ADDRESSES, CODES, NODE, RELAY, RUN, code_of, relaying
+from waits import until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
@@ -28,9 +28,6 @@ from swarm.wire.server import ServerLimits
 from swarm.wire.v1 import relay_service_pb2 as pb
 from swarm.wire.v1 import session_service_pb2
 from swarm.wire.v1.session_service_pb2_grpc import SessionServiceStub
-
-pytestmark = pytest.mark.timeout(60)
-
 
 # --- bounds that others fill --------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
-from attacked_node import until
 from attacked_relay import ADDRESSES, CODES, HERE, NODE, Caller, Relay, code_of, relaying
+from waits import HANG_S, until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
@@ -26,8 +26,6 @@ from swarm.relay.tunnel import FRAME_BYTES
 from swarm.testing.builders import make_identity
 from swarm.wire.host_names import dial
 from swarm.wire.v1 import relay_service_pb2 as pb
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def port_of(relay: Relay) -> int:
@@ -205,7 +203,7 @@ async def test_a_socket_that_shows_its_ticket_byte_by_byte_is_turned_away(
             await asyncio.sleep(0.1)
 
     trickling, closing = asyncio.ensure_future(trickle()), asyncio.ensure_future(ended(connection))
-    await asyncio.wait((closing,), timeout=5.0 if is_defended else 1.0)
+    await asyncio.wait((closing,), timeout=HANG_S if is_defended else 1.0)
     assert closing.done() is is_defended
     for task in (trickling, closing):
         task.cancel()

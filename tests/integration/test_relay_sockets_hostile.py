@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from attacked_node import until
 from attacked_relay import ADDRESSES, CODES, HERE, Caller, Relay, code_of, relaying
+from waits import until
 
 from swarm.errors import SwarmError
 from swarm.relay import acceptor, relay_servicer, tunnel
@@ -24,9 +24,6 @@ from swarm.relay.tunnel import FRAME_BYTES, SOCKET_BYTES
 from swarm.wire import session
 from swarm.wire.server import Sessions
 from swarm.wire.v1 import relay_service_pb2 as pb
-
-pytestmark = pytest.mark.timeout(60)
-
 
 # --- what a relay holds ---------------------------------------------------------------------------------------
 

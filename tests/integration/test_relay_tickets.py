@@ -18,8 +18,6 @@ from swarm.wire import server as wire_server
 from swarm.wire.server import Sessions
 from swarm.wire.v1 import relay_service_pb2 as pb
 
-pytestmark = pytest.mark.timeout(60)
-
 
 async def test_calls_without_a_session_or_a_whole_first_message_end_and_hold_nothing(
     monkeypatch: pytest.MonkeyPatch,

@@ -19,8 +19,6 @@ from swarm.wire.session import AuthenticatedChannel, open_channel
 RUN = "request-deadline"
 NUM_PLACES = 8
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class NoDeadline(grpc.aio.ServerInterceptor):
     """The server as gRPC makes it."""

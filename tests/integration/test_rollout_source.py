@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waits import HANG_S
 
 import swarm as library
 from swarm.errors import ConfigError, Unavailable
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def link_of(swarm: Any) -> str:
@@ -23,7 +24,7 @@ async def link_of(swarm: Any) -> str:
 
 def take(link: str, directory: Path, count: int) -> tuple[list[library.SourcedGroup], list[str], int]:
     with library.connect(link, directory=directory, say=lambda _: None) as source:
-        first = source.take(count, timeout_s=120)
+        first = source.take(count, timeout_s=HANG_S)
         for group in source:  # and goes on
             return [*first, group], source.peers, len(source.tokenizer.eos_ids)
     raise AssertionError

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waits import HANG_S
 
 from node.daemon import Daemon
 from swarm.config import NodeConfig
@@ -26,12 +27,11 @@ from swarm.simulate.presets import SimulationOptions, node_configs
 from swarm.testing.trained_node import make_trained_node
 from swarm.types import PolicyVersion
 
-pytestmark = pytest.mark.timeout(90)
 KEY = "a-key-for-serving"
 
 
 def ask(port: int, key: str, path: str = "/v1/chat/completions") -> tuple[int, dict[str, Any]]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)
     body = {"messages": [{"role": "user", "content": "sort:cab="}], "max_tokens": 4, "temperature": 0}
     content = json.dumps(body) if "chat" in path else None
     connection.request("POST" if content else "GET", path, content, {"Authorization": f"Bearer {key}"})
@@ -97,7 +97,7 @@ def test_swarm_serve_answers_with_a_checkpoint_until_ctrl_c(tmp_path: Path) -> N
         assert status == 200 and reply["choices"][0]["finish_reason"] in ("stop", "length")
     finally:
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 0 and "Traceback" not in rest
 
 

@@ -3,13 +3,14 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from waits import HANG_S, until
 
 from node.daemon import Daemon
 from node.ranks import STORE_VARIABLE
@@ -30,7 +31,6 @@ from swarm.learn.learner import PolicyLearner
 from swarm.model.network import load_model
 from swarm.objectives.methods import load_recipe
 
-pytestmark = pytest.mark.timeout(240)  # two processes import torch, twice
 MODEL = ModelConfig(source="tiny", dtype="float32")
 
 
@@ -59,13 +59,6 @@ async def running(config: NodeConfig) -> AsyncGenerator[tuple[Daemon, "asyncio.T
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(condition: Callable[[], bool], task: "asyncio.Task[None]") -> None:
-    async with asyncio.timeout(100):
-        while not condition():
-            assert not task.done(), task
-            await asyncio.sleep(0.1)
 
 
 def ranks() -> dict[int, psutil.Process]:
@@ -111,20 +104,20 @@ def other_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_node_of_two_ranks_learns_outlives_one_of_them_and_leaves_nothing_behind(tmp_path: Path) -> None:
     config = node_config(tmp_path / "node", num_steps=500)
     async with running(config) as (daemon, task):
-        await until(lambda: daemon.agent.head.step >= 2, task)
+        await until(lambda: daemon.agent.head.step >= 2, beside=task)
         before = ranks()
         assert sorted(before) == [0, 1]
         ears = listening(before[0]) | listening(before[1]) | listening(before[0].parent())
         assert ears and ears <= {"127.0.0.1", "::1"}  # nothing of it is reached from another machine
         os.kill(before[1].pid, signal.SIGKILL)
         reached = daemon.agent.head.step
-        await until(lambda: daemon.status()["restarts"]["worker"] == 1 and not before[0].is_running(), task)
-        await until(lambda: daemon.agent.head.step > reached + 2, task)
+        await until(lambda: daemon.status()["restarts"]["worker"] == 1 and not before[0].is_running(), beside=task)
+        await until(lambda: daemon.agent.head.step > reached + 2, beside=task)
         after = ranks()
         assert sorted(after) == [0, 1] and {p.pid for p in after.values()}.isdisjoint(p.pid for p in before.values())
         evaluations = daemon.agent.coordinator_view.evaluations
         assert set(evaluations) >= {"reverse/all", "reverse/held_out"}
-    _, alive = psutil.wait_procs(list(after.values()), timeout=10)
+    _, alive = psutil.wait_procs(list(after.values()), timeout=HANG_S)
     assert not alive
     saved = read_checkpoint(config.dir / "checkpoints")
     alone = PolicyLearner(
@@ -144,14 +137,14 @@ async def test_what_no_rank_can_work_with_is_said_once(tmp_path: Path) -> None:
     wrong = config.model_copy(update={"model": MODEL.model_copy(update={"digest": "0" * 64})})
     async with running(wrong) as (_, task):
         with pytest.raises(ConfigError, match=r"^model\.digest: [^\n]*$"):
-            await asyncio.wait_for(asyncio.shield(task), 100)
+            await asyncio.shield(task)
 
 
 @pytest.mark.usefixtures("other_launcher")
 async def test_a_worker_of_one_process_is_no_rank_of_a_launcher_around_it(tmp_path: Path) -> None:
     config = node_config(tmp_path / "node", num_processes=1, num_steps=1)
     async with running(config) as (daemon, task):
-        await until(lambda: daemon.agent.head.step == 1 or daemon.status()["restarts"]["worker"] > 0, task)
+        await until(lambda: daemon.agent.head.step == 1 or daemon.status()["restarts"]["worker"] > 0, beside=task)
         assert daemon.status()["restarts"]["worker"] == 0
 
 
@@ -186,9 +179,9 @@ async def test_an_exception_in_the_first_ranks_step_ends_all_and_they_start_agai
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE_THAT_FAILS_ONCE, encoding="utf-8")
     async with running(node_config(tmp_path / "node", num_steps=2, recipe=f"{recipe}:RECIPE")) as (daemon, task):
-        await until((tmp_path / "failed").exists, task)
+        await until((tmp_path / "failed").exists, beside=task)
         before = ranks()
-        await until(lambda: daemon.status()["restarts"]["worker"] == 1, task)
+        await until(lambda: daemon.status()["restarts"]["worker"] == 1, beside=task)
         assert not any(process.is_running() for process in before.values())
-        await until(lambda: daemon.agent.head.step == 2, task)
+        await until(lambda: daemon.agent.head.step == 2, beside=task)
     assert "MemoryError: on the first rank alone" in capfd.readouterr().err

@@ -21,7 +21,6 @@ def _held_out_accuracy(run: SwarmRun) -> float:
     return fmean([own.after, other.after, other.after, other.after])  # 2 of 8 tasks are own
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.usefixtures("shared_forks")
 @pytest.mark.sweep

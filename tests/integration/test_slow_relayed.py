@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attacked_node import AttackedNode, until
+from attacked_node import AttackedNode
+from waits import until
 
 from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, SandboxConfig
@@ -26,7 +27,6 @@ from swarm.types import Cursor, Digest, NodeId, RefusalReason, SealedGroup, Stre
 from swarm.wire.envelopes import seal_group
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only"),
 ]
 

@@ -26,8 +26,6 @@ RUN = "stream-standing"
 NUM_PLACES = 8
 SERVER, HONEST = make_identity(1), make_identity(2)
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Quiet(HoldsNothing):
     """Says that a stream is open, and then nothing."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waits import HANG_S
 
 from node.daemon import write_config
 from swarm.config import EnvironmentConfig, FaultConfig, NodeConfig
@@ -26,7 +27,7 @@ from swarm.simulate.local.fork_server import ForkServer
 from swarm.simulate.local.processes import Process, wait_until
 from swarm.simulate.presets import SimulationOptions, node_configs
 
-pytestmark = [pytest.mark.timeout(150), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NUM_STEPS = 12
 
@@ -79,12 +80,12 @@ async def run_node(
     try:
         await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
         for number, what in kills:
-            await wait_until(lambda least=number: count() >= least, 60.0, f"no {number} events", process)
+            await wait_until(lambda least=number: count() >= least, HANG_S, f"no {number} events", process)
             if what == "worker":
                 await asyncio.to_thread(kill_worker, process)
                 continue
             process.send(signal.SIGKILL)
-            await wait_until(lambda: not process.is_alive, 10.0, "it lives on")
+            await wait_until(lambda: not process.is_alive, HANG_S, "it lives on")
             await process.start()
         await wait_until(
             lambda: bool(count() and events_of(NodeFinished, process.events)), 90.0, "it does not finish", process
@@ -220,7 +221,7 @@ async def run_to_its_end(forks: ForkServer | None, config: NodeConfig, identity:
         for _ in range(1 + len(MOMENTS)):
             await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
             process.is_expected_dead = True
-            await wait_until(is_over, 60.0, "it neither dies nor finishes", process)
+            await wait_until(is_over, HANG_S, "it neither dies nor finishes", process)
             if process.is_alive:
                 break
     finally:

@@ -17,7 +17,7 @@ from swarm.simulate.local.processes import Process
 from swarm.simulate.local.run import run_swarm
 from swarm.simulate.presets import SimulationOptions
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def external(process: Process) -> list[str]:

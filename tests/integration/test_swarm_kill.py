@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from waits import HANG_S
 
 from swarm.events import Event, LoopFailed, NodeKilled, NodeStarted, StepMade, events_of, kind_of
 from swarm.simulate.command import judge
@@ -17,7 +18,7 @@ from swarm.simulate.local.processes import Process
 from swarm.simulate.local.run import NodeRun, run_swarm
 from swarm.simulate.presets import SimulationOptions
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def stored(directory: Path) -> set[str]:
@@ -158,7 +159,7 @@ async def _terminate(swarm: Any, process: Process, has_worker: bool) -> None:
     await swarm.until(lambda: not process.is_alive, "the daemon goes on after SIGTERM")
     assert process._process is not None
     assert process._process.returncode == 0
-    _, alive = psutil.wait_procs(children, timeout=20.0)
+    _, alive = psutil.wait_procs(children, timeout=HANG_S)
     assert alive == []
 
 

@@ -14,7 +14,6 @@ from swarm.simulate.command import run_command
 from swarm.simulate.presets import SimulationOptions
 
 pytestmark = [
-    pytest.mark.timeout(300),
     pytest.mark.skipif("SWARM_SLOW_TESTS" not in os.environ, reason="a minute; set SWARM_SLOW_TESTS=1"),
 ]
 

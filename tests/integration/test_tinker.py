@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from waits import HANG_S
 
 from swarm.cli.serve_tinker import TinkerSettings, end_tinker, start_tinker
 from swarm.model.version_digest import published_state, weights_digest
@@ -23,7 +24,6 @@ from swarm.trained.model import TrainedModel, load_target
 from swarm.wire.v1 import tinker_pb2 as wire
 from tests.tinker_world import write_model
 
-pytestmark = pytest.mark.timeout(120)
 KEY = "tml-a-key-of-a-test"
 NAME = "owner/tiny"
 RNG = np.random.default_rng(7)
@@ -44,7 +44,7 @@ class Client:
         return self.store / path.removeprefix("tinker://")
 
     def post(self, path: str, body: Any, **headers: str) -> Reply:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         try:
             connection.request("POST", f"/api/v1/{path}", content, {"X-API-Key": self.key, **headers})
@@ -475,7 +475,7 @@ def test_nobody_is_answered_without_the_key(fresh: Client) -> None:
     assert stranger.post("create_session", {})[0] == 401
     assert stranger.post("nothing", {})[0] == 401
     assert fresh.post("nothing", {}) == (404, {"detail": "POST /api/v1/nothing is not served here"})
-    connection = http.client.HTTPConnection("127.0.0.1", fresh.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", fresh.port, timeout=HANG_S)
     connection.request("GET", "/api/v1/healthz")
     assert connection.getresponse().read() == b'{"status":"ok"}'
     connection.close()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from waits import HANG_S
 
 from node.pause import PAUSED
 from node.tinker import Publish, TinkerNode
@@ -36,7 +37,6 @@ from swarm.trained.model import TrainedModel
 from swarm.types import PolicyVersion
 from swarm.wire.v1 import tinker_pb2 as wire
 
-pytestmark = pytest.mark.timeout(120)
 KEY = "a-key-of-a-node-1"
 
 
@@ -212,7 +212,7 @@ async def test_all_requests_of_a_client_are_with_the_nodes_at_once(
     network: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, version = 64, version_of(network)
-    all_there = threading.Barrier(count, timeout=30)
+    all_there = threading.Barrier(count, timeout=HANG_S)
 
     def call(_: JsonClient, method: str, path: str, body: object = None, *, attempts: int) -> Any:
         digest = version.digest.hex()

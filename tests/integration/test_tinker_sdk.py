@@ -13,7 +13,6 @@ from tests.tinker_world import write_model
 tinker: Any = pytest.importorskip("tinker", reason="the tinker SDK: .ci/run installs it")
 
 pytestmark = [
-    pytest.mark.timeout(120),
     # of the SDK's own, about what it imports and about calls that it renames
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -40,7 +39,7 @@ def service(server: StartedTinker, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     made = tinker.ServiceClient(base_url=server.url)
     yield made
-    made.close("success").result(timeout=30)
+    made.close("success").result()
 
 
 def datum(length: int = 6, **inputs: Any) -> Any:

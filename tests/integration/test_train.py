@@ -31,7 +31,6 @@ from swarm.trained.model import load_trained
 from swarm.trained.samples import SampleReader
 
 RUN = CliRunner()
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,6 @@ RATE = 1_000_000
 SIZE = 100_000
 FOR_S = 3.0
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def sealed_of(identity: Identity, body: bytes) -> SealedGroup:
     """A signed body that no transport looks into."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from waits import HANG_S
 
 from swarm.config import EngineConfig, ModelConfig, NodeConfig
 from swarm.episode import Message
@@ -218,7 +219,7 @@ sys.stdin.read()
         pid = int(worker.stdout.readline())
         assert _is_running(pid)
         worker.kill()
-    deadline_s = time.monotonic() + 60.0
+    deadline_s = time.monotonic() + HANG_S
     while _is_running(pid):
         assert time.monotonic() < deadline_s, "the engine outlived its worker"
         time.sleep(0.05)

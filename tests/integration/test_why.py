@@ -21,7 +21,6 @@ from swarm.config import NodeConfig, load_config
 from swarm.events import Event, GroupPut, StepMade
 from swarm.process import lock_directory
 
-pytestmark = pytest.mark.timeout(120)
 QUICK = (
     "every answer gets reward 0",
     "every answer gets reward 1",

@@ -1,11 +1,11 @@
 """A node whose clock is wrong learns it from those that it dials, over real sockets, and its owner is told."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from waits import until
 
 from coordinator.daemon import CoordinatorDaemon
 from node.daemon import Daemon, write_config
@@ -29,7 +29,6 @@ from swarm.peers.parties import Parties
 from swarm.peers.peer_clocks import PeerClocks
 from swarm.testing.builders import HoldsNothing
 
-pytestmark = pytest.mark.timeout(60)
 OFF_S = 250.0
 
 
@@ -78,12 +77,6 @@ async def test_two_liars_of_five_scare_nobody(is_out: bool, monkeypatch: pytest.
         monkeypatch.setattr(PeerClocks, "_votes", lambda clocks: [max(votes(clocks), key=abs)])
     finding = await finding_of(0.0, [0.0, 0.0, 0.0, 9000.0, 9000.0])
     assert (finding == "") is not is_out
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - other tasks make it true
-            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["defended", "mutation: Hello tells no time"])

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.lab.lab_swarm import KINDS, LabSwarm
 from tests.lab.laboratory import Laboratory, why_not
+from tests.waits import HANG_S
 
 
 def join_often(swarm: LabSwarm, kind: str, num: int, seconds: list[float]) -> None:
@@ -24,11 +25,11 @@ def join_often(swarm: LabSwarm, kind: str, num: int, seconds: list[float]) -> No
     for number in range(num):
         node = swarm.join_from(namespace, kind, f"{kind}-{number}")
         try:
-            seconds.append(swarm.wait(lambda node=node: node.status().get("num_admitted"), 180, f"{kind} {number}"))
+            seconds.append(swarm.wait(lambda node=node: node.status().get("num_admitted"), f"{kind} {number}"))
             print(f"{kind} {number}: {seconds[-1]:.1f} s", flush=True)
         finally:
             node.process.send_signal(signal.SIGTERM)
-            node.process.wait(60)
+            node.process.wait(HANG_S)
             shutil.rmtree(node.directory, ignore_errors=True)
 
 
@@ -42,7 +43,7 @@ def main() -> None:
         raise SystemExit(reason)
     with tempfile.TemporaryDirectory() as folder, Laboratory() as lab, LabSwarm(lab, Path(folder)) as swarm:
         resident = swarm.join("open", "resident")
-        swarm.wait(lambda: resident.status().get("num_put"), 90, "the resident node has groups")
+        swarm.wait(lambda: resident.status().get("num_put"), "the resident node has groups")
         found: dict[str, list[float]] = {kind: [] for kind in arguments.kinds}
         threads = [
             threading.Thread(target=join_often, args=(swarm, kind, arguments.num, found[kind])) for kind in found

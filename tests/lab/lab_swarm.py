@@ -17,6 +17,7 @@ from typing import Any, Final
 from swarm.events import KINDS as EVENT_KINDS
 from swarm.events import GroupAdmitted
 from tests.lab.laboratory import MASQUERADE, ONLY_443, SHORT_MASQUERADE, STATEFUL, Laboratory
+from tests.waits import HANG_S
 
 KINDS: Final = ("open", "nat", "short", "double", "only443", "firewall")
 ADMITTED: Final = next(name for name, kind in EVENT_KINDS.items() if kind is GroupAdmitted)
@@ -78,7 +79,7 @@ class LabSwarm:
     Example:
         with Laboratory() as lab, LabSwarm(lab, tmp_path) as swarm:
             node = swarm.join("nat")
-            swarm.wait(lambda: node.status().get("num_admitted"), 60, "a group is admitted")
+            swarm.wait(lambda: node.status().get("num_admitted"), "a group is admitted")
     """
 
     lab: Laboratory
@@ -96,7 +97,7 @@ class LabSwarm:
         self._coordinator = self._start(
             self.coordinator, "coordinator", "swarm-coordinator", "start", "--config", config
         )
-        self.wait((state / "coordinator.json").exists, 60, "the coordinator answers")
+        self.wait((state / "coordinator.json").exists, "the coordinator answers")
         self.link = json.loads((state / "coordinator.json").read_text(encoding="utf-8"))["link"]
         return self
 
@@ -106,7 +107,7 @@ class LabSwarm:
                 process.send_signal(signal.SIGTERM)
         for process in (*(node.process for node in self.nodes), self._coordinator):
             try:
-                process.wait(10)
+                process.wait(HANG_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -123,12 +124,12 @@ class LabSwarm:
         self.nodes.append(node)
         return node
 
-    def wait(self, holds: Callable[[], object], timeout_s: float, what: str) -> float:
+    def wait(self, holds: Callable[[], object], what: str) -> float:
         """Waits for a condition; returns how long it took."""
         began_s = time.monotonic()
         while not holds():
-            if time.monotonic() - began_s > timeout_s:
-                raise AssertionError(f"not within {timeout_s} s: {what}\n{self.logs()}")
+            if time.monotonic() - began_s > HANG_S:
+                raise AssertionError(f"not within {HANG_S:g} s: {what}\n{self.logs()}")
             time.sleep(0.1)
         return time.monotonic() - began_s
 

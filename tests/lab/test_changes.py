@@ -9,7 +9,6 @@ from tests.lab.laboratory import Laboratory, why_not
 
 pytestmark = [
     pytest.mark.sweep,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(bool(why_not()), reason=f"no laboratory of networks: {why_not()}"),
 ]
 
@@ -25,17 +24,17 @@ def test_when_a_relay_dies_or_an_address_changes_both_sides_go_on_where_they_wer
         def flows(at: LabNode, source: LabNode, more: int = 3) -> float:
             made_by = source.status()["node_id"]
             least = at.admitted_from()[made_by] + more
-            return swarm.wait(lambda: at.admitted_from()[made_by] >= least, 60, f"{source.kind} -> {at.kind}")
+            return swarm.wait(lambda: at.admitted_from()[made_by] >= least, f"{source.kind} -> {at.kind}")
 
         swarm.wait(
-            lambda: all(len(relays_of(node)) == 2 for node in (ada, bell)), 90, "both hold reservations at two relays"
+            lambda: all(len(relays_of(node)) == 2 for node in (ada, bell)), "both hold reservations at two relays"
         )
         flows(ada, bell)
         flows(bell, ada)
 
         relay.process.kill()
         relay_id = relay.status()["node_id"]
-        swarm.wait(lambda: relay_id not in relays_of(ada) | relays_of(bell), 30, "the dead relay is given up")
+        swarm.wait(lambda: relay_id not in relays_of(ada) | relays_of(bell), "the dead relay is given up")
         print(f"after the death of a relay: {flows(ada, bell):.1f} and {flows(bell, ada):.1f} s")
 
         home = lab.command(ada.namespace, ["ip"])

@@ -9,11 +9,11 @@ import pytest
 
 from tests.lab.lab_swarm import KINDS, LabSwarm
 from tests.lab.laboratory import Laboratory, why_not
+from tests.waits import HANG_S
 
 SWARM = [str(Path(sys.executable).parent / "swarm")]
 pytestmark = [
     pytest.mark.sweep,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(bool(why_not()), reason=f"no laboratory of networks: {why_not()}"),
 ]
 
@@ -27,7 +27,6 @@ def test_in_all_kinds_of_networks_at_once_each_node_learns_from_every_other(tmp_
 
         swarm.wait(
             lambda: all(set(node.admitted_from()) >= ids() - {node.status().get("node_id")} for node in nodes),
-            180,
             "every ordered pair exchanged a group",
         )
         reach = {node.kind: node.status()["reach"]["kind"] for node in nodes}
@@ -39,16 +38,16 @@ def test_where_all_are_behind_routers_the_coordinator_leads_port_443_to_the_othe
     with Laboratory() as lab, LabSwarm(lab, tmp_path) as swarm:
         home, office = swarm.join("nat", "home"), swarm.join("only443", "office")
         for node, other in ((home, office), (office, home)):
-            swarm.wait(lambda a=node, b=other: a.admitted_from()[b.status().get("node_id", "-")], 90, "a group came")
+            swarm.wait(lambda a=node, b=other: a.admitted_from()[b.status().get("node_id", "-")], "a group came")
 
 
 def test_a_trainer_and_a_generator_behind_two_routers_work_for_each_other(tmp_path: Path) -> None:
     with Laboratory() as lab, LabSwarm(lab, tmp_path) as swarm:
         trainer = swarm.join("nat", "trainer", "--set", "weights.publish=true")
         generator = swarm.join("double", "generator", "--generate")
-        swarm.wait(lambda: (generator.status().get("following") or {}).get("served_step"), 120, "weights arrive")
+        swarm.wait(lambda: (generator.status().get("following") or {}).get("served_step"), "weights arrive")
         made_by = generator.status()["node_id"]
-        swarm.wait(lambda: trainer.admitted_from()[made_by] >= 3, 60, "its groups reach the trainer")
+        swarm.wait(lambda: trainer.admitted_from()[made_by] >= 3, "its groups reach the trainer")
 
 
 def test_the_doctor_is_right_about_each_kind_of_network_before_anybody_joins(tmp_path: Path) -> None:
@@ -60,7 +59,7 @@ def test_the_doctor_is_right_about_each_kind_of_network_before_anybody_joins(tmp
             for kind in KINDS
         }
         for kind, process in asked.items():
-            found = json.loads(process.communicate(timeout=120)[0])
+            found = json.loads(process.communicate(timeout=HANG_S)[0])
             assert found["is_dialable"] == (kind == "open"), (kind, found)
             assert found["is_idle_kept"] == (kind != "short"), (kind, found)
             assert bool(found["unreached"]) == (kind == "only443"), (kind, found)

@@ -17,14 +17,12 @@ from pathlib import Path
 from tests.lab.lab_swarm import KINDS, LabNode, LabSwarm
 from tests.lab.laboratory import Laboratory, why_not
 
-LIMIT_S = 240.0
-
 
 def exchange(trainer_kind: str) -> dict[str, tuple[float, float]]:
     """Seconds to the first weights and to the third admitted group, by kind of the generator."""
     with tempfile.TemporaryDirectory() as folder, Laboratory() as lab, LabSwarm(lab, Path(folder)) as swarm:
         trainer = swarm.join(trainer_kind, "trainer", "--set", "weights.publish=true", "--set", 'roles=["trainer"]')
-        swarm.wait(lambda: trainer.status().get("node_id"), LIMIT_S, "the trainer runs")
+        swarm.wait(lambda: trainer.status().get("node_id"), "the trainer runs")
         generators = [swarm.join(kind, f"generator-{kind}", "--generate") for kind in KINDS]
         found: dict[str, list[float]] = {node.kind: [] for node in generators}
 
@@ -42,7 +40,7 @@ def exchange(trainer_kind: str) -> dict[str, tuple[float, float]]:
 
         began_s = time.monotonic()
         try:
-            swarm.wait(lambda: all_exchanged(began_s), LIMIT_S, f"weights and groups between {trainer_kind} and all")
+            swarm.wait(lambda: all_exchanged(began_s), f"weights and groups between {trainer_kind} and all")
         except AssertionError:
             print(json.dumps({"found": found, "followers": trainer.status()["followers"]}))
             print(json.dumps({node.kind: node.status().get("following") for node in generators}))

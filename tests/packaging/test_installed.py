@@ -29,7 +29,7 @@ def location(package: str) -> Path:
 
 def run_python(program: str) -> str:
     # -P keeps the working directory off the path; cwd would otherwise hide an incomplete wheel
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -61,7 +61,6 @@ print(json.dumps([[name for name in heavy if name in sys.modules], threading.act
     assert json.loads(run_python(program)) == [[], 1]
 
 
-@pytest.mark.timeout(180)
 def test_every_module_imports():
     program = """
 import importlib, pkgutil, swarm, node, coordinator
@@ -82,7 +81,7 @@ def test_the_commands_are_the_three_of_the_project():
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_each_command_explains_itself(name: str):
     command = Path(sysconfig.get_path("scripts")) / name
-    done = subprocess.run([command, "--help"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([command, "--help"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
 

@@ -74,17 +74,14 @@ def check(findings: Findings) -> None:
     assert len(findings.admitted) == 3 and findings.steps > findings.groups / 50
 
 
-@pytest.mark.timeout(180)
 def test_what_is_admitted_is_no_longer_and_no_costlier_than_honest_groups_and_shows_every_token() -> None:
     check(played(OURS, NUM_GROUPS))
 
 
-@pytest.mark.timeout(120)
 def test_the_same_with_tokens_that_merge_share_characters_and_have_no_text(merging: Tokenizer) -> None:
     check(played(merging, 500))
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("name", "what"),
     [

@@ -117,7 +117,6 @@ DEPENDS_ON_ORDER = {
 """Recipe -> why the order of rollouts means something to it."""
 
 
-@pytest.mark.timeout(60)
 def test_the_order_of_rollouts_does_not_matter() -> None:
     shuffled_steps = [
         (batch.select(order.tolist()), order, logprobs[order], entropy[order])
@@ -137,7 +136,6 @@ def test_the_order_of_rollouts_does_not_matter() -> None:
     of_every_recipe(check, [name for name in NAMES if name not in DEPENDS_ON_ORDER])
 
 
-@pytest.mark.timeout(60)
 def test_padding_does_not_matter_and_nan_behind_the_mask_never_leaks() -> None:
     def check(name: str) -> None:
         recipe = load_recipe(name)
@@ -163,7 +161,6 @@ def random_plan(batch: Batch, seed: int, by_group: bool) -> list[Any]:
     return [SimpleNamespace(members=chosen) for chosen in members if chosen]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("by_group", [True, False])
 def test_micro_batches_add_up_to_the_whole(by_group: bool) -> None:
     """With the learner's own rule for what one micro-batch may compute alone."""
@@ -241,7 +238,6 @@ def is_plain_on_policy(recipe: Recipe) -> bool:
     return torch.allclose(found.logprobs, expected.logprobs, rtol=1e-9, atol=1e-12) and not found.bounded.any()
 
 
-@pytest.mark.timeout(60)
 def test_on_policy_a_recipe_is_the_policy_gradient_of_its_advantages_and_no_part_is_listed_in_vain() -> None:
     recipes = [load_recipe(name) for name in NAMES]
     different = [recipe for recipe in recipes if not is_plain_on_policy(recipe)]
@@ -249,7 +245,6 @@ def test_on_policy_a_recipe_is_the_policy_gradient_of_its_advantages_and_no_part
     assert set[str]().union(*(listed(recipe, NOT_PLAIN_ON_POLICY) for recipe in different)) == set(NOT_PLAIN_ON_POLICY)
 
 
-@pytest.mark.timeout(60)
 def test_a_group_whose_advantages_are_zero_gives_exactly_no_gradient() -> None:
     def check(name: str) -> None:
         recipe = replace(load_recipe(name), terms=())
@@ -268,7 +263,6 @@ def test_a_group_whose_advantages_are_zero_gives_exactly_no_gradient() -> None:
     of_every_recipe(check)
 
 
-@pytest.mark.timeout(60)
 def test_external_negatives_are_removed_without_touching_anything_else() -> None:
     def check(name: str) -> None:
         for seed, (batch, _, _) in enumerate(steps()):

@@ -240,7 +240,6 @@ def within_share(recipe: Recipe, step: Step, clip: MassClip) -> bool:
     return bool(found.isfinite().all()) and bool((found <= bounds_of(clip, factor) * (1 + 1e-9)).all())
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("as_who", [as_newcomer, lambda step: step], ids=["newcomer", "established"])
 def test_whatever_a_source_sends_its_groups_weigh_no_more_than_their_share(as_who: Callable[[Step], Step]) -> None:
     for recipe, step, attacks in cases(as_who):
@@ -249,7 +248,6 @@ def test_whatever_a_source_sends_its_groups_weigh_no_more_than_their_share(as_wh
             assert within_share(recipe, hostile, clip), f"{recipe.name}: attack {seed}"
 
 
-@pytest.mark.timeout(120)
 def test_a_group_in_several_micro_batches_has_one_bound_and_what_is_within_it_keeps_its_bits() -> None:
     for recipe, step, attacks in cases(lambda step: step):
         if recipe.scope.reach > Scope.ROLLOUT.reach:
@@ -290,7 +288,6 @@ def moved(recipe: Recipe, step: Step, hostile: Step) -> bool:
     return not (same and before.memory == after.memory)
 
 
-@pytest.mark.timeout(120)
 def test_nothing_that_a_newcomer_sends_changes_a_coefficient_of_others_or_what_a_recipe_remembers() -> None:
     for recipe, step, attacks in cases(as_newcomer):
         for seed, hostile in enumerate(attacks):
@@ -347,7 +344,6 @@ def changed_but_for_dilution(recipe: Recipe, step: Step, hostile: Step) -> bool:
     return not same or before.memory != after.memory
 
 
-@pytest.mark.timeout(120)
 def test_what_an_established_node_can_change_of_others_is_listed_and_nothing_is_listed_in_vain() -> None:
     parts = {
         recipe.name: {type(part).__name__ for _, part in recipe.parts} & CHANGED_BY_ESTABLISHED.keys()

@@ -98,7 +98,6 @@ def pull(of: Coefficients) -> Tensor:
     return sizes if of.entropy is None else sizes + of.entropy.abs().sum(dim=1)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("external", ["positive", "all"])
 def test_no_lie_about_log_probs_owns_a_step_or_takes_it_from_others(external: str) -> None:
     batch, logprobs, entropy = step()
@@ -116,7 +115,6 @@ def test_no_lie_about_log_probs_owns_a_step_or_takes_it_from_others(external: st
             assert 0.5 * expected <= victims <= 2 * expected, case
 
 
-@pytest.mark.timeout(60)
 def test_the_ceiling_touches_neither_honest_rollouts_nor_our_own() -> None:
     batch, logprobs, entropy = step()
     ours = replace(batch, is_external=torch.zeros_like(batch.is_external))

@@ -20,8 +20,6 @@ from torch import Tensor
 
 from swarm.model.token_alignment import UNALIGNED, align, token_ends
 
-pytestmark = pytest.mark.timeout(60)
-
 DOCUMENT = Path(__file__).parents[2] / "docs" / "recipes.md"
 OURS, THEIRS = ("a", "b", "ab"), ("a", "b", "ba", "bb")
 MAX_CHARACTERS = 4

@@ -7,7 +7,6 @@ from typer.testing import CliRunner
 
 from swarm.cli.main import app
 
-pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[2]
 
 

@@ -156,7 +156,6 @@ def test_a_file_of_another_version_is_named(tmp_path: Path) -> None:
         RunFile(path=path, decode=decode).read()
 
 
-@pytest.mark.timeout(90)
 def test_finished_runs_are_not_made_again(tmp_path: Path) -> None:
     path = tmp_path / "sharing.jsonl"
     wanted = jobs(MICRO, 1, ["homo"], ["4/0", "2/2"])

@@ -14,7 +14,6 @@ from benchmarks._staleness_run import METHODS, Job, Outcome, Setting, StaleRun, 
 from benchmarks._staleness_table import cells, markdown, plot  # noqa: E402
 from benchmarks.staleness import QUICK, decode, jobs, quick_jobs  # noqa: E402
 
-pytestmark = pytest.mark.timeout(120)
 SHORT = Setting(num_updates=8, evaluate_every=4, num_problems=2, num_warm=1)
 JOB = Job(setting=SHORT, method="PPO-clip", schedule="one", source="own", age=3, learning_rate=3e-4, seed=0)
 

@@ -10,8 +10,6 @@ from typer.testing import CliRunner, Result
 
 from swarm.cli.main import app
 
-pytestmark = pytest.mark.timeout(60)  # reasoning-gym is imported, and a process that scores is started
-
 
 def check(folder: Path, environment: dict[str, Any], *options: str, is_run: bool = False, **node: Any) -> Result:
     """Of a node alone with the tiny model, or of a run that starts nodes so."""

@@ -1,6 +1,5 @@
 """How often checkpoints are written: by steps, by the bytes that they cost, and not at the end where nobody asks."""
 
-import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -90,8 +89,7 @@ async def saved_at(pause_s: float, num_journalled: int = 0, **changes: Any) -> S
         checkpoint_pause_s=pause_s,
         **parts,
     )
-    async with asyncio.timeout(10):
-        await learn_loop(worker, cast("Any", learner))
+    await learn_loop(worker, cast("Any", learner))
     return learner.saved
 
 

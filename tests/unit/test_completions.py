@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from waits import HANG_S
 
 from swarm.errors import Unavailable
 from swarm.generation import continuous_batching
@@ -128,7 +129,7 @@ class Holding:
 
     def let_stand(self) -> None:
         """Waits until the next step is about to be made."""
-        assert self._stands.acquire(timeout=10)
+        assert self._stands.acquire(timeout=HANG_S)
 
     def let_all_go(self) -> None:
         self._go.release(10_000)
@@ -156,7 +157,7 @@ def test_a_request_joins_in_the_middle_of_another_and_leaves_before_it() -> None
         CompletionRequest(prompt_ids=[6, 7], sampling=Sampling(temperature=0.0, max_new_tokens=4), seed=0)
     )
     hold.let_all_go()
-    assert len(second.result(10).token_ids) == 4 and len(first.result(10).token_ids) == 40
+    assert len(second.result().token_ids) == 4 and len(first.result().token_ids) == 40
     own.close()
     assert hold.rows.count(2) == 2
     assert hold.steps <= 41  # the second one took no step of its own
@@ -167,7 +168,7 @@ def test_a_cancelled_request_makes_room_and_the_others_go_on_as_they_were() -> N
     for prompt in ([5, 6], [7, 8, 9]):
         own = engine()
         never_ending(own)
-        expected[tuple(prompt)] = own.complete(CompletionRequest(prompt_ids=prompt, sampling=LONG, seed=0)).result(10)
+        expected[tuple(prompt)] = own.complete(CompletionRequest(prompt_ids=prompt, sampling=LONG, seed=0)).result()
         own.close()
     own = engine(max_rows=2)
     never_ending(own)
@@ -178,9 +179,9 @@ def test_a_cancelled_request_makes_room_and_the_others_go_on_as_they_were() -> N
     assert gone.cancel()
     hold.let_all_go()
     for call, one in zip(calls, expected.values(), strict=True):
-        assert call.result(10).token_ids == one.token_ids
+        assert call.result().token_ids == one.token_ids
     with pytest.raises(CancelledError):
-        gone.result(10)
+        gone.result()
     own.close()
     assert hold.steps < 60  # 40 and the few before: it did not run to its end
 
@@ -199,7 +200,7 @@ def test_what_does_not_fit_into_the_cache_waits_in_its_turn_and_a_single_row_alw
     hold.let_stand()
     assert gone.cancel()  # while it waits
     hold.let_all_go()
-    assert [len(call.result(20).token_ids) for call in calls] == sizes
+    assert [len(call.result().token_ids) for call in calls] == sizes
     own.close()
     assert max(hold.rows) == 2
     first = next(at for at, rows in enumerate(hold.rows) if rows == 1)
@@ -222,7 +223,7 @@ def test_several_answers_to_one_prompt_read_it_once(monkeypatch: pytest.MonkeyPa
     other = CompletionRequest(prompt_ids=list(prompt), sampling=sampling, seed=0)  # of somebody else
     calls = [own.complete(request) for request in (*alike, other)]
     hold.let_all_go()
-    made = [list(call.result(10).token_ids) for call in calls]
+    made = [list(call.result().token_ids) for call in calls]
     own.close()
     assert read == [1, 1] and made[4] == made[0]
     assert made == [list(alone(request).token_ids) for request in (*alike, other)]
@@ -238,7 +239,7 @@ def test_callers_hear_every_token_once_and_in_order() -> None:
         return True
 
     own = engine()
-    completion = own.complete(CompletionRequest(prompt_ids=[5], sampling=KINDS[1], seed=1), hear).result(10)
+    completion = own.complete(CompletionRequest(prompt_ids=[5], sampling=KINDS[1], seed=1), hear).result()
     own.close()
     assert heard == list(completion.token_ids) and values == list(completion.logprobs or [])
 
@@ -247,17 +248,17 @@ def test_a_caller_may_end_it_and_so_may_tokens_of_the_request() -> None:
     own = engine()
     never_ending(own)
     request = CompletionRequest(prompt_ids=[5], sampling=LONG, seed=0)
-    whole = own.complete(request).result(10)
+    whole = own.complete(request).result()
     heard: list[int] = []
 
     def until_five(token_ids: Sequence[int], logprobs: Sequence[float], top: Sequence[object]) -> bool:
         heard.extend(token_ids)
         return len(heard) < 5
 
-    ended = own.complete(request, until_five).result(10)
+    ended = own.complete(request, until_five).result()
     assert ended.token_ids == whole.token_ids[:5] and ended.finish is FinishReason.STOP
     end = whole.token_ids[7]
-    by_token = own.complete(replace(request, end_ids=frozenset({end}))).result(10)
+    by_token = own.complete(replace(request, end_ids=frozenset({end}))).result()
     assert by_token.token_ids == whole.token_ids[: whole.token_ids.index(end) + 1]
     assert by_token.finish is FinishReason.STOP
     own.close()
@@ -273,9 +274,9 @@ def test_a_caller_that_fails_ends_its_own_completion_and_no_other() -> None:
 
     failed, other = own.complete(request, broken), own.complete(request)
     with pytest.raises(Unavailable, match="IndexError: no such token"):
-        failed.result(10)
-    assert len(other.result(10).token_ids) == 40
-    assert own.complete(request).result(10).token_ids == other.result().token_ids
+        failed.result()
+    assert len(other.result().token_ids) == 40
+    assert own.complete(request).result().token_ids == other.result().token_ids
     own.close()
 
 
@@ -285,10 +286,10 @@ def test_a_batch_that_others_join_for_ever_keeps_nothing_of_those_that_left() ->
     begin = own._completions.begin
     own._completions.begin = lambda: decodings.append(begin()) or decodings[0]
     for request in requests():
-        own.complete(request).result(10)
+        own.complete(request).result()
     gone = own.complete(CompletionRequest(prompt_ids=[5], sampling=LONG, seed=0))
     gone.cancel()
-    own.complete(requests()[0]).result(10)
+    own.complete(requests()[0]).result()
     own.close()
     (decoding,) = decodings
     assert not decoding._weights and not decoding._kept and not own._completions._calls
@@ -303,7 +304,7 @@ def test_new_weights_in_the_middle_are_named_where_they_begin() -> None:
     hold.let_stand()
     own.load(NEXT, snapshot(network_of(1)))
     hold.let_all_go()
-    completion = call.result(10)
+    completion = call.result()
     own.close()
     assert [span.version for span in completion.spans] == [VERSION, NEXT]
     assert completion.spans[1].start == 6  # the first step makes two
@@ -314,7 +315,7 @@ def test_completions_and_a_call_of_generate_share_the_engine() -> None:
     calls = [own.complete(request) for request in requests()]
     made = own.generate([[5, 6, 7]], 4, KINDS[0])
     assert [rollout.actions for rollout in made[0]] == [rollout.actions for rollout in expected[0]]
-    assert [list(call.result(10).token_ids) for call in calls] == [list(alone(r).token_ids) for r in requests()]
+    assert [list(call.result().token_ids) for call in calls] == [list(alone(r).token_ids) for r in requests()]
     own.close()
 
 
@@ -327,9 +328,9 @@ def test_an_engine_that_fails_tells_its_callers_and_serves_the_next(monkeypatch:
 
     monkeypatch.setattr(Decoding, "step", broken)
     with pytest.raises(Unavailable, match="RuntimeError: out of memory"):
-        own.complete(requests()[0]).result(10)
+        own.complete(requests()[0]).result()
     monkeypatch.setattr(Decoding, "step", step)
-    assert own.complete(requests()[0]).result(10).finish in (FinishReason.STOP, FinishReason.LENGTH)
+    assert own.complete(requests()[0]).result().finish in (FinishReason.STOP, FinishReason.LENGTH)
     own.close()
 
 
@@ -340,11 +341,11 @@ def test_what_waits_when_an_engine_is_closed_ends_with_a_sentence() -> None:
     closing = threading.Thread(target=own.close)
     closing.start()
     hold.let_all_go()
-    closing.join(10)
+    closing.join(HANG_S)
     ended = [call.exception(10) for call in calls]
     assert any(isinstance(error, Unavailable) for error in ended)
     with pytest.raises(Unavailable, match="closed"):
-        own.complete(requests()[0]).result(10)
+        own.complete(requests()[0]).result()
 
 
 def test_a_token_outside_the_vocabulary_is_refused_before_it_joins() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from waits import HANG_S
 
 from swarm.open_files import open_descriptors
 from swarm.wire import connection_limits
@@ -160,7 +161,6 @@ def is_cut(client: socket.socket) -> bool:
         return False
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "a look takes a descriptor"])
 def test_a_flood_that_takes_every_descriptor_is_cut(monkeypatch: pytest.MonkeyPatch, is_defended: bool) -> None:
     looks = threading.Semaphore(0)
@@ -184,11 +184,11 @@ def test_a_flood_that_takes_every_descriptor_is_cut(monkeypatch: pytest.MonkeyPa
             while looks.acquire(blocking=False):
                 pass
             for _ in range(2):  # the first of these looks is over when the second begins
-                assert looks.acquire(timeout=30.0)
-            client.settimeout(30.0 if is_defended else 0.1)
+                assert looks.acquire(timeout=HANG_S)
+            client.settimeout(HANG_S if is_defended else 0.1)
             assert is_cut(client) is is_defended
             assert limiter.is_open("ipv4:127.0.0.1:1") is not is_defended  # unseen, nobody counts as gone
-        client.settimeout(30.0)
+        client.settimeout(HANG_S)
         assert is_cut(client)  # with room again, whatever failed before
 
 

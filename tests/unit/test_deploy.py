@@ -80,7 +80,6 @@ def test_the_coordinator_configuration_offers_the_run_that_the_node_configuratio
     assert coordinator.node.generator.max_new_tokens == node.generator.max_new_tokens
 
 
-@pytest.mark.timeout(60)  # the first one imports torch and every reasoning-gym dataset
 @pytest.mark.parametrize("name", ["node", "laptop", "gpu", "trainer", "generator", "coordinator"])
 def test_environments_and_recipes_of_the_configurations_exist(name: str):
     from swarm.environments.load import build_environments
@@ -240,7 +239,7 @@ def test_this_systemd_knows_every_line_of_the_units(name: str, tmp_path: Path):
     text = (DEPLOY / "systemd" / f"{name}.service").read_text()
     (tmp_path / f"{name}.service").write_text(re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", text))
     command = ["systemd-analyze", "verify", str(tmp_path / f"{name}.service")]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60).stderr
+    said = subprocess.run(command, capture_output=True, text=True).stderr
     assert [line for line in said.splitlines() if f"{name}.service" in line] == []
 
 

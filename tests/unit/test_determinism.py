@@ -58,7 +58,6 @@ def local(folder: Path, question: str, reward: str) -> EnvironmentConfig:
     return EnvironmentConfig(name=name, kind="plugin", dataset=f"{folder / name}.py:Local", num_tasks=50)
 
 
-@pytest.mark.timeout(150)
 async def test_what_differs_between_processes_is_named_and_the_rest_is_not(tmp_path: Path) -> None:
     configs = {why: local(tmp_path, question, reward) for why, (question, reward, _) in DIFFERENT.items()}
     good = local(tmp_path, "f'say {word}: ' + ' '.join(sorted({'ada', 'ben'}))", RIGHT)
@@ -69,14 +68,12 @@ async def test_what_differs_between_processes_is_named_and_the_rest_is_not(tmp_p
         assert part in found.get(config.name, ""), f"{why}: {found.get(config.name)}"
 
 
-@pytest.mark.timeout(150)
 async def test_without_other_settings_it_would_find_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(determinism, "_SETTINGS", (("1", "UTC", 0.0, False),) * 2)
     unseen = ("order of a set", "hash of a text", "year", "hour", "order of episodes", "what was answered before")
     assert await differences(local(tmp_path, *DIFFERENT[why][:2]) for why in unseen) == {}
 
 
-@pytest.mark.timeout(150)
 async def test_a_plugin_that_cannot_be_replayed_is_refused_with_the_fix(tmp_path: Path) -> None:
     question, reward, _ = DIFFERENT["clock"]
     with pytest.raises(ConfigError, match=r"episode 0 of task 0 differs.*task id alone.*exchange = \"own\""):
@@ -85,13 +82,11 @@ async def test_a_plugin_that_cannot_be_replayed_is_refused_with_the_fix(tmp_path
         await require_repeatable([EnvironmentConfig(name="x", kind="plugin", dataset="no_such_module:Local")])
 
 
-@pytest.mark.timeout(150)
 async def test_a_data_class_with_dates_is_no_obstacle_to_shifted_clocks(tmp_path: Path) -> None:
     dated = "__import__('pydantic').create_model('Dated', at=datetime.datetime, on=datetime.date).__name__"
     await require_repeatable([local(tmp_path, dated, RIGHT)])
 
 
-@pytest.mark.timeout(150)
 async def test_a_package_that_only_pythonpath_finds_is_refused_as_the_verifier_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,14 +98,12 @@ async def test_a_package_that_only_pythonpath_finds_is_refused_as_the_verifier_w
         await require_repeatable([EnvironmentConfig(name="x", kind="plugin", dataset="only_here.local:Local")])
 
 
-@pytest.mark.timeout(150)
 async def test_a_process_that_dies_says_its_last_words(tmp_path: Path) -> None:
     config = local(tmp_path, "os.write(2, b'out of paper') and os._exit(3)", RIGHT)
     with pytest.raises(ConfigError, match=r"local_0: .* died with exit code 3: out of paper"):
         await require_repeatable([config])
 
 
-@pytest.mark.timeout(150)
 async def test_a_node_with_such_an_environment_starts_only_where_it_runs_alone(tmp_path: Path) -> None:
     environment = local(tmp_path, *DIFFERENT["clock"][:2])
     config = NodeConfig(environments=(environment,), dir=tmp_path / "node", model=ModelConfig(source="tiny"))
@@ -126,7 +119,6 @@ async def test_a_node_with_such_an_environment_starts_only_where_it_runs_alone(t
         pass
 
 
-@pytest.mark.timeout(150)
 def test_check_refuses_it_for_exchange_and_says_so_for_local_use(tmp_path: Path) -> None:
     environment = local(tmp_path, *DIFFERENT["clock"][:2])
     path = tmp_path / "node.toml"
@@ -150,7 +142,6 @@ SHIPPED = {
 }
 
 
-@pytest.mark.timeout(150)
 async def test_environments_that_ship_are_repeatable_and_cost_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = [
         EnvironmentConfig.model_validate({"name": kind, "kind": kind, "params": params, "num_tasks": 1000})
@@ -182,7 +173,6 @@ async def test_environments_that_ship_name_all_their_signals(kind: str) -> None:
     await sound(build_environment(EnvironmentConfig.model_validate({"name": kind, "kind": kind})))
 
 
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("question", "reward", "reason"),
     [
@@ -205,7 +195,6 @@ async def test_a_reward_that_raises_or_leaves_its_range_is_refused(
         await require_repeatable([local(tmp_path, question, reward)])
 
 
-@pytest.mark.timeout(150)
 async def test_a_record_without_its_field_is_that_task_alone(tmp_path: Path) -> None:
     (tmp_path / "score.py").write_text("def score(question, answer, reference): return float(answer == reference)")
     (tmp_path / "all.jsonl").write_text('{"question": "a?", "answer": "a"}\n{"answer": "b"}\n' * 4)
@@ -231,7 +220,6 @@ class Local(NumberedEnvironment):
 """
 
 
-@pytest.mark.timeout(150)
 async def test_rewards_of_which_none_counts_are_refused_with_the_fix(tmp_path: Path) -> None:
     (tmp_path / "nameless.py").write_text(NAMELESS)
     config = EnvironmentConfig(name="local", kind="plugin", dataset=f"{tmp_path / 'nameless.py'}:Local")

@@ -27,7 +27,6 @@ from swarm.testing.episodes import make_episode_group
 from swarm.testing.pretended_device import device_named
 from swarm.types import Draw, DrawnGroup, Sampling, StepReport
 
-pytestmark = pytest.mark.timeout(60)  # each operation on a pretended device passes through Python
 CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["pretended", pytest.param("cuda", marks=CUDA)]
 tiny_network()  # the model library is imported here, not within the limit of a test

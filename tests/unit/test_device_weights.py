@@ -17,7 +17,6 @@ from swarm.weights.publish import Publisher
 from swarm.weights.tensors import TorchWeights, published_digest
 from swarm.weights.verify import VerifiedVersion
 
-pytestmark = pytest.mark.timeout(60)  # each operation on a pretended device passes through Python
 CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["pretended", pytest.param("cuda", marks=CUDA)]
 OWNER, TOKENIZER = Identity.from_seed(b"o" * 32), CharTokenizer()

@@ -23,7 +23,6 @@ class Wire:
         """Everything was read in at once."""
 
 
-@pytest.mark.timeout(60)  # hivemind brings torch
 @pytest.mark.parametrize("is_ours", [True, False], ids=["ours", "mutation: hivemind's table"])
 async def test_a_late_answer_leaves_the_next_one_to_be_read(is_ours: bool) -> None:
     from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
@@ -53,7 +52,6 @@ async def test_a_late_answer_leaves_the_next_one_to_be_read(is_ours: bool) -> No
         assert not control._pending_calls[open_one].done()
 
 
-@pytest.mark.timeout(60)
 async def test_calls_that_are_under_way_are_answered_all_the_same() -> None:
     from swarm.peers.dht_calls import forget_late_answers
 
@@ -66,7 +64,6 @@ async def test_calls_that_are_under_way_are_answered_all_the_same() -> None:
     assert "id" not in control._pending_calls
 
 
-@pytest.mark.timeout(60)
 def test_nobody_is_told_to_dial_its_own_loopback_unless_there_is_nothing_else() -> None:
     from swarm.peers.dht_node import for_others
 

@@ -51,7 +51,6 @@ class Replicas:
         return []
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("order", [in_turn, one_after_the_other])
 async def test_one_honest_replica_of_eight_is_enough(order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.peers.discovery_dht.in_turn", order)

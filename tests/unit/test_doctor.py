@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waits import HANG_S
 
 from coordinator.daemon import CoordinatorDaemon
 from node import doctor
@@ -207,7 +208,7 @@ async def test_others_go_on_while_a_model_is_converted(tmp_path: Path, monkeypat
     loop = asyncio.get_running_loop()
 
     def convert(config: NodeConfig, gpu: object, choice: object) -> list[Finding]:
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.0), loop).result(2.0)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.0), loop).result(HANG_S)
         return []
 
     monkeypatch.setattr(doctor, "check_memory", convert)

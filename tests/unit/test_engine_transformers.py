@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from waits import HANG_S
 
 from swarm.clock import ManualClock
 from swarm.episode import Message
@@ -275,7 +276,7 @@ def test_closing_ends_a_call_in_the_middle_of_an_episode_without_end() -> None:
 
     playing = threading.Thread(target=lambda: made.generate(PROMPTS[:1], 1, WARM, observe=observe), daemon=True)
     playing.start()
-    assert has_played.wait(10.0)
+    assert has_played.wait(HANG_S)
     made.close()
-    playing.join(10.0)
+    playing.join(HANG_S)
     assert not playing.is_alive()

@@ -5,8 +5,6 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
-import pytest
-
 from swarm.config import EnvironmentConfig
 from swarm.environments.determinism import differences
 from swarm.environments.load import build_environment
@@ -82,7 +80,6 @@ def test_every_kind_and_parameter_has_its_row() -> None:
         assert read and not missing, (kind, missing)
 
 
-@pytest.mark.timeout(60)
 async def test_the_example_of_several_turns_plays_and_is_repeatable(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8").partition(END)[2], re.DOTALL)
     (tmp_path / "guess.py").write_text(code, encoding="utf-8")

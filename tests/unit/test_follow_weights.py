@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pytest
+from waits import until
 
 from swarm.clock import SystemClock
 from swarm.config import FollowConfig, NodeConfig
@@ -130,12 +131,6 @@ def swarm_of(
         ask=ask,
     )
     return FollowWeightsLoop(worker, applier), exchange, engine, applier  # type: ignore[arg-type]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - of parts that know no event loop
-            await asyncio.sleep(0.002)
 
 
 async def running(follower: FollowWeightsLoop, play: Callable[[], Awaitable[None]]) -> None:

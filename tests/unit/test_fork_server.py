@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waits import HANG_S
 
 from swarm.errors import Unavailable
 from swarm.simulate.local import fork_server as fork_server_module
@@ -17,7 +18,6 @@ from swarm.simulate.local.fork_server import Forked, ForkServer, environment, fo
 from swarm.simulate.local.processes import wait_until
 
 pytestmark = [
-    pytest.mark.timeout(60),  # the libraries are imported, on a busy machine
     pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only"),
 ]
 
@@ -110,7 +110,7 @@ async def test_signals_reach_a_fork_and_its_end_is_reported(modules: Path, tmp_p
         assert forks is not None
         logs = [tmp_path / f"{number}.txt" for number in range(3)]
         forked = await asyncio.gather(*(forks.fork(["sleeps"], environment(), log) for log in logs))
-        await wait_until(lambda: all(log.exists() and log.read_text() for log in logs), 20.0, "they do not start")
+        await wait_until(lambda: all(log.exists() and log.read_text() for log in logs), HANG_S, "they do not start")
         terminated, killed, left = forked
         terminated.terminate()
         os.kill(killed.pid, signal.SIGKILL)

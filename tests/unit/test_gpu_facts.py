@@ -96,7 +96,6 @@ def test_an_engine_environment_for_cpus_is_told_on_a_gpu(tmp_path: Path) -> None
     assert check_engine(config(), CARD) == []
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_card_is_looked_for_by_its_driver_and_torch_is_asked_in_a_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -116,7 +115,6 @@ def test_a_card_is_looked_for_by_its_driver_and_torch_is_asked_in_a_child(
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(90)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_real_card_is_told_with_its_speed() -> None:
     found = look_for_gpu("auto")

@@ -24,7 +24,6 @@ from swarm.types import Correction, Draw, DrawnGroup, Evaluation, StepReport
 
 MAX_AGE = 8
 OWN = make_identity().node_id  # whose groups `make_group` makes
-pytestmark = pytest.mark.timeout(60)  # the first test imports the model library
 
 
 def guarded(dir: Path, config: GuardConfig, generates: bool = True) -> GuardedLearner:

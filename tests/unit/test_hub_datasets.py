@@ -28,7 +28,6 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @WITH_LIBRARY
-@pytest.mark.timeout(60)
 def test_folders_and_files_of_datasets_become_the_same_problems(
     library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ The bound was set after measuring this checkpoint, which starts at .547 greedy: 
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, ReplayConfig
@@ -24,7 +23,6 @@ NODE = "a" * 64
 TINY = ModelConfig(source="tiny", dtype="float32")
 
 
-@pytest.mark.timeout(60)
 def test_thirteen_updates_lift_the_greedy_accuracy_of_the_tiny_model(tmp_path: Path) -> None:
     loaded, engine = load_model(TINY), load_model(TINY)
     environments = [CharEnvironment(EnvironmentConfig(name=kind, kind="char", dataset=kind)) for kind in KINDS]

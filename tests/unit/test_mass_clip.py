@@ -30,7 +30,6 @@ from swarm.testing.batches import toy_batch
 from swarm.testing.builders import make_group, make_scored
 from swarm.types import Draw, DrawnGroup
 
-pytestmark = pytest.mark.timeout(60)  # the first test imports the model library
 OWN, FRIEND, STRANGER = "a" * 64, "b" * 64, "c" * 64
 
 

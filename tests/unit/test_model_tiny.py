@@ -48,7 +48,6 @@ def test_fine_tuning_lowers_the_loss_and_one_seed_gives_one_checkpoint() -> None
     assert losses[:12] == losses[12:] and digests[0] == digests[1]
 
 
-@pytest.mark.timeout(60)
 def test_the_shipped_checkpoint_holds_skills_that_it_rarely_plays() -> None:
     model = load_model(ModelConfig(source="tiny", dtype="float32"))
     generator = TransformersGenerator(model.network, model.tokenizer, PolicyVersion(policy_id="a", step=0), 0)

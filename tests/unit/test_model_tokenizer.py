@@ -215,7 +215,6 @@ def test_an_unknown_source_says_what_is_possible(tmp_path: Path) -> None:
         load_tokenizer(ModelConfig(source=str(tmp_path / "nowhere")))
 
 
-@pytest.mark.timeout(90)
 def test_loading_a_tokenizer_and_encoding_imports_no_torch(folder: Path) -> None:
     program = (
         "import sys\nfrom swarm.config import ModelConfig\nfrom swarm.model.tokenizer import load_tokenizer\n"
@@ -225,7 +224,7 @@ def test_loading_a_tokenizer_and_encoding_imports_no_torch(folder: Path) -> None
         "tokenizer.encode_prompt(Task(env='e', task_id=0, messages=(Message(role='user', content='hi'),)))\n"
         "load_tokenizer(ModelConfig(source='tiny'))\nassert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=80)
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def said(content: str, role: str = "user") -> Message:

@@ -154,7 +154,6 @@ def informed(is_established: Standing) -> tuple[random.Random, Node]:
     return rng, node
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("is_established", "num_tries"), [(everybody, NUM_TRIES), (all_but_the_thief, NUM_TRIES), (nobody, NUM_TRIES // 10)]
 )
@@ -165,7 +164,6 @@ def test_a_copy_never_displaces_an_original_whose_commitment_came_first(
     assert sum(displaced(rng, node) for _ in range(num_tries)) == 0
 
 
-@pytest.mark.timeout(120)
 def test_an_established_thief_uses_what_newcomers_made_and_takes_it_from_nobody() -> None:
     """What no newcomer can claim ahead, an established node can copy: within its share, and the original stays."""
     rng, node = informed(only_the_thief)
@@ -185,7 +183,6 @@ def test_a_newcomers_claim_does_not_hide_the_first_established_one() -> None:
     assert node.used == {b"1" * 32, b"2" * 32} and node.refused == {b"3" * 32, b"4" * 32}
 
 
-@pytest.mark.timeout(120)
 def test_mutation_without_commitments_a_faster_copy_displaces_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Novelty, "commit", lambda *_, **__: None)
     rng, node = random.Random(1), Node()
@@ -241,7 +238,6 @@ def num_refused(node: Node, count: int = NUM_TRIES) -> int:
     return len(node.refused)
 
 
-@pytest.mark.timeout(120)
 def test_no_honest_group_of_equal_tasks_is_refused() -> None:
     node = Node()
     assert num_refused(node) == 0
@@ -249,7 +245,6 @@ def test_no_honest_group_of_equal_tasks_is_refused() -> None:
     assert len(keys) > 3 * len(set(keys)), "honest answers that never coincide show nothing"
 
 
-@pytest.mark.timeout(120)
 def test_mutation_counting_answers_instead_of_bits_refuses_honest_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Novelty, "_evidence", lambda *_: MIN_BITS)
     assert num_refused(Node(), 1000) > 100
@@ -334,7 +329,6 @@ def test_copied_episodes_that_nobody_foresees_are_refused() -> None:
     assert not taken_after_foreseen(measured(4, own=-3.0), 4, own=-3.0)
 
 
-@pytest.mark.timeout(120)
 def test_with_what_established_followers_say_copies_are_refused() -> None:
     rng, node = random.Random(1), Node()
     assert displaced(rng, node), "nothing is known yet"
@@ -380,7 +374,6 @@ def test_whoever_claims_too_few_bits_cannot_sell_its_old_content_again() -> None
     assert node.used == {b"1" * 32} and node.refused == {b"2" * 32}
 
 
-@pytest.mark.timeout(120)
 def test_the_tables_are_bounded() -> None:
     rng, novelty = random.Random(1), Novelty()
     for number in range(MAX_ANSWERS // GROUP_SIZE + 10):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from waits import HANG_S
 
 from swarm.generation.continuous_batching import Decoding
 from swarm.generation.transformers_engine import TransformersGenerator
@@ -45,7 +46,7 @@ class Served:
         self.engine.close()
 
     def send(self, path: str, body: object = None, key: str = KEY) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=15)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         connection.request("GET" if body is None else "POST", path, content, headers)
@@ -311,7 +312,7 @@ def begin(one: Served, body: dict[str, Any]) -> socket.socket:
         f"Authorization: Bearer {KEY}",
         f"Content-Length: {len(content)}",
     ]
-    connection = socket.create_connection(("127.0.0.1", one.port), timeout=15)
+    connection = socket.create_connection(("127.0.0.1", one.port), timeout=HANG_S)
     connection.sendall("\r\n".join([*head, "", ""]).encode() + content)
     return connection
 
@@ -386,7 +387,7 @@ def test_new_weights_in_the_middle_are_named_token_by_token() -> None:
         newer = PolicyVersion(policy_id="ada", step=4, digest=b"\x02" * 32)
         one.engine.load(newer, snapshot(tiny_network(1)))
         go.release(10_000)
-        asking.join(15)
+        asking.join(HANG_S)
         (choice,) = replies[0]["choices"]
         assert [(span["start"], span["step"]) for span in choice["policy_versions"]] == [(0, 3), (5, 4)]
         assert replies[0]["system_fingerprint"].startswith("ada-4-02")

@@ -4,12 +4,13 @@ import logging
 import socket
 
 import pytest
+from waits import HANG_S
 
 from swarm.pages.page_server import Page, PageServer
 
 
 def get(port: int, path: str) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=30.0) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
         return b"".join(iter(lambda: connection.recv(65536), b""))
 

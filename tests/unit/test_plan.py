@@ -23,7 +23,6 @@ from swarm.cli.plan_command import read_run
 from swarm.errors import ConfigError
 from swarm.events import Event, GroupPut, GroupsDrawn, GroupUse, StepMade, VersionApplied, VersionPublished, to_json
 
-pytestmark = pytest.mark.timeout(60)
 # T = 2 s, b = 8 groups of 50 tokens: 4 groups/s. Generator: 100 tokens/s, so 2 groups/s; batches of 4 take 2 s.
 LEARNER = LearnerFigures(step_s=2.0, groups_per_step=8, tokens_per_group=50, max_age_steps=4)
 GENERATOR = GeneratorFigures(name="one", tokens_per_s=100.0, groups_per_batch=4)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import HANG_S
 
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, StorageFull
@@ -114,7 +115,7 @@ def test_the_second_signal_does_not_wait_for_the_drain() -> None:
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "draining\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == EXIT_FORCED
+        assert process.wait(HANG_S) == EXIT_FORCED
 
 
 def test_a_directory_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:

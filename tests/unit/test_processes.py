@@ -5,6 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waits import HANG_S
 
 from swarm.events import kind_of
 from swarm.simulate.local.processes import Process, SimulationFailed, wait_until
@@ -15,7 +16,7 @@ async def server(directory: Path) -> Process:
     process = Process("server", directory)
     await process.start(["http.server", "0", "--bind", "127.0.0.1"])
     log = directory / "log.txt"
-    await wait_until(lambda: b"Serving" in log.read_bytes(), 15.0, "it does not start", process)
+    await wait_until(lambda: b"Serving" in log.read_bytes(), HANG_S, "it does not start", process)
     return process
 
 
@@ -24,7 +25,7 @@ async def test_a_process_held_by_sigstop_ends_at_once(tmp_path: Path) -> None:
     assert process._process is not None
     process.send(signal.SIGSTOP)
     held = psutil.Process(process._process.pid)
-    await wait_until(lambda: held.status() == psutil.STATUS_STOPPED, 5.0, "it goes on", process)
+    await wait_until(lambda: held.status() == psutil.STATUS_STOPPED, HANG_S, "it goes on", process)
     await process.stop()
     assert process._process.returncode == -signal.SIGTERM, "it was killed instead of asked"
     await process.stop()  # a second time does nothing
@@ -34,7 +35,7 @@ async def test_a_process_that_died_unasked_fails_the_check_with_the_end_of_its_l
     process = await server(tmp_path)
     assert process._process is not None
     psutil.Process(process._process.pid).kill()
-    await wait_until(lambda: not process.is_alive, 5.0, "it lives on")
+    await wait_until(lambda: not process.is_alive, HANG_S, "it lives on")
     with pytest.raises(SimulationFailed, match=r"exit code -9; end of its log:\n.*Serving"):
         process.check()
     process.send(signal.SIGKILL)

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import given
@@ -124,10 +125,11 @@ def test_ordinary_formulas_pass(text: str) -> None:
     assert is_formula(text)
 
 
-@pytest.mark.timeout(5)
 @pytest.mark.parametrize("text", ["a" * 60 + "!", "sin" * 60 + "!", "1" * 20_000 + "!", " " * 20_000, "(" * 20_000])
 def test_a_long_answer_is_judged_in_linear_time(text: str) -> None:
+    began_s = time.process_time()
     assert not is_formula(text)
+    assert time.process_time() - began_s < 5.0, "of CPU: it takes milliseconds"
 
 
 BEFORE = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,12})?|[A-Za-z]{1,4}|\*\*|[-+*/() ]){1,200}")

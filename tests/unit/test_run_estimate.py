@@ -33,8 +33,6 @@ from swarm.testing.builders import make_group, make_sealed
 from swarm.types import Sampling
 from swarm.wire.envelopes import sealed_to_bytes
 
-pytestmark = pytest.mark.timeout(90)  # the first one imports transformers
-
 SMALL = {
     "vocab_size": 211,
     "hidden_size": 48,

@@ -85,7 +85,6 @@ def played(bytes_per_s: float, *, slow: int = 0, seconds: float = SECONDS, num_s
     return run_virtual(scene())
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: nobody waits"])
 def test_a_free_rider_has_a_tenth_of_what_a_giver_has_of_an_uplink_that_is_full(
     is_out: bool, monkeypatch: pytest.MonkeyPatch
@@ -101,19 +100,16 @@ def test_a_free_rider_has_a_tenth_of_what_a_giver_has_of_an_uplink_that_is_full(
         assert sum(givers) > 4 * sum(riders)
 
 
-@pytest.mark.timeout(120)
 def test_nobody_waits_where_the_uplink_carries_everything() -> None:
     uplink = played(bytes_per_s=1e6, seconds=30.0)
     assert all(uplink.received[node_id] >= uplink.num_made - 1 for node_id in (*GIVERS, *RIDERS))
 
 
-@pytest.mark.timeout(120)
 def test_a_giver_that_reads_slowly_holds_nobody_up_while_others_read() -> None:
     uplink = played(bytes_per_s=1e6, slow=1, seconds=30.0)
     assert all(uplink.received[node_id] >= 0.8 * uplink.num_made for node_id in RIDERS), uplink.received
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: each stream counts"])
 def test_a_giver_that_reads_slowly_on_six_streams_holds_nobody_up(
     is_out: bool, monkeypatch: pytest.MonkeyPatch
@@ -182,7 +178,7 @@ async def test_a_giver_that_reads_nothing_holds_nobody_up() -> None:
         clock.advance(STUCK_S)
         with order.stream(GIVERS[1]) as other, order.item(other, is_first=True):
             pass  # who waits looks again
-        await asyncio.wait_for(rider, 5.0)
+        await rider
 
 
 async def test_a_free_rider_that_fetches_waits_like_one_that_is_sent_to() -> None:
@@ -195,4 +191,4 @@ async def test_a_free_rider_that_fetches_waits_like_one_that_is_sent_to() -> Non
     assert (await agent.streams.fetch(GIVERS[0], digest)).digest == digest
     assert not rider.done(), "the giver's item is still being sent"
     await giver.aclose()  # type: ignore[attr-defined]
-    assert (await asyncio.wait_for(rider, 5.0)).digest == digest
+    assert (await rider).digest == digest

@@ -20,7 +20,6 @@ from swarm.testing.builders import make_group, make_scored
 from swarm.types import Draw, DrawnGroup, Role
 
 TOKENIZER = CharTokenizer()
-pytestmark = pytest.mark.timeout(60)  # the first test imports torch's distributed parts
 
 
 def draw(num_groups: int) -> Draw:

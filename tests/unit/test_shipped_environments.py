@@ -191,7 +191,6 @@ def is_plainly_right(text: str, right: str) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only")
-@pytest.mark.timeout(60)
 async def test_the_confined_process_replays_them_all_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = {"question": "two?", "answer": "2"}
     (tmp_path / "records.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")

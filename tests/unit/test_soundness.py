@@ -83,7 +83,6 @@ async def test_a_sound_environment_is_examined_and_its_turns_are_known(tmp_path:
     assert (await require_repeatable([config]))["walk"].max_turns == 6
 
 
-@pytest.mark.timeout(150)
 def test_check_shows_how_many_turns_an_environment_has(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text(
         f'[[environments]]\nname = "walk"\nkind = "plugin"\ndataset = "{walk(tmp_path).dataset}"\n'
@@ -152,13 +151,11 @@ async def test_a_text_that_the_tiny_model_cannot_read_is_named_with_its_place(tm
         ("x = bytearray(2**31)", r"MemoryError: more than sandbox\.memory_bytes).*(at action 1"),
     ],
 )
-@pytest.mark.timeout(150)
 async def test_what_the_sandbox_of_a_node_forbids_fails_in_the_check(tmp_path: Path, step: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=rf"environment walk, task 0: the verifier raised .*({reason})"):
         await require_repeatable([walk(tmp_path, step=step)])
 
 
-@pytest.mark.timeout(150)
 async def test_a_loop_is_named_with_its_action_in_seconds(tmp_path: Path) -> None:
     config = walk(tmp_path, step="while self.place == 6: pass")
     reason = r"task 0: an answer took more CPU time than answer_cpu_s 0\.05, at action 2 of \['go 3', 'go 3'\]"
@@ -166,7 +163,6 @@ async def test_a_loop_is_named_with_its_action_in_seconds(tmp_path: Path) -> Non
         await require_repeatable([config])
 
 
-@pytest.mark.timeout(150)
 async def test_a_step_of_a_node_that_fails_is_named_by_task_and_action(tmp_path: Path) -> None:
     verifier = SandboxVerifier((walk(tmp_path, step="while self.place == 6: pass"),), SandboxConfig(timeout_s=60.0))
     try:
@@ -177,7 +173,6 @@ async def test_a_step_of_a_node_that_fails_is_named_by_task_and_action(tmp_path:
         await verifier.close()
 
 
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("step", "what"),
     [
@@ -196,7 +191,6 @@ async def test_a_difference_is_named_with_action_and_both_values(tmp_path: Path,
         await require_repeatable([walk(tmp_path, step=step)], SandboxConfig())
 
 
-@pytest.mark.timeout(150)
 async def test_doctor_finds_what_the_sandbox_forbids_among_the_rest(tmp_path: Path) -> None:
     config = NodeConfig(environments=(walk(tmp_path, step="open('/etc/passwd')"),))
     (finding,) = await _check_environments(config)

@@ -84,7 +84,7 @@ async def test_a_source_that_grants_credit_without_end_is_left() -> None:
     other = PeerAddress(node_id=make_identity(4).node_id, endpoint="8.3.0.1:7700")
     it = Scene(other)
     it.make_client = Crediting
-    await asyncio.wait_for(it.watcher.run(), 10.0)
+    await it.watcher.run()
     assert it.sources.is_banned(other.node_id) and it.num_credits == MAX_IDLE_ITEMS + 1
 
 

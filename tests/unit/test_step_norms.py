@@ -25,8 +25,6 @@ from swarm.objectives.part import Requirement
 from swarm.objectives.requirements import NOT_YET
 from swarm.types import Correction, Draw, DrawnGroup, PolicyVersion, Rollout, Sampling, ScoredGroup, StepReport
 
-pytestmark = pytest.mark.timeout(120)  # the first of them loads the model and samples every draw
-
 NODE = "a" * 64
 MOST = 100.0  # of a method's gradient norm before clipping, times PPO's on the same batch
 REASONS: dict[str, str] = {}

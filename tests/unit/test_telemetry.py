@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
+from waits import HANG_S
 
 from swarm.clock import ManualClock
 from swarm.config import TelemetryConfig
@@ -194,7 +195,7 @@ def test_metrics_are_served_until_stopped():
     telemetry = Telemetry(node="ada")
     stop = telemetry.serve("127.0.0.1:0")
     try:
-        with urllib.request.urlopen(f"http://{telemetry.metrics_address}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{telemetry.metrics_address}/metrics", timeout=HANG_S) as answer:
             body = answer.read().decode()
     finally:
         stop()

@@ -14,7 +14,7 @@ from swarm.telemetry.shown_episodes import ShownEpisode, write_episodes
 
 REASON = "needs pip install 'swarm-trainer[trackio]'; .ci/run has an environment with it"
 trackio: Any = pytest.importorskip("trackio", reason=REASON, exc_type=ImportError)
-pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)

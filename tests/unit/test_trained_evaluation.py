@@ -19,7 +19,6 @@ from swarm.types import EpisodeLimits
 
 LIMITS = EpisodeLimits(max_new_tokens=8)
 RUN = CliRunner()
-pytestmark = pytest.mark.timeout(60)  # verifier processes start, beside other work
 
 
 def silent(name: str, done: int, total: int) -> None:

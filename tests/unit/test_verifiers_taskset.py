@@ -15,7 +15,6 @@ from swarm.errors import ConfigError
 from swarm.interfaces import Environment
 
 pytest.importorskip("verifiers", reason="needs pip install verifiers==0.4.0; .ci/run has an environment with it")
-pytestmark = pytest.mark.timeout(180)
 
 SUMS = """
 import verifiers.v1 as vf

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waits import HANG_S
 
 from swarm.errors import WeightsRefused
 from swarm.generation.vllm_adapter import TESTED, VllmAdapter
@@ -105,7 +106,7 @@ def loop(vllm: ScriptedLLMEngine) -> Iterator[EngineLoop]:
     thread.start()
     yield made
     made.stop()
-    thread.join(5.0)
+    thread.join()
 
 
 def ended(loop: EngineLoop, row: Callable[[Callable[[PendingSequence], None]], PendingSequence]) -> PendingSequence:
@@ -113,7 +114,7 @@ def ended(loop: EngineLoop, row: Callable[[Callable[[PendingSequence], None]], P
     over = threading.Event()
     made = row(lambda _: over.set())
     loop.submit([made])
-    assert over.wait(2.0), "it never ended"
+    assert over.wait(HANG_S), "it never ended"
     return made
 
 
@@ -127,7 +128,7 @@ def answer_to(loop: EngineLoop, call: str, body: object) -> Any:
     RequestHandler(loop, EngineLimits(max_tokens=64, vocab_size=32), {}, answers.put).handle(
         {"id": 7, "call": call, "body": body}
     )
-    answer = answers.get(timeout=5.0)
+    answer = answers.get(timeout=HANG_S)
     assert answer["id"] == 7 and answers.empty()
     return answer["result"]
 
@@ -146,7 +147,7 @@ def test_canaries_without_numbers_refuse_a_version(vllm: ScriptedLLMEngine, loop
         NewWeights(version=VERSION, path=Path("new"), digest=b"", canaries=[canary], tolerance_nats=0.1, in_flight=True)
     )
     with pytest.raises(WeightsRefused, match="inf"):
-        done.result(5.0)
+        done.result()
 
 
 @pytest.mark.parametrize("reason", ["error", "abort", "repetition", "invented later", None])

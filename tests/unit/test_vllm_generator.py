@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from waits import HANG_S
 
 from swarm.errors import Unavailable, WeightsRefused
 from swarm.generation.vllm_engine import VllmGenerator
@@ -20,8 +21,6 @@ from swarm.generation.vllm_process import EngineProcess
 from swarm.model.network import save_tensors
 from swarm.model.tokenizer import CharTokenizer
 from swarm.types import FinishReason, FloatArray, LoadReport, PolicyVersion, Sampling
-
-pytestmark = pytest.mark.timeout(60)
 
 START = PolicyVersion(policy_id="a", step=0, digest=bytes(32))
 NEXT = PolicyVersion(policy_id="a", step=1)
@@ -238,6 +237,6 @@ def test_closing_ends_the_attempts_to_start_an_engine_again(tmp_path: Path, monk
     engine = generator(tmp_path, launch)
     first.is_running = False
     scoring = Background(lambda: engine.score(PROMPTS))
-    assert tried.wait(5.0)
+    assert tried.wait(HANG_S)
     engine.close()  # does not wait for the next attempt
     assert isinstance(scoring.result(), Unavailable)

@@ -37,7 +37,6 @@ def test_a_missing_interpreter_is_told_with_the_fix(tmp_path: Path) -> None:
         started(str(tmp_path / "python"), tmp_path)
 
 
-@pytest.mark.timeout(60)
 def test_an_environment_without_vllm_is_told_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"No module named 'vllm'.*make vllm"):
         started(sys.executable, tmp_path)
@@ -49,6 +48,21 @@ def test_a_process_that_ends_while_it_starts_may_be_tried_again(tmp_path: Path) 
     silent_python.chmod(0o755)
     with pytest.raises(Unavailable, match="it broke"):
         started(str(silent_python), tmp_path)
+
+
+@pytest.mark.parametrize("says_more", [True, False])
+def test_a_process_that_starts_is_waited_for_while_it_prints(
+    says_more: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.generation.vllm_process.PROGRESS_S", 0.1)
+    monkeypatch.setattr("swarm.generation.vllm_process.SILENCE_S", 3.0)
+    script = tmp_path / "python"
+    line = "echo shard $N >&2" if says_more else "true"
+    script.write_text(f"#!/bin/sh\nfor N in 1 2 3 4 5 6 7 8 9 10; do {line}; sleep 0.5; done\necho it broke >&2\n")
+    script.chmod(0o755)
+    ending = "it broke" if says_more else r"process \d+ is not ready and printed nothing for 3 s"
+    with pytest.raises(Unavailable, match=ending):
+        started(str(script), tmp_path)
 
 
 def test_a_model_that_it_cannot_run_is_refused_at_once(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waits import HANG_S
 
 from swarm.errors import WeightsRefused
 from swarm.generation.vllm_messages import NewWeights
@@ -101,11 +102,11 @@ class Running:
         self.engine.before_step = before
 
     def wait(self) -> None:
-        assert self.all_ended.wait(5.0)
+        assert self.all_ended.wait(HANG_S)
 
     def stop(self) -> None:
         self.loop.stop()
-        self._thread.join(5.0)
+        self._thread.join(HANG_S)
         assert not self._thread.is_alive()
 
     def _end(self, row: PendingSequence) -> None:
@@ -178,10 +179,10 @@ def test_what_a_refused_version_made_is_taken_back(running: Running) -> None:
 
 def test_a_refusal_of_the_second_version_goes_back_to_the_first_one_taken(running: Running) -> None:
     running.start()
-    running.load("2", canary(-2.0)).result(5.0)
+    running.load("2", canary(-2.0)).result()
     third = running.loop.load(to_become(PolicyVersion(policy_id="a", step=3), "3", [canary(-9.0)], in_flight=True))
     with pytest.raises(WeightsRefused):
-        third.result(5.0)
+        third.result()
     assert running.engine.weights == 2 and running.loop.version == NEW
 
 
@@ -244,4 +245,4 @@ def test_cancel_gives_sequences_as_they_are_and_lets_scores_end(running: Running
     rows = running.start(50, 60)
     running.wait()
     assert [row.finish for row in rows] == [FinishReason.ABORTED] * 2 and [len(row.tokens) for row in rows] == [3, 3]
-    assert scored.wait(5.0) and scores.scores is not None and scores.scores[1:].tolist() == [-1.0, -1.0]
+    assert scored.wait(HANG_S) and scores.scores is not None and scores.scores[1:].tolist() == [-1.0, -1.0]

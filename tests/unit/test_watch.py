@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
+from waits import HANG_S
 
 from swarm.cli.main import app
 from swarm.clock import ManualClock
@@ -196,7 +197,7 @@ def test_ctrl_c_ends_it_without_a_word(held: Path) -> None:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline().startswith("ada not started")
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=15) == 0
+        assert process.wait(timeout=HANG_S) == 0
         assert process.stderr.read() == ""
 
 

@@ -15,7 +15,7 @@ IMPORT = "from swarm.generation.vllm_adapter import at_most\n"
 
 def run(block: str, seconds: float) -> subprocess.CompletedProcess[str]:
     program = f"{IMPORT}with at_most({seconds}):\n    {block}\nprint('went on')"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
 
 def test_a_call_that_never_comes_back_ends_the_process_and_is_named() -> None:

@@ -25,7 +25,7 @@ from swarm.interfaces import EnvironmentShape
 logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES: Final = 16 * 2**20
-START_TIMEOUT_S: Final = 60.0  # imports on a busy machine; no answer is involved
+START_HANG_S: Final = 600.0  # imports of any environment on a busy machine; no answer is involved, and its end is seen
 # The child sees nothing of our environment. One thread: a thread pool would count against its limits.
 _CHILD_ENVIRONMENT: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
 _COMMAND: Final = (sys.executable, "-I", "-B", "-m", "swarm.environments.sandbox.child")
@@ -74,11 +74,11 @@ class ScoringProcesses:
             raise
         process = ScoringProcess(pid=pid, limits={}, cpu_s=0.0, reader=reader, writer=writer)
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with asyncio.timeout(START_HANG_S):
                 hello = await read_reply(reader)
         except (TimeoutError, OSError, EOFError, ValueError) as error:
             await self.end(process)
-            raise RolloutFailed(f"a scoring process did not start: {type(error).__name__}") from None
+            raise RolloutFailed(f"scoring process {pid} did not start: {_how(error)}") from None
         except BaseException:
             await self.end(process)
             raise
@@ -123,7 +123,7 @@ class ScoringProcesses:
         """One command to the process that forks, and its reply."""
         try:
             control = await self._running()
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with asyncio.timeout(START_HANG_S):
                 descriptors = [] if passed is None else [passed.fileno()]
                 message = letter + number.to_bytes(COMMAND_BYTES - 1)
                 if socket.send_fds(control, [message], descriptors) != len(message):
@@ -133,7 +133,7 @@ class ScoringProcesses:
             raise
         except (TimeoutError, OSError, EOFError, ValueError) as error:
             await self._stop()
-            raise RolloutFailed(f"the process that forks scoring processes died: {type(error).__name__}") from None
+            raise RolloutFailed(f"the process that forks scoring processes died: {_how(error)}") from None
         except BaseException:  # cancelled: the reply that is on its way would be taken for the next one's
             await self._stop()
             raise
@@ -159,7 +159,7 @@ class ScoringProcesses:
             )
         configs = [config.model_dump(mode="json") for config in self._configs]
         frame = json.dumps({"environments": configs, "most_cpu_s": self._limits.timeout_s}).encode()
-        async with asyncio.timeout(START_TIMEOUT_S):
+        async with asyncio.timeout(START_HANG_S):
             await asyncio.get_running_loop().sock_sendall(control, len(frame).to_bytes(4) + frame)
             hello = await _receive(control)
         if hello.get("error") == "config":
@@ -180,6 +180,10 @@ class ScoringProcesses:
         with suppress(ProcessLookupError):
             os.killpg(parent.pid, signal.SIGKILL)  # and all that it forked
         await asyncio.shield(parent.wait())
+
+
+def _how(error: Exception) -> str:
+    return f"silent for {START_HANG_S:.0f} s" if isinstance(error, TimeoutError) else type(error).__name__
 
 
 async def read_reply(reader: asyncio.StreamReader) -> dict[str, Any]:
