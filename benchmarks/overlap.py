@@ -66,7 +66,7 @@ def main() -> None:
         console.print(f"{case} ...")
         options = options_of(case, arguments.minutes, arguments.nodes)
         with tempfile.TemporaryDirectory() as directory:
-            run = asyncio.run(run_swarm(options, Path(directory), lambda name, event: None, lambda: None))
+            run = asyncio.run(run_swarm(options, Path(directory), lambda name, event: None, lambda signs: None))
         rates[case] = steps_per_minute(run, others, FREEZE_AFTER_S + 1)
     if arguments.json:
         print(json.dumps(rates))
