@@ -197,8 +197,8 @@ class EngineProcess:
             silent_s = time.monotonic() - printed_s
             if silent_s > SILENCE_S:
                 raise Unavailable(
-                    f"vllm: process {self._process and self.pid} is not ready and printed nothing for {silent_s:.0f} s; "
-                    f"last line: {self._last_line()[:200]} (see {self._log})"
+                    f"vllm: process {self._process and self.pid} is not ready, and printed nothing for {silent_s:.0f} s"
+                    f"; its last line: {self._last_line()[:200]} (see {self._log})"
                 )
         if isinstance(first, OSError):
             raise ConfigError(f"engine.python {self._python!r}: {first.strerror}; {_MISSING}")

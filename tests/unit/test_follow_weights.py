@@ -204,8 +204,7 @@ async def test_pull_looks_for_no_version_while_one_is_taken(monkeypatch: pytest.
         exchange.publish(1)
         engine.gate.set()
         await until(lambda: applier.taken == [0, 1])
-        await asyncio.sleep(0.05)
-        assert num_handed[-3:] == [1, 1, 1], "while a batch is made it looks"
+        await until(lambda: num_handed[-3:] == [1, 1, 1], "a look while a batch is made")
 
     await running(follower, play)
 

@@ -60,7 +60,7 @@ def test_a_process_that_starts_is_waited_for_while_it_prints(
     line = "echo shard $N >&2" if says_more else "true"
     script.write_text(f"#!/bin/sh\nfor N in 1 2 3 4 5 6 7 8 9 10; do {line}; sleep 0.5; done\necho it broke >&2\n")
     script.chmod(0o755)
-    ending = "it broke" if says_more else r"process \d+ is not ready and printed nothing for 3 s"
+    ending = "it broke" if says_more else r"process \d+ is not ready, and printed nothing for 3 s"
     with pytest.raises(Unavailable, match=ending):
         started(str(script), tmp_path)
 

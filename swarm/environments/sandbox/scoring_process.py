@@ -25,7 +25,7 @@ from swarm.interfaces import EnvironmentShape
 logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES: Final = 16 * 2**20
-START_HANG_S: Final = 600.0  # imports of any environment on a busy machine; no answer is involved, and its end is seen
+START_HANG_S: Final = 600.0  # imports: 3 s beside four busy processes; no answer is involved
 # The child sees nothing of our environment. One thread: a thread pool would count against its limits.
 _CHILD_ENVIRONMENT: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
 _COMMAND: Final = (sys.executable, "-I", "-B", "-m", "swarm.environments.sandbox.child")
