@@ -18,7 +18,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from node.time_left import LONG_S, TimeLeft, duration_words
 from swarm.events import (
     EarlierRefusals,
     Event,
@@ -38,6 +37,7 @@ from swarm.events import (
     groups_learned_from,
     kind_of,
 )
+from swarm.telemetry.time_left import LONG_S, TimeLeft, duration_words
 from swarm.types import NodeId
 
 PLAIN_EVERY_S = 15.0

@@ -15,10 +15,9 @@ from typing import Any
 from rich.console import Console
 
 from node.device_checks import PROMPT_TOKENS
-from node.expectations import read_shape
+from node.expectations import machine_choice, read_shape, with_choice
 from node.gpu_facts import CARDS
 from node.run_estimate import estimate_memory, lengths_of
-from node.time_left import TimeLeft
 from swarm.config import EngineConfig, NodeConfig
 from swarm.config.byte_sizes import byte_words
 from swarm.errors import ConfigError
@@ -32,6 +31,7 @@ from swarm.report.tally import node_result
 from swarm.report.terminal import render_summary
 from swarm.simulate.local.run import NodeRun, SwarmRun, delete_heavy, read_run, run_swarm
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs, preset_of
+from swarm.telemetry.time_left import TimeLeft
 from swarm.types import Role
 
 AGENT_FORK_BYTES = 200 * 2**20  # of a node that is a fork: eight tiny ones took 1.9 GiB in all
@@ -59,7 +59,12 @@ def run_command(options: SimulationOptions, directory: Path, rival: str, console
     _check(plans.values())
     _claim(directory, plans)
     prepare_model(options, directory, console)
-    for line in memory_lines(node_configs(options, directory), available_bytes()):
+    configs = node_configs(options, directory)
+    with console.status("measuring this machine (once)"):
+        choice = None if _has_gpu() else machine_choice(configs[0])
+    if choice is not None:
+        console.print(f"computes in {choice.words}", markup=False, highlight=False, soft_wrap=True)
+    for line in memory_lines([with_choice(config, choice) for config in configs], available_bytes()):
         console.print(line, markup=False, soft_wrap=True)
     has_vllm = _has_vllm(options, console)
     runs: list[SwarmRun] = []
@@ -152,7 +157,7 @@ def memory_lines(configs: Sequence[NodeConfig], available: int) -> list[str]:
         available: bytes.
     """
     shape = read_shape(configs[0].model)
-    if shape is None or any(Path(card).exists() for card in CARDS):
+    if shape is None or _has_gpu():
         return []
     needed = 0
     for config in configs:
@@ -165,6 +170,10 @@ def memory_lines(configs: Sequence[NodeConfig], available: int) -> list[str]:
         f"memory: {len(configs)} nodes need about {byte_words(needed)}, {byte_words(available)} are available: the "
         "system may end them; --nodes or --preset tiny takes less, and so does --set learner.token_budget=1024"
     ]
+
+
+def _has_gpu() -> bool:
+    return any(Path(card).exists() for card in CARDS)
 
 
 def _has_vllm(options: SimulationOptions, console: Console) -> bool:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from node.time_left import TimeLeft, duration_words
 from swarm.config import EnvironmentConfig, EvaluationConfig, GeneratorConfig, LearnerConfig, NodeConfig, ReplayConfig
 from swarm.events import PolicyEvaluated, StepMade, VersionPublished
+from swarm.telemetry.time_left import TimeLeft, duration_words
 
 NUM_STEPS, EVERY, EVALUATION_S = 30, 10, 50.0
 
