@@ -258,11 +258,12 @@ def _names(options: SimulationOptions, preset: Preset) -> list[str]:
 
 def _of_node(override: str, names: Sequence[str]) -> tuple[str, str]:
     """The node that an override is for (empty: each) and its `key=value`. Raises ConfigError for an unknown node."""
-    key, _, value = override.partition("=")
-    name, _, own_key = key.rpartition(":")
-    if name and name not in names:
+    name, colon, own = override.partition(":")
+    if not colon or "=" in name:
+        return "", override
+    if name not in names:
         raise ConfigError(f"--set {override}: no node {name!r}; the nodes are {', '.join(names)}")
-    return name, f"{own_key}={value}"
+    return name, own
 
 
 def _overridden(node: NodeConfig, overrides: Sequence[tuple[str, str]]) -> NodeConfig:

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from swarm.config import EntryConfig
+from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.simulate.local.run import _config_to_offer, _listed
 from swarm.simulate.presets import SimulationOptions, node_configs
@@ -63,3 +66,13 @@ def test_a_simulation_whose_checkpoints_are_deleted_writes_none_at_its_end() -> 
 
     assert (saves(), saves(keep_checkpoints=True)) == (False, True)
     assert saves(overrides=("disk.checkpoint_at_end=true",)), "who asks for one gets it"
+
+
+def test_an_override_may_be_of_one_node() -> None:
+    changes = ("ada:compute_dtype=float32", 'bell:telemetry.metrics_listen="127.0.0.1:0"', "replay.max_groups=7")
+    ada, bell = node_configs(SimulationOptions(preset="tiny", nodes=2, overrides=changes), Path("out"))
+    assert (ada.compute_dtype, bell.compute_dtype) == ("float32", "auto")
+    assert (ada.telemetry.metrics_listen, bell.telemetry.metrics_listen) == ("", "127.0.0.1:0")
+    assert ada.replay.max_groups == bell.replay.max_groups == 7
+    with pytest.raises(ConfigError, match="no node 'zoe'; the nodes are ada, bell"):
+        node_configs(SimulationOptions(preset="tiny", nodes=2, overrides=("zoe:seed=1",)), Path("out"))

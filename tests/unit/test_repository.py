@@ -23,6 +23,7 @@ SCENES = {
     "grpc_ends",
     "hostile_relay",
     "model_server",
+    "waits",
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
