@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-HANG_S: Final = 300.0  # torch and its driver take seconds to start, on a busy machine a minute
+HANG_S: Final = 300.0  # torch and its driver take seconds to start; how long beside other work was not measured
 COPIED_BYTES: Final = 256 * 2**20
 CARDS: Final = ("/dev/nvidia0", "/dev/kfd")  # NVIDIA, AMD
 

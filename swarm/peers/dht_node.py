@@ -49,6 +49,7 @@ _DIAL_TIMEOUT_S = 4.0
 _PROBE_TIMEOUT_S = 30.0  # our own daemon answers in 25 ms beside four busy processes; a stuck one is replaced
 _PORT_ATTEMPTS, _PORT_PAUSE_S = 40, 0.25
 _START_PAUSES_S = (1.0, 5.0)  # before the second and the third try of a daemon that ended
+_EXIT_S = 5.0  # from the end of a daemon's output to its exit code
 _START_HANG_S = 300.0  # that a daemon lives and names no address: 1.1 s beside four busy processes
 _MAX_SPARE_NODES = 20  # replacements kept per routing bucket; hivemind itself keeps all that ever said hello
 _MAX_MESSAGE_BYTES = 2**18  # between p2pd and us: a call or an answer; records of a shard, and whom a peer names
@@ -285,6 +286,9 @@ async def _start_daemon(listen: str, **options: Any) -> P2P:
             async with asyncio.timeout(_START_HANG_S):
                 return await Daemon.create(startup_timeout=cast(Any, None), **options)
         except Exception as error:  # hivemind raises many kinds here, P2PDaemonError and OSError among them
+            if made and made[0]._child is not None and not isinstance(error, TimeoutError):
+                with suppress(TimeoutError):  # its output ended, which comes before its exit code
+                    await asyncio.wait_for(made[0]._child.wait(), _EXIT_S)
             state = await _end(made[0]) if made else "no process"
             seen.append(f"{state} after {time.monotonic() - began_s:.1f} s: {str(error) or 'it hung'}")
             logger.warning("the DHT daemon did not start", extra={"seen": seen[-1]})

@@ -15,7 +15,7 @@ from swarm.types import Digest, ScoredGroup
 
 Origin = Literal["own", "others", "all"]
 _CONDITIONS = {"own": "g.is_made_here = 1", "others": "g.is_made_here = 0", "all": "1"}
-_LOCKED_S = 120.0  # by the node, which writes for milliseconds
+_LOCKED_S = 120.0  # by the node, while it writes; not measured
 
 
 def newest_groups(path: Path, limit: int, origin: Origin, envs: Collection[str]) -> list[ScoredGroup]:
