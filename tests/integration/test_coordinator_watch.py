@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import logging
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from waits import until
+from waits import PROMPT_S, until
 
 from coordinator.core import CoordinatorCore
 from coordinator.daemon import CoordinatorDaemon
@@ -106,7 +107,7 @@ async def test_watch_gives_the_head_and_each_new_one_while_calls_go_on_beside_it
         await owner.record_versions([v(ada, 1, 2)])
         assert await anext(heads) == v(ada, 1, 2)
         await heads.aclose()  # type: ignore[attr-defined]
-        await until(lambda: daemon.core.watches.num_open == 0)
+        await until(lambda: daemon.core.watches.num_open == 0, most_s=PROMPT_S)
         await asyncio.gather(owner.close(), watcher.close())
 
 
@@ -175,7 +176,7 @@ async def test_watches_of_one_node_are_bounded_and_heartbeats_go_on(tmp_path: Pa
         await asyncio.gather(first.close(), second.close())
         results = await asyncio.gather(*open_ones, waiting, return_exceptions=True)
         assert {type(result) for result in results} == {Unavailable}
-        await until(lambda: daemon.core.watches.num_open == 0)
+        await until(lambda: daemon.core.watches.num_open == 0, most_s=PROMPT_S)
 
 
 async def test_closed_client_does_not_watch_and_a_dead_coordinator_is_unavailable(tmp_path: Path) -> None:
@@ -241,8 +242,9 @@ async def test_slow_reader_is_cut_and_costs_one_version_meanwhile() -> None:
     metadata = await channel.metadata(4.0)
     call = stub.WatchVersions(pb.WatchVersionsRequest(policy_id=ada.node_id), metadata=metadata)  # and never read
     await until(lambda: core.watches.num_open == 1)
-    step = 0
+    step, began_s = 0, time.monotonic()
     while core.watches.num_open:
+        assert time.monotonic() - began_s < PROMPT_S, "not after 0.5 s"
         await core.record_versions(ada.node_id, [v(ada, step)])
         step += 1
         await asyncio.sleep(0 if step < 3000 else 0.01)

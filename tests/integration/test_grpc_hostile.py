@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
-from waits import until
+from waits import PROMPT_S, until
 
 from swarm.clock import ManualClock, SystemClock
 from swarm.config import ExchangeConfig
@@ -297,7 +297,7 @@ async def test_subscriber_that_does_not_read_is_cut_and_costs_bounded_streams(no
     await until(lambda: node.handler.num_open == STREAMS_PER_PEER)
     anew = await node.open(owner)
     assert (await read_one(anew, await anew.metadata(5.0))).cursor.epoch == "e", "the oldest made room"
-    await until(lambda: node.handler.num_open == 0)
+    await until(lambda: node.handler.num_open == 0, most_s=PROMPT_S)
     assert node.handler.num_sent < 2000  # of 100 KB: what the buffers of both ends hold
     honest = await node.open()
     assert (await read_one(honest, await honest.metadata(5.0))).cursor.epoch == "e"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from waits import until
+from waits import PROMPT_S, until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
@@ -250,7 +250,7 @@ async def test_closed_client_ends_its_own_streams_and_the_handlers(pair: Pair):
     await peer.close()
     with pytest.raises(Unavailable):
         await waiting
-    await until(lambda: pair.log.num_open == 0)
+    await until(lambda: pair.log.num_open == 0, most_s=PROMPT_S)
 
 
 async def test_cancelled_reader_is_cancelled_and_frees_the_stream(pair: Pair):
@@ -260,7 +260,7 @@ async def test_cancelled_reader_is_cancelled_and_frees_the_stream(pair: Pair):
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await until(lambda: pair.log.num_open == 0)
+    await until(lambda: pair.log.num_open == 0, most_s=PROMPT_S)
 
 
 async def test_reader_that_stops_reading_stops_the_handler(pair: Pair):

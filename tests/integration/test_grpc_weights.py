@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from waits import until
+from waits import PROMPT_S, until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
@@ -163,7 +163,7 @@ async def test_watch_gives_what_is_held_then_what_is_new_in_order(pair: Pair):
     assert [*seen, await late] == [*held, new]
     assert pair.holder.asked == [(pair.client_id, LINEAGE, 8)]
     await stream.aclose()  # type: ignore[attr-defined]
-    await until(lambda: pair.holder.num_open == 0)
+    await until(lambda: pair.holder.num_open == 0, most_s=PROMPT_S)
 
 
 async def test_largest_manifest_arrives_whole(pair: Pair):
@@ -205,7 +205,7 @@ async def test_closed_client_ends_its_watch_and_the_handlers(pair: Pair):
     await pair.peer.close()
     with pytest.raises(Unavailable):
         await waiting
-    await until(lambda: pair.holder.num_open == 0)
+    await until(lambda: pair.holder.num_open == 0, most_s=PROMPT_S)
 
 
 async def test_cancelled_watcher_is_cancelled_and_frees_the_stream(pair: Pair):
@@ -214,7 +214,7 @@ async def test_cancelled_watcher_is_cancelled_and_frees_the_stream(pair: Pair):
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await until(lambda: pair.holder.num_open == 0)
+    await until(lambda: pair.holder.num_open == 0, most_s=PROMPT_S)
 
 
 async def test_watcher_that_stops_reading_stops_the_handler(pair: Pair):
@@ -258,7 +258,7 @@ async def test_chunk_that_does_not_come_in_time_is_unavailable_and_its_call_ends
     pair.holder.gate.clear()
     with pytest.raises(Unavailable, match=r"0\.2 s"):
         await pair.peer.fetch_chunk(digest, 0.2)
-    await until(lambda: pair.holder.num_serving == 0)
+    await until(lambda: pair.holder.num_serving == 0, most_s=PROMPT_S)
     pair.holder.gate.set()
     assert await pair.peer.fetch_chunk(digest, 5.0) == b"late"
 
@@ -388,7 +388,7 @@ async def test_watches_of_one_peer_are_bounded_and_a_slow_reader_is_cut(node: No
     await until(lambda: node.holder.num_open == STREAMS_PER_PEER)
     assert (await calls[-1].read()).manifest.body == manifest(0, 2**20).body, "the oldest made room"
     assert node.holder.num_open == STREAMS_PER_PEER
-    await until(lambda: node.holder.num_open == 0)  # nobody reads
+    await until(lambda: node.holder.num_open == 0, most_s=PROMPT_S)  # nobody reads
     assert node.holder.num_read < 150 * STREAMS_PER_PEER
     honest = await node.open()
     call = stub_of(honest).Watch(pb.WatchRequest(policy_id=LINEAGE), metadata=await honest.metadata(5.0))
@@ -447,12 +447,12 @@ async def test_chunks_that_nobody_reads_lose_their_places_to_the_calls_that_wait
         stalling = channel.channel.unary_stream("/swarm.wire.v1.ExchangeService/FetchChunk")  # and never read
         metadata = await channel.metadata(5.0)
         unread += [stalling(request.SerializeToString(), metadata=metadata) for _ in range(CHUNKS_PER_PEER)]
-    await until(lambda: node.holder.num_asked_chunks == CHUNKS_TOTAL and node.holder.num_serving == 0)
+    await until(lambda: node.holder.num_asked_chunks == CHUNKS_TOTAL and node.holder.num_serving == 0, most_s=PROMPT_S)
     honest = await node.open()
     waiting = stub_of(honest).FetchChunk(request, metadata=await honest.metadata(5.0))
     assert await body_of(waiting) == chunk(1)
     seconds = asyncio.get_running_loop().time() - began_s
-    assert seconds > STALL_S  # it had to wait until one of them was cut
+    assert STALL_S < seconds < PROMPT_S  # it had to wait until one of them was cut
     for each in unread:
         each.cancel()
     await asyncio.gather(*(channel.close() for channel in [*channels, honest]))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from attacked_relay import NODE, RUN, Relay, relaying
-from waits import until
+from waits import PROMPT_S, until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
@@ -96,7 +96,7 @@ async def test_what_was_written_before_an_end_closed_arrives(
         writer.close()
         received = await reader.read(-1)
         assert (received == SENT) is is_defended, len(received)
-        await until(lambda: not relay.num_connections)
+        await until(lambda: not relay.num_connections, most_s=PROMPT_S)
 
 
 @pytest.mark.parametrize("far", WAY)

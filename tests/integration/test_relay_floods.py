@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from attacked_relay import ADDRESSES, CODES, NODE, RELAY, RUN, code_of, relaying
-from waits import until
+from waits import PROMPT_S, until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
@@ -270,6 +270,6 @@ async def test_who_asks_for_all_connections_of_a_node_does_not_cost_it_its_reser
             await look(3)
             assert servicer.status()["reservations"] == 1
         else:
-            await until(lambda: servicer.status()["reservations"] == 0)
+            await until(lambda: servicer.status()["reservations"] == 0, most_s=PROMPT_S)
         for call in calls:
             call.cancel()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from attacked_relay import ADDRESSES, CODES, HERE, Caller, Relay, code_of, relaying
-from waits import until
+from waits import PROMPT_S, until
 
 from swarm.errors import SwarmError
 from swarm.relay import acceptor, relay_servicer, tunnel
@@ -81,7 +81,7 @@ async def test_without_a_free_file_calls_are_refused_and_nothing_stays(
         assert await code_of(await node.accept(ticket)) is (CODES.UNAVAILABLE if is_defended else CODES.UNKNOWN)
         monkeypatch.undo()
         asking.cancel()
-        await until(lambda: not relay.num_connections)
+        await until(lambda: not relay.num_connections, most_s=PROMPT_S)
 
 
 def of_all_files(most: int) -> int:
@@ -170,7 +170,7 @@ async def test_a_node_that_reads_nothing_of_its_call_keeps_none_when_the_caller_
         await asking.write(pb.ConnectRequest(data=bytes(FRAME_BYTES)))
         await until(lambda: len(running) == 2)
         asking.cancel()
-        await until(lambda: not relay.num_connections)
+        await until(lambda: not relay.num_connections, most_s=PROMPT_S)
         await asyncio.sleep(0.2)
         assert len(running) == (0 if is_defended else 1)
         taken.cancel()
@@ -238,7 +238,7 @@ async def test_tickets_shown_on_sockets_stand_for_none_that_are_none(
             with await show_ticket(HERE, relay.servicer._port.number, await node.tickets.get()):
                 await asking.read()
             asking.cancel()
-        await until(lambda: not relay.num_connections)
+        await until(lambda: not relay.num_connections, most_s=PROMPT_S)
         for _ in range(3):
             assert await code_of(await node.accept(secrets.token_bytes(TICKET_BYTES))) is CODES.NOT_FOUND
         assert len(refused) == (3 if is_defended else 0)
