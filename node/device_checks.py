@@ -66,7 +66,8 @@ def check_compute_dtype(config: NodeConfig, gpu: GpuFacts | None, choice: Machin
     if gpu is not None and gpu.count:
         return []
     if choice is None:
-        detail = f"{config.compute_dtype}: measured when {config.model.source} is loaded"
+        is_given = "float32" in (config.model.dtype, config.compute_dtype)
+        detail = "float32" if is_given else f"{config.compute_dtype}: measured when {config.model.source} is loaded"
         return [Finding(name="compute dtype", is_ok=True, detail=detail)]
     is_ok = choice.fastest in ("", choice.dtype)
     fix = 'bfloat16 without hardware for it: set compute_dtype = "auto"; published versions stay the same'

@@ -90,13 +90,13 @@ class MachineChoice:
 
 
 def machine_choice(config: NodeConfig) -> MachineChoice | None:
-    """The dtype of a node's passes on this CPU (blocking, seconds); None where it cannot be asked.
+    """The dtype of a node's passes on this CPU (blocking, seconds); None where there is no choice, or nobody to ask.
 
     Raises:
         ConfigError: there is no such model.
     """
     shape = read_shape(config.model)
-    if shape is None:
+    if shape is None or "float32" in (config.model.dtype, config.compute_dtype):
         return None
     threads = str(config.num_threads)
     sizes = [(*size, count) for size, count in _products(shape).items()]
