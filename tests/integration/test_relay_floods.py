@@ -5,6 +5,7 @@ A mutation that takes a defence out turns its claim red.
 
 import asyncio
 import socket
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -154,9 +155,10 @@ async def test_callers_of_a_few_subnets_do_not_make_a_relay_look_as_if_it_floode
         async def flood(source: str) -> None:
             attacker = await relay.caller(source)
             for _ in range(220 if is_defended else 2000):  # on a busy machine it takes more to be too many a second
-                call = await attacker.connect()
-                await asyncio.sleep(0.005)  # so that the node is told of it
-                call.cancel()
+                with suppress(grpc.RpcError):  # a relay may refuse who floods it; who is held is the claim
+                    call = await attacker.connect()
+                    await asyncio.sleep(0.005)  # so that the node is told of it
+                    call.cancel()
                 if table.get(NODE.node_id) is not held:
                     break
 
