@@ -93,8 +93,9 @@ def _is_held_out(question: str) -> bool:
 
 def test_three_tasks_are_shown_as_the_model_reads_them_with_what_the_reference_is_worth(tmp_path: Path) -> None:
     section = gym("chain_sum", min_terms=2, max_terms=2, min_digits=1, max_digits=1) | {"prefill": "Answer:"}
-    found = check(tmp_path, section, model={"source": "smollm2"})
+    found = check(tmp_path, section, model={"source": "smollm2"}, compute_dtype="bfloat16")
     assert found.exit_code == 0, found.output
+    assert "computes in bfloat16 (compute_dtype asks for it" in found.stdout
     shown = found.stdout.splitlines()
     tasks = [number for number, line in enumerate(shown) if "task " in line]
     assert (
