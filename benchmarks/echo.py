@@ -123,7 +123,7 @@ def main() -> None:
         for mode in arguments.modes:
             options = options_of(mode, seed, arguments.rounds, arguments.trainer, arguments.slow)
             with tempfile.TemporaryDirectory() as directory:
-                run = asyncio.run(run_swarm(options, Path(directory), lambda name, event: None, lambda: None))
+                run = asyncio.run(run_swarm(options, Path(directory), lambda name, event: None, lambda signs: None))
             outcomes.append(outcome_of(run, mode, seed))
             console.print(outcomes[-1])
     if arguments.json:
