@@ -72,9 +72,9 @@ async def test_mutation_where_a_wrong_clock_is_a_crime_exchange_does_not_come_ba
 # --- a process that stands still ---------------------------------------------------------------------------
 
 PEER = """
-import asyncio, sys
+import asyncio, os, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1], os.path.dirname(sys.argv[1])
 from attacked_node import AttackedNode, Sender
 from swarm.testing.builders import make_group, make_identity
 
