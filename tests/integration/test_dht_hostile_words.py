@@ -35,14 +35,14 @@ async def stage() -> AsyncIterator[Stage]:
 
 def circuits_are_lent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: as hivemind starts p2pd."""
-    from hivemind.dht.node import DHTNode
+    from hivemind.p2p import P2P
 
-    create: Any = DHTNode.create
+    create: Any = P2P.create
 
-    async def lending(**options: Any) -> DHTNode:
-        return await create(**{**options, "use_relay": True, "auto_nat": True})
+    async def lending(*given: Any, **options: Any) -> P2P:
+        return await create(*given, **{**options, "use_relay": True, "auto_nat": True})
 
-    monkeypatch.setattr(DHTNode, "create", lending)
+    monkeypatch.setattr(P2P, "create", lending)
 
 
 @pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: circuits are lent"])
