@@ -82,7 +82,7 @@ def prefill(network: nn.Module, prompts: Sequence[Sequence[int]]) -> tuple[Entri
     What all of them begin with (a chat template, an instruction) is computed once.
     """
     assert all(len(prompt) > 0 for prompt in prompts), "an empty prompt has no next token"
-    num_shared = _num_shared(prompts) if len(prompts) > 1 else 0
+    num_shared = _num_shared(prompts) if len(prompts) > 1 and not _has_window(network) else 0
     rest = [prompt[num_shared:] for prompt in prompts]
     longest = max(len(each) for each in rest)
     device = next(network.parameters()).device
@@ -103,6 +103,14 @@ def prefill(network: nn.Module, prompts: Sequence[Sequence[int]]) -> tuple[Entri
     entries = Entries(cache, mask)
     has_gaps = num_shared and any(len(each) < longest for each in rest)
     return (_without_gaps(entries, num_shared, num_padding) if has_gaps else entries), logits
+
+
+def _has_window(network: Any) -> bool:
+    """Whether a layer may see the newest tokens alone: transformers counts these by place, padding included."""
+    config = network.config.get_text_config()
+    return bool(getattr(config, "sliding_window", None)) or any(
+        kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()
+    )
 
 
 def _num_shared(prompts: Sequence[Sequence[int]]) -> int:
