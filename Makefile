@@ -147,6 +147,10 @@ simulate-echo: env ## One node trains, three generate for it (vLLM too after mak
 test: env ## Run every test; some: make test ARGS="tests/unit -k replay"
 	$(BIN)/python $(if $(ARGS),-m pytest $(ARGS),tests/side_by_side.py test)
 
+.PHONY: nightly
+nightly: ## What is long and wide, about 2 hours; some: make nightly STAGES="mutants plans"; kept in docs/nightly.tsv
+	.ci/nightly $(STAGES)
+
 .PHONY: check
 check: env ## What a change breaks first, in 1.5 to 3 minutes: unit and property tests, up to the first that fails
 	$(BIN)/python $(if $(ARGS),-m pytest -x tests/unit tests/property $(ARGS),tests/side_by_side.py check -x)

@@ -107,9 +107,9 @@ def _gb_per_s(job: Job, num_bytes: int, work: Callable[[], object], times: int =
 def run_tests(job: Job) -> Figures:
     """The GPU tests; on the CPU their twins on a device that does not exist."""
     marked = ["-m", "gpu"] if job.is_gpu else ["-k", "pretended or host"]
-    environment = {name: value for name, value in os.environ.items() if name != "SWARM_SWEEPS"}
+    environment = {name: value for name, value in os.environ.items() if name != "SWARM_NIGHTLY"}
     if job.is_gpu:  # every recipe, and the whole contract
-        environment["SWARM_SWEEPS"] = "1"
+        environment["SWARM_NIGHTLY"] = "1"
     paths = [*map(str, sorted((ROOT / "tests/unit").glob("test_device_*.py"))), "tests/unit/test_gpu_facts.py"]
     paths.append("tests/unit/test_weights_benchmark.py")
     # a library's warning on another release is no fault of what is tested

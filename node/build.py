@@ -19,7 +19,7 @@ from torch import nn
 
 from node.ranks import join, note_choice, open_policy
 from node.run_estimate import CHECKPOINT_BYTES
-from swarm.activity import Tell, tell_nobody
+from swarm.activity import GENERATING, OnProgress, ignore_progress
 from swarm.clock import Clock, SystemClock
 from swarm.config import NodeConfig
 from swarm.environments.curriculum import NUM_CANDIDATES, SPACING, AdaptiveCurriculum, TaskMixture, evaluation_tasks
@@ -34,7 +34,6 @@ from swarm.learn.best_version import BEST, BestVersion
 from swarm.learn.checkpoint import checkpoint_pause_s
 from swarm.learn.guarded_learner import GuardedLearner
 from swarm.loops import Ask, Worker
-from swarm.loops.generate_loop import GENERATING
 from swarm.loops.worker import Evaluate
 from swarm.model.compute_dtype import choose, place, products_of
 from swarm.model.device import pick_device
@@ -75,7 +74,7 @@ def build_worker(
     exchange: LocalExchange,
     clock: Clock | None = None,
     loop: asyncio.AbstractEventLoop | None = None,
-    tell: Tell = tell_nobody,
+    on_progress: OnProgress = ignore_progress,
 ) -> Worker:
     """The worker for this node's roles: loads the model and resumes the newest checkpoint (blocking, slow).
 
@@ -85,7 +84,7 @@ def build_worker(
         exchange: the agent.
         clock: of the groups and the loops; None: the machine's.
         loop: that `exchange` runs in; None: no environment of several turns can be played.
-        tell: takes the worker's signs of life, also of this call.
+        on_progress: takes the worker's signs of life, also of this call.
 
     Raises:
         ConfigError: the model, the engine or an environment cannot be had, or the recipe needs what the run does not
@@ -94,7 +93,7 @@ def build_worker(
     torch.set_num_threads(config.num_threads)
     build = build_trainer if Role.TRAINER in config.roles else build_generator
     step = None if loop is None else partial(_step, exchange, loop)
-    return build(config, node_id, exchange, clock or SystemClock(), step, tell)
+    return build(config, node_id, exchange, clock or SystemClock(), step, on_progress)
 
 
 def build_trainer(
@@ -103,14 +102,14 @@ def build_trainer(
     exchange: LocalExchange,
     clock: Clock,
     step: Step | None,
-    tell: Tell = tell_nobody,
+    on_progress: OnProgress = ignore_progress,
 ) -> Worker:
     """A worker that trains a policy of its own, and generates for it where the node has that role."""
     recipes = recipes_of(config)
     environments = build_environments(config.environments)
     task_of = partial(rebuild_task, environments)
     evaluations = make_evaluation_tasks(config, environments)
-    tell(LOADING)
+    on_progress(LOADING)
     loaded = load_model(config.model)
     tokenizer = loaded.tokenizer
     check_turns(tokenizer, environments.values())
@@ -121,8 +120,8 @@ def build_trainer(
 
     # The policy in training; with `learner.num_processes` > 1 it is spread over several processes (ranks).
     ranks = join(config)
-    tell("preparing the learner")
-    policy = open_policy(config, node_id, loaded, recipes, environments, ranks, tell)
+    on_progress("preparing the learner")
+    policy = open_policy(config, node_id, loaded, recipes, environments, ranks, on_progress)
     learner = GuardedLearner(
         policy,
         load_recipe(config.guard.safe_recipe),
@@ -139,13 +138,13 @@ def build_trainer(
             start,
             config.seed,
             is_deterministic=config.learner.deterministic,
-            advance=partial(tell, EVALUATING),
+            advance=partial(on_progress, EVALUATING),
         )
     else:
         network = load_model(config.model).network
         place(network, ranks.device, policy.compute_dtype)
         evaluator = SnapshotEvaluator(
-            network, tokenizer, policy.snapshot, config.seed, advance=partial(tell, EVALUATING)
+            network, tokenizer, policy.snapshot, config.seed, advance=partial(on_progress, EVALUATING)
         )
         closing.callback(ranks.stop)
         closing.callback(policy.stop)
@@ -153,9 +152,8 @@ def build_trainer(
 
     engine: Generator = evaluator
     if Role.GENERATOR in config.roles:
-        tell("starting the engine")
-        as_learner = config.model_copy(update={"compute_dtype": policy.compute_dtype})
-        started = load_engine(as_learner, tokenizer, learner.version, tell=tell)
+        on_progress("starting the engine")
+        started = load_engine(config, tokenizer, learner.version, policy.compute_dtype, on_progress=on_progress)
         closing.callback(started.close)
         started.load(*learner.snapshot())
         engine = started
@@ -186,7 +184,7 @@ def build_trainer(
         learner=learner,
         tokenizer=tokenizer,
         evaluation_tasks=dict(evaluations),
-        tell=tell,
+        on_progress=on_progress,
         encode=publish,
         show=partial(write_episodes, config.dir),
         keep_best=BestVersion(config.dir / BEST).offer if config.evaluation.keep_best else None,
@@ -204,24 +202,27 @@ def build_generator(
     exchange: LocalExchange,
     clock: Clock,
     step: Step | None,
-    tell: Tell = tell_nobody,
+    on_progress: OnProgress = ignore_progress,
 ) -> Worker:
     """A worker that generates with the versions of another node's trainer; its agent fetches them into the store."""
     recipes = recipes_of(config)
     environments = build_environments(config.environments)
     evaluations = make_evaluation_tasks(config, environments)
-    tell(LOADING)
+    on_progress(LOADING)
     loaded = load_model(config.model)
     check_turns(loaded.tokenizer, environments.values())
     weights = snapshot(loaded.network)
     base = PolicyVersion(policy_id=BASE_MODEL, step=0, digest=weights_digest(weights))
-    tell("measuring the machine")
-    choice = choose(config.compute_dtype, config.model.dtype, pick_device(config.device), products_of(loaded.network))
-    note_choice(config, choice)
-    config = config.model_copy(update={"compute_dtype": choice.dtype})
+    measured = ""
+    if config.engine.kind != "openai":  # whose server computes elsewhere
+        on_progress("measuring the machine")
+        device, products = pick_device(config.device), products_of(loaded.network)
+        choice = choose(config.compute_dtype, config.model.dtype, device, products)
+        note_choice(config, choice)
+        measured = choice.dtype
     closing = ExitStack()
-    tell("starting the engine")
-    engine = load_engine(config, loaded.tokenizer, base, loaded.network, tell)
+    on_progress("starting the engine")
+    engine = load_engine(config, loaded.tokenizer, base, measured, loaded.network, on_progress)
     closing.callback(engine.close)
     closing.callback(serve_policy(config, engine, loaded))
     store = open_weight_store(config)
@@ -243,7 +244,7 @@ def build_generator(
         learner=None,
         tokenizer=loaded.tokenizer,
         evaluation_tasks=dict(evaluations),
-        tell=tell,
+        on_progress=on_progress,
         applier=applier,
         close=closing.close,
         clock=clock,
@@ -258,25 +259,32 @@ def load_engine(
     config: NodeConfig,
     tokenizer: Tokenizer,
     version: PolicyVersion,
+    measured: str,
     network: nn.Module | None = None,
-    tell: Tell = tell_nobody,
+    on_progress: OnProgress = ignore_progress,
 ) -> Engine:
     """The engine that `engine.kind` names, with the run's base model (blocking, slow).
 
     Args:
+        config: of the node.
+        tokenizer: the model's tokenizer.
+        version: what the base model is.
+        measured: the compute dtype of the node's own passes; vLLM takes it where it, too, computes on the CPU.
         network: the base model, which a transformers engine may keep; None: it loads another copy.
-        tell: takes each token of a transformers engine as a sign of life.
+        on_progress: takes the engine's signs of life.
     """
+    advance = partial(on_progress, GENERATING)
     # Imported here: each needs what a node with another engine may not have.
     if config.engine.kind == "vllm":
         from swarm.generation.vllm_engine import VllmGenerator
 
-        return VllmGenerator.from_config(config, tokenizer, version)
+        return VllmGenerator.from_config(config, tokenizer, version, measured, advance)
     if config.engine.kind == "openai":
         from swarm.generation.openai_engine import OpenAIGenerator
 
-        return OpenAIGenerator.from_config(config, tokenizer, version)
-    return TransformersGenerator.from_config(config, tokenizer, version, network, partial(tell, GENERATING))
+        return OpenAIGenerator.from_config(config, tokenizer, version, advance)
+    config = config.model_copy(update={"compute_dtype": measured})
+    return TransformersGenerator.from_config(config, tokenizer, version, network, advance)
 
 
 def serve_policy(config: NodeConfig, engine: Engine, loaded: LoadedModel) -> Callable[[], None]:

@@ -337,9 +337,9 @@ class Daemon(Service):
             from node.build import build_worker  # imports torch, which no other agent needs
 
             loop, local = asyncio.get_running_loop(), self.agent.local
-            async with reporting(local, self.clock) as tell:
+            async with reporting(local, self.clock) as on_progress:
                 worker = await asyncio.to_thread(
-                    build_worker, self.config, self.agent.node_id, local, loop=loop, tell=tell
+                    build_worker, self.config, self.agent.node_id, local, loop=loop, on_progress=on_progress
                 )
                 freeze_gc()
                 try:

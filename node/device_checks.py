@@ -6,12 +6,13 @@ Invariant: what a GPU needs is arithmetic (`run_estimate`), no measurement.
 import subprocess
 from typing import Final
 
-from node.expectations import MachineChoice, machine_choice, read_shape, with_choice
+from node.expectations import machine_choice, read_shape, with_choice
 from node.finding import Finding
 from node.gpu_facts import HANG_S, GpuFacts
 from node.run_estimate import CONTEXT_BYTES, estimate_memory, lengths_of
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
+from swarm.model.compute_choice import ComputeChoice
 from swarm.process import available_bytes, is_running
 
 AGENT_BYTES: Final = 500 * 2**20  # of a node beside its worker: the agent and two processes that score, measured
@@ -51,17 +52,17 @@ def check_gpu(config: NodeConfig, gpu: GpuFacts | None) -> list[Finding]:
     return [Finding(name="gpu", is_ok=not is_slow, detail=detail, fix=fix)]
 
 
-def choice_here(config: NodeConfig, gpu: GpuFacts | None) -> MachineChoice | None:
+def choice_here(config: NodeConfig, gpu: GpuFacts | None) -> ComputeChoice | None:
     """The compute dtype of a node on this CPU (blocking, seconds); None where a GPU computes, or it is not known."""
     if gpu is not None and gpu.count:
         return None
     try:
-        return machine_choice(config)
+        return machine_choice(config.model_copy(update={"device": "cpu"}))  # a card that torch cannot use holds none
     except ConfigError:  # another finding, of whoever loads the model
         return None
 
 
-def check_compute_dtype(config: NodeConfig, gpu: GpuFacts | None, choice: MachineChoice | None) -> list[Finding]:
+def check_compute_dtype(config: NodeConfig, gpu: GpuFacts | None, choice: ComputeChoice | None) -> list[Finding]:
     """The dtype of passes on this CPU, and whether another one would be faster."""
     if gpu is not None and gpu.count:
         return []
@@ -69,12 +70,11 @@ def check_compute_dtype(config: NodeConfig, gpu: GpuFacts | None, choice: Machin
         is_given = "float32" in (config.model.dtype, config.compute_dtype)
         detail = "float32" if is_given else f"{config.compute_dtype}: measured when {config.model.source} is loaded"
         return [Finding(name="compute dtype", is_ok=True, detail=detail)]
-    is_ok = choice.fastest in ("", choice.dtype)
     fix = 'bfloat16 without hardware for it: set compute_dtype = "auto"; published versions stay the same'
-    return [Finding(name="compute dtype", is_ok=is_ok, detail=choice.words, fix=fix)]
+    return [Finding(name="compute dtype", is_ok=not choice.is_slow, detail=choice.words, fix=fix)]
 
 
-def check_memory(config: NodeConfig, gpu: GpuFacts | None, choice: MachineChoice | None) -> list[Finding]:
+def check_memory(config: NodeConfig, gpu: GpuFacts | None, choice: ComputeChoice | None) -> list[Finding]:
     """Whether the machine has the memory for the node, and the GPU for its models."""
     available = available_bytes()
     detail = f"{available / 2**30:.1f} GiB available"

@@ -5,6 +5,7 @@ deleted afterwards.
 """
 
 import json
+import logging
 import os
 import resource
 import subprocess
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from node.gpu_facts import HANG_S, has_card
 from node.run_estimate import (
     LIKE_LLAMA,
     MemoryEstimate,
@@ -30,9 +32,12 @@ from node.sampled_tasks import SampledEnvironment
 from swarm.config import ModelConfig, NodeConfig, parse_config
 from swarm.errors import ConfigError
 from swarm.events import Event, StepMade
+from swarm.model.compute_choice import ComputeChoice
 from swarm.model.source import SHIPPED, TINY_SHAPE, resolve_source
 from swarm.process import thread_limits
 from swarm.types import Role
+
+logger = logging.getLogger(__name__)
 
 _MIB: Final = 2**20
 _NUM_STEPS: Final = 2  # the first one also warms up
@@ -80,21 +85,16 @@ def read_shape(config: ModelConfig) -> ModelShape | None:
     return ModelShape.of(settings)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MachineChoice:
-    """What `swarm.model.compute_dtype.choose` says on the CPU."""
+def machine_choice(config: NodeConfig) -> ComputeChoice | None:
+    """The dtype of a node's passes on this CPU (blocking, seconds).
 
-    dtype: str
-    fastest: str
-    words: str
-
-
-def machine_choice(config: NodeConfig) -> MachineChoice | None:
-    """The dtype of a node's passes on this CPU (blocking, seconds); None where there is no choice, or nobody to ask.
+    None where there is nothing to choose, where a card may hold the models, or where it cannot be measured.
 
     Raises:
         ConfigError: there is no such model.
     """
+    if config.device != "cpu" and has_card():
+        return None
     shape = read_shape(config.model)
     if shape is None or "float32" in (config.model.dtype, config.compute_dtype):
         return None
@@ -102,18 +102,22 @@ def machine_choice(config: NodeConfig) -> MachineChoice | None:
     sizes = [(*size, count) for size, count in _products(shape).items()]
     asked = [config.compute_dtype, config.model.dtype, threads, json.dumps(sizes)]
     command = [sys.executable, "-m", "swarm.model.compute_dtype", *asked]
-    limits = thread_limits(config.num_threads)
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | limits, check=False)
+    limits = os.environ | thread_limits(config.num_threads)
     try:
-        said = json.loads(done.stdout)
-        return MachineChoice(dtype=said["dtype"], fastest=said["fastest"], words=said["words"])
-    except (ValueError, KeyError):  # without torch
-        return None
+        done = subprocess.run(command, capture_output=True, text=True, env=limits, check=False, timeout=HANG_S)
+        return ComputeChoice(**json.loads(done.stdout))
+    except subprocess.TimeoutExpired:
+        logger.warning("the speed of this machine was not measured", extra={"waited_s": HANG_S})
+    except (ValueError, TypeError):  # without torch
+        logger.debug("the speed of this machine was not measured", extra={"error": done.stderr[-1000:]})
+    return None
 
 
-def with_choice(config: NodeConfig, choice: MachineChoice | None) -> NodeConfig:
-    """The configuration with what `auto` means on this CPU; unchanged where that is not known."""
-    return config if choice is None else config.model_copy(update={"compute_dtype": choice.dtype})
+def with_choice(config: NodeConfig, choice: ComputeChoice | None) -> NodeConfig:
+    """The configuration with what `auto` means on this CPU; unchanged where that is not known, or not asked."""
+    if choice is None or config.compute_dtype != "auto":
+        return config
+    return config.model_copy(update={"compute_dtype": choice.dtype})
 
 
 def _products(shape: ModelShape) -> Counter[tuple[int, int]]:

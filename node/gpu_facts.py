@@ -35,6 +35,11 @@ class GpuFacts:
     on_device_gb_s: float = 0.0  # read and written
 
 
+def has_card() -> bool:
+    """True where a card is, whether torch can use it or not."""
+    return any(Path(card).exists() for card in CARDS)
+
+
 def look_for_gpu(device: str) -> GpuFacts | None:
     """The GPU that `device` of a configuration means (blocking, seconds); None: there is no card at all."""
     card = _card()

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from node.status import COMPUTE_FILE
-from swarm.activity import Tell, tell_nobody
+from swarm.activity import OnProgress, ignore_progress
 from swarm.causes.logged_rules import SLOW_DTYPE
 from swarm.config import NodeConfig
 from swarm.identity import Identity
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from swarm.learn.data_parallel import ShardedRanks
     from swarm.learn.learner import PolicyLearner
     from swarm.learn.ranks import Ranks
-    from swarm.model.compute_dtype import ComputeChoice
+    from swarm.model.compute_choice import ComputeChoice
     from swarm.model.network import LoadedModel
     from swarm.objectives.fallbacks import RecipeSet
 
@@ -126,7 +126,7 @@ def open_policy(
     recipes: "RecipeSet",
     environments: Mapping[str, Environment],
     ranks: "ShardedRanks | None",
-    tell: Tell = tell_nobody,
+    on_progress: OnProgress = ignore_progress,
 ) -> "PolicyLearner":
     """The learner as its newest checkpoint has it, or this rank's share of it. Raises ConfigError."""
     from swarm.learn.learner import PolicyLearner
@@ -136,7 +136,7 @@ def open_policy(
     from swarm.telemetry.shown_updates import write_update
 
     processes = ranks or OneProcess(pick_device(config.device))
-    processes.tell = tell
+    processes.on_progress = on_progress
     widen(loaded.network, _agreed_dtype(config, loaded, processes))
     kind, is_first = PolicyLearner, ranks is None or ranks.index == 0
     if ranks is not None and is_first:
@@ -165,9 +165,9 @@ def _agreed_dtype(config: NodeConfig, loaded: "LoadedModel", processes: "Ranks")
     from swarm.model.compute_dtype import choose, products_of
 
     is_bfloat16 = False
-    processes.tell("measuring the machine")
+    processes.on_progress("measuring the machine")
     if processes.index == 0:
-        saved = newest_compute_dtype(config.dir / CHECKPOINTS)
+        saved = newest_compute_dtype(config.dir / CHECKPOINTS, config.model.dtype)
         products = products_of(loaded.network)
         choice = choose(config.compute_dtype, config.model.dtype, processes.device, products, saved)
         note_choice(config, choice)

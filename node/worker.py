@@ -47,8 +47,8 @@ async def work(config: NodeConfig, socket: Path) -> bool:
     worker: Worker | None = None
     try:
         node_id = Identity.load(config.dir / "identity.key").node_id
-        async with reporting(client, SystemClock()) as tell:
-            worker = await asyncio.to_thread(build_worker, config, node_id, client, loop=loop, tell=tell)
+        async with reporting(client, SystemClock()) as on_progress:
+            worker = await asyncio.to_thread(build_worker, config, node_id, client, loop=loop, on_progress=on_progress)
             freeze_gc()
             await run_worker(worker)
         return True

@@ -3,10 +3,14 @@
 Invariant: an activity changes only where real work advanced, never by the clock.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-WAITING: Final = "waiting for"  # how the activity of who depends on others begins
+WAITING: Final = "waiting for"  # begins the words of an activity that depends on other nodes
+GENERATING: Final = "generating"
+WAITING_FOR_ROOM: Final = f"{WAITING} room for groups"
+OF_GENERATOR: Final = frozenset({GENERATING, WAITING_FOR_ROOM})  # every other activity is the learner's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,11 +33,19 @@ class Activity:
         return f"{self.what}{share}" + (f", {self.num_tokens:,} tokens" if self.num_tokens else "")
 
 
-class Tell(Protocol):
+Advance = Callable[[int, int, int], None]
+"""Called by an engine while it works: sequences that are done, all of the call (0: not known), and tokens made."""
+
+
+def ignore_advance(done: int, total: int, num_tokens: int) -> None:
+    """An `Advance` for an engine that nobody watches."""
+
+
+class OnProgress(Protocol):
     """Takes note that work advanced; any thread may call it, once a token at most."""
 
     def __call__(self, what: str, done: int = 0, total: int = 0, num_tokens: int = 0) -> None: ...
 
 
-def tell_nobody(what: str, done: int = 0, total: int = 0, num_tokens: int = 0) -> None:
-    """A `Tell` for work that nobody watches."""
+def ignore_progress(what: str, done: int = 0, total: int = 0, num_tokens: int = 0) -> None:
+    """An `OnProgress` for work that nobody watches."""

@@ -11,6 +11,7 @@ import fcntl
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from swarm.errors import ConfigError, StorageFull, SwarmError, missing_extra
 from swarm.identity import Identity
@@ -29,8 +30,9 @@ logger = logging.getLogger(__name__)
 
 LOCK = "lock"  # file locked by a daemon for as long as it lives
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-END_SILENCE_S = 60.0  # of a process that is to end and uses no CPU, or a whole disk's time without a byte written
-LOOK_S = 1.0
+END_SILENCE_S: Final = 60.0  # of a process that is to end: no CPU used, and no byte written to the disk
+END_S: Final = 600.0  # to end in all: a worker saves meanwhile, and what serves others could be kept busy by them
+LOOK_S: Final = 1.0
 EXIT_FORCED = 130  # a second signal did not wait for the drain
 
 
@@ -104,12 +106,21 @@ def available_bytes() -> int:
     available = psutil.virtual_memory().available
     with contextlib.suppress(OSError, IndexError):
         own = Path("/proc/self/cgroup").read_text(encoding="ascii").split("0::/")[1].strip()
-        root = Path("/sys/fs/cgroup")
-        for folder in (root / own, *(root / own).parents):
-            with contextlib.suppress(OSError, ValueError):  # no bound there: a missing file, or "max"
-                most = int((folder / "memory.max").read_text(encoding="ascii"))
-                available = min(available, most - int((folder / "memory.current").read_text(encoding="ascii")))
-    return available
+        folder = Path("/sys/fs/cgroup") / own
+        available = min(available, *(_left_in_group(each) for each in (folder, *folder.parents)))
+    return int(available)
+
+
+def _left_in_group(folder: Path) -> float:
+    """Bytes that a control group may still take; infinite where it has no bound. Its cached files give way."""
+    try:
+        most = int((folder / "memory.max").read_text(encoding="ascii"))  # or "max"
+        used = int((folder / "memory.current").read_text(encoding="ascii"))
+        pairs = (line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+        counts = {name: int(count) for name, count in pairs}
+        return most - used + counts["inactive_file"] + counts["active_file"]
+    except (OSError, ValueError, KeyError):
+        return math.inf
 
 
 def cpu_s(pid: int, *, is_whole_tree: bool = True) -> float:
@@ -131,29 +142,36 @@ def work_of(pid: int) -> tuple[int, int]:
     return int(cpu_s(pid)), written_bytes(pid) or 0
 
 
-async def comes(awaited: Awaitable[object], sign: Callable[[], object], silence_s: float = END_SILENCE_S) -> bool:
-    """Waits for what a process of ours does, however long that takes, as long as it shows signs of life.
+async def comes(
+    awaited: Awaitable[object],
+    sign: Callable[[], object],
+    silence_s: float = END_SILENCE_S,
+    most_s: float = END_S,
+) -> bool:
+    """Waits for what a process of ours does, as long as it shows signs of life.
 
     Args:
         awaited: its result, or its end.
         sign: changes while it works (blocking).
         silence_s: without a change of `sign`, after which the wait is given up.
+        most_s: in all.
 
     Returns:
         False where it was given up.
     """
-    task, last = asyncio.ensure_future(awaited), sign()
-    seen_s = time.monotonic()
+    task, last = asyncio.ensure_future(awaited), None
+    began_s = seen_s = time.monotonic()
     try:
         while not (await asyncio.wait({task}, timeout=min(LOOK_S, silence_s)))[0]:
-            newest = await asyncio.to_thread(sign)
+            newest, now_s = await asyncio.to_thread(sign), time.monotonic()
             if newest != last:
-                last, seen_s = newest, time.monotonic()
-            elif time.monotonic() - seen_s >= silence_s:
+                last, seen_s = newest, now_s
+            if now_s - seen_s >= silence_s or now_s - began_s >= most_s:
                 return False
         return True
     finally:
         task.cancel()
+        await asyncio.wait({task})
 
 
 class Service(ABC):
@@ -258,6 +276,30 @@ def lock_directory(directory: Path) -> int:
         os.close(descriptor)
         raise ConfigError(f"{directory}: a process runs there already; stop it, or give this one another dir") from None
     return descriptor
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, most_s: float = math.inf) -> Generator[None]:
+    """Holds a file that one process of the machine holds at a time (blocking).
+
+    Args:
+        path: made where it is missing.
+        most_s: that it waits for it.
+
+    Raises:
+        TimeoutError: another process held it for as long.
+    """
+    with path.open("w") as file:
+        end_s = time.monotonic() + most_s
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end_s:
+                    raise TimeoutError(f"{path}: another process has held it for {most_s:.0f} s") from None
+                time.sleep(0.05)
+        yield
 
 
 def is_running(directory: Path) -> bool:

@@ -20,6 +20,7 @@ settings.load_profile("any-machine")
 
 
 REPEAT_S = 10.0
+NIGHTLY = "SWARM_NIGHTLY"  # variable of the environment
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
@@ -31,12 +32,23 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None
     return done
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest itself looks at `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` stays short: what takes long and is wider than it is deep runs in `.ci/run`."""
-    if "SWARM_SWEEPS" not in os.environ:
-        for item in items:
-            if item.get_closest_marker("sweep"):
-                item.add_marker(pytest.mark.skip(reason="long and wide: .ci/run has it, or SWARM_SWEEPS=1"))
+    """`make test` and `.ci/run` stay short: sweeps, and attacks whose defence is taken out, run in `make nightly`."""
+    for item in items:
+        if _is_mutant(item):
+            item.add_marker(pytest.mark.mutant)
+        if NIGHTLY not in os.environ and (item.get_closest_marker("sweep") or item.get_closest_marker("mutant")):
+            item.add_marker(pytest.mark.skip(reason=f"a sweep or a mutant: make nightly has it, or {NIGHTLY}=1"))
+
+
+def _is_mutant(item: pytest.Item) -> bool:
+    """True for a test that shows what an attack does where the defence against it is taken out."""
+    name, call = item.name, getattr(item, "callspec", None)
+    if name.startswith("test_mutation_") or "[mutation: " in name or "-mutation: " in name:
+        return True
+    values: dict[str, object] = {} if call is None else call.params
+    return values.get("mutation") is not None or values.get("is_defended") is False or values.get("is_out") is True
 
 
 def pytest_configure() -> None:

@@ -1,6 +1,6 @@
 """Runs sl_loop.py and rl_loop.py of tinker-cookbook, as they were installed, against `swarm serve --tinker`.
 
-    build/tinker-env/bin/python tests/tinker_cookbook.py      # 1 to 2 minutes on 2 cores; .ci/run makes the environment
+    build/tinker-env/bin/python tests/tinker_cookbook.py    # 1 to 2 minutes on 2 cores; make nightly runs it
 
 The server is a trainer node; three other nodes follow what it publishes and serve it. Every sample has to be theirs.
 Names of models and data sets that the loops ask for lie in the folder they run in; the network is not used.

@@ -228,7 +228,7 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
         return pb.EvaluatedResponse()
 
     @rpc
-    async def Tell(self, request: pb.TellRequest, context: Context) -> pb.TellResponse:
+    async def ReportActivity(self, request: pb.ReportActivityRequest, context: Context) -> pb.ReportActivityResponse:
         """The newest advance of the worker."""
         activity = Activity(
             what=request.what,
@@ -238,7 +238,7 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
             at_s=request.at_s,
         )
         await self._local.report_activity(activity)
-        return pb.TellResponse()
+        return pb.ReportActivityResponse()
 
     @rpc
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
@@ -332,7 +332,7 @@ class LocalClient:
         await self._call("Evaluated", pb.EvaluatedRequest(evaluations=evaluations_to_json(evaluations)))
 
     async def report_activity(self, activity: Activity) -> None:
-        await self._call("Tell", pb.TellRequest(**asdict(activity)))
+        await self._call("ReportActivity", pb.ReportActivityRequest(**asdict(activity)))
 
     async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
         request = pb.VerifyRequest(env=env, task_id=task_id, episodes=json.dumps(episodes).encode())

@@ -3,171 +3,31 @@
 A row may have several turns. Between two of them it is parked: its part of the cache is set aside and its place goes to
 another row until the environment has answered. It may also have several conversations, of which each has a part.
 
-Invariant: the entries of a row lie together at the right end of the cache; everything left of them is masked and has
-no position, so that nothing of a row depends on what else is there, or on how often it was parked.
+Invariant: nothing of a row depends on what runs beside it, or on how often it was parked (`kv_entries`).
 
-Shape letters: R running rows, L entries of the cache (longest running row), V vocabulary.
+Shape letters: R running rows, V vocabulary.
 
 Source: slots and continuous refill after arXiv:2506.22950 (Infinite Sampling).
 """
 
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import groupby, takewhile
-from typing import Any, Final
+from itertools import groupby
+from typing import Final
 
 import torch
 from torch import nn
 
+from swarm.generation.kv_entries import Entries, advance, joined, prefill
 from swarm.generation.row import Row
 from swarm.generation.sampling import choose
 from swarm.interfaces import Observation, Observe
 from swarm.types import FinishReason, PolicyVersion, VersionSpan
 
 MAX_PARKED_BYTES: Final = 2**30  # of cache that waits for environments; beyond it the oldest is computed again
-
-
-@dataclass(frozen=True, slots=True)
-class Entries:
-    """KV cache of some rows."""
-
-    cache: Any  # transformers DynamicCache: keys and values [R, heads, L, width] of each layer
-    mask: torch.Tensor  # [R, L] 1 for an entry of the row, 0 left of them
-
-    @property
-    def num_tokens(self) -> int:
-        """Of the longest row."""
-        return self.mask.shape[1]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of keys and values."""
-        return sum(keys.nbytes + values.nbytes for keys, values in _pairs(self.cache))
-
-    def select(self, indices: Sequence[int]) -> "Entries":
-        """Rows by index, in that order and as often as given, without columns that none of them needs."""
-        index = torch.tensor(indices, device=self.mask.device)
-        mask = self.mask[index]
-        first = int(mask.any(dim=0).int().argmax())
-        pairs = ((keys[index, :, first:], values[index, :, first:]) for keys, values in _pairs(self.cache))
-        return Entries(_cache(pairs), mask[:, first:])
-
-    def concat(self, other: "Entries") -> "Entries":
-        """The rows of both, the shorter ones padded on the left."""
-        length = max(self.mask.shape[1], other.mask.shape[1])
-        pairs = (
-            (
-                torch.cat([_pad_left(one, length, dim=2), _pad_left(two, length, dim=2)])
-                for one, two in zip(ours, theirs, strict=True)
-            )
-            for ours, theirs in zip(_pairs(self.cache), _pairs(other.cache), strict=True)
-        )
-        mask = torch.cat([_pad_left(self.mask, length, dim=1), _pad_left(other.mask, length, dim=1)])
-        return Entries(_cache((keys, values) for keys, values in pairs), mask)
-
-
-def _joined(parts: Iterable[Entries]) -> Entries:
-    first, *others = parts
-    for other in others:
-        first = first.concat(other)
-    return first
-
-
-def prefill(network: nn.Module, prompts: Sequence[Sequence[int]]) -> tuple[Entries, torch.Tensor]:
-    """Entries of some prompts, and the logits [R, V] of the token after each.
-
-    What all of them begin with (a chat template, an instruction) is computed once.
-    """
-    assert all(len(prompt) > 0 for prompt in prompts), "an empty prompt has no next token"
-    num_shared = _num_shared(prompts) if len(prompts) > 1 and not _has_window(network) else 0
-    rest = [prompt[num_shared:] for prompt in prompts]
-    longest = max(len(each) for each in rest)
-    device = next(network.parameters()).device
-    ids = torch.tensor([[0] * (longest - len(each)) + list(each) for each in rest], device=device)
-    num_padding = torch.tensor([longest - len(each) for each in rest], device=device)
-    mask = (torch.arange(longest, device=device) >= num_padding[:, None]).long()
-    cache = _cache(())
-    if num_shared:
-        shared = torch.tensor([prompts[0][:num_shared]], device=device)
-        network(input_ids=shared, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        size = len(prompts)
-        cache = _cache(
-            (keys.expand(size, -1, -1, -1), values.expand(size, -1, -1, -1)) for keys, values in _pairs(cache)
-        )
-        mask = torch.cat([mask.new_ones((size, num_shared)), mask], dim=1)
-    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, num_shared:]
-    logits = _forward(network, ids, mask, positions, cache)
-    entries = Entries(cache, mask)
-    has_gaps = num_shared and any(len(each) < longest for each in rest)
-    return (_without_gaps(entries, num_shared, num_padding) if has_gaps else entries), logits
-
-
-def _has_window(network: Any) -> bool:
-    """Whether a layer may see the newest tokens alone: transformers counts these by place, padding included."""
-    config = network.config.get_text_config()
-    return bool(getattr(config, "sliding_window", None)) or any(
-        kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()
-    )
-
-
-def _num_shared(prompts: Sequence[Sequence[int]]) -> int:
-    """Tokens that all prompts begin with, but for the last token of each: its logits are wanted."""
-    columns = zip(*prompts, strict=False)  # as far as the shortest goes
-    num_alike = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
-    return min(num_alike, min(map(len, prompts)) - 1)
-
-
-def _without_gaps(entries: Entries, num_shared: int, num_padding: torch.Tensor) -> Entries:
-    """Rows [shared, padding, rest] as [padding, shared, rest]."""
-    place = torch.arange(entries.num_tokens, device=num_padding.device)
-    shift = num_padding[:, None]  # [R, 1]
-    source = torch.where(place < num_shared + shift, (place - shift) % (num_shared + shift), place)  # [R, L]
-
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.gather(2, source[:, None, :, None].expand(tensor.shape))
-
-    return Entries(
-        _cache((moved(keys), moved(values)) for keys, values in _pairs(entries.cache)), entries.mask.gather(1, source)
-    )
-
-
-def advance(network: nn.Module, entries: Entries, tokens: Sequence[Sequence[int]]) -> tuple[Entries, torch.Tensor]:
-    """Entries with more tokens for each row, as many for one as for another, and the logits [R, V] of the one after."""
-    ids = torch.tensor(tokens, device=entries.mask.device)
-    mask = torch.cat([entries.mask, entries.mask.new_ones(ids.shape)], dim=1)
-    positions = (mask.cumsum(dim=1) - 1)[:, -ids.shape[1] :]
-    return Entries(entries.cache, mask), _forward(network, ids, mask, positions, entries.cache)
-
-
-def _forward(network: Any, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
-    output = network(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    return output.logits[:, -1]
-
-
-def _cache(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    from transformers import DynamicCache
-
-    return DynamicCache(tuple(pairs) or None)
-
-
-def _pairs(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(layer.keys, layer.values) for layer in cache.layers]
-
-
-def _pad_left(tensor: torch.Tensor, length: int, dim: int) -> torch.Tensor:
-    shape = list(tensor.shape)
-    shape[dim] = length - shape[dim]
-    return torch.cat([tensor.new_zeros(shape), tensor], dim=dim) if shape[dim] else tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +169,7 @@ class Decoding:
         known.sort(key=lambda each: len(each[2]))
         for _, alike in groupby(known, key=lambda each: len(each[2])):
             same = list(alike)
-            entries = _joined(entries for _, entries, _ in same)
+            entries = joined(entries for _, entries, _ in same)
             entries, logits = advance(self._network, entries, [unread for _, _, unread in same])
             self._run([row for row, _, _ in same], entries, range(len(same)), logits, version)
 

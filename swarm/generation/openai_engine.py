@@ -4,6 +4,7 @@ Invariant: every token is named after the version that the server was given last
 generate; what the server does not say exactly is not claimed (no log-probs rather than those of another distribution).
 """
 
+import itertools
 import logging
 import os
 import threading
@@ -17,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from swarm.activity import Advance, ignore_advance
 from swarm.config import NodeConfig
 from swarm.episode import Actions
 from swarm.errors import ConfigError, Unavailable, WeightsRefused
@@ -90,7 +92,9 @@ class OpenAIGenerator:
         *,
         max_rows: int,
         tolerance: float,
+        advance: Advance = ignore_advance,
     ) -> None:
+        self._advance = advance
         self._client = client
         self._server = server
         self._taking = taking
@@ -109,8 +113,16 @@ class OpenAIGenerator:
         self._scales = bool(scaled)
 
     @classmethod
-    def from_config(cls, config: NodeConfig, tokenizer: Tokenizer, version: PolicyVersion) -> "OpenAIGenerator":
+    def from_config(
+        cls, config: NodeConfig, tokenizer: Tokenizer, version: PolicyVersion, advance: Advance = ignore_advance
+    ) -> "OpenAIGenerator":
         """Connects to the configured server and asks what it can do (blocking).
+
+        Args:
+            config: of the node.
+            tokenizer: the model's tokenizer.
+            version: that the server holds.
+            advance: takes each answer of the server as a sign of life.
 
         Raises:
             ConfigError: a key is wrong or missing, or the server cannot do what is needed.
@@ -137,6 +149,7 @@ class OpenAIGenerator:
             config.seed,
             max_rows=engine.max_rows,
             tolerance=tolerance_nats("vllm", config.model.dtype, engine.tolerance_nats),
+            advance=advance,
         )
 
     @property
@@ -261,11 +274,15 @@ class OpenAIGenerator:
     def _each(self, inputs: Sequence[Given], do: Callable[[Given], Made], otherwise: Made) -> list[Made]:
         """One request for each, at most `max_rows` at a time; `otherwise` for those that were cancelled."""
 
+        num_done = itertools.count(1)
+
         def one(given: Given) -> Made:
             try:
                 return do(given)
             except Cancelled:
                 return otherwise
+            finally:
+                self._advance(next(num_done), len(inputs), 0)
 
         return list(self._pool.map(one, inputs))  # the first error ends those that have not begun
 

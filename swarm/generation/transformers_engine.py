@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from swarm.activity import Advance, ignore_advance
 from swarm.config import NodeConfig
 from swarm.episode import Actions
 from swarm.errors import ConfigError, WeightsRefused
@@ -46,7 +47,6 @@ from swarm.types import (
 logger = logging.getLogger(__name__)
 
 MAX_COMPLETION_BYTES: Final = 2 * 2**30  # of cache of those who ask from outside; beyond it they wait
-Advance = Callable[[int, int, int], None]  # sequences that are done, all of the call, and tokens they have
 _MOST_SCORED_TOKENS: Final = 512  # of one forward pass of `score`: bounds its logits
 
 
@@ -82,7 +82,7 @@ class TransformersGenerator:
         max_rows: int = 64,
         tolerance_nats: float = 0.0,
         is_deterministic: bool = False,
-        advance: Advance = lambda done, total, num_tokens: None,
+        advance: Advance = ignore_advance,
     ) -> None:
         assert max_rows > 0, max_rows
         self._network = network.eval()
@@ -108,7 +108,7 @@ class TransformersGenerator:
         tokenizer: Tokenizer,
         version: PolicyVersion,
         network: nn.Module | None = None,
-        advance: Advance = lambda done, total, num_tokens: None,
+        advance: Advance = ignore_advance,
     ) -> Self:
         """An engine on the node's device (blocking, slow).
 
@@ -173,7 +173,7 @@ class TransformersGenerator:
             decoding = self._begin(rows, observe)
             while self._goes_on(decoding):
                 self._step(decoding)
-                self._tell(rows)
+                self._report(rows)
             return by_prompt([self._rollout(row, sampling) for row in rows], num_samples)
 
     def greedy(self, prompts: Prompts, max_new_tokens: int, observe: Observe | None = None) -> list[Actions]:
@@ -187,7 +187,7 @@ class TransformersGenerator:
             decoding = self._begin(rows, observe)
             while self._goes_on(decoding):
                 decoding.step(self._version)
-                self._tell(rows)
+                self._report(rows)
             return [actions_of(self._tokenizer, row.tokens, row.bounds) for row in rows]
 
     def complete(self, request: CompletionRequest, on_tokens: OnTokens | None = None) -> "Future[Completion]":
@@ -211,7 +211,7 @@ class TransformersGenerator:
         if self._decoding is not None:
             self._decoding.news.set()
 
-    def _tell(self, rows: Sequence[Row]) -> None:
+    def _report(self, rows: Sequence[Row]) -> None:
         self._advance(sum(row.is_over for row in rows), len(rows), sum(len(row.tokens) for row in rows))
 
     def _step(self, decoding: Decoding) -> None:
@@ -311,7 +311,7 @@ class SnapshotEvaluator(TransformersGenerator):
         tokenizer: Tokenizer,
         newest: Callable[[], tuple[PolicyVersion, PublishedTensors]],
         seed: int,
-        advance: Advance = lambda done, total, num_tokens: None,
+        advance: Advance = ignore_advance,
     ) -> None:
         version, weights = newest()
         super().__init__(network, tokenizer, version, seed, advance=advance)

@@ -63,10 +63,10 @@ class VllmAdapter:
             own["enable_chunked_prefill"] = False
             if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
                 own["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
+        automatic = settings.cpu_dtype if current_platform.is_cpu() else settings.dtype
+        self.compute_dtype = automatic if settings.compute_dtype == "auto" else settings.compute_dtype
         try:
-            arguments = vllm.EngineArgs(
-                model=settings.model, dtype=settings.compute_dtype, **{**own, **options, **_FIXED}
-            )
+            arguments = vllm.EngineArgs(model=settings.model, dtype=self.compute_dtype, **{**own, **options, **_FIXED})
         except TypeError as error:
             raise ConfigError(f"engine.options: {error}") from None
         try:

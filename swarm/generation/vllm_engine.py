@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from swarm.activity import Advance, ignore_advance
 from swarm.config import ModelConfig, NodeConfig
 from swarm.episode import Actions
 from swarm.errors import ConfigError, RolloutFailed, Unavailable, WeightsRefused
@@ -62,10 +63,8 @@ class VllmGenerator:
         seed: int,
         tolerance: float,
         merge: Callable[[PublishedTensors], PublishedTensors] | None = None,
-        compute_dtype: str = "",
     ) -> None:
         """Args: merge: makes whole weights of published adapters; None: what is published is whole."""
-        self._compute_dtype = compute_dtype
         self._launch = launch
         self._directory = directory
         self._tokenizer = tokenizer
@@ -81,13 +80,22 @@ class VllmGenerator:
         self._process = launch()
 
     @classmethod
-    def from_config(cls, config: NodeConfig, tokenizer: Tokenizer, version: PolicyVersion) -> "VllmGenerator":
+    def from_config(
+        cls,
+        config: NodeConfig,
+        tokenizer: Tokenizer,
+        version: PolicyVersion,
+        cpu_dtype: str = "",
+        advance: Advance = ignore_advance,
+    ) -> "VllmGenerator":
         """Starts the engine with the run's base model (blocking, about half a minute for a small one).
 
         Args:
             config: of the node; `engine.python` names the interpreter that has vLLM.
             tokenizer: the model's tokenizer.
             version: what the base model is.
+            cpu_dtype: that `compute_dtype = "auto"` means on this CPU; empty: the published one.
+            advance: takes its signs of life while it generates.
 
         Raises:
             ConfigError: there is no such interpreter, no vLLM in it, or vLLM does not run this model.
@@ -98,12 +106,11 @@ class VllmGenerator:
         directory = config.dir / FOLDER
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         _delete_weights(directory)  # of a worker that was killed
-        # The caller has said what "auto" means on this machine.
-        compute_dtype = config.model.dtype if config.compute_dtype == "auto" else config.compute_dtype
         settings = EngineSettings(
             model=str(resolve_source(config.model, None, with_weights=True)),
             dtype=config.model.dtype,
-            compute_dtype=compute_dtype,
+            compute_dtype=config.compute_dtype,
+            cpu_dtype=cpu_dtype or config.model.dtype,
             max_rows=config.engine.max_rows,
             eos_ids=sorted(tokenizer.eos_ids),
             version=version,
@@ -113,14 +120,13 @@ class VllmGenerator:
         python = vllm_python(config.engine)
         tolerance = tolerance_nats("vllm", config.model.dtype, config.engine.tolerance_nats)
         return cls(
-            lambda: EngineProcess(python, settings, directory, config.num_threads),
+            lambda: EngineProcess(python, settings, directory, config.num_threads, advance),
             directory,
             tokenizer,
             version,
             config.seed,
             tolerance,
             _merging(config.model) if config.model.lora_rank else None,
-            compute_dtype,
         )
 
     @property
@@ -129,7 +135,7 @@ class VllmGenerator:
 
     @property
     def compute_dtype(self) -> str:
-        return self._compute_dtype
+        return self._process.compute_dtype
 
     @property
     def pid(self) -> int:

@@ -35,13 +35,14 @@ class EngineSettings:
     """What an engine process is started with.
 
     Example:
-        EngineSettings(model="/models/smollm2", dtype="bfloat16", compute_dtype="float32", max_rows=64, eos_ids=[2],
-            version=base, options={}, stall_s=600)
+        EngineSettings(model="/models/smollm2", dtype="bfloat16", compute_dtype="auto", cpu_dtype="float32",
+            max_rows=64, eos_ids=[2], version=base, options={}, stall_s=600)
     """
 
     model: str  # a Hugging Face directory
     dtype: str  # of the published tensors, as torch names it
-    compute_dtype: str  # of the engine
+    compute_dtype: str  # as configured
+    cpu_dtype: str  # that "auto" means on this machine's CPU; on a GPU it is the published one
     max_rows: int
     eos_ids: list[int]
     version: PolicyVersion  # of that model

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
+from swarm.activity import Advance, ignore_advance
 from swarm.config import EngineConfig
 from swarm.errors import ConfigError, Unavailable, WeightsRefused
 from swarm.generation.vllm_messages import EngineSettings, decode_line, encode_line
@@ -62,14 +63,23 @@ class EngineProcess:
         settings: of the engine.
         directory: for its log.
         num_threads: of its computations on CPU.
+        advance: takes its signs of life.
 
     Raises:
         ConfigError: it cannot be started this way; the message gives the fix.
         Unavailable: it ended, or was silent for too long; another attempt may succeed.
     """
 
-    def __init__(self, python: str, settings: EngineSettings, directory: Path, num_threads: int) -> None:
+    def __init__(
+        self,
+        python: str,
+        settings: EngineSettings,
+        directory: Path,
+        num_threads: int,
+        advance: Advance = ignore_advance,
+    ) -> None:
         self._python = python
+        self._advance = advance
         self._log = directory / LOG
         self._environment = _environment(num_threads)
         self._first: queue.SimpleQueue[JsonDict | OSError] = queue.SimpleQueue()  # ready, or why not
@@ -84,7 +94,7 @@ class EngineProcess:
         # The thread lives as long as the process: Linux ends a process with the thread that started it.
         threading.Thread(target=self._watch, name="vllm-process", daemon=True).start()
         try:
-            self.name = self._wait_until_ready()
+            self.compute_dtype = self._wait_until_ready()
         except BaseException:
             self.close()
             raise
@@ -176,6 +186,8 @@ class EngineProcess:
             pass
 
     def _settle(self, answer: JsonDict) -> None:
+        if "tokens" in answer:
+            return self._advance(0, 0, answer["tokens"])
         result = self._calls.pop(answer["id"])
         if "error" not in answer:
             result.set_result(answer["result"])
@@ -183,6 +195,7 @@ class EngineProcess:
             result.set_exception(_ERRORS.get(answer["error"], Unavailable)(answer["message"]))
 
     def _wait_until_ready(self) -> str:
+        """The dtype that it computes in."""
         began_s = printed_s = time.monotonic()
         num_bytes = 0
         while True:
@@ -204,7 +217,7 @@ class EngineProcess:
             raise ConfigError(f"engine.python {self._python!r}: {first.strerror}; {_MISSING}")
         if "ready" in first:
             logger.info("the engine is ready", extra={"engine": first["ready"], "seconds": round(waited_s, 1)})
-            return first["ready"]
+            return first["compute_dtype"]
         raise self._failure(first)
 
     def _failure(self, first: Mapping[str, str]) -> ConfigError | Unavailable:

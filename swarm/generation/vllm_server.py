@@ -7,10 +7,12 @@ process ends with its worker, and with any error of the engine, which nothing ca
 
 import json
 import logging
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -36,6 +38,7 @@ from swarm.weights.tensors import PublishedDigest, TorchWeights
 logger = logging.getLogger(__name__)
 
 LEAST_TEMPERATURE: Final = 0.01  # vLLM replaces a lower one, and log-probs would be of another distribution
+SIGN_EVERY_S: Final = 1.0
 EXIT_CONFIG: Final = 2  # starting again would not help
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # name -> dtype as torch names it, shape
 
@@ -162,6 +165,22 @@ class _Countdown:
             self._done()
 
 
+class SignsOfLife:
+    """Tells the worker how many tokens the engine has made, once a second at most."""
+
+    def __init__(self, answer: Callable[[JsonDict], None], monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._answer, self._monotonic_s = answer, monotonic_s
+        self._num_tokens = 0
+        self._answered_s = -math.inf
+
+    def made(self, num_tokens: int) -> None:
+        """Takes the tokens of a step, of which a prompt that is read makes none."""
+        self._num_tokens += num_tokens
+        if self._monotonic_s() - self._answered_s >= SIGN_EVERY_S:
+            self._answered_s = self._monotonic_s()
+            self._answer({"tokens": self._num_tokens})
+
+
 def _continuation(row: PendingSequence) -> Continuation:
     """A row that ended; without log-probs where one is no finite number: nobody knows what the others are worth."""
     logprobs = np.asarray(row.logprobs, np.float32) if row.mode is Mode.SAMPLE else None
@@ -256,11 +275,11 @@ def main() -> None:
     except (ConfigError, ImportError) as error:
         answer({"missing" if isinstance(error, ImportError) else "error": str(error)})
         sys.exit(EXIT_CONFIG)
-    engine = EngineLoop(adapter, settings.version)
+    engine = EngineLoop(adapter, settings.version, SignsOfLife(answer).made)
     threading.Thread(target=_run, args=(engine,), name="engine", daemon=True).start()
     limits = EngineLimits(max_tokens=adapter.max_tokens, vocab_size=adapter.vocab_size)
     handler = RequestHandler(engine, limits, shapes_of(Path(settings.model), settings.dtype), answer)
-    answer({"ready": adapter.name})
+    answer({"ready": adapter.name, "compute_dtype": adapter.compute_dtype})
     for line in requests:  # it ends when the worker closes its side, or ends
         handler.handle(decode_line(line))
     engine.stop()

@@ -141,14 +141,18 @@ class EngineLoop:
     Args:
         engine: with the weights of `version`.
         version: what it was started with.
+        stepped: takes the number of tokens that each step made.
 
     Example:
         threading.Thread(target=loop.run).start()
         report = loop.load(NewWeights(...)).result()
     """
 
-    def __init__(self, engine: StepEngine, version: PolicyVersion) -> None:
+    def __init__(
+        self, engine: StepEngine, version: PolicyVersion, stepped: Callable[[int], None] = lambda num_tokens: None
+    ) -> None:
         self._engine = engine
+        self._stepped = stepped
         self._version = version
         self._good: Path | None = None  # what the weights of `version` are loaded from
         self._numbers = itertools.count()
@@ -223,7 +227,9 @@ class EngineLoop:
     def _step(self) -> list[PendingSequence]:
         """One step; the sequences that it ended."""
         ended: list[PendingSequence] = []
-        for progress in self._engine.step():
+        made = self._engine.step()
+        self._stepped(sum(len(progress.token_ids) for progress in made))
+        for progress in made:
             row = self._running.get(progress.name)
             if row is None:
                 continue

@@ -102,11 +102,16 @@ def checkpoint_steps(root: Path) -> list[int]:
     return sorted({_step_of(path) for path in _newest_first(root)})
 
 
-def newest_compute_dtype(root: Path) -> str:
-    """The compute dtype of the newest checkpoint whose state can be read; empty where none says it."""
+def newest_compute_dtype(root: Path, published: str) -> str:
+    """The compute dtype of the newest checkpoint whose state can be read; empty where there is none.
+
+    Args:
+        root: folder of the checkpoints.
+        published: dtype of the run's tensors, in which releases before this key computed.
+    """
     for path in _newest_first(root):
         with suppress(OSError, ValueError, AttributeError):
-            return str(json.loads((path / _STATE).read_text(encoding="ascii")).get(COMPUTE_DTYPE, ""))
+            return str(json.loads((path / _STATE).read_text(encoding="ascii")).get(COMPUTE_DTYPE, published))
     return ""
 
 

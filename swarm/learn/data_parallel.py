@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
-from swarm.activity import Tell, tell_nobody
+from swarm.activity import OnProgress, ignore_progress
 from swarm.errors import ConfigError
 from swarm.learn.optimizer import MasterAdamW
 
@@ -40,7 +40,7 @@ class ShardedRanks:
     """
 
     def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
-        self.tell: Tell = tell_nobody
+        self.on_progress: OnProgress = ignore_progress
         self._mesh = mesh
         self._device = device
         self._lock = threading.Lock()

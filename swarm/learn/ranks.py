@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from swarm.activity import Tell, tell_nobody
+from swarm.activity import OnProgress, ignore_progress
 from swarm.learn.optimizer import MasterAdamW
 
 Result = TypeVar("Result")
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 class Ranks(Protocol):
     """How a step is divided among processes. Where there is one process every method is the identity."""
 
-    tell: Tell  # that a micro-batch was made
+    on_progress: OnProgress  # that a micro-batch was made
 
     @property
     def index(self) -> int:
@@ -78,7 +78,7 @@ class OneProcess:
     """Implements `Ranks` for a step that one process makes alone."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self._device, self.tell = torch.device(device), tell_nobody
+        self._device, self.on_progress = torch.device(device), ignore_progress
 
     @property
     def index(self) -> int:
@@ -122,4 +122,4 @@ def each_assigned(ranks: Ranks, num_parts: int, what: str) -> Iterator[tuple[int
     assigned = ranks.assign(num_parts)
     for done, each in enumerate(assigned, 1):
         yield each
-        ranks.tell(what, done, len(assigned))
+        ranks.on_progress(what, done, len(assigned))

@@ -9,7 +9,7 @@ import logging
 import random
 from typing import Final
 
-from swarm.activity import WAITING
+from swarm.activity import GENERATING, WAITING_FOR_ROOM
 from swarm.errors import RolloutFailed, Unavailable, WeightsRefused
 from swarm.flow import Backoff
 from swarm.loops.worker import Worker
@@ -17,7 +17,6 @@ from swarm.types import FinishReason, RolloutGroup
 
 logger = logging.getLogger(__name__)
 
-GENERATING: Final = "generating"
 MAX_ASKED: Final = 3  # times that a question is asked whose answers are cut off: few are cancelled twice for news
 
 
@@ -37,7 +36,7 @@ async def generate(worker: Worker, capacity: int, backoff: Backoff) -> None:
         logger.error("a batch could not be made", extra={"error": str(error)})
         await backoff.wait()
     else:
-        worker.tell(f"{WAITING} room for groups")
+        worker.on_progress(WAITING_FOR_ROOM)
         backoff.reset()
 
 
@@ -52,7 +51,7 @@ async def make_groups(worker: Worker, first: int, count: int, num_stored: int = 
             groups = await worker.offload(worker.produce, first, count)
         else:
             groups = await worker.ask(first, count)
-        worker.tell(GENERATING, len(groups), count)
+        worker.on_progress(GENERATING, len(groups), count)
         await slow_down(worker, began_s)
     for number, group in enumerate(groups[num_stored:], first + num_stored):
         if _is_cut_off(group) and _is_asked_again(worker, number):

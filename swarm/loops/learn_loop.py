@@ -74,7 +74,7 @@ async def _learn(worker: Worker, learner: Learner) -> None:
         if worker.config.learner.deterministic:
             await _generate_until_drawn(worker, learner)
         began_s = worker.clock.monotonic_s()
-        worker.tell(f"{WAITING} groups")
+        worker.on_progress(f"{WAITING} groups")
         draw = await worker.exchange.draw(learner.version)
         await _learn_from(worker, learner, draw, draw_seconds=worker.clock.monotonic_s() - began_s)
     while worker.save_again_at_s < math.inf:
@@ -130,7 +130,7 @@ async def _publish(worker: Worker, learner: Learner) -> None:
     version, weights = learner.snapshot()
     manifests: list[bytes] = []
     if worker.encode is not None:
-        worker.tell("publishing")
+        worker.on_progress("publishing")
         try:
             manifests = await worker.offload(worker.encode, version, weights)
         except OSError as error:  # StorageFull is one
@@ -189,7 +189,7 @@ async def _write_checkpoint(worker: Worker, learner: Learner) -> None:
     """One that the disk refuses is written later: until then a restart begins at the one before, whose draws the agent
     keeps."""
     error = ""
-    worker.tell("saving")
+    worker.on_progress("saving")
     try:
         await worker.offload(learner.save)
     except OSError as refused:

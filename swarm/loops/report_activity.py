@@ -1,6 +1,7 @@
 """Reports a worker's activity to its agent, once a second at most.
 
-Invariant: only work that advanced is reported; where nothing advances, nothing is sent.
+Invariant: only work that advanced is reported; where nothing advances, nothing is sent. A generator that waits does not
+hide a learner that is stuck, nor the other way round.
 """
 
 import asyncio
@@ -8,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from swarm.activity import Activity, Tell
+from swarm.activity import OF_GENERATOR, WAITING, Activity, OnProgress
 from swarm.clock import Clock
 from swarm.errors import Unavailable
 from swarm.interfaces import LocalExchange
@@ -17,19 +18,19 @@ EVERY_S: Final = 1.0  # status.json, which shows it, is written as often
 
 
 @asynccontextmanager
-async def reporting(exchange: LocalExchange, clock: Clock) -> AsyncGenerator[Tell]:
-    """A `Tell` whose newest activity reaches the agent while the context lasts.
+async def reporting(exchange: LocalExchange, clock: Clock) -> AsyncGenerator[OnProgress]:
+    """An `OnProgress` whose newest activity reaches the agent while the context lasts.
 
     Example:
-        async with reporting(client, SystemClock()) as tell:
-            tell("loading the model")
+        async with reporting(client, SystemClock()) as on_progress:
+            on_progress("loading the model")
     """
     loop, has_advanced = asyncio.get_running_loop(), asyncio.Event()
-    newest: Activity | None = None
+    newest: dict[bool, Activity] = {}  # of the generator, and of the learner
 
-    def tell(what: str, done: int = 0, total: int = 0, num_tokens: int = 0) -> None:
-        nonlocal newest
-        newest = Activity(what=what, done=done, total=total, num_tokens=num_tokens, at_s=clock.now_s())
+    def on_progress(what: str, done: int = 0, total: int = 0, num_tokens: int = 0) -> None:
+        activity = Activity(what=what, done=done, total=total, num_tokens=num_tokens, at_s=clock.now_s())
+        newest[what in OF_GENERATOR] = activity
         if not has_advanced.is_set() and not loop.is_closed():
             loop.call_soon_threadsafe(has_advanced.set)
 
@@ -37,16 +38,21 @@ async def reporting(exchange: LocalExchange, clock: Clock) -> AsyncGenerator[Tel
         while True:
             await has_advanced.wait()
             has_advanced.clear()
-            assert newest is not None
             try:
-                await exchange.report_activity(newest)
+                await exchange.report_activity(_shown([*newest.values()]))
             except Unavailable:
                 return  # the agent is gone, which the worker's own calls find
             await asyncio.sleep(EVERY_S)
 
     task = asyncio.create_task(report(), name="activity")
     try:
-        yield tell
+        yield on_progress
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+def _shown(activities: list[Activity]) -> Activity:
+    """The newest one that works; where all wait, the newest."""
+    working = [each for each in activities if not each.what.startswith(WAITING)]
+    return max(working or activities, key=lambda each: each.at_s)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.activity import Tell, tell_nobody
+from swarm.activity import OnProgress, ignore_progress
 from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.episode import Actions
@@ -45,7 +45,7 @@ class Worker:
     greedy: Greedy | None = None  # where the recipe compares with a greedy answer
     encode: Encode | None = None  # where versions are published for others to follow
     applier: Applier | None = None  # where another node's versions are followed
-    tell: Tell = tell_nobody
+    on_progress: OnProgress = ignore_progress
     show: Show = lambda episodes: None
     keep_best: KeepBest | None = None  # where the best version is kept for taking it out
     close: Callable[[], None] = lambda: None  # ends what the engine started

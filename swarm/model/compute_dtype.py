@@ -1,10 +1,9 @@
-"""The dtype that this machine computes a model in: asked for, or the one that was measured to be faster here.
+"""The dtype that this machine computes a model in: as configured, or the one that was measured to be faster here.
 
 Invariant: it holds every published value, so it decides how fast and how exactly a version is computed with, never
 which version it is. Without hardware for it bfloat16 is several times slower (docs/measurements/compute_dtype.md).
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -12,9 +11,9 @@ import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -22,68 +21,43 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from swarm.model.compute_choice import ComputeChoice
 from swarm.model.device import pick_device
 from swarm.model.published_dtype import compute_dtype, widen
 from swarm.model.source import default_cache_dir
+from swarm.process import file_lock
 
 logger = logging.getLogger(__name__)
 
 Products = Mapping[tuple[int, int], int]
 """(inputs, outputs) of a linear layer -> how many layers of a model are of this size."""
 
-BUDGET_S: Final = 1.0  # of all probes
+BUDGET_S: Final = 1.0  # of all probes, on an idle machine
 WORTH_IT: Final = 1.1  # times faster that bfloat16 has to be: below it the more exact one is taken
 _ROUNDS: Final = 5
 _SIDE: Final = 512  # of a probed slice; speed hardly depends on the size from here on (docs/measurements)
 _ROWS: Final = 64  # tokens of a learner's pass, which has more: enough for full speed
 _SEQUENCES: Final = 8  # that decode together
-_COLD_BYTES: Final = 48 * 2**20  # of weights that decoding walks through: more than caches hold, as a model's are
+_COLD_BYTES: Final = 48 * 2**20  # of weights that decoding walks through in turn: more than most cores' caches hold
 _MOST_REMEMBERED: Final = 64
+_LOCK_S: Final = 60.0  # for others to measure; whoever waits longer measures beside them
 _DTYPES: Final = ("float32", "bfloat16")
 _CAPABILITIES: Final = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ComputeChoice:
-    """A compute dtype and why it was chosen."""
-
-    dtype: str  # float32 or bfloat16
-    reason: str  # for people
-    fastest: str = ""  # here; empty: there was nothing to choose
-    float32_gflops: float = 0.0  # of the model's products here; 0: not measured
-    bfloat16_gflops: float = 0.0  # likewise
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """As torch has it."""
-        return getattr(torch, self.dtype)
-
-    @property
-    def is_slow(self) -> bool:
-        """True for bfloat16 where float32 is faster; the reverse, as of a checkpoint, costs little."""
-        return self.dtype == "bfloat16" and self.fastest == "float32"
-
-    @property
-    def words(self) -> str:
-        """One line for people."""
-        speeds = f": {self.float32_gflops:.1f} GFLOP/s in float32, {self.bfloat16_gflops:.1f} in bfloat16"
-        return f"{self.dtype} ({self.reason}{speeds if self.float32_gflops else ''})"
-
-
-def place(network: nn.Module, device: str | torch.device, setting: str = "auto", saved: str = "") -> ComputeChoice:
+def place(network: nn.Module, device: str | torch.device, setting: str = "auto") -> None:
     """Moves a loaded network to its device, and lets it compute there in the dtype to be (blocking, a second at first).
 
     Args:
         network: as loaded, in the published dtype.
         device: of a configuration, or torch's.
         setting: `compute_dtype` of a configuration.
-        saved: dtype of the checkpoint that a run goes on from, which `auto` keeps.
     """
     where = pick_device(device) if isinstance(device, str) else device
-    choice = choose(setting, str(compute_dtype(network)).removeprefix("torch."), where, products_of(network), saved)
-    widen(network, choice.torch_dtype)
+    choice = choose(setting, str(compute_dtype(network)).removeprefix("torch."), where, products_of(network))
+    logger.info("passes are computed in %s", choice.words)
+    widen(network, getattr(torch, choice.dtype))
     network.to(where)
-    return choice
 
 
 def choose(setting: str, published: str, device: torch.device, products: Products, saved: str = "") -> ComputeChoice:
@@ -102,11 +76,12 @@ def choose(setting: str, published: str, device: torch.device, products: Product
         return ComputeChoice(dtype="float32", reason="compute_dtype asks for it")
     asked, reason = (setting, "compute_dtype asks for it") if setting != "auto" else (saved, "as in the checkpoint")
     if device.type != "cpu":
-        has_it = torch.cuda.is_bf16_supported(including_emulation=False)
+        with torch.cuda.device(device):
+            has_it = torch.cuda.is_bf16_supported(including_emulation=False)
         fastest, speeds = "bfloat16" if has_it else "float32", dict.fromkeys(_DTYPES, 0.0)
     else:
         speeds = remembered_speeds(products)
-        fastest = "bfloat16" if speeds["bfloat16"] >= WORTH_IT * speeds["float32"] else "float32"
+        fastest = "bfloat16" if speeds["bfloat16"] > WORTH_IT * speeds["float32"] else "float32"
     return ComputeChoice(
         dtype=asked or fastest,
         reason=reason if asked else "measured" if device.type == "cpu" else "as the GPU has it",
@@ -135,7 +110,7 @@ def remembered_speeds(products: Products, path: Path | None = None) -> dict[str,
     key = _key(products)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_suffix(".lock")):
+        with file_lock(path.with_suffix(".lock"), _LOCK_S):
             known = _read(path)
             if key not in known:
                 known[key] = measure_speeds(products)
@@ -143,7 +118,7 @@ def remembered_speeds(products: Products, path: Path | None = None) -> dict[str,
                 staged.write_text(json.dumps(dict(list(known.items())[-_MOST_REMEMBERED:]), indent=1))
                 staged.replace(path)
             return known[key]
-    except OSError as error:  # a home that cannot be written
+    except OSError as error:  # a home that cannot be written, or a process that holds the lock and does not go on
         logger.debug("speeds are not remembered", extra={"error": str(error)})
         return measure_speeds(products)
 
@@ -159,14 +134,15 @@ def measure_speeds(products: Products) -> dict[str, float]:
     slices = Counter[tuple[int, int]]()
     for (inputs, outputs), count in products.items():
         slices[min(inputs, _SIDE), min(outputs, _SIDE)] += count * inputs * outputs  # multiply-adds of a token
-    probes = {(size, dtype): _Probe.of(size, dtype) for size in slices for dtype in _DTYPES}
+    cold_bytes = _COLD_BYTES // len(slices)
+    probes = {(size, dtype): _Probe.of(size, dtype, cold_bytes) for size in slices for dtype in _DTYPES}
     share_s = BUDGET_S / max(1, len(probes)) / len(_KINDS)
-    began_s = time.perf_counter()
+    end_cpu_s = time.process_time() + torch.get_num_threads() * BUDGET_S / 2
     with torch.inference_mode():
         for _ in range(_ROUNDS):
             for probe in probes.values():  # one dtype beside the other, so that neither has the quieter machine
                 probe.run(share_s)
-            if time.perf_counter() - began_s > BUDGET_S / 2:
+            if time.process_time() > end_cpu_s:  # and not the time that other processes took
                 break
     flops = 2 * len(_KINDS) * sum(slices.values())
     return {
@@ -187,9 +163,9 @@ class _Probe:
         self._is_slow = False
 
     @classmethod
-    def of(cls, size: tuple[int, int], dtype: str) -> "_Probe":
+    def of(cls, size: tuple[int, int], dtype: str, cold_bytes: int) -> "_Probe":
         inputs, outputs = size
-        count = max(1, _COLD_BYTES // (4 * inputs * outputs))
+        count = max(1, cold_bytes // (4 * inputs * outputs))
         return cls(torch.ones((count, outputs, inputs), dtype=getattr(torch, dtype)))
 
     @property
@@ -250,15 +226,15 @@ def _key(products: Products) -> str:
 
 
 def _processor() -> str:
-    """Model and a digest of the flags, where Linux says them."""
-    said: dict[str, str] = {}
+    """Model and a digest of the flags, where Linux has them."""
+    facts: dict[str, str] = {}
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
-            said.setdefault(name.strip(), value.strip())
-    flags = said.get("flags") or said.get("Features") or ""
-    model = said.get("model name") or platform.processor() or platform.machine()
-    return f"{model} {said.get('model', '')} {sha256(flags.encode()).hexdigest()[:8]}"
+            facts.setdefault(name.strip(), value.strip())
+    flags = facts.get("flags") or facts.get("Features") or ""
+    model = facts.get("model name") or platform.processor() or platform.machine()
+    return f"{model} {facts.get('model', '')} {sha256(flags.encode()).hexdigest()[:8]}"
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:
@@ -270,15 +246,7 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
         return {}
 
 
-@contextmanager
-def _locked(path: Path) -> Generator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 if __name__ == "__main__":  # asked by commands that do not open torch themselves: SETTING PUBLISHED THREADS PRODUCTS
     torch.set_num_threads(int(sys.argv[3]))
     sizes = {(inputs, outputs): count for inputs, outputs, count in json.loads(sys.argv[4])}
-    choice = choose(sys.argv[1], sys.argv[2], torch.device("cpu"), sizes)
-    print(json.dumps({"dtype": choice.dtype, "fastest": choice.fastest, "words": choice.words}))
+    print(json.dumps(asdict(choose(sys.argv[1], sys.argv[2], torch.device("cpu"), sizes))))

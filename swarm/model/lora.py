@@ -97,12 +97,12 @@ def linear_names(network: nn.Module, *, attention: bool) -> set[str]:
 
 def merge_adapters(network: nn.Module) -> None:
     """Puts a plain layer in the place of each adapted one, with a weight of the published dtype's values."""
-    published = published_dtype(network)
-    for parent in list(network.modules()):
+    for path, parent in list(network.named_modules()):
         for key, child in list(parent.named_children()):
             if isinstance(child, LoraLinear):
                 merged = nn.Linear(child.in_features, child.out_features, bias=False, device="meta")
                 weight = merged_weight(child.weight, child.lora_a, child.lora_b, child.scale)
+                published = published_dtype(network, f"{path}.{key}.weight".lstrip("."), child.weight)
                 merged.weight = nn.Parameter(weight.to(published).to(child.weight.dtype))
                 merged.bias = child.bias
                 setattr(parent, key, merged)

@@ -60,9 +60,10 @@ def read_adapter(network: nn.Module, folder: Path) -> None:
         raise ConfigError(f"{folder / _TENSORS}: cannot be read: {error}") from None
     if {name: tensor.shape for name, tensor in tensors.items()} != {name: tensor.shape for name, tensor in own.items()}:
         raise ConfigError(f"{folder}: adapters of another model, or of another rank")
+    published = published_dtype(network)
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(tensors[name])
+            tensor.copy_(tensors[name].to(published))
 
 
 def _named(network: nn.Module) -> dict[str, torch.Tensor]:

@@ -3,7 +3,6 @@
 Invariant: a folder that this module returns is complete; a conversion that was killed leaves no folder behind.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -12,14 +11,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 from swarm.config import ModelConfig
 from swarm.errors import ConfigError
+from swarm.process import file_lock
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +138,7 @@ def _smollm2_folder(cache_dir: Path) -> Path:
     gguf = find_smollm2_gguf()
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        with _locked(cache_dir / ".lock"):
+        with file_lock(cache_dir / ".lock"):
             if not folder.is_dir():
                 logger.info("converting the model once", extra={"source": SMOLLM2, "folder": str(folder)})
                 _convert(gguf, folder)
@@ -162,10 +160,3 @@ def _convert(gguf: Path, folder: Path) -> None:
         staging.rename(folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-@contextmanager
-def _locked(path: Path) -> Generator[None, None, None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -50,7 +50,7 @@ _PROBE_TIMEOUT_S = 30.0  # our own daemon answers in 25 ms beside four busy proc
 _PORT_ATTEMPTS, _PORT_PAUSE_S = 40, 0.25
 _START_PAUSES_S = (1.0, 5.0)  # before the second and the third try of a daemon that ended
 _EXIT_S = 5.0  # from the end of a daemon's output to its exit code
-_START_HANG_S = 300.0  # that a daemon lives and names no address: 1.1 s beside four busy processes
+_START_HANG_S = 300.0  # that a daemon lives and names no address, or answers no call: 1.1 s beside four busy processes
 _MAX_SPARE_NODES = 20  # replacements kept per routing bucket; hivemind itself keeps all that ever said hello
 _MAX_MESSAGE_BYTES = 2**18  # between p2pd and us: a call or an answer; records of a shard, and whom a peer names
 _DOMAIN_PEER_KEY = b"swarm.v1.dht-peer-key"
@@ -104,21 +104,22 @@ class DhtPeer:
                 use_relay=False,  # else p2pd gives strangers circuits of gigabytes, outside of every bound of ours
             )
         try:
-            node = await DHTNode.create(
-                p2p=daemon,
-                node_id=DHTID.generate(source=identity.public_key),
-                num_replicas=NUM_REPLICAS,
-                wait_timeout=_RPC_TIMEOUT_S,
-                num_workers=_ASKED_AT_ONCE,
-                cache_locally=False,
-                cache_nearest=0,
-                cache_on_store=False,
-                cache_size=1,
-                record_validator=AdvertsOnly(storage.shard_by_key, checker),
-                client_mode=True,  # until all that follows is in place
-            )
-            nothing = AdvertStorage(run_id, 0, clock)  # is cached for others
-            addresses = await _prepare(node, storage, nothing, clock, is_client=is_client)
+            async with asyncio.timeout(_START_HANG_S):
+                node = await DHTNode.create(
+                    p2p=daemon,
+                    node_id=DHTID.generate(source=identity.public_key),
+                    num_replicas=NUM_REPLICAS,
+                    wait_timeout=_RPC_TIMEOUT_S,
+                    num_workers=_ASKED_AT_ONCE,
+                    cache_locally=False,
+                    cache_nearest=0,
+                    cache_on_store=False,
+                    cache_size=1,
+                    record_validator=AdvertsOnly(storage.shard_by_key, checker),
+                    client_mode=True,  # until all that follows is in place
+                )
+                nothing = AdvertStorage(run_id, 0, clock)  # is cached for others
+                addresses = await _prepare(node, storage, nothing, clock, is_client=is_client)
         except BaseException as error:
             await _end(daemon)
             if not isinstance(error, Exception):

@@ -10,13 +10,13 @@ import time
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 
 from node.device_checks import PROMPT_TOKENS
 from node.expectations import machine_choice, read_shape, with_choice
-from node.gpu_facts import CARDS
+from node.gpu_facts import has_card
 from node.run_estimate import estimate_memory, lengths_of
 from swarm.config import EngineConfig, NodeConfig
 from swarm.config.byte_sizes import byte_words
@@ -34,7 +34,7 @@ from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs, pre
 from swarm.telemetry.time_left import TimeLeft
 from swarm.types import Role
 
-AGENT_FORK_BYTES = 200 * 2**20  # of a node that is a fork: eight tiny ones took 1.9 GiB in all
+AGENT_FORK_BYTES: Final = 200 * 2**20  # of a node that is a fork: eight tiny ones took 1.9 GiB in all
 MIN_REPORTED_BYTES = 10**8  # deleted
 KNOWN_FIRST = (GroupPut, NodeRestored)  # what exists; fed before what was done with it
 
@@ -61,10 +61,14 @@ def run_command(options: SimulationOptions, directory: Path, rival: str, console
     prepare_model(options, directory, console)
     configs = node_configs(options, directory)
     with console.status("measuring this machine (once)"):
-        choice = None if _has_gpu() else machine_choice(configs[0])
-    if choice is not None:
-        console.print(f"computes in {choice.words}", markup=False, highlight=False, soft_wrap=True)
-    for line in memory_lines([with_choice(config, choice) for config in configs], available_bytes()):
+        choices = {each.compute_dtype: machine_choice(each) for each in {c.compute_dtype: c for c in configs}.values()}
+    for setting, choice in choices.items():
+        names = ", ".join(config.name for config in configs if config.compute_dtype == setting)
+        if choice is not None:
+            who = f"{names} compute" if len(choices) > 1 else "computes"
+            console.print(f"{who} in {choice.words}", markup=False, highlight=False, soft_wrap=True)
+    decided = [with_choice(config, choices[config.compute_dtype]) for config in configs]
+    for line in memory_lines(decided, available_bytes()):
         console.print(line, markup=False, soft_wrap=True)
     has_vllm = _has_vllm(options, console)
     runs: list[SwarmRun] = []
@@ -157,7 +161,7 @@ def memory_lines(configs: Sequence[NodeConfig], available: int) -> list[str]:
         available: bytes.
     """
     shape = read_shape(configs[0].model)
-    if shape is None or _has_gpu():
+    if shape is None or has_card():
         return []
     needed = 0
     for config in configs:
@@ -170,10 +174,6 @@ def memory_lines(configs: Sequence[NodeConfig], available: int) -> list[str]:
         f"memory: {len(configs)} nodes need about {byte_words(needed)}, {byte_words(available)} are available: the "
         "system may end them; --nodes or --preset tiny takes less, and so does --set learner.token_budget=1024"
     ]
-
-
-def _has_gpu() -> bool:
-    return any(Path(card).exists() for card in CARDS)
 
 
 def _has_vllm(options: SimulationOptions, console: Console) -> bool:

@@ -78,7 +78,8 @@ class TimeLeft:
         num_parts = len(self.config.evaluation.environments or self.config.environments) * len(SPLITS)
         if not self._steps_s and self._num_parts < num_parts and now_s - self._mark_s < PARTS_S:
             return None
-        num_evaluations = sum(map(self._is_evaluated, range(self.step + 1, num_steps + 1)))
+        every = self.config.evaluation.every_steps or num_steps
+        num_evaluations = -(-num_steps // every) - self.step // every if self.step < num_steps else 0
         is_evaluating = self._is_evaluated(self.step) and self._evaluated_step != self.step
         ahead_s = self._evaluation_s if is_evaluating else step_s if self.step < num_steps else 0.0
         spent_s = min(max(0.0, now_s - self._mark_s), ahead_s)

@@ -30,7 +30,7 @@ from swarm.simulate.virtual.node import Parts
 from swarm.simulate.virtual.run import VirtualRun, run_seed
 from swarm.types import Draw, NodeId, Rollout
 
-NUM_PLANS = int(os.environ.get("SWARM_EPISODE_PLANS", "4"))  # of 24 virtual seconds; 40 in .ci/run
+NUM_PLANS = int(os.environ.get("SWARM_EPISODE_PLANS", "4"))  # of 24 virtual seconds; 40 in make nightly
 WORTH_A_POOL = 10  # plans: a process of it takes as long to begin as two of them take
 NUM_NODES, NUM_ROUNDS = 10, 6
 

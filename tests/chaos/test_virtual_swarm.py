@@ -27,7 +27,7 @@ from swarm.types import Draw, RefusalReason
 from swarm.wire.rollout_groups import Malformed, body_to_group
 from swarm.wire.v1 import rollout_pb2
 
-NUM_PLANS = int(os.environ.get("SWARM_FAULT_PLANS", "20"))  # 300 in .ci/run
+NUM_PLANS = int(os.environ.get("SWARM_FAULT_PLANS", "20"))  # 300 in make nightly
 NUM_NODES = 10
 NUM_ROUNDS = 6
 

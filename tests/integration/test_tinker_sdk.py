@@ -1,4 +1,4 @@
-"""The tinker SDK, unchanged, as client of a Tinker server: .ci/run has it in an environment of its own."""
+"""The tinker SDK, unchanged, as client of a Tinker server: make nightly has it in an environment of its own."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from swarm.cli.serve_tinker import StartedTinker, TinkerSettings, end_tinker, st
 from swarm.trained.model import load_target
 from tests.tinker_world import write_model
 
-tinker: Any = pytest.importorskip("tinker", reason="the tinker SDK: .ci/run installs it")
+tinker: Any = pytest.importorskip("tinker", reason="the tinker SDK: make nightly installs it")
 
 pytestmark = [
     # of the SDK's own, about what it imports and about calls that it renames

@@ -25,7 +25,9 @@ from swarm.wire.envelopes import open_group, seal_group
 EVE = make_identity(5)
 LIMITS = AdmissionLimits(group_size=2, max_new_tokens=8)
 OURS, THEIRS = ToyTokenizer(), ToyTokenizer("theirs")
-NUM_GROUPS = int(os.environ.get("SWARM_ORACLE_GROUPS", "2000"))  # .ci/run: 10,000; benchmarks.hostile_groups: a million
+NUM_GROUPS = int(
+    os.environ.get("SWARM_ORACLE_GROUPS", "2000")
+)  # make nightly: 10,000; benchmarks.hostile_groups: a million
 OF_OURS, OF_THEIRS = (make_group(EVE.node_id, tokenizer=tokenizer) for tokenizer in (OURS, THEIRS))
 HONEST = OF_OURS.rollouts[0]
 LETTERS = OURS.encode_response("7 a\n")[:-1]

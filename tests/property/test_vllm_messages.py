@@ -24,7 +24,8 @@ VERSION = PolicyVersion(policy_id="a", step=3, digest=bytes(range(32)))
 SETTINGS = EngineSettings(
     model="/m",
     dtype="float32",
-    compute_dtype="float32",
+    compute_dtype="auto",
+    cpu_dtype="float32",
     max_rows=1,
     eos_ids=[1],
     version=VERSION,

@@ -122,11 +122,11 @@ def test_merged_adapters_have_the_values_that_are_published() -> None:
 def test_a_run_goes_on_in_the_dtype_of_its_checkpoint_and_may_change_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert newest_compute_dtype(tmp_path) == ""
+    assert newest_compute_dtype(tmp_path, "bfloat16") == ""
     learner = learner_of(network_of(1, is_widened=False), tmp_path)
     learner.step(draw(1))
     learner.save()
-    saved = newest_compute_dtype(tmp_path)
+    saved = newest_compute_dtype(tmp_path, "float32")
     assert saved == "bfloat16"
     assert choose("auto", "bfloat16", CPU, {}, saved).dtype == "bfloat16"
     same = learner_of(network_of(1, is_widened=False), tmp_path)

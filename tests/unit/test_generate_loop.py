@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarm.activity import tell_nobody
+from swarm.activity import ignore_progress
 from swarm.clock import SystemClock
 from swarm.config import NodeConfig
 from swarm.flow import Backoff
@@ -54,7 +54,7 @@ def worker_that_cancels(exchange: Exchange, *batches: set[int]) -> Any:
         clock=clock,
         overlap=Overlap(clock),
         cut_off=(-1, 0),
-        tell=tell_nobody,
+        on_progress=ignore_progress,
     )
 
 

@@ -21,7 +21,7 @@ WITH_LIBRARY = pytest.mark.filterwarnings("ignore")
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     found = pytest.importorskip(
-        "datasets", reason="needs pip install 'swarm-trainer[datasets]'; .ci/run has an environment with it"
+        "datasets", reason="needs pip install 'swarm-trainer[datasets]'; make nightly has an environment with it"
     )
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     return found

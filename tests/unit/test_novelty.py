@@ -24,7 +24,7 @@ from swarm.types import Digest, NodeId, RefusalReason, Refused, RolloutGroup, Sa
 from swarm.wire.envelopes import seal_group
 
 OURS, ALICE, BOB, EVE = (make_identity(number) for number in range(4))
-NUM_TRIES = int(os.environ.get("SWARM_NOVELTY_TRIES", "1000"))  # .ci/run: 10,000
+NUM_TRIES = int(os.environ.get("SWARM_NOVELTY_TRIES", "1000"))  # make nightly: 10,000
 ALPHABET = "abcdefghijklmnopqrstuvwxyz012345"
 GROUP_SIZE, NUM_CHARS = 8, 7  # of ToyTokenizer: a token each, and the end
 

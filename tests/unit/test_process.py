@@ -1,6 +1,7 @@
 """What every daemon shares: undone starts, an end by signal, a directory of its own."""
 
 import asyncio
+import math
 import os
 import signal
 import stat
@@ -9,14 +10,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from waits import HANG_S
+from waits import HANG_S, PROMPT_S
 
+from swarm import process
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, StorageFull
 from swarm.identity import Identity
 from swarm.process import (
     EXIT_FORCED,
     Service,
+    comes,
+    file_lock,
     is_running,
     load_or_create_identity,
     lock_directory,
@@ -256,3 +260,39 @@ def test_bytes_written_are_counted_for_a_process_and_for_children_running_and_en
 def _is_in_memory(path: Path) -> bool:
     lines = [line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
     return max((where, kind) for _, where, kind, *_ in lines if path.is_relative_to(where))[1] == "tmpfs"
+
+
+@pytest.mark.parametrize(("most", "cached", "left"), [("max", 0, math.inf), ("8000", 0, 3000), ("8000", 1500, 4500)])
+def test_what_a_control_group_leaves_counts_cached_files_as_free(
+    most: str, cached: int, left: float, tmp_path: Path
+) -> None:
+    (tmp_path / "memory.max").write_text(f"{most}\n")
+    (tmp_path / "memory.current").write_text("5000\n")
+    (tmp_path / "memory.stat").write_text(
+        f"anon 3000\ninactive_file {cached - cached // 3}\nactive_file {cached // 3}\n"
+    )
+    assert process._left_in_group(tmp_path) == left
+    assert process._left_in_group(tmp_path / "none") == math.inf
+
+
+async def test_a_wait_lasts_as_long_as_work_goes_on_up_to_a_bound_in_all() -> None:
+    signs, never = iter(range(10**9)), asyncio.Event()
+    assert not await comes(never.wait(), lambda: "the same", silence_s=0.05)
+    assert not await comes(never.wait(), lambda: next(signs), silence_s=0.05, most_s=0.3)
+    assert next(signs) >= 3, "it gave up while work went on"
+    assert await comes(asyncio.sleep(0.2), lambda: next(signs), silence_s=0.05, most_s=PROMPT_S)
+
+
+async def test_what_a_wait_gave_up_is_not_left_behind() -> None:
+    awaited = asyncio.ensure_future(asyncio.Event().wait())
+    assert not await comes(awaited, lambda: "the same", silence_s=0.05)
+    assert awaited.cancelled()
+
+
+def test_a_lock_that_another_holds_is_waited_for_up_to_a_bound(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    held = pytest.raises(TimeoutError, match="another process has held it")
+    with file_lock(path), held, file_lock(path, 0.1):
+        pass
+    with file_lock(path, 0.1):
+        pass

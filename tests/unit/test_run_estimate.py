@@ -24,7 +24,7 @@ from node.run_estimate import (
     version_bytes,
 )
 from swarm.config import EnvironmentConfig, ModelConfig, NodeConfig
-from swarm.generation.continuous_batching import prefill
+from swarm.generation.kv_entries import prefill
 from swarm.model.lora import add_adapters, is_adapter_name
 from swarm.model.network import tiny_network
 from swarm.model.source import TINY_SHAPE, model_folder

@@ -12,7 +12,7 @@ from swarm.episode import EpisodeOutcome, Message, Transition
 from swarm.telemetry.recorder import Telemetry, make_sinks
 from swarm.telemetry.shown_episodes import ShownEpisode, write_episodes
 
-REASON = "needs pip install 'swarm-trainer[trackio]'; .ci/run has an environment with it"
+REASON = "needs pip install 'swarm-trainer[trackio]'; make nightly has an environment with it"
 trackio: Any = pytest.importorskip("trackio", reason=REASON, exc_type=ImportError)
 pytestmark = pytest.mark.filterwarnings("ignore")
 

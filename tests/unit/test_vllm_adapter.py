@@ -86,22 +86,24 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> ScriptedLLMEngine:
     return engine
 
 
+def settings_of(compute_dtype: str) -> EngineSettings:
+    return EngineSettings(
+        model="model",
+        dtype="bfloat16",
+        compute_dtype=compute_dtype,
+        cpu_dtype="float32",
+        max_rows=4,
+        eos_ids=[1],
+        version=VERSION,
+        options={},
+        stall_s=60.0,
+    )
+
+
 @pytest.fixture
 def loop(vllm: ScriptedLLMEngine) -> Iterator[EngineLoop]:
     """An adapter's loop, in its thread."""
-    adapter = VllmAdapter(
-        EngineSettings(
-            model="model",
-            dtype="float32",
-            compute_dtype="float32",
-            max_rows=4,
-            eos_ids=[1],
-            version=VERSION,
-            options={},
-            stall_s=60.0,
-        )
-    )
-    made = EngineLoop(adapter, VERSION)
+    made = EngineLoop(VllmAdapter(settings_of("auto")), VERSION)
     thread = threading.Thread(target=made.run)
     thread.start()
     yield made
@@ -183,3 +185,19 @@ def test_requests_for_nothing_are_answered_at_once(loop: EngineLoop) -> None:
     (alone,) = answer_to(loop, "score", [[5]])
     assert np.isnan(alone).all() and alone.shape == (1,)
     assert answer_to(loop, "generate", GenerateRequest(prompts=[], num_samples=2, sampling=Sampling())) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_cpu", "expected"),
+    [
+        ("auto", True, "float32"),
+        ("auto", False, "bfloat16"),
+        ("float32", False, "float32"),
+        ("bfloat16", True, "bfloat16"),
+    ],
+)
+def test_auto_is_what_was_measured_on_a_cpu_and_the_published_dtype_on_a_gpu(
+    asked: str, is_cpu: bool, expected: str, vllm: ScriptedLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["vllm.platforms"], "current_platform", SimpleNamespace(is_cpu=lambda: is_cpu))
+    assert VllmAdapter(settings_of(asked)).compute_dtype == expected

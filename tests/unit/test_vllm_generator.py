@@ -5,6 +5,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -36,6 +37,8 @@ from swarm.types import FinishReason
 
 class Scripted:
     name, max_tokens, vocab_size = "scripted", 10_000, 64
+
+    compute_dtype = "float32"
 
     def __init__(self):
         self.jobs = {}
@@ -72,6 +75,9 @@ vllm_server.main()
 """
 
 
+SIGNS: list[int] = []  # tokens that the engine said it has made
+
+
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[VllmGenerator]:
     """A generator whose process is real, and whose engine makes a token 5 in 10 ms."""
@@ -85,7 +91,8 @@ def engine(tmp_path: Path) -> Iterator[VllmGenerator]:
     settings = EngineSettings(
         model=str(tmp_path / "model"),
         dtype="float32",
-        compute_dtype="float32",
+        compute_dtype="auto",
+        cpu_dtype="float32",
         max_rows=8,
         eos_ids=[1],
         version=PolicyVersion(policy_id="a", step=0, digest=bytes(32)),
@@ -94,7 +101,7 @@ def engine(tmp_path: Path) -> Iterator[VllmGenerator]:
     )
 
     def launch() -> EngineProcess:
-        return EngineProcess(str(python), settings, tmp_path, 1)
+        return EngineProcess(str(python), settings, tmp_path, 1, lambda done, total, num: SIGNS.append(num))
 
     made = VllmGenerator(launch, tmp_path, CharTokenizer(), START, 0, 0.1)
     yield made
@@ -124,6 +131,19 @@ class Background:
         """What it gave, or raised."""
         assert self.is_over(15.0)
         return self._result
+
+
+def test_an_engine_gives_signs_of_life_within_a_batch(engine: VllmGenerator) -> None:
+    SIGNS.clear()
+    asked = Background(lambda: engine.generate([[2, 3]], 1, Sampling(max_new_tokens=100_000)))
+    deadline_s = time.monotonic() + HANG_S
+    while len(SIGNS) < 3 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert SIGNS[0] < SIGNS[1] < SIGNS[2]
+    assert not asked.is_over(0.0)
+    assert engine.compute_dtype == "float32"
+    engine.cancel()
+    asked.result()
 
 
 def test_an_interrupt_from_the_keyboard_does_not_end_the_engine(engine: VllmGenerator) -> None:

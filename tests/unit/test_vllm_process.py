@@ -23,7 +23,8 @@ def _settings(directory: Path) -> EngineSettings:
     return EngineSettings(
         model=str(directory),
         dtype="float32",
-        compute_dtype="float32",
+        compute_dtype="auto",
+        cpu_dtype="float32",
         max_rows=1,
         eos_ids=[1],
         version=PolicyVersion(policy_id="a", step=3, digest=bytes(range(32))),

@@ -11,6 +11,7 @@ Invariant: every fork dies with the fork server, and the server with its parent.
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -89,7 +90,7 @@ class ForkServer:
         request = {"arguments": [*arguments], "environment": {**environment}, "log": str(log)}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         pid = self._process.pid  # alone: what was forked before works on
-        if not await comes(future, partial(cpu_s, pid, is_whole_tree=False), SILENCE_S):
+        if not await comes(future, partial(cpu_s, pid, is_whole_tree=False), SILENCE_S, math.inf):
             raise Unavailable(f"the fork server used no CPU for {SILENCE_S:.0f} s and forked nothing; see {self._log}")
         return future.result()
 

@@ -218,7 +218,7 @@ class StepResponse(_message.Message):
     outcome: bytes
     def __init__(self, outcome: _Optional[bytes] = ...) -> None: ...
 
-class TellRequest(_message.Message):
+class ReportActivityRequest(_message.Message):
     __slots__ = ("what", "done", "total", "num_tokens", "at_s")
     WHAT_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -232,7 +232,7 @@ class TellRequest(_message.Message):
     at_s: float
     def __init__(self, what: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., num_tokens: _Optional[int] = ..., at_s: _Optional[float] = ...) -> None: ...
 
-class TellResponse(_message.Message):
+class ReportActivityResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -100,10 +100,10 @@ class LocalServiceStub(object):
                 request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.StepRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.StepResponse.FromString,
                 _registered_method=True)
-        self.Tell = channel.unary_unary(
-                '/swarm.wire.v1.LocalService/Tell',
-                request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.TellRequest.SerializeToString,
-                response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.TellResponse.FromString,
+        self.ReportActivity = channel.unary_unary(
+                '/swarm.wire.v1.LocalService/ReportActivity',
+                request_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.ReportActivityRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.ReportActivityResponse.FromString,
                 _registered_method=True)
 
 
@@ -189,7 +189,7 @@ class LocalServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Tell(self, request, context):
+    def ReportActivity(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -263,10 +263,10 @@ def add_LocalServiceServicer_to_server(servicer, server):
                     request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.StepRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.StepResponse.SerializeToString,
             ),
-            'Tell': grpc.unary_unary_rpc_method_handler(
-                    servicer.Tell,
-                    request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.TellRequest.FromString,
-                    response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.TellResponse.SerializeToString,
+            'ReportActivity': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportActivity,
+                    request_deserializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.ReportActivityRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_v1_dot_local__service__pb2.ReportActivityResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -632,7 +632,7 @@ class LocalService(object):
             _registered_method=True)
 
     @staticmethod
-    def Tell(request,
+    def ReportActivity(request,
             target,
             options=(),
             channel_credentials=None,
@@ -645,9 +645,9 @@ class LocalService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/swarm.wire.v1.LocalService/Tell',
-            swarm_dot_wire_dot_v1_dot_local__service__pb2.TellRequest.SerializeToString,
-            swarm_dot_wire_dot_v1_dot_local__service__pb2.TellResponse.FromString,
+            '/swarm.wire.v1.LocalService/ReportActivity',
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.ReportActivityRequest.SerializeToString,
+            swarm_dot_wire_dot_v1_dot_local__service__pb2.ReportActivityResponse.FromString,
             options,
             channel_credentials,
             insecure,
