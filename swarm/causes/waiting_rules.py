@@ -2,11 +2,12 @@
 
 from typing import Final
 
+from swarm.activity import WAITING
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
 from swarm.causes.off_policy_rules import set_aside_words
 from swarm.causes.signal_rules import MANY_IN_VAIN, NO_SIGNAL
 from swarm.causes.snapshot import RECENT_STEPS, Snapshot
-from swarm.types import Role
+from swarm.types import JsonDict, Role
 
 MOST: Final = 0.5
 LONG_S: Final = 600.0  # for one step
@@ -59,12 +60,12 @@ def waiting_words(snapshot: Snapshot) -> str:
 
 
 def no_steps(snapshot: Snapshot) -> Diagnosed | None:
-    """No step, or group, for longer than the limit; or many own groups in vain."""
+    """No step, or group, and no sign of work either, for longer than the limit; or many own groups in vain."""
     if snapshot.status is None or snapshot.is_finished or snapshot.only_relays:
         return None
     idle_s = snapshot.at_s - snapshot.value("last_step_at_s", snapshot.at_s)
     waiting = waiting_words(snapshot)
-    if idle_s > snapshot.max_idle_s:
+    if idle_s > snapshot.max_idle_s and not _is_at_work(snapshot):
         what = "optimizer step" if snapshot.following is None else "group"
         known = "; ".join(filter(None, (set_aside_words(snapshot.value("guard", dict[str, float]())), waiting)))
         why = f": {known}" if known else ""
@@ -83,6 +84,14 @@ def no_steps(snapshot: Snapshot) -> Diagnosed | None:
         certainty=Certainty.SURE,
         follows_from=OF_WAITING,
     )
+
+
+def _is_at_work(snapshot: Snapshot) -> bool:
+    """True where the worker does not wait for others and advanced of late: a step of a slow machine takes its time."""
+    sign = snapshot.value("worker", JsonDict())
+    if not sign or sign["what"].startswith(WAITING):
+        return False
+    return snapshot.at_s - sign["at_s"] <= snapshot.max_idle_s
 
 
 def barrier_waits(snapshot: Snapshot) -> Diagnosed | None:

@@ -68,11 +68,18 @@ def device_plans(config: "NodeConfig", gpu_bytes: int) -> list[DevicePlan]:
     return plans
 
 
+def _computed_in(config: "NodeConfig") -> str:
+    if config.compute_dtype != "auto":
+        return config.compute_dtype
+    return "it" if config.model.dtype == "float32" else "bfloat16 where the card has it"
+
+
 def print_device_plans(console: Console, config: "NodeConfig", gpu_gib: float, path: Path | None) -> bool:
     """The table; returns whether something fits."""
     plans = device_plans(config, int(gpu_gib * GIB))
     console.print(
-        f"{config.model.source} in {config.model.dtype}, {path or 'defaults'}, on a GPU of {gpu_gib:g} GiB "
+        f"{config.model.source} in {config.model.dtype}, computed in {_computed_in(config)}, {path or 'defaults'}, "
+        f"on a GPU of {gpu_gib:g} GiB "
         f"(by arithmetic; prompts of {PROMPT_TOKENS} tokens):",
         soft_wrap=True,
     )

@@ -115,7 +115,7 @@ def join(
 def status(
     directory: Annotated[Path, typer.Argument(help="Directory of the node.")] = Path("swarm-node"),
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    max_idle_s: Annotated[float, typer.Option(help="No optimizer step for this long is a failure.")] = 300.0,
+    max_idle_s: Annotated[float, typer.Option(help="No step and no sign of work for so long fails.")] = 300.0,
 ) -> None:
     """Show what a node does; exit code 1 with the reason when it does not make progress."""
     from node.status import disk_bytes, problems, read_status, status_rows

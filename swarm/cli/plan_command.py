@@ -7,6 +7,7 @@ not measured is None, never a guess.
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -29,6 +30,7 @@ from swarm.events import (
     events_of,
     finite,
 )
+from swarm.printable import printable
 
 if TYPE_CHECKING:
     from swarm.config import NodeConfig
@@ -52,6 +54,7 @@ class RunFigures:
     patch_bytes: float | None = None
     encode_s: float | None = None
     max_age_steps: int | None = None
+    computed_in: str = ""  # dtype of the trainer's passes, with the speeds that decided
 
 
 def read_run(directory: Path, trainer: str = "") -> RunFigures:
@@ -99,7 +102,16 @@ def read_run(directory: Path, trainer: str = "") -> RunFigures:
         patch_bytes=_mean(patches, lambda patch: patch.num_bytes),
         encode_s=median(step.seconds.get("publish", 0.0) for step in steps) if steps else None,
         max_age_steps=None if config is None else config.replay.max_age_steps,
+        computed_in=_computed_in(directory / name),
     )
+
+
+def _computed_in(directory: Path) -> str:
+    from node.status import COMPUTE_FILE
+
+    with suppress(OSError):
+        return printable((directory / COMPUTE_FILE).read_text(encoding="utf-8", errors="replace")[:200])
+    return ""
 
 
 def _trainer(directory: Path, nodes: dict[str, list[Event]], wanted: str) -> str:
@@ -262,7 +274,10 @@ def plan_command(
     if as_json:
         typer.echo(json.dumps(_as_json(learner, plans, together), indent=2))
     else:
-        _print(Console(), learner, plans, together)
+        console = Console()
+        if measured.computed_in and step_s is None:
+            console.print(f"{measured.trainer} computed in {measured.computed_in}", markup=False, soft_wrap=True)
+        _print(console, learner, plans, together)
     raise typer.Exit(0 if any(each.holds for each in plans) else 1)
 
 

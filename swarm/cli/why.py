@@ -24,7 +24,7 @@ def why(
         "swarm-node"
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    max_idle_s: Annotated[float, typer.Option(help="No optimizer step for this long is a failure.")] = 300.0,
+    max_idle_s: Annotated[float, typer.Option(help="No step and no sign of work for so long fails.")] = 300.0,
 ) -> None:
     """Why a node does not learn, or learns badly: the likeliest cause first, with its figures and the fix.
 

@@ -179,6 +179,13 @@ def test_the_command_answers_from_a_run_and_an_option_beats_it(run: Path) -> Non
     assert answer["plans"][0]["generator"]["apply_s"] == 0.75, "otherwise like the one that was measured"
 
 
+def test_the_command_says_what_the_trainer_computed_in(run: Path) -> None:
+    words = "float32 (measured: 31.0 GFLOP/s in float32, 3.1 in bfloat16)"
+    (run / "swarm" / "ada" / "compute_dtype.txt").write_text(words)
+    assert f"ada computed in {words}" in shown("--run", str(run))[1]
+    assert words not in shown("--run", str(run), "--step-s", "1")[1], "another machine is asked about"
+
+
 GIVEN = ("--step-s", "2", "--groups-per-step", "8", "--tokens-per-group", "50", "--max-age", "4")
 
 

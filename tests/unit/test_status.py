@@ -60,6 +60,16 @@ def test_a_node_that_made_all_of_its_steps_is_not_stuck() -> None:
     assert "finished" in dict(status_rows(status | {"is_finished": True}))["step"]
 
 
+@pytest.mark.parametrize(
+    ("what", "silent_s", "is_stuck"),
+    [("learning", 200.0, False), ("learning", 400.0, True), ("waiting for groups", 10.0, True)],
+)
+def test_a_slow_node_is_not_stuck_while_its_worker_advances(what: str, silent_s: float, is_stuck: bool) -> None:
+    sign = {"what": what, "done": 1, "total": 3, "num_tokens": 0, "at_s": 2000.0 - silent_s}
+    found = problems(status_of(at_s=2000.0, worker=sign), 2000.0, 300.0)
+    assert ["no optimizer step" in each for each in found] == [True] * is_stuck
+
+
 def test_that_the_guard_set_every_source_aside_is_said_with_the_reason() -> None:
     figures = {"guard_idle_draws": 1.0, "mismatch_kl_k3": 0.1129, "ess_share": 0.4, "guard_groups_spared": 0.0}
     status = status_of(at_s=2000.0, guard=figures)
