@@ -135,33 +135,26 @@ def _has_changed(config: NodeConfig, sampled: SampledEnvironment) -> bool:
 
 async def _run(config: NodeConfig, watch: TrainingWatch, see: Callable[[Event], None], others: LocalNodes) -> None:
     daemon = Daemon(config, see)
-    life = asyncio.create_task(_show_life(daemon, watch))
-    try:
-        await _run_daemon(daemon, watch, others)
-    finally:
-        life.cancel()
+    watch.tick("starting")
+    async with daemon, others.beside(daemon):
+        watch.num_with_signal = lambda: daemon.agent.own_groups.since_step.num_with_signal
+        running = asyncio.ensure_future(daemon.run())
+        beside = [asyncio.ensure_future(watch.ends.wait()), asyncio.ensure_future(_show_life(daemon, watch))]
+        try:
+            await asyncio.wait({running, *beside}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (running, *beside):
+                task.cancel()
+            await asyncio.wait({running, *beside})
+        if not running.cancelled():
+            running.result()
 
 
 async def _show_life(daemon: Daemon, watch: TrainingWatch) -> None:
     while True:
         await asyncio.sleep(LOOK_S)
-        activity = daemon.agent.local.activity if hasattr(daemon, "agent") else None
+        activity = daemon.agent.local.activity
         watch.tick("starting" if activity is None else activity.words())
-
-
-async def _run_daemon(daemon: Daemon, watch: TrainingWatch, others: LocalNodes) -> None:
-    async with daemon, others.beside(daemon):
-        watch.num_with_signal = lambda: daemon.agent.own_groups.since_step.num_with_signal
-        running = asyncio.ensure_future(daemon.run())
-        ending = asyncio.ensure_future(watch.ends.wait())
-        try:
-            await asyncio.wait({running, ending}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ending.cancel()
-            running.cancel()
-            await asyncio.wait({running})
-        if not running.cancelled():
-            running.result()
 
 
 def _adapters(config: NodeConfig) -> str:

@@ -1,13 +1,18 @@
-"""How tests wait: for a condition, for as long as it may take, bounded by hanging alone.
+"""Waits of tests: for a condition, for as long as it may take, bounded by hanging alone.
 
 Invariant: the length of a wait is no claim. A duration that is a claim is the product's own bound, and is asserted.
 """
 
 import asyncio
 import inspect
+import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Any, Final
+
+from swarm.simulate.local.processes import Process
+from swarm.types import JsonDict
 
 HANG_S: Final = 240.0  # below pytest's own 300 s, so that a failure says what did not come
 PROMPT_S: Final = 60.0  # where a longer bound of the product (a relay idle for 90 s, a stall of 120) would do it too
@@ -18,23 +23,33 @@ async def until(
     what: str = "it",
     *,
     beside: "asyncio.Task[Any] | None" = None,
+    processes: Iterable[Process] = (),
     most_s: float = HANG_S,
 ) -> None:
     """Waits for what other tasks, threads or processes bring about.
 
     Args:
         holds: the condition, also as a coroutine function.
-        what: it is, for the failure.
+        what: comes then, or does not, for the failure.
         most_s: `PROMPT_S` where a bound of the product is the claim.
         beside: a task that must not end before; its own error is raised where it does.
+        processes: must not die before, unless they are expected to.
     """
     end_s = time.monotonic() + most_s
     while True:
         found = holds()
         if await found if inspect.isawaitable(found) else found:
             return
+        for process in processes:
+            process.check()
         if beside is not None and beside.done():
             beside.result()
             raise AssertionError(f"the task ended before {what} came: {beside}")
-        assert time.monotonic() < end_s, f"{what} did not come within {most_s:g} s of waiting"
+        assert time.monotonic() < end_s, f"waited {most_s:g} s for this: {what}"
         await asyncio.sleep(0.005)
+
+
+async def written(path: Path, process: Process) -> JsonDict:
+    """A JSON file, once another process has written it."""
+    await until(path.exists, f"{path.name} of {process.name}", processes=(process,))
+    return json.loads(await asyncio.to_thread(path.read_text))

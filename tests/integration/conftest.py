@@ -14,14 +14,14 @@ import pytest_asyncio
 from node.daemon import write_config
 from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.simulate.local.fork_server import OF_AGENTS, OF_WORKERS, ForkServer, fork_server
-from swarm.simulate.local.processes import Process, wait_for_file, wait_until
+from swarm.simulate.local.processes import Process
 from swarm.simulate.presets import SimulationOptions, node_configs
 from swarm.types import JsonDict
 
 sys.path.append(str(Path(__file__).parent))  # for what several tests share
 
 from grpc_ends import everything_closed
-from waits import HANG_S
+from waits import until, written
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -101,7 +101,7 @@ class Swarm:
         path = config.dir / "coordinator.toml"
         write_config(config.model_copy(update={"listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0"}), path)
         await process.start(["coordinator.cli", "start", "--config", str(path)])
-        return await wait_for_file(config.dir / "coordinator.json", process, HANG_S)
+        return await written(config.dir / "coordinator.json", process)
 
     async def node(self, config: NodeConfig, bootstrap: tuple[str, ...] = (), info: JsonDict | None = None) -> Process:
         """Starts a node and waits for its first status."""
@@ -114,12 +114,12 @@ class Swarm:
         config.dir.mkdir(parents=True, exist_ok=True)
         write_config(config.model_copy(update=changes), config.dir / "node.toml")
         await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
-        await wait_for_file(config.dir / "status.json", process, HANG_S)
+        await written(config.dir / "status.json", process)
         return process
 
-    async def until(self, condition: Callable[[], bool], complaint: str) -> None:
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
         """Waits for something that the running processes bring about; fails when one of them dies."""
-        await wait_until(condition, HANG_S, complaint, *self.processes.values())
+        await until(condition, what, processes=self.processes.values())
 
     async def stop(self) -> None:
         """Ends every process and whatever it started."""

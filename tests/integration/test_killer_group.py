@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from waits import HANG_S
+from waits import until
 
 from node.daemon import write_config
 from swarm.config import NodeConfig
 from swarm.events import Event, GroupGivenUp, GroupsDrawn, NodeFinished, StepMade, WorkerDied, events_of
 from swarm.simulate.local.fork_server import ForkServer
-from swarm.simulate.local.processes import Process, SimulationFailed, wait_until
+from swarm.simulate.local.processes import Process, SimulationFailed
 from swarm.simulate.presets import SimulationOptions, node_configs
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -79,7 +79,7 @@ async def run_until(process: Process, is_over: Callable[[list[Event]], bool], ma
 
     process.is_expected_dead = True
     while True:
-        await wait_until(has_come, HANG_S, "it neither dies nor makes its steps", process)
+        await until(has_come, "its death or its last step", processes=(process,))
         if is_over(process.events):
             return
         if process.num_starts >= max_starts:

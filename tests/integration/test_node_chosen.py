@@ -6,14 +6,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from waits import HANG_S
+from waits import until
 
 from node.daemon import write_config
 from swarm.config import NodeConfig
 from swarm.events import GroupPut, LoopFailed, NodeFinished, StepMade, events_of
 from swarm.identity import Identity
 from swarm.simulate.local.fork_server import ForkServer
-from swarm.simulate.local.processes import Process, wait_until
+from swarm.simulate.local.processes import Process
 from swarm.simulate.presets import SimulationOptions, node_configs
 from swarm.types import JsonDict
 
@@ -55,12 +55,12 @@ async def run_node(
     try:
         await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
         for number in kill_after:
-            await wait_until(lambda least=number: count() >= least, HANG_S, f"no {number} events", process)
+            await until(lambda least=number: count() >= least, f"event {number}", processes=(process,))
             process.send(signal.SIGKILL)
-            await wait_until(lambda: not process.is_alive, HANG_S, "it lives on")
+            await until(lambda: not process.is_alive, "its end")
             await process.start()
-        await wait_until(
-            lambda: bool(count() and events_of(NodeFinished, process.events)), 90.0, "it does not finish", process
+        await until(
+            lambda: bool(count() and events_of(NodeFinished, process.events)), "its last step", processes=(process,)
         )
     finally:
         await process.stop()

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from waits import HANG_S
+from waits import written
 
 from swarm.config import CoordinatorConfig, NodeConfig, load_config, parse_config
 from swarm.environments.load import build_environment
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.simulate.local.processes import Process, wait_for_file
+from swarm.simulate.local.processes import Process
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "operating.md"
 MODULES: Final = {"swarm": "swarm.cli.main", "swarm-node": "node.cli", "swarm-coordinator": "coordinator.cli"}
@@ -95,7 +95,7 @@ class Operator:
         await process.start(
             [MODULES[name], *arguments, *(["--set", f"dir={directory}"] if "start" in arguments else [])]
         )
-        await wait_for_file(directory / ready, process, HANG_S)
+        await written(directory / ready, process)
 
     async def _shell(self, lines: list[str]) -> str:
         """In bash, with the commands of this checkout."""

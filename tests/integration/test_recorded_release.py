@@ -60,7 +60,7 @@ async def test_a_run_of_an_older_release_goes_on_where_it_was(archive: Path, swa
     learner = trainer.learner.model_copy(update={"num_steps": 12})
     ada = await swarm.node(trainer.model_copy(update={"learner": learner}), info=info)
     await swarm.node(load_config(NodeConfig, old / "bell" / "node.toml"), info=info)
-    await swarm.until(lambda: ada.status()["step"] >= 12, "the trainer reaches step 12")
+    await swarm.until(lambda: ada.status()["step"] >= 12, "the trainer did not reach step 12")
     assert ada.status()["node_id"] == first_run["node_id"]
 
     ada.read_events()

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
-from waits import HANG_S
-
-from swarm.simulate.local.processes import wait_until
+from waits import until
 
 COMMAND = ("-m", "swarm.cli.main", "simulate", "--preset", "tiny", "--nodes", "2")
 ENDED = "stopped by a signal: the coordinator and every node have ended; what they wrote is in"
@@ -34,7 +32,7 @@ async def stopped(out: Path, when: Path | None, numbers: Sequence[signal.Signals
         stderr=asyncio.subprocess.STDOUT,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background begins without it
     )
-    await wait_until(when.exists if when else lambda: has_step(out), HANG_S, "it does not begin")
+    await until(when.exists if when else lambda: has_step(out), "its beginning")
     started = psutil.Process(process.pid).children(recursive=True)
     assert started
     for number in numbers:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waits import HANG_S
+from waits import until
 
 from node.daemon import write_config
 from swarm.config import EnvironmentConfig, FaultConfig, NodeConfig
@@ -24,7 +24,7 @@ from swarm.events import (
 from swarm.identity import Identity
 from swarm.report.invariants import Invariants
 from swarm.simulate.local.fork_server import ForkServer
-from swarm.simulate.local.processes import Process, wait_until
+from swarm.simulate.local.processes import Process
 from swarm.simulate.presets import SimulationOptions, node_configs
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -80,15 +80,15 @@ async def run_node(
     try:
         await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
         for number, what in kills:
-            await wait_until(lambda least=number: count() >= least, HANG_S, f"no {number} events", process)
+            await until(lambda least=number: count() >= least, f"event {number}", processes=(process,))
             if what == "worker":
                 await asyncio.to_thread(kill_worker, process)
                 continue
             process.send(signal.SIGKILL)
-            await wait_until(lambda: not process.is_alive, HANG_S, "it lives on")
+            await until(lambda: not process.is_alive, "its end")
             await process.start()
-        await wait_until(
-            lambda: bool(count() and events_of(NodeFinished, process.events)), 90.0, "it does not finish", process
+        await until(
+            lambda: bool(count() and events_of(NodeFinished, process.events)), "its last step", processes=(process,)
         )
     finally:
         await process.stop()
@@ -221,7 +221,7 @@ async def run_to_its_end(forks: ForkServer | None, config: NodeConfig, identity:
         for _ in range(1 + len(MOMENTS)):
             await process.start(["node.cli", "start", "--config", str(config.dir / "node.toml")])
             process.is_expected_dead = True
-            await wait_until(is_over, HANG_S, "it neither dies nor finishes", process)
+            await until(is_over, "its death or its last step", processes=(process,))
             if process.is_alive:
                 break
     finally:

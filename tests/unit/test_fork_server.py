@@ -9,13 +9,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waits import HANG_S
+from waits import until
 
 from swarm.errors import Unavailable
 from swarm.simulate.local import fork_server as fork_server_module
 from swarm.simulate.local.fork_child import STARTED_A_THREAD
 from swarm.simulate.local.fork_server import Forked, ForkServer, environment, fork_server
-from swarm.simulate.local.processes import wait_until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only"),
@@ -110,7 +109,7 @@ async def test_signals_reach_a_fork_and_its_end_is_reported(modules: Path, tmp_p
         assert forks is not None
         logs = [tmp_path / f"{number}.txt" for number in range(3)]
         forked = await asyncio.gather(*(forks.fork(["sleeps"], environment(), log) for log in logs))
-        await wait_until(lambda: all(log.exists() and log.read_text() for log in logs), HANG_S, "they do not start")
+        await until(lambda: all(log.exists() and log.read_text() for log in logs), "their start")
         terminated, killed, left = forked
         terminated.terminate()
         os.kill(killed.pid, signal.SIGKILL)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waits import HANG_S
+from waits import until
 
 from swarm.events import kind_of
-from swarm.simulate.local.processes import Process, SimulationFailed, wait_until
+from swarm.simulate.local.processes import Process, SimulationFailed
 
 
 async def server(directory: Path) -> Process:
@@ -16,7 +16,7 @@ async def server(directory: Path) -> Process:
     process = Process("server", directory)
     await process.start(["http.server", "0", "--bind", "127.0.0.1"])
     log = directory / "log.txt"
-    await wait_until(lambda: b"Serving" in log.read_bytes(), HANG_S, "it does not start", process)
+    await until(lambda: b"Serving" in log.read_bytes(), "its start", processes=(process,))
     return process
 
 
@@ -25,7 +25,7 @@ async def test_a_process_held_by_sigstop_ends_at_once(tmp_path: Path) -> None:
     assert process._process is not None
     process.send(signal.SIGSTOP)
     held = psutil.Process(process._process.pid)
-    await wait_until(lambda: held.status() == psutil.STATUS_STOPPED, HANG_S, "it goes on", process)
+    await until(lambda: held.status() == psutil.STATUS_STOPPED, "its stop", processes=(process,))
     await process.stop()
     assert process._process.returncode == -signal.SIGTERM, "it was killed instead of asked"
     await process.stop()  # a second time does nothing
@@ -35,7 +35,7 @@ async def test_a_process_that_died_unasked_fails_the_check_with_the_end_of_its_l
     process = await server(tmp_path)
     assert process._process is not None
     psutil.Process(process._process.pid).kill()
-    await wait_until(lambda: not process.is_alive, HANG_S, "it lives on")
+    await until(lambda: not process.is_alive, "its end")
     with pytest.raises(SimulationFailed, match=r"exit code -9; end of its log:\n.*Serving"):
         process.check()
     process.send(signal.SIGKILL)

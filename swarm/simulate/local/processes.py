@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -134,21 +134,3 @@ class Process:
             return json.loads((self.directory / "status.json").read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             return {}
-
-
-async def wait_for_file(path: Path, process: Process, timeout_s: float) -> JsonDict:
-    """Waits until another process has written a JSON file. Raises SimulationFailed when it dies first."""
-    await wait_until(path.exists, timeout_s, f"{process.name} did not write {path.name}", process)
-    return json.loads(await asyncio.to_thread(path.read_text))
-
-
-async def wait_until(condition: Callable[[], bool], timeout_s: float, complaint: str, *processes: Process) -> None:
-    """Waits for a condition that other processes bring about. Raises SimulationFailed."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while not condition():
-                for process in processes:
-                    process.check()
-                await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        raise SimulationFailed(f"{complaint} within {timeout_s:.0f} s") from None
