@@ -5,6 +5,7 @@ is a result, not a failure.
 """
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Coroutine, Iterable, Sequence
@@ -22,20 +23,22 @@ from swarm.config import EngineConfig, NodeConfig
 from swarm.config.byte_sizes import byte_words
 from swarm.errors import ConfigError
 from swarm.events import GroupPut, NodeRestored, StepMade, events_of
+from swarm.model.compute_choice import ComputeChoice
 from swarm.process import available_bytes
 from swarm.report.html import write_report
 from swarm.report.invariants import Invariants
-from swarm.report.live import LiveProgress
+from swarm.report.live import SHORTER, LiveProgress
 from swarm.report.result import RunResult, SwarmResult
 from swarm.report.tally import node_result
 from swarm.report.terminal import render_summary
 from swarm.simulate.local.run import NodeRun, SwarmRun, delete_heavy, read_run, run_swarm
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs, preset_of
-from swarm.telemetry.time_left import TimeLeft
+from swarm.telemetry.time_left import LONG_S, TimeLeft, duration_words
 from swarm.types import Role
 
 AGENT_FORK_BYTES: Final = 200 * 2**20  # of a node that is a fork: eight tiny ones took 1.9 GiB in all
 MIN_REPORTED_BYTES = 10**8  # deleted
+_MEASURED_CORES: Final = 2  # `Preset.work_gflop`
 KNOWN_FIRST = (GroupPut, NodeRestored)  # what exists; fed before what was done with it
 
 
@@ -67,6 +70,8 @@ def run_command(options: SimulationOptions, directory: Path, rival: str, console
         if choice is not None:
             who = f"{names} compute" if len(choices) > 1 else "computes"
             console.print(f"{who} in {choice.words}", markup=False, highlight=False, soft_wrap=True)
+    for line in forecast_lines(options, choices.values(), len(configs), len(os.sched_getaffinity(0)), len(plans)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     decided = [with_choice(config, choices[config.compute_dtype]) for config in configs]
     for line in memory_lines(decided, available_bytes()):
         console.print(line, markup=False, soft_wrap=True)
@@ -151,6 +156,32 @@ def prepare_model(options: SimulationOptions, directory: Path, console: Console)
         load_tokenizer(config)
         if config.source not in SHIPPED:
             resolve_source(config, None, with_weights=True)
+
+
+def forecast_lines(
+    options: SimulationOptions,
+    choices: Iterable[ComputeChoice | None],
+    num_nodes: int,
+    num_cores: int,
+    num_runs: int = 1,
+) -> list[str]:
+    """A warning where this machine takes long by what it measured; the first evaluation will tell more exactly.
+
+    Args:
+        options: of the run.
+        choices: the compute dtypes of its nodes; the slowest counts.
+        num_nodes: side by side.
+        num_cores: that they share.
+        num_runs: one after the other.
+    """
+    preset = preset_of(options)
+    speeds = [each.float32_gflops if each.dtype == "float32" else each.bfloat16_gflops for each in choices if each]
+    if not speeds or not min(speeds) or options.minutes:
+        return []
+    rounds = preset.num_rounds if options.rounds is None else options.rounds
+    crowding = max(1.0, num_nodes / num_cores) / max(1.0, preset.num_nodes / _MEASURED_CORES)
+    left_s = num_runs * crowding * preset.work_gflop / min(speeds) * rounds / preset.num_rounds
+    return [f"takes about {duration_words(left_s)} here, by that speed: {SHORTER}"] if left_s > LONG_S else []
 
 
 def memory_lines(configs: Sequence[NodeConfig], available: int) -> list[str]:

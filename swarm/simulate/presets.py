@@ -64,6 +64,7 @@ class Preset:
     token_budget: int = 4096  # of a micro-batch; what SmolLM2 keeps for the backward pass is 1.1 MB a token
     num_tries: int = 0  # of each problem at an evaluation, sampled; 0: one greedy try
     lists_members: bool = False  # the run admits its own nodes only, by a list of their ids
+    work_gflop: float = 0.0  # seconds it took on two idle cores, times their measured GFLOP/s; 0: not measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +122,7 @@ _SMOLLM = Preset(
     evaluate_every=10,
     num_problems=64,
     worker="process",
+    work_gflop=15_900.0,
 )
 _TINY = Preset(
     name="tiny",
