@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import tomllib
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from swarm.identity import Identity
 from swarm.simulate.command import run_command
 from swarm.simulate.presets import SimulationOptions
 
-pytestmark = [
-    pytest.mark.skipif("SWARM_SLOW_TESTS" not in os.environ, reason="a minute; set SWARM_SLOW_TESTS=1"),
-]
+pytestmark = pytest.mark.sweep
 
 
 def test_two_nodes_learn_each_others_episodes_and_the_report_shows_them(tmp_path: Path) -> None:
