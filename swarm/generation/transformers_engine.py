@@ -31,7 +31,7 @@ from swarm.generation.sample_seeds import SampleSeeds
 from swarm.interfaces import Completion, CompletionRequest, Observe, OnTokens, Prompts, Tokenizer
 from swarm.model.compute_dtype import place
 from swarm.model.network import entry_bytes, load_model
-from swarm.model.published_dtype import compute_dtype, published_dtype
+from swarm.model.published_dtype import network_dtype, published_dtype
 from swarm.model.version_digest import PublishedTensors, load_published, snapshot
 from swarm.types import (
     Canary,
@@ -146,7 +146,7 @@ class TransformersGenerator:
 
     @property
     def compute_dtype(self) -> str:
-        return str(compute_dtype(self._network)).removeprefix("torch.")
+        return str(network_dtype(self._network)).removeprefix("torch.")
 
     def generate(
         self,

@@ -50,7 +50,7 @@ from swarm.learn.reference_policy import ReferencePolicy
 from swarm.learn.requested_scores import RequestedScores
 from swarm.learn.schedule import learning_rate
 from swarm.learn.step_plan import StepPlan, split_step
-from swarm.model.published_dtype import compute_dtype, published_dtype
+from swarm.model.published_dtype import network_dtype, published_dtype
 from swarm.model.version_digest import live_state, weights_digest
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import scored, with_advantages, within_bounds
@@ -122,7 +122,7 @@ class PolicyLearner:
         )
         live = live_state(self._network)
         self._dtypes = {name: published_dtype(self._network, name, tensor) for name, tensor in live.items()}
-        self._compute_dtype = str(compute_dtype(self._network)).removeprefix("torch.")
+        self._compute_dtype = str(network_dtype(self._network)).removeprefix("torch.")
         self._ranks.prepare(self._network)
         if config.gradient_checkpointing:
             checkpoint_layers(self._network)

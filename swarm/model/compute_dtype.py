@@ -23,7 +23,7 @@ from torch import nn
 
 from swarm.model.compute_choice import ComputeChoice
 from swarm.model.device import pick_device
-from swarm.model.published_dtype import compute_dtype, widen
+from swarm.model.published_dtype import network_dtype, widen
 from swarm.model.source import default_cache_dir
 from swarm.process import file_lock
 
@@ -54,7 +54,7 @@ def place(network: nn.Module, device: str | torch.device, setting: str = "auto")
         setting: `compute_dtype` of a configuration.
     """
     where = pick_device(device) if isinstance(device, str) else device
-    choice = choose(setting, str(compute_dtype(network)).removeprefix("torch."), where, products_of(network))
+    choice = choose(setting, str(network_dtype(network)).removeprefix("torch."), where, products_of(network))
     logger.info("passes are computed in %s", choice.words)
     widen(network, getattr(torch, choice.dtype))
     network.to(where)

@@ -28,7 +28,7 @@ def widen(network: nn.Module, dtype: torch.dtype) -> None:
             or take `published_dtype`.
         dtype: holds every value of the network's own; that one again: nothing happens.
     """
-    own = compute_dtype(network)
+    own = network_dtype(network)
     if own == dtype:
         return
     assert torch.promote_types(own, dtype) == dtype, f"{dtype} does not hold every value of {own}"
@@ -44,7 +44,7 @@ def widen(network: nn.Module, dtype: torch.dtype) -> None:
     setattr(network, _ATTRIBUTE, _Widened(own, dtype, kept))
 
 
-def compute_dtype(network: nn.Module) -> torch.dtype:
+def network_dtype(network: nn.Module) -> torch.dtype:
     """The dtype of a network's products: that of its output layer, or of its first parameter."""
     head = getattr(network, "get_output_embeddings", lambda: None)()
     return next(network.parameters()).dtype if head is None else cast("nn.Linear", head).weight.dtype
@@ -53,7 +53,7 @@ def compute_dtype(network: nn.Module) -> torch.dtype:
 def published_dtype(network: nn.Module, name: str = "", tensor: torch.Tensor | None = None) -> torch.dtype:
     """The dtype that a tensor of the network is published in; without one, that of a new parameter."""
     widened = cast("_Widened | None", getattr(network, _ATTRIBUTE, None))
-    own = compute_dtype(network) if tensor is None else tensor.dtype
+    own = network_dtype(network) if tensor is None else tensor.dtype
     if widened is None or own != widened.computed or name in widened.kept:
         return own
     return widened.published
