@@ -1,13 +1,17 @@
-"""Nodes on processors of a lower level than this one. Emulation shows that it works and what is chosen, no speed."""
+"""Nodes on lesser machines than this one: a lower level of processor, one core, 6 GB of memory.
+
+Emulation of a level shows that it works and what is chosen, no speed.
+"""
 
 import asyncio
 import json
 import os
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from node.status import COMPUTE_FILE
@@ -56,6 +60,31 @@ async def test_a_level_without_bfloat16_computes_in_float32(level: str, tmp_path
 async def test_a_swarm_fits_on_one_core(tmp_path: Path) -> None:
     code, text = await simulated(tmp_path, {}, before=("taskset", "-c", "0"))
     assert code == 0, text
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(), reason="this system does not tell shared memory apart"
+)
+async def test_the_smallest_preset_fits_in_6_gb(tmp_path: Path) -> None:
+    command = [*COMMAND[:-4], "--rounds", "3", "--out", str(tmp_path)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+    ending, most_bytes = asyncio.ensure_future(process.wait()), 0
+    while not ending.done():
+        await asyncio.wait({ending}, timeout=0.5)
+        most_bytes = max(most_bytes, await asyncio.to_thread(pss_bytes, process.pid))
+    assert process.returncode == 0
+    assert 10**8 < most_bytes < 6 * 10**9
+
+
+def pss_bytes(pid: int) -> int:
+    """Of a process and all below it: memory that several share counts once."""
+    total = 0
+    with suppress(psutil.Error):
+        own = psutil.Process(pid)
+        for each in (own, *own.children(recursive=True)):
+            with suppress(psutil.Error):
+                total += each.memory_full_info().pss
+    return total
 
 
 async def test_nodes_of_two_levels_and_two_dtypes_learn_from_each_other(
