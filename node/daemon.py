@@ -27,6 +27,7 @@ from swarm.addresses import advertised
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, NodeConfig
 from swarm.environments.determinism import examine, require_repeatable
+from swarm.environments.sandbox.confinement_check import require_confinement
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.environments.soundness import narrow_tokenizer
 from swarm.errors import SwarmError, Unavailable
@@ -278,6 +279,7 @@ class Daemon(Service):
         tokenizer = await asyncio.to_thread(_load_tokenizer, config)
         self.verifier = SandboxVerifier(config.environments, config.sandbox)
         self._exit.push_async_callback(self.verifier.close)
+        await require_confinement(config, self.verifier)
         context = NodeContext(config=config, identity=identity, clock=self.clock, emit=self._emit)
         agent = Agent(
             context,

@@ -21,6 +21,7 @@ from swarm.addresses import endpoint_of
 from swarm.clock import CLOCK_SKEW_S, SystemClock
 from swarm.config import NodeConfig, load_config
 from swarm.environments.determinism import FIX, LOCAL_KINDS, differences
+from swarm.environments.sandbox.confinement_check import refusal
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.environments.soundness import narrow_tokenizer
 from swarm.errors import ConfigError, Unavailable
@@ -212,13 +213,17 @@ async def _check_sandbox(config: NodeConfig) -> Finding:
     finally:
         await verifier.close()
     missing = sorted(name for name, holds in limits.items() if not holds)
+    refused = refusal(config, limits)
     return Finding(
         name="sandbox",
         is_ok=not missing,
         detail=f"in force: {', '.join(sorted(n for n, h in limits.items() if h))}"
-        + (f"; not: {', '.join(missing)}" if missing else ""),
-        fix="no_network, other_files_hidden: allow unprivileged user namespaces; file_reads: a kernel from 5.13 on "
-        "with landlock among its lsm=; else run the node as a user or in a container that holds nothing to read",
+        + (f"; not: {', '.join(missing)}" if missing else "")
+        + (f"; the node does not start: {refused}" if refused else ""),
+        fix="other_files_hidden: allow unprivileged user namespaces; file_reads: a kernel from 5.13 on with landlock "
+        "among its lsm=; network, processes: Linux on x86-64 or arm64 with seccomp; else run the node as a user or in "
+        "a container that holds nothing to read",
+        is_fatal=bool(refused),
     )
 
 

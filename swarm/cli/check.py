@@ -61,6 +61,8 @@ def check(
         manifest_of(settings, settings.run_id, "", 0.0)
     tokenizer = _tokenizer(settings, is_run)
     lines, sampled = asyncio.run(_environments(settings, tokenizer))
+    if not is_run:  # a coordinator scores nothing
+        asyncio.run(_require_confinement(settings))
     if tokenizer is not None:
         has_reference = Requirement.REFERENCE_LOGPROBS in recipes.needs
         if choice := machine_choice(settings):
@@ -172,6 +174,17 @@ async def _environments(
         lines += [f"  {line}" for line in task_lines(each)]
         lines += [f"  note: {doubt}" for doubt in doubts(settings, each)]
     return lines, sampled
+
+
+async def _require_confinement(settings: "NodeConfig") -> None:
+    from swarm.environments.sandbox.confinement_check import require_confinement
+    from swarm.environments.sandbox.verifier import SandboxVerifier
+
+    verifier = SandboxVerifier(settings.environments, settings.sandbox)
+    try:
+        await require_confinement(settings, verifier)
+    finally:
+        await verifier.close()
 
 
 def _local(examined: "dict[str, Examined]", name: str) -> str:

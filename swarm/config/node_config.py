@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from swarm.addresses import endpoint_of, is_private_host
+from swarm.addresses import endpoint_of, is_loopback, is_private_host
 from swarm.config.environment_config import EnvironmentConfig
 from swarm.config.generation_config import (
     EngineConfig,
@@ -93,10 +93,21 @@ class NodeConfig(Model):
         entry = self.entry
         if entry.established != "auto" or entry.kind != "open" or entry.members:
             return entry.established == "everybody"
-        endpoints = list(self.coordinator.addresses)
-        endpoints += [endpoint_of(address) for address in (*self.directory.bootstrap, *self.directory.announce)]
-        endpoints.append(self.exchange.advertise or self.exchange.listen)
-        return all(is_private_host(endpoint.rpartition(":")[0]) for endpoint in endpoints)
+        return all(is_private_host(endpoint.rpartition(":")[0]) for endpoint in self._endpoints)
+
+    @property
+    def is_on_one_machine(self) -> bool:
+        """Whether every address that the node listens at or knows of others is a loopback one, as in a simulation."""
+        endpoints = [*self._endpoints, self.exchange.listen, endpoint_of(self.directory.listen)]
+        endpoints += [anchor.partition("@")[2] for anchor in self.exchange.anchors]
+        return all(is_loopback(endpoint.rpartition(":")[0]) for endpoint in endpoints)
+
+    @property
+    def _endpoints(self) -> list[str]:
+        """Where others find this node, and where it first looks for others."""
+        maddrs = (*self.directory.bootstrap, *self.directory.announce)
+        own = self.exchange.advertise or self.exchange.listen
+        return [*self.coordinator.addresses, *map(endpoint_of, maddrs), own]
 
     @model_validator(mode="after")
     def _compute_dtype_holds_values(self) -> "NodeConfig":

@@ -94,7 +94,7 @@ import ctypes, json, os, platform, sys
 from pathlib import Path
 from swarm.environments.sandbox import confine
 libc = ctypes.CDLL(None)
-holds = confine.limit_process(2**31)["no_network"]
+holds = confine.limit_process(2**31)["network"]
 if sys.argv[2] == "mutated":
     confine._ARCHITECTURES = {key: (*rest, "") for key, (*rest, _) in confine._ARCHITECTURES.items()}
 else:

@@ -145,7 +145,7 @@ async def test_every_limit_is_in_force_or_said_not_to_be() -> None:
         limits = await verifier.limits_in_force()
         assert set(limits) == {
             *("cpu", "memory", "open_files", "file_size", "core_dumps", "processes"),
-            *("dies_with_parent", "no_new_privileges", "no_network", "system_calls", "file_reads"),
+            *("dies_with_parent", "no_new_privileges", "network", "files", "system_calls", "file_reads"),
             "other_files_hidden",
         }
         assert limits["cpu"] and limits["memory"] and limits["file_size"] and limits["no_new_privileges"]

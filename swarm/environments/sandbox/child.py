@@ -30,6 +30,7 @@ from swarm.environments.sandbox.confine import (
     limit_scoring,
     python_places,
 )
+from swarm.environments.sandbox.confinement_check import file_outside, refusals
 from swarm.episode import outcome_to_json
 from swarm.errors import ConfigError, described
 
@@ -55,6 +56,7 @@ def main() -> None:
     control = _take_standard_streams()
     hello, environments, data_paths = _build(_read(control.fileno()))
     places = [*python_places(), *data_paths]
+    outside = file_outside(places)
     in_force["other_files_hidden"] = hide_files(places)
     gc.collect()
     gc.freeze()  # the pages of what is imported stay shared
@@ -72,7 +74,7 @@ def main() -> None:
             if pid == 0:
                 control.close()
                 in_force |= limit_scoring(number, parent)
-                _serve(descriptors[0], Scorer(environments, hello.get("answer_cpu_s", {})), in_force, places)
+                _serve(descriptors[0], Scorer(environments, hello.get("answer_cpu_s", {})), in_force, places, outside)
             os.close(descriptors[0])
             reply = {"pid": pid}
         _write(control.fileno(), json.dumps(reply).encode())
@@ -117,12 +119,12 @@ def _kill(pid: int) -> int:
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
-def _serve(sink: int, scorer: "Scorer", in_force: dict[str, bool], places: list[Path]) -> Never:
-    """Answers one request after the other until end of file."""
+def _serve(sink: int, scorer: "Scorer", in_force: dict[str, bool], places: list[Path], outside: str) -> Never:
+    """Tries what it must not be able to do, then answers one request after the other until end of file."""
     try:
         in_force["file_reads"] = leave_readable(places)
         in_force["system_calls"] = forbid_system_calls()
-        in_force["no_network"] = in_force["no_network"] or in_force["system_calls"]
+        in_force |= refusals(outside)  # what the kernel accepted is not yet what it refuses
         _write(sink, scorer.encode({"limits": in_force, "cpu_s": time.process_time()}))
         while frame := _read(sink):
             _write(sink, scorer.answer(frame))

@@ -87,8 +87,8 @@ def limit_process(memory_bytes: int) -> dict[str, bool]:
     in_force["dies_with_parent"] = is_linux and _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     in_force["no_new_privileges"] = is_linux and _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     user, group = os.geteuid(), os.getegid()
-    in_force["no_network"] = is_linux and _libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
-    if in_force["no_network"]:
+    in_force["network"] = is_linux and _libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
+    if in_force["network"]:
         _keep_ids(user, group)
     if is_linux and _libc().unshare(_CLONE_NEWIPC | _CLONE_NEWUTS) == 0:
         _libc().sethostname(_HOST_NAME, len(_HOST_NAME))

@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.load import reads_files
 from swarm.environments.sandbox.child import COMMAND_BYTES, FORK, KILL
+from swarm.environments.sandbox.confinement_check import missing_limits
 from swarm.errors import ConfigError, RolloutFailed
 from swarm.interfaces import EnvironmentShape
 
@@ -59,6 +60,7 @@ class ScoringProcesses:
 
     def __post_init__(self) -> None:
         self._turn = asyncio.Lock()  # commands and replies are not numbered
+        self._is_warned = False
         self._num_parents = 0
 
     async def start(self) -> ScoringProcess:
@@ -84,6 +86,9 @@ class ScoringProcesses:
             raise
         process.limits = {str(name): value is True for name, value in hello["limits"].items()}
         process.cpu_s = float(hello["cpu_s"])
+        if (missing := missing_limits(process.limits)) and not self._is_warned:
+            self._is_warned = True
+            logger.warning("scoring processes are not confined; swarm doctor says more", extra={"missing": missing})
         return process
 
     async def end(self, process: ScoringProcess) -> int:

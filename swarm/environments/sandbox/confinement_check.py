@@ -1,0 +1,117 @@
+"""Tests from inside that a scoring process is confined; refuses answers of other machines where it is not.
+
+Invariant: a limit counts as in force only where a process that has it tried to get past it and was refused. What runs
+in that process is standard library only.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from io import IOBase
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from swarm.config import NodeConfig
+    from swarm.environments.sandbox.verifier import SandboxVerifier
+
+TESTED: Final = ("network", "files", "processes")
+"""Limits without which no answer of another machine reaches code that is not closed."""
+# Kinds that judge an answer by code of this package alone, which compares it or reads it by a grammar of its own. The
+# others hand it to code of a user or a library, or carry out what it says.
+_CLOSED: Final = frozenset(
+    {"char", "jsonl", "calculator", "look_up", "grid_world", "apps", "dialogue", "nim", "notes"}
+)  # `retry` is as its inner environment is
+FIX: Final = (
+    "Confinement needs Linux on x86-64 or arm64 with seccomp, and Landlock (5.13 or newer, named in lsm=) or user "
+    'namespaces. Without it set exchange = "own" for these environments, leave them out, or train alone: '
+    'directory.kind = "none"'
+)
+_OUTSIDE: Final = (sys.executable, "/etc/passwd", "/etc/hosts")
+
+
+def file_outside(places: Iterable[Path]) -> str:
+    """A file that can be read now and lies below none of `places`; empty where there is none."""
+    roots = {place.resolve() for place in places}
+    for path in map(Path, _OUTSIDE):
+        if not roots.intersection({path.resolve(), *path.resolve().parents}) and not _is_refused(path.open):
+            return str(path)
+    return ""
+
+
+def refusals(outside: str) -> dict[str, bool]:
+    """Tries to open a socket and a file, and to start a process.
+
+    Args:
+        outside: file that could be read before the limits (`file_outside`); empty: reading is taken for possible.
+
+    Returns:
+        For each of TESTED, whether the system refused it.
+    """
+    families = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
+    return {
+        "network": all(_is_refused(partial(socket.socket, family)) for family in families),
+        "files": bool(outside) and _is_refused(Path(outside).open),
+        "processes": _is_refused(_start_process),
+    }
+
+
+def _is_refused(attempt: Callable[[], object]) -> bool:
+    try:
+        made = attempt()
+    except OSError:
+        return True
+    if isinstance(made, IOBase | socket.socket):
+        made.close()
+    return False
+
+
+def _start_process() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def missing_limits(limits: Mapping[str, bool]) -> list[str]:
+    """Those of TESTED that are not in force."""
+    return [name for name in TESTED if not limits.get(name, False)]
+
+
+def refusal(config: "NodeConfig", limits: Mapping[str, bool]) -> str:
+    """Why a node must not score answers of other machines here; empty where it may.
+
+    Args:
+        config: of the node.
+        limits: of its scoring processes, by name.
+    """
+    exposed, missing = exposed_environments(config), missing_limits(limits)
+    if not exposed or not missing:
+        return ""
+    return (
+        f"environments {', '.join(exposed)}: answers of other machines reach code there, and the process that scores "
+        f"them is not confined here: {', '.join(missing)} were tried and not refused. {FIX}"
+    )
+
+
+def exposed_environments(config: "NodeConfig") -> list[str]:
+    """Names and kinds of the environments where answers of other machines reach code that is not closed."""
+    if config.is_alone or config.is_on_one_machine:
+        return []
+    kinds = {each.name: (each.inner or each).kind for each in config.environments if each.exchange != "own"}
+    return [f"{name} ({kind})" for name, kind in kinds.items() if kind not in _CLOSED]
+
+
+async def require_confinement(config: "NodeConfig", verifier: "SandboxVerifier") -> None:
+    """Starts a scoring process where answers of other machines reach code that is not closed, and none elsewhere.
+
+    Raises:
+        ConfigError: that process is not confined; names environments, limits and fix.
+        RolloutFailed: it does not start.
+    """
+    if exposed_environments(config) and (reason := refusal(config, await verifier.limits_in_force())):
+        raise ConfigError(reason)
