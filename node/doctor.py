@@ -6,6 +6,7 @@ Invariant: changes nothing (a port is opened for the moment of one check), and e
 import asyncio
 import importlib.metadata
 import importlib.util
+import platform
 import secrets
 import shutil
 import socket
@@ -27,6 +28,7 @@ from swarm.environments.soundness import narrow_tokenizer
 from swarm.errors import ConfigError, Unavailable
 from swarm.identity import Identity
 from swarm.process import is_running
+from swarm.system_fallbacks import needed_fallbacks
 from swarm.types import Role
 
 MIN_FREE_DISK_BYTES = 2 * 2**30
@@ -41,6 +43,7 @@ async def examine(config_path: Path | None) -> list[Finding]:
     choice = await asyncio.to_thread(choice_here, config, gpu)
     return [
         _check_python(),
+        *_check_system(),
         *_check_packages(config),
         _check_disk(config),
         *check_gpu(config, gpu),
@@ -67,6 +70,22 @@ def _check_python() -> Finding:
         fix="use Python 3.11, 3.12 or 3.13 (hivemind needs pydantic.v1)",
         is_fatal=not is_ok,
     )
+
+
+def _check_system() -> list[Finding]:
+    """Calls that this system lacks, and what is done without them. What confinement lacks, `_check_sandbox` says."""
+    missing = [
+        Finding(
+            name=each.name,
+            is_ok=False,
+            detail=f"not on this system; {each.instead}",
+            fix="none needed: a node works without it",
+        )
+        for each in needed_fallbacks()
+    ]
+    return missing or [
+        Finding(name="system", is_ok=True, detail=f"{platform.system()} {platform.release()} has every call")
+    ]
 
 
 def _check_packages(config: NodeConfig) -> list[Finding]:

@@ -147,14 +147,18 @@ async def measure(config: NodeConfig) -> MeasuredStep:
     if len(steps) < _NUM_STEPS:
         raise ConfigError(f"--measure: {len(steps)} of {_NUM_STEPS} steps were made")
     last = steps[-1]
-    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     return MeasuredStep(
         generate_s=last.seconds.get("generate", 0.0),
         learn_s=last.seconds.get("learn", 0.0),
         num_groups=last.num_local,
         num_tokens=last.num_tokens,
-        peak_bytes=children if config.worker == "process" else 0,
+        peak_bytes=_peak_bytes_of_children() if config.worker == "process" else 0,
     )
+
+
+def _peak_bytes_of_children() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) counts bytes there, elsewhere kilobytes
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
 
 
 def measured_lines(measured: MeasuredStep) -> list[str]:

@@ -176,6 +176,17 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" if address is None else address.is_loopback
 
 
+@functools.cache
+def has_whole_loopback() -> bool:
+    """Whether every address of 127/8 is this machine's, as on Linux; elsewhere 127.0.0.1 alone is."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.1.2.3", 0))
+        except OSError:
+            return False
+    return True
+
+
 def is_wildcard(listen: str) -> bool:
     """Whether a host:port listens on every interface: nothing that others could dial."""
     return listen.rpartition(":")[0] in _WILDCARDS

@@ -13,6 +13,7 @@ from typing import Final
 # That a process has open beside the connections of its gRPC server: four for each of 512 relayed connections, 256
 # sockets that wait to be one, pages, and others.
 _OTHER_FILES: Final = 3328
+_OPEN_MAX: Final = 10240  # that macOS allows a process, whose hard limit says "unlimited"
 _SHARE_OF_PAGES: Final = 8  # one of so many files may be a connection for a page, where few are allowed
 _SHARE_OF_RELAYED: Final = 12  # one connection of a relay for so many: it has up to four files, a third of them all
 _DESCRIPTORS: Final = Path("/proc/self/fd") if sys.platform == "linux" else Path("/dev/fd")
@@ -24,8 +25,12 @@ def allow_descriptors(num_connections: int) -> int:
     needed = num_connections + _OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return num_connections
-    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    for wanted in (most, min(most, _OPEN_MAX)):
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+            break
     return min(num_connections, max(soft - _OTHER_FILES, soft // 2))
 
 

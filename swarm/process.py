@@ -15,6 +15,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
@@ -29,7 +30,9 @@ from swarm.types import JsonDict
 logger = logging.getLogger(__name__)
 
 LOCK = "lock"  # file locked by a daemon for as long as it lives
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2  # linux/prctl.h
 END_SILENCE_S: Final = 60.0  # of a process that is to end: no CPU used, and no byte written to the disk
 END_S: Final = 600.0  # to end in all: a worker saves meanwhile, and what serves others could be kept busy by them
 LOOK_S: Final = 1.0
@@ -56,18 +59,42 @@ def freeze_gc() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent ends, however that happens (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Ends this process when its parent ends, however that happens: the kernel does it, or a thread that looks."""
+    if has_parent_signal():
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_end_with, args=(parent,), name="parent", daemon=True).start()
     if os.getppid() != parent:  # it ended before this was in force
         sys.exit(f"the process that started this one ({parent}) is gone")
 
 
+def has_parent_signal() -> bool:
+    """Whether the kernel signals a process when its parent ends (only Linux does)."""
+    return sys.platform == "linux" and _prctl(_PR_GET_PDEATHSIG, ctypes.byref(ctypes.c_int())) == 0
+
+
+def _prctl(option: int, argument: Any) -> int:
+    return int(ctypes.CDLL(None, use_errno=True).prctl(option, argument))
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does: nothing of it waits for anything
+
+
+def can_fork_after_imports() -> bool:
+    """Whether a process that has imported torch may be forked: on Linux, where /proc tells how many threads it has."""
+    return sys.platform == "linux" and Path("/proc/self/task").exists()
+
+
 def boot_id() -> str:
-    """Which start of the machine this is; empty where the system does not tell (only Linux does)."""
+    """Which start of the machine this is; elsewhere than on Linux its minute, which moves where the clock is set."""
     with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ""
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    import psutil
+
+    return f"{psutil.boot_time() / 60:.0f}"
 
 
 def written_bytes(pid: int | None = None) -> int | None:
@@ -106,7 +133,7 @@ def available_bytes() -> int:
     available = psutil.virtual_memory().available
     with contextlib.suppress(OSError, IndexError):
         own = Path("/proc/self/cgroup").read_text(encoding="ascii").split("0::/")[1].strip()
-        folder = Path("/sys/fs/cgroup") / own
+        folder = CONTROL_GROUPS / own
         available = min(available, *(_left_in_group(each) for each in (folder, *folder.parents)))
     return int(available)
 

@@ -11,7 +11,6 @@ import asyncio
 import datetime
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -24,6 +23,7 @@ from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.environment import ANSWER_CPU_S
 from swarm.environments.load import build_environments
 from swarm.environments.replay import replay
+from swarm.environments.sandbox.confine import limit_memory
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.environments.soundness import actions_of, read_tried, require_readable, require_sound, try_out
 from swarm.episode import outcome_to_json
@@ -233,7 +233,7 @@ def main() -> None:
     os.dup2(2, 1)  # what local code prints is no reply
     shift_clocks(request["ahead_s"])
     signal.signal(signal.SIGPROF, _take_long)
-    resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"],) * 2)
+    limit_memory(request["memory_bytes"])  # where the system has such a limit: the code is this node's own
     try:
         environments = build_environments(EnvironmentConfig.model_validate(each) for each in request["environments"])
         reply: dict[str, Any] = {

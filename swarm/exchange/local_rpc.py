@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import stat
+import sys
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
@@ -57,7 +58,6 @@ from swarm.wire.weights import MAX_LOCAL_MANIFEST_BYTES, bounded_bodies, manifes
 Result = TypeVar("Result")
 DrawOfStep = Draw  # inside the servicer the name Draw is a method
 
-MAX_SOCKET_PATH_BYTES: Final = 107  # sockaddr_un
 CALL_HANG_S: Final = 1800.0  # of an agent, in calls that do not wait by design; scoring a group is the longest
 _STOP_GRACE_S: Final = 0.2
 _OPTIONS: Final[list[tuple[str, Any]]] = [
@@ -69,8 +69,11 @@ _OPTIONS: Final[list[tuple[str, Any]]] = [
 
 def _address_of(socket_path: Path) -> str:
     path = str(socket_path.absolute())
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-        raise ConfigError(f"dir: {path!r} is too long for a Unix socket; choose a shorter directory")
+    size_bytes, most_bytes = len(os.fsencode(path)), 107 if sys.platform == "linux" else 103  # sockaddr_un
+    if size_bytes > most_bytes:
+        raise ConfigError(
+            f"dir: {path!r} has {size_bytes} bytes, a Unix socket at most {most_bytes}; choose a shorter one"
+        )
     return f"unix:{path}"
 
 

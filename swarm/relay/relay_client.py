@@ -7,7 +7,6 @@ channel of its own, on which both ends prove their keys. Sockets, calls and tick
 import asyncio
 import hashlib
 import logging
-import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import grpc
 
-from swarm.addresses import is_service_port, is_wildcard, relayed_endpoint
+from swarm.addresses import has_whole_loopback, is_service_port, is_wildcard, relayed_endpoint
 from swarm.errors import NotHeld, Unauthenticated, Unavailable
 from swarm.flow import BoundedTable, TokenBucket
 from swarm.interfaces import DialBack, PeerAddress
@@ -236,7 +235,7 @@ class RelayReservation:
         is_local = is_wildcard(own_server) or host.startswith("127.")
         self._server = ("127.0.0.1" if is_local else host.strip("[]"), int(port))
         # Each subnet behind each relay has a loopback address of its own: the server's bounds by address are theirs.
-        self._has_sources = is_local and os.uname().sysname == "Linux"
+        self._has_sources = is_local and has_whole_loopback()
         self._tasks: set[asyncio.Task[None]] = set()
         self.held = asyncio.Event()  # set once the relay said so
 

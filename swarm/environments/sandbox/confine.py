@@ -78,7 +78,7 @@ def limit_process(memory_bytes: int) -> dict[str, bool]:
         For each limit whether it is in force.
     """
     in_force = {
-        "memory": _limit(resource.RLIMIT_AS, memory_bytes),
+        "memory": limit_memory(memory_bytes),
         "open_files": _limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES),
         "file_size": _limit(resource.RLIMIT_FSIZE, 0),
         "core_dumps": _limit(resource.RLIMIT_CORE, 0),
@@ -95,6 +95,11 @@ def limit_process(memory_bytes: int) -> dict[str, bool]:
     if is_linux:
         _prctl(_PR_SET_DUMPABLE, 0)
     return in_force
+
+
+def limit_memory(memory_bytes: int) -> bool:
+    """Limits the address space of the current process and those it forks; False where the system does not (macOS)."""
+    return _limit(resource.RLIMIT_AS, memory_bytes)
 
 
 def limit_scoring(cpu_s: int, parent: int) -> dict[str, bool]:

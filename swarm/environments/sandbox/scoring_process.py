@@ -182,7 +182,7 @@ class ScoringProcesses:
             control.close()
         if parent is None:
             return
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):  # the second on macOS, where all of them have ended
             os.killpg(parent.pid, signal.SIGKILL)  # and all that it forked
         await asyncio.shield(parent.wait())
 

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from swarm.errors import Unavailable
-from swarm.process import comes, cpu_s
+from swarm.process import can_fork_after_imports, comes, cpu_s
 from swarm.types import JsonDict
 
 # Not hivemind: its locks between processes are made as it is imported, and forks would share them.
@@ -134,13 +134,13 @@ def _fail(future: "asyncio.Future[Forked]", why: str) -> None:
 
 @contextlib.asynccontextmanager
 async def fork_server(modules: Sequence[str], log: Path) -> AsyncGenerator[ForkServer | None]:
-    """A fork server that has imported `modules`; None where the platform is not Linux: forking after imports is unsafe.
+    """A fork server that has imported `modules`; None where forking after imports is unsafe: each process begins anew.
 
     Args:
         modules: imported before the first fork; a module that fails to import is left to the forks that need it.
         log: gets everything that the imports print.
     """
-    if sys.platform != "linux":
+    if not can_fork_after_imports():
         yield None
         return
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -40,6 +40,9 @@ class SimulationFailed(SwarmError, RuntimeError):
     """A process of the simulation did not start, or died before the simulation ended it."""
 
 
+_ENDED = (ProcessLookupError, PermissionError)  # the second on macOS, of a group whose processes all wait to be reaped
+
+
 class Process:
     """One process of the simulation, its log file, and the events it writes."""
 
@@ -92,7 +95,7 @@ class Process:
         if number == signal.SIGKILL:
             self.is_expected_dead = True
         if self.is_alive and self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(*_ENDED):
                 os.killpg(self._process.pid, number)
 
     async def stop(self) -> None:
@@ -101,13 +104,13 @@ class Process:
         if self._process is None:
             return
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(*_ENDED):
                 self._process.terminate()
                 os.killpg(self._process.pid, signal.SIGCONT)  # a process that SIGSTOP holds cannot end
         try:
             await comes(self._process.wait(), partial(work_of, self._process.pid))
         finally:  # also where this wait is cancelled
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(*_ENDED):
                 os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
