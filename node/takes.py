@@ -4,13 +4,12 @@ Invariant: every figure is a bound of the configuration or the estimate of `run_
 which memory depends, is measured.
 """
 
-import os
-
 from node.disk_budget import disk_budget
 from node.expectations import machine_choice, read_shape, with_choice
 from node.run_estimate import estimate_memory, lengths_of
 from swarm.config import NodeConfig
 from swarm.config.byte_sizes import byte_words
+from swarm.process import num_usable_cores
 from swarm.types import Role
 
 
@@ -23,9 +22,8 @@ def _cpu(config: NodeConfig) -> str:
     work = {Role.TRAINER: "to learn", Role.GENERATOR: "to generate"}
     does = [words for role, words in work.items() if role in config.roles]
     threads = "thread" if config.num_threads == 1 else "threads"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     nice = f", nice {config.niceness}" if config.niceness else ""
-    return f"{config.num_threads} {threads} {' and as many '.join(does) or 'to serve'} (of {cores} cores{nice})"
+    return f"{config.num_threads} {threads} {' and as many '.join(does) or 'to serve'} (of {num_usable_cores()} cores{nice})"
 
 
 def _memory(config: NodeConfig) -> str:

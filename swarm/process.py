@@ -88,6 +88,11 @@ def can_fork_after_imports() -> bool:
     return sys.platform == "linux" and Path("/proc/self/task").exists()
 
 
+def num_usable_cores() -> int:
+    """Cores that this process may use; where the system does not tell, all of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def boot_id() -> str:
     """Which start of the machine this is; elsewhere than on Linux its minute, which moves where the clock is set."""
     with contextlib.suppress(OSError):

@@ -57,6 +57,7 @@ class Entries:
 
 
 def joined(parts: Iterable[Entries]) -> Entries:
+    """The rows of at least one part, in order."""
     first, *others = parts
     for other in others:
         first = first.concat(other)

@@ -5,7 +5,6 @@ is a result, not a failure.
 """
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Coroutine, Iterable, Sequence
@@ -24,7 +23,7 @@ from swarm.config.byte_sizes import byte_words
 from swarm.errors import ConfigError
 from swarm.events import GroupPut, NodeRestored, StepMade, events_of
 from swarm.model.compute_choice import ComputeChoice
-from swarm.process import available_bytes
+from swarm.process import available_bytes, num_usable_cores
 from swarm.report.html import write_report
 from swarm.report.invariants import Invariants
 from swarm.report.live import SHORTER, LiveProgress
@@ -70,7 +69,7 @@ def run_command(options: SimulationOptions, directory: Path, rival: str, console
         if choice is not None:
             who = f"{names} compute" if len(choices) > 1 else "computes"
             console.print(f"{who} in {choice.words}", markup=False, highlight=False, soft_wrap=True)
-    for line in forecast_lines(options, choices.values(), len(configs), len(os.sched_getaffinity(0)), len(plans)):
+    for line in forecast_lines(options, choices.values(), len(configs), num_usable_cores(), len(plans)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     decided = [with_choice(config, choices[config.compute_dtype]) for config in configs]
     for line in memory_lines(decided, available_bytes()):
