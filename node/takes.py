@@ -23,7 +23,8 @@ def _cpu(config: NodeConfig) -> str:
     does = [words for role, words in work.items() if role in config.roles]
     threads = "thread" if config.num_threads == 1 else "threads"
     nice = f", nice {config.niceness}" if config.niceness else ""
-    return f"{config.num_threads} {threads} {' and as many '.join(does) or 'to serve'} (of {num_usable_cores()} cores{nice})"
+    room = f"(of {num_usable_cores()} cores{nice})"
+    return f"{config.num_threads} {threads} {' and as many '.join(does) or 'to serve'} {room}"
 
 
 def _memory(config: NodeConfig) -> str:
