@@ -105,8 +105,8 @@ def machine_choice(config: NodeConfig) -> ComputeChoice | None:
     limits = os.environ | thread_limits(config.num_threads)
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=limits, check=True, timeout=HANG_S)
-        return ComputeChoice(**json.loads(done.stdout))
-    except subprocess.SubprocessError as error:  # it hangs, or there is no torch
+        return ComputeChoice(**json.loads(done.stdout.strip().rpartition("\n")[2]))  # torch may print before it
+    except (subprocess.SubprocessError, ValueError, TypeError) as error:  # it hangs, or there is no torch
         logger.debug("the speed of this machine was not measured", extra={"error": str(error)})
         return None
 

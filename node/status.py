@@ -17,6 +17,7 @@ from swarm.causes.running_rules import STALE_AFTER_S, paused_words
 from swarm.causes.waiting_rules import waiting_words
 from swarm.config.byte_sizes import byte_words
 from swarm.errors import ConfigError, Unavailable
+from swarm.printable import printable
 from swarm.process import is_running
 from swarm.telemetry.warning_log import read_warnings
 from swarm.types import JsonDict, short
@@ -49,8 +50,8 @@ def read_status(directory: Path) -> JsonDict:
         raise ConfigError(f"{path}: only the user who runs the node may read it") from None
     except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}); start the node again") from None
-    with suppress(OSError, TypeError):
-        status["computes_in"] = (directory / COMPUTE_FILE).read_text(encoding="utf-8")
+    if isinstance(status, dict) and (computes_in := computed_in(directory)):
+        status["computes_in"] = computes_in
     missing = [key for key in _NEEDED if key not in status] if isinstance(status, dict) else list(_NEEDED)
     if missing:
         raise ConfigError(f"{path}: damaged (no {', '.join(missing)}); start the node again")
@@ -101,11 +102,21 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
     return shown + [(key, str(status.get(key, ""))) for key in counts]
 
 
+def computed_in(directory: Path) -> str:
+    """What a node's worker computes in, in words; empty where it did not say."""
+    path = directory / COMPUTE_FILE
+    if not path.is_file():  # such as a pipe, which would be waited for
+        return ""
+    with suppress(OSError), path.open("rb") as file:
+        return printable(file.read(200).decode(errors="replace")).partition("\n")[0]
+    return ""
+
+
 def activity_words(status: JsonDict) -> str:
     """Activity of the worker and the age of that news; "" where it told nothing, as in an older release."""
-    if not status.get("worker"):
+    activity = Activity.read(status.get("worker"))
+    if activity is None:
         return ""
-    activity = Activity(**status["worker"])
     since_s = status["at_s"] - activity.at_s
     return activity.words() + (f", unchanged for {since_s:.0f} s" if since_s >= OLD_NEWS_S else "")
 

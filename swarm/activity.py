@@ -4,8 +4,10 @@ Invariant: an activity changes only where real work advanced, never by the clock
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Final, Protocol
+
+from swarm.printable import one_line
 
 WAITING: Final = "waiting for"  # begins the words of an activity that depends on other nodes
 GENERATING: Final = "generating"
@@ -26,6 +28,17 @@ class Activity:
     total: int = 0  # 0: nobody knows
     num_tokens: int = 0  # made by this call of the engine
     at_s: float  # wall clock of the newest advance
+
+    @classmethod
+    def read(cls, data: object) -> "Activity | None":
+        """From status.json, which another release may have written; None where it is no activity."""
+        if not isinstance(data, dict):
+            return None
+        known: dict[str, Any] = {each.name: data.get(each.name) for each in fields(cls)}
+        numbers = [known[name] for name in ("done", "total", "num_tokens", "at_s")]
+        if not isinstance(known["what"], str) or not all(type(each) in (int, float) for each in numbers):
+            return None
+        return cls(**known | {"what": one_line(known["what"])})
 
     def words(self) -> str:
         """For people. Example: `evaluating 13/64, 40 tokens`."""

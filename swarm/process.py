@@ -319,19 +319,23 @@ def file_lock(path: Path, most_s: float = math.inf) -> Generator[None]:
         most_s: that it waits for it.
 
     Raises:
-        TimeoutError: another process held it for as long.
+        OSError: it cannot be opened; a TimeoutError where another process held it for as long.
     """
-    with path.open("w") as file:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, no pipe is waited for
+    descriptor = os.open(path, flags, 0o600)
+    try:
         end_s = time.monotonic() + most_s
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() >= end_s:
                     raise TimeoutError(f"{path}: another process has held it for {most_s:.0f} s") from None
                 time.sleep(0.05)
         yield
+    finally:
+        os.close(descriptor)
 
 
 def is_running(directory: Path) -> bool:

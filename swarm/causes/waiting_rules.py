@@ -2,16 +2,17 @@
 
 from typing import Final
 
-from swarm.activity import WAITING
+from swarm.activity import WAITING, Activity
 from swarm.causes.finding import Certainty, Diagnosed, Gravity
 from swarm.causes.off_policy_rules import set_aside_words
 from swarm.causes.signal_rules import MANY_IN_VAIN, NO_SIGNAL
 from swarm.causes.snapshot import RECENT_STEPS, Snapshot
-from swarm.types import JsonDict, Role
+from swarm.types import Role
 
 MOST: Final = 0.5
 LONG_S: Final = 600.0  # for one step
 PATIENCE_S: Final = 20.0
+PATIENT: Final = 10.0  # times the bound on a time without a step, where work goes on meanwhile
 OF_WAITING: Final = NO_SIGNAL | {
     "buffer_too_small",
     "not_a_number",
@@ -65,7 +66,7 @@ def no_steps(snapshot: Snapshot) -> Diagnosed | None:
         return None
     idle_s = snapshot.at_s - snapshot.value("last_step_at_s", snapshot.at_s)
     waiting = waiting_words(snapshot)
-    if idle_s > snapshot.max_idle_s and not _is_at_work(snapshot):
+    if idle_s > snapshot.max_idle_s and not _is_at_work(snapshot, idle_s):
         what = "optimizer step" if snapshot.following is None else "group"
         known = "; ".join(filter(None, (set_aside_words(snapshot.value("guard", dict[str, float]())), waiting)))
         why = f": {known}" if known else ""
@@ -86,12 +87,16 @@ def no_steps(snapshot: Snapshot) -> Diagnosed | None:
     )
 
 
-def _is_at_work(snapshot: Snapshot) -> bool:
-    """True where the worker does not wait for others and advanced of late: a step of a slow machine takes its time."""
-    sign = snapshot.value("worker", JsonDict())
-    if not sign or sign["what"].startswith(WAITING):
+def _is_at_work(snapshot: Snapshot, idle_s: float) -> bool:
+    """True where a step of a slow machine takes its time: the worker advanced of late, and waits for nobody.
+
+    Work for steps that the guard rejects does not count, nor does any that leads to no step for very long.
+    """
+    sign = Activity.read(snapshot.value("worker", None))
+    if sign is None or sign.what.startswith(WAITING) or idle_s > PATIENT * snapshot.max_idle_s:
         return False
-    return snapshot.at_s - sign["at_s"] <= snapshot.max_idle_s
+    is_of_late = 0.0 <= snapshot.at_s - sign.at_s <= snapshot.max_idle_s
+    return is_of_late and not set_aside_words(snapshot.value("guard", dict[str, float]()))
 
 
 def barrier_waits(snapshot: Snapshot) -> Diagnosed | None:

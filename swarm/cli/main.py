@@ -119,6 +119,7 @@ def status(
 ) -> None:
     """Show what a node does; exit code 1 with the reason when it does not make progress."""
     from node.status import disk_bytes, problems, read_status, status_rows
+    from swarm.printable import one_line
     from swarm.process import is_running
 
     figures = read_status(directory) | {"disk_bytes": disk_bytes(directory)}
@@ -127,7 +128,7 @@ def status(
         typer.echo(json.dumps({**figures, "problems": found}, indent=2))
     else:
         for key, value in status_rows(figures):
-            console.print(f"{key:<18} {value}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{key:<18} {one_line(value)}", markup=False, highlight=False, soft_wrap=True)
         for problem in found:
             console.print("[red]problem:[/red]", escape(problem), soft_wrap=True)
     raise typer.Exit(1 if found else 0)

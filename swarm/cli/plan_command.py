@@ -7,7 +7,6 @@ not measured is None, never a guess.
 import json
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -30,7 +29,6 @@ from swarm.events import (
     events_of,
     finite,
 )
-from swarm.printable import printable
 
 if TYPE_CHECKING:
     from swarm.config import NodeConfig
@@ -67,6 +65,7 @@ def read_run(directory: Path, trainer: str = "") -> RunFigures:
     Raises:
         ConfigError: there is no run, or no such trainer, or several.
     """
+    from node.status import computed_in
     from swarm.telemetry import read_events
 
     if not any(directory.glob(f"*/{_EVENTS}")):
@@ -102,16 +101,8 @@ def read_run(directory: Path, trainer: str = "") -> RunFigures:
         patch_bytes=_mean(patches, lambda patch: patch.num_bytes),
         encode_s=median(step.seconds.get("publish", 0.0) for step in steps) if steps else None,
         max_age_steps=None if config is None else config.replay.max_age_steps,
-        computed_in=_computed_in(directory / name),
+        computed_in=computed_in(directory / name),
     )
-
-
-def _computed_in(directory: Path) -> str:
-    from node.status import COMPUTE_FILE
-
-    with suppress(OSError):
-        return printable((directory / COMPUTE_FILE).read_text(encoding="utf-8", errors="replace")[:200])
-    return ""
 
 
 def _trainer(directory: Path, nodes: dict[str, list[Event]], wanted: str) -> str:

@@ -14,6 +14,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+_FREE_OF_PLACE: Final = ("llama", "mistral", "qwen2", "qwen3")
+_FIXED_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
 _LEAST_SHARED: Final = 8  # tokens that prompts begin with alike: for fewer another pass costs more than it saves
 
 
@@ -70,7 +72,7 @@ def prefill(network: nn.Module, prompts: Sequence[Sequence[int]]) -> tuple[Entri
     What all of them begin with (a chat template, an instruction) is computed once.
     """
     assert all(len(prompt) > 0 for prompt in prompts), "an empty prompt has no next token"
-    num_shared = _num_shared(prompts) if len(prompts) > 1 and not _has_window(network) else 0
+    num_shared = _num_shared(prompts) if len(prompts) > 1 and _is_free_of_place(network) else 0
     num_shared = num_shared if num_shared >= _LEAST_SHARED else 0
     rest = [prompt[num_shared:] for prompt in prompts]
     longest = max(len(each) for each in rest)
@@ -94,11 +96,19 @@ def prefill(network: nn.Module, prompts: Sequence[Sequence[int]]) -> tuple[Entri
     return (_without_gaps(entries, num_shared, num_padding) if has_gaps else entries), logits
 
 
-def _has_window(network: Any) -> bool:
-    """True where a layer may see the newest tokens alone, which transformers counts by place, padding included."""
+def _is_free_of_place(network: Any) -> bool:
+    """True where a token depends on the positions that it is given alone.
+
+    Windows and some biases (alibi, local attention) count columns of the cache, padding included; some rotations depend
+    on the longest row beside.
+    """
     config = network.config.get_text_config()
-    return bool(getattr(config, "sliding_window", None)) or any(
-        kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()
+    rope: Any = getattr(config, "rope_parameters", None) or {}
+    return (
+        config.model_type in _FREE_OF_PLACE
+        and not getattr(config, "sliding_window", None)
+        and all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
+        and rope.get("rope_type", "default") in _FIXED_ROTATIONS
     )
 
 
@@ -118,9 +128,9 @@ def _without_gaps(entries: Entries, num_shared: int, num_padding: torch.Tensor) 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.gather(2, source[:, None, :, None].expand(tensor.shape))
 
-    return Entries(
-        _cache((moved(keys), moved(values)) for keys, values in _pairs(entries.cache)), entries.mask.gather(1, source)
-    )
+    for layer in entries.cache.layers:  # one after the other, so that no second cache is held beside it
+        layer.keys, layer.values = moved(layer.keys), moved(layer.values)
+    return Entries(entries.cache, entries.mask.gather(1, source))
 
 
 def advance(network: nn.Module, entries: Entries, tokens: Sequence[Sequence[int]]) -> tuple[Entries, torch.Tensor]:

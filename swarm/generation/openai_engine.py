@@ -278,11 +278,11 @@ class OpenAIGenerator:
 
         def one(given: Given) -> Made:
             try:
-                return do(given)
+                made = do(given)
             except Cancelled:
                 return otherwise
-            finally:
-                self._advance(next(num_done), len(inputs), 0)
+            self._advance(next(num_done), len(inputs), 0)
+            return made
 
         return list(self._pool.map(one, inputs))  # the first error ends those that have not begun
 

@@ -103,15 +103,15 @@ def checkpoint_steps(root: Path) -> list[int]:
 
 
 def newest_compute_dtype(root: Path, published: str) -> str:
-    """The compute dtype of the newest checkpoint whose state can be read; empty where there is none.
+    """The compute dtype of the newest checkpoint whose state is as it was written; empty where there is none.
 
     Args:
         root: folder of the checkpoints.
         published: dtype of the run's tensors, in which releases before this key computed.
     """
     for path in _newest_first(root):
-        with suppress(OSError, ValueError, AttributeError):
-            return str(json.loads((path / _STATE).read_text(encoding="ascii")).get(COMPUTE_DTYPE, published))
+        with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+            return str(_read_state(path).get(COMPUTE_DTYPE, published))
     return ""
 
 
@@ -127,7 +127,7 @@ def read_checkpoint(root: Path, step: int | None = None) -> Checkpoint:
             continue
         try:
             return _read_files(path)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             reason = f"{path.name}: {error}"
             warning = (
                 "a checkpoint is damaged: the one before it is taken; a later save deletes it, and checks the disk"
@@ -155,10 +155,8 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
 
 def _read_files(folder: Path) -> Checkpoint:
     """What is as it was written; anything else raises OSError, SafetensorError, or what reading wrong JSON raises."""
-    state: dict[str, Any] = json.loads((folder / _STATE).read_text(encoding="ascii"))
-    checksum, digests = state.pop(_CHECKSUM, None), state.get(_DIGESTS)
-    if (checksum or digests) and checksum != _checksum(state):
-        raise ValueError(f"{_STATE} is not as it was written")
+    state = _read_state(folder)
+    digests = state.get(_DIGESTS)
     tensors = load_file(folder / _TENSORS)
     if digests is not None:
         if tensors.keys() != digests.keys():
@@ -170,6 +168,14 @@ def _read_files(folder: Path) -> Checkpoint:
     if broken:  # saved by an older release, or damaged before its digests were taken
         raise ValueError(f"{_TENSORS}: {broken} holds numbers that are not finite")
     return Checkpoint(step=int(state["step"]), tensors=tensors, state=state)
+
+
+def _read_state(folder: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((folder / _STATE).read_text(encoding="ascii"))
+    checksum = state.pop(_CHECKSUM, None)
+    if (checksum or _DIGESTS in state) and checksum != _checksum(state):
+        raise ValueError(f"{_STATE} is not as it was written")
+    return state
 
 
 def _first_not_finite(tensors: Mapping[str, Tensor]) -> str:

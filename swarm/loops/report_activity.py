@@ -6,7 +6,7 @@ hide a learner that is stuck, nor the other way round.
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from swarm.activity import OF_GENERATOR, WAITING, Activity, OnProgress
@@ -38,10 +38,8 @@ async def reporting(exchange: LocalExchange, clock: Clock) -> AsyncGenerator[OnP
         while True:
             await has_advanced.wait()
             has_advanced.clear()
-            try:
+            with suppress(Unavailable):  # an agent that is gone is found by the worker's own calls
                 await exchange.report_activity(_shown([*newest.values()]))
-            except Unavailable:
-                return  # the agent is gone, which the worker's own calls find
             await asyncio.sleep(EVERY_S)
 
     task = asyncio.create_task(report(), name="activity")

@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from swarm.model.compute_choice import ComputeChoice
 from swarm.model.device import pick_device
 from swarm.model.published_dtype import network_dtype, widen
 from swarm.model.source import default_cache_dir
-from swarm.process import file_lock
+from swarm.process import file_lock, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ _ROWS: Final = 64  # tokens of a learner's pass, which has more: enough for full
 _SEQUENCES: Final = 8  # that decode together
 _COLD_BYTES: Final = 48 * 2**20  # of weights that decoding walks through in turn: more than most cores' caches hold
 _MOST_REMEMBERED: Final = 64
+_MOST_BYTES: Final = 2**20
+_LEAST, _MOST = 1e-2, 1e6  # GFLOP/s that are believed; what was not measured is 0 and is not kept
 _LOCK_S: Final = 60.0  # for others to measure; whoever waits longer measures beside them
 _DTYPES: Final = ("float32", "bfloat16")
 _CAPABILITIES: Final = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
@@ -74,6 +77,7 @@ def choose(setting: str, published: str, device: torch.device, products: Product
         return ComputeChoice(dtype="float32", reason="the run publishes it")
     if setting == "float32":
         return ComputeChoice(dtype="float32", reason="compute_dtype asks for it")
+    saved = saved if saved in _DTYPES else ""
     asked, reason = (setting, "compute_dtype asks for it") if setting != "auto" else (saved, "as in the checkpoint")
     if device.type != "cpu":
         with torch.cuda.device(device):
@@ -108,15 +112,15 @@ def remembered_speeds(products: Products, path: Path | None = None) -> dict[str,
     """
     path = path or default_cache_dir() / "compute_speeds.json"
     key = _key(products)
+    if (found := _read(path).get(key)) is not None:
+        return found
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(path.with_suffix(".lock"), _LOCK_S):
             known = _read(path)
             if key not in known:
                 known[key] = measure_speeds(products)
-                staged = path.with_suffix(".partial")
-                staged.write_text(json.dumps(dict(list(known.items())[-_MOST_REMEMBERED:]), indent=1))
-                staged.replace(path)
+                _replace(path, dict(list(known.items())[-_MOST_REMEMBERED:]))
             return known[key]
     except OSError as error:  # a home that cannot be written, or a process that holds the lock and does not go on
         logger.debug("speeds are not remembered", extra={"error": str(error)})
@@ -240,10 +244,17 @@ def _processor() -> str:
 def _read(path: Path) -> dict[str, dict[str, float]]:
     """Remembered speeds; none where the file is missing or not as it was written."""
     try:
-        known: Any = json.loads(path.read_text(encoding="utf-8"))
-        return {str(key): {dtype: float(speeds[dtype]) for dtype in _DTYPES} for key, speeds in known.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        known: Any = read_json(path, _MOST_BYTES) if path.is_file() else {}  # no pipe, which would be waited for
+        found = {str(key): {dtype: float(speeds[dtype]) for dtype in _DTYPES} for key, speeds in known.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return {}
+    return {key: speeds for key, speeds in found.items() if all(_LEAST <= each <= _MOST for each in speeds.values())}
+
+
+def _replace(path: Path, known: dict[str, dict[str, float]]) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as draft:
+        json.dump(known, draft, indent=1)
+    Path(draft.name).replace(path)
 
 
 if __name__ == "__main__":  # asked by commands that do not open torch themselves: SETTING PUBLISHED THREADS PRODUCTS

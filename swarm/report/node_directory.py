@@ -15,7 +15,7 @@ from swarm.config import NODE_FILE, NodeConfig, load_config
 from swarm.errors import ConfigError, SwarmError
 from swarm.events import EarlierRefusals
 from swarm.identity import Identity
-from swarm.printable import printable
+from swarm.printable import one_line
 from swarm.process import is_running
 from swarm.report.invariants import PROGRESS, Invariants
 from swarm.report.result import NodeResult, RunResult, SwarmResult
@@ -76,7 +76,7 @@ def open_directory(path: Path) -> NodeDirectory:
     name = (config.name if config else "") or node_name(path, status)
     return NodeDirectory(
         path=path,
-        name=printable(name).replace("\n", " ")[:60],
+        name=one_line(name)[:60],
         node_id=node_id,
         config=config,
         status=status,

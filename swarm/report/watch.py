@@ -19,7 +19,7 @@ from rich.text import Text
 from node.status import activity_words, node_name, problems, read_status
 from swarm.causes.running_rules import paused_words
 from swarm.errors import ConfigError, SwarmError
-from swarm.printable import printable
+from swarm.printable import one_line
 from swarm.process import is_running
 from swarm.report.live import WORKING, NodeProgress, figure
 from swarm.report.node_directory import EVENTS, MAX_IDLE_S
@@ -63,7 +63,7 @@ class WatchedNode:
 
     @property
     def name(self) -> str:
-        return _line(node_name(self.path, self.status))
+        return one_line(node_name(self.path, self.status))
 
     @property
     def state(self) -> str:
@@ -139,9 +139,9 @@ def plain_line(nodes: Sequence[WatchedNode]) -> str:
 
 def _plain(node: WatchedNode) -> str:
     progress = node.progress
-    held_out = "".join(f" {_line(env)} {figure(value)}" for env, value in node.held_out.items())
+    held_out = "".join(f" {one_line(env)} {figure(value)}" for env, value in node.held_out.items())
     at_step = f" (step {progress.evaluated_at_step})" if held_out else ""
-    problem = f" problem: {_line(node.problems[0])}" if node.problems else ""
+    problem = f" problem: {one_line(node.problems[0])}" if node.problems else ""
     return (
         f"{node.name} {node.state} step {node.step} reward {figure(node.reward)} held out{held_out or ' -'}{at_step} "
         f"age {figure(node.age, 1)} {figure(node.tokens_per_s, 0)} tok/s own/others "
@@ -183,7 +183,7 @@ def _notes(node: WatchedNode, names: dict[NodeId, str]) -> list[Text]:
 
     if node.is_running and node.status.get("paused_since_s") is not None:
         note("paused", f"{paused_words(node.status['paused_since_s'])}; swarm resume {node.path} goes on")
-    held_out = ", ".join(f"{_line(env)} {figure(value)}" for env, value in node.held_out.items())
+    held_out = ", ".join(f"{one_line(env)} {figure(value)}" for env, value in node.held_out.items())
     note("held out", f"{held_out} at step {progress.evaluated_at_step}" if held_out else "")
     named = {producer: names.get(producer, short(producer)) for producer in (*progress.drawn, *progress.brought)}
     own_id = node.status.get("node_id")
@@ -191,17 +191,12 @@ def _notes(node: WatchedNode, names: dict[NodeId, str]) -> list[Text]:
     note("draws groups of", _most(Counter({named[each]: count for each, count in progress.drawn.items()})))
     note("got groups of", _most(others))
     note("refused", _most(progress.refusals))
-    return notes + [Text(f"{node.name}: {_line(problem)}", style="red") for problem in node.problems]
+    return notes + [Text(f"{node.name}: {one_line(problem)}", style="red") for problem in node.problems]
 
 
 def _most(counts: Counter[str]) -> str:
     """The commonest, with their share where there are several."""
     total = counts.total()
-    parts = [f"{_line(name)} {count:,} ({count / total:.0%})" for name, count in counts.most_common(MAX_NAMED)]
+    parts = [f"{one_line(name)} {count:,} ({count / total:.0%})" for name, count in counts.most_common(MAX_NAMED)]
     further = len(counts) - len(parts)
     return ", ".join(parts) + (f", {further} more" if further > 0 else "")
-
-
-def _line(text: str) -> str:
-    """Text of a name or a reason, on one line, without what a terminal would obey."""
-    return printable(text).replace("\n", " ")

@@ -167,6 +167,34 @@ def test_a_machine_is_measured_once_for_a_model(monkeypatch: pytest.MonkeyPatch,
     assert remembered_speeds({(4, 8): 1}, blocked / "speeds.json")["float32"] == 2.0, "where nothing can be kept, too"
 
 
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"KEY": {"float32": 1e400, "bfloat16": 1}}', '{"KEY": {"float32": 5e-324, "bfloat16": 1}}',
+             '{"KEY": {"float32": ' + "9" * 400 + ', "bfloat16": 1}}']
+)  # fmt: skip
+def test_speeds_that_nobody_can_have_measured_are_measured_again(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compute_dtype, "measure_speeds", lambda _: {"float32": 2.0, "bfloat16": 1.0})
+    monkeypatch.setattr(compute_dtype, "_key", lambda _: "KEY")
+    path = tmp_path / "speeds.json"
+    path.write_text(text)
+    assert remembered_speeds({(4, 8): 1}, path)["float32"] == 2.0
+    assert json.loads(path.read_text()) == {"KEY": {"float32": 2.0, "bfloat16": 1.0}}
+
+
+def test_a_damaged_state_does_not_decide_what_the_checkpoint_before_is_resumed_in(tmp_path: Path) -> None:
+    learner = learner_of(network_of(1, is_widened=False), tmp_path)
+    for step in (1, 2):
+        learner.step(draw(step))
+        learner.save()
+    state = tmp_path / "checkpoint-00000002" / "state.json"
+    state.write_text(state.read_text().replace('"bfloat16"', '"float32"'))
+    assert newest_compute_dtype(tmp_path, "float32") == "bfloat16"
+    state.write_text("[" * 100_000)
+    assert newest_compute_dtype(tmp_path, "float32") == "bfloat16"
+    assert choose("auto", "bfloat16", CPU, {}, "bfloat06").dtype == "float32"
+
+
 def test_a_slow_dtype_has_lost_without_being_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     num_slow, mm, linear = [0], torch.mm, torch.nn.functional.linear
 

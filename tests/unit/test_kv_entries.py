@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MptConfig,
+    MptForCausalLM,
+)
 
 from swarm.generation import kv_entries
 from swarm.generation.kv_entries import advance, prefill
@@ -29,6 +38,18 @@ def window_of_8() -> torch.nn.Module:
     return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8))
 
 
+def alibi_by_place() -> torch.nn.Module:
+    return MptForCausalLM(
+        MptConfig(d_model=32, n_heads=4, n_layers=2, vocab_size=32, max_seq_len=64, initializer_range=0.3)
+    )
+
+
+def local_attention() -> torch.nn.Module:
+    sizes: Any = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": 32, "max_position_embeddings": 64}
+    kinds: Any = {"attention_types": [[["global", "local"], 1]], "window_size": 8, "initializer_range": 0.3}
+    return GPTNeoForCausalLM(GPTNeoConfig(**sizes, **kinds))
+
+
 def prompts_of(num_shared: int, lengths: tuple[int, ...]) -> list[list[int]]:
     ids = torch.randint(2, 32, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(1)).tolist()
     return [[*ids[0][:num_shared], *own[num_shared:length]] for own, length in zip(ids, lengths, strict=True)]
@@ -36,7 +57,13 @@ def prompts_of(num_shared: int, lengths: tuple[int, ...]) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("make", "num_shared", "is_shared"),
-    [(full_attention, 10, True), (full_attention, 3, False), (window_of_8, 10, False)],
+    [
+        (full_attention, 10, True),
+        (full_attention, 3, False),
+        (window_of_8, 10, False),
+        (alibi_by_place, 10, False),
+        (local_attention, 10, False),
+    ],
 )
 @torch.inference_mode()
 def test_each_prompt_is_as_if_it_were_alone(make: Any, num_shared: int, is_shared: bool) -> None:
@@ -56,7 +83,10 @@ def test_each_prompt_is_as_if_it_were_alone(make: Any, num_shared: int, is_share
         torch.testing.assert_close(after[row], whole[-1], atol=1e-5, rtol=1e-5)
 
 
-def test_mutation_a_shared_beginning_under_a_window_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_entries, "_has_window", lambda _: False)
-    with pytest.raises(AssertionError):
-        test_each_prompt_is_as_if_it_were_alone(window_of_8, 10, True)
+@pytest.mark.parametrize("make", [window_of_8, alibi_by_place, local_attention])
+def test_mutation_a_shared_beginning_is_wrong_where_columns_are_counted(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_entries, "_is_free_of_place", lambda _: True)
+    with pytest.raises(AssertionError, match="close"):
+        test_each_prompt_is_as_if_it_were_alone(make, 10, True)

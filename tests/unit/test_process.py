@@ -296,3 +296,14 @@ def test_a_lock_that_another_holds_is_waited_for_up_to_a_bound(tmp_path: Path) -
         pass
     with file_lock(path, 0.1):
         pass
+
+
+def test_a_lock_follows_no_link_and_waits_for_no_pipe(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("precious")
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    with pytest.raises(OSError, match="link"), file_lock(tmp_path / "link"):
+        pass
+    os.mkfifo(tmp_path / "pipe")
+    with file_lock(tmp_path / "pipe", 0.1):
+        pass
+    assert (tmp_path / "theirs").read_text() == "precious"

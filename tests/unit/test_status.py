@@ -61,13 +61,39 @@ def test_a_node_that_made_all_of_its_steps_is_not_stuck() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "silent_s", "is_stuck"),
-    [("learning", 200.0, False), ("learning", 400.0, True), ("waiting for groups", 10.0, True)],
+    ("what", "silent_s", "changes", "is_stuck"),
+    [
+        ("learning", 200.0, {}, False),
+        ("learning", 400.0, {}, True),
+        ("learning", -1000.0, {}, True),  # a clock that was set
+        ("waiting for groups", 10.0, {}, True),
+        ("learning", 10.0, {"last_step_at_s": -2000.0}, True),  # work that leads to nothing for so long
+        ("learning", 10.0, {"guard": {"guard_idle_draws": 9.0, "guard_held_sources": 2.0}}, True),
+    ],
 )
-def test_a_slow_node_is_not_stuck_while_its_worker_advances(what: str, silent_s: float, is_stuck: bool) -> None:
+def test_a_slow_node_is_not_stuck_while_its_worker_advances(
+    what: str, silent_s: float, changes: dict[str, Any], is_stuck: bool
+) -> None:
     sign = {"what": what, "done": 1, "total": 3, "num_tokens": 0, "at_s": 2000.0 - silent_s}
-    found = problems(status_of(at_s=2000.0, worker=sign), 2000.0, 300.0)
-    assert ["no optimizer step" in each for each in found] == [True] * is_stuck
+    found = problems(status_of(at_s=2000.0, worker=sign, **changes), 2000.0, 300.0)
+    assert any("no optimizer step" in each for each in found) is is_stuck
+
+
+@pytest.mark.parametrize("worker", ["x", 5, {"what": 5}, {"what": "a"}, [], {"what": "learning", "done": "much"}])
+def test_an_activity_of_another_release_is_passed_by(worker: Any) -> None:
+    status = status_of(at_s=2000.0, worker=worker)
+    assert "worker" not in dict(status_rows(status)) and "no optimizer step" in problems(status, 2000.0, 300.0)[0]
+    later = {"what": "learning", "done": 1, "total": 3, "num_tokens": 0, "at_s": 1999.0, "new_in_a_later_release": 1}
+    assert problems(status_of(at_s=2000.0, worker=later), 2000.0, 300.0) == []
+
+
+def test_what_a_node_wrote_moves_no_cursor(tmp_path: Path) -> None:
+    sign = {"what": "\x1b[2J\nnode_id FORGED", "done": 1, "total": 3, "num_tokens": 0, "at_s": 999.0}
+    (tmp_path / "status.json").write_text(json.dumps(status_of(worker=sign, name="a\x1b[1A\nb")))
+    (tmp_path / "compute_dtype.txt").write_bytes(b"\xff\xfe\x1b[2K\nproblem: FORGED" + bytes(10**6))
+    shown = CliRunner().invoke(cli.app, ["status", str(tmp_path)]).output
+    assert "\x1b" not in shown and "FORGED" in shown
+    assert not [line for line in shown.splitlines() if line.startswith(("node_id FORGED", "problem: FORGED"))]
 
 
 def test_that_the_guard_set_every_source_aside_is_said_with_the_reason() -> None:

@@ -122,10 +122,10 @@ class Process:
 
     def sign_of_life(self) -> tuple[object, str]:
         """A value that changes while its work advances, and its newest part in words (blocking)."""
-        activity = self.status().get("worker")
+        activity = Activity.read(self.status().get("worker"))
         of_work = [event for event in self.events if isinstance(event, OF_WORK)]
         if activity is not None:
-            return (len(of_work), activity), Activity(**activity).words()
+            return (len(of_work), activity), activity.words()
         if of_work:
             return len(of_work), f"event {kind_of(of_work[-1])}"
         used_s = int(cpu_s(self._process.pid)) if self._process is not None else 0
