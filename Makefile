@@ -148,7 +148,7 @@ test: env ## Run every test; some: make test ARGS="tests/unit -k replay"
 	$(BIN)/python $(if $(ARGS),-m pytest $(ARGS),tests/side_by_side.py test)
 
 .PHONY: nightly
-nightly: ## What is long and wide, about 2 hours; some: make nightly STAGES="mutants plans"; kept in docs/nightly.tsv
+nightly: ## Long and wide tests; some: make nightly STAGES="mutants plans"; recorded in docs/nightly.tsv
 	.ci/nightly $(STAGES)
 
 .PHONY: check

@@ -30,7 +30,7 @@ _REFUSED: Final = re.compile(r"Because ([\w.-]+)==(\S+) has no (?:usable )?wheel
 
 
 def without_wheel(uv: str, pins: set[str], platform: str, python: str) -> set[str]:
-    """Those of `pins` (name==version) that have no wheel for a platform and a Python.
+    """Pins (name==version) of `pins` that have no wheel for a platform and a Python.
 
     Raises:
         RuntimeError: uv says something else, such as that the index does not answer.

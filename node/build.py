@@ -19,7 +19,15 @@ from torch import nn
 
 from node.ranks import join, note_choice, open_policy
 from node.run_estimate import CHECKPOINT_BYTES
-from swarm.activity import GENERATING, OnProgress, ignore_progress
+from swarm.activity import (
+    GENERATING,
+    LOADING,
+    MEASURING,
+    PREPARING,
+    STARTING_ENGINE,
+    OnProgress,
+    ignore_progress,
+)
 from swarm.clock import Clock, SystemClock
 from swarm.config import NodeConfig
 from swarm.environments.curriculum import NUM_CANDIDATES, SPACING, AdaptiveCurriculum, TaskMixture, evaluation_tasks
@@ -53,7 +61,6 @@ from swarm.weights.store import WeightStore
 from swarm.weights.tensors import TorchWeights, specs_of
 from swarm.weights.verify import VerifiedVersion
 
-LOADING: Final = "loading the model"
 EVALUATING: Final = "evaluating"
 BASE_MODEL: Final = "base model"  # policy id of what an engine starts with, until a manifest names the one it follows
 NUM_CANARIES: Final = 4  # prompts whose log-probs go into each manifest
@@ -120,7 +127,7 @@ def build_trainer(
 
     # The policy in training; with `learner.num_processes` > 1 it is spread over several processes (ranks).
     ranks = join(config)
-    on_progress("preparing the learner")
+    on_progress(PREPARING)
     policy = open_policy(config, node_id, loaded, recipes, environments, ranks, on_progress)
     learner = GuardedLearner(
         policy,
@@ -152,7 +159,7 @@ def build_trainer(
 
     engine: Generator = evaluator
     if Role.GENERATOR in config.roles:
-        on_progress("starting the engine")
+        on_progress(STARTING_ENGINE)
         started = load_engine(config, tokenizer, learner.version, policy.compute_dtype, on_progress=on_progress)
         closing.callback(started.close)
         started.load(*learner.snapshot())
@@ -215,13 +222,13 @@ def build_generator(
     base = PolicyVersion(policy_id=BASE_MODEL, step=0, digest=weights_digest(weights))
     measured = ""
     if config.engine.kind != "openai":  # whose server computes elsewhere
-        on_progress("measuring the machine")
+        on_progress(MEASURING)
         device, products = pick_device(config.device), products_of(loaded.network)
         choice = choose(config.compute_dtype, config.model.dtype, device, products)
         note_choice(config, choice)
         measured = choice.dtype
     closing = ExitStack()
-    on_progress("starting the engine")
+    on_progress(STARTING_ENGINE)
     engine = load_engine(config, loaded.tokenizer, base, measured, loaded.network, on_progress)
     closing.callback(engine.close)
     closing.callback(serve_policy(config, engine, loaded))

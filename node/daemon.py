@@ -211,6 +211,7 @@ class Daemon(Service):
             ),
             is_giver=self.agent.is_giver,
         )
+        self.transport.stays_here = not self._is_confined
         self._exit.push_async_callback(self.transport.stop)
         self.agent.endpoints = await self.transport.serve(self.agent.streams)
         self.agent.relay_reservations = lambda: self.transport.relay.free_reservations
@@ -279,7 +280,7 @@ class Daemon(Service):
         tokenizer = await asyncio.to_thread(_load_tokenizer, config)
         self.verifier = SandboxVerifier(config.environments, config.sandbox)
         self._exit.push_async_callback(self.verifier.close)
-        await require_confinement(config, self.verifier)
+        self._is_confined = await require_confinement(config, self.verifier)
         context = NodeContext(config=config, identity=identity, clock=self.clock, emit=self._emit)
         agent = Agent(
             context,

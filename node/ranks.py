@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from node.status import COMPUTE_FILE
-from swarm.activity import OnProgress, ignore_progress
+from swarm.activity import MEASURING, OnProgress, ignore_progress
 from swarm.causes.logged_rules import SLOW_DTYPE
 from swarm.config import NodeConfig
 from swarm.identity import Identity
@@ -165,7 +165,7 @@ def _agreed_dtype(config: NodeConfig, loaded: "LoadedModel", processes: "Ranks")
     from swarm.model.compute_dtype import choose, products_of
 
     is_bfloat16 = False
-    processes.on_progress("measuring the machine")
+    processes.on_progress(MEASURING)
     if processes.index == 0:
         saved = newest_compute_dtype(config.dir / CHECKPOINTS, config.model.dtype)
         products = products_of(loaded.network)

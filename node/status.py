@@ -103,7 +103,7 @@ def status_rows(status: JsonDict) -> list[tuple[str, str]]:
 
 
 def computed_in(directory: Path) -> str:
-    """What a node's worker computes in, in words; empty where it did not say."""
+    """The dtype that a node's worker computes in, in words; empty where it did not say."""
     path = directory / COMPUTE_FILE
     if not path.is_file():  # such as a pipe, which would be waited for
         return ""

@@ -146,8 +146,9 @@ async def _run(config: NodeConfig, watch: TrainingWatch, see: Callable[[Event], 
             for task in (running, *beside):
                 task.cancel()
             await asyncio.wait({running, *beside})
-        if not running.cancelled():
-            running.result()
+        for task in (running, *beside):
+            if not task.cancelled():
+                task.result()
 
 
 async def _show_life(daemon: Daemon, watch: TrainingWatch) -> None:

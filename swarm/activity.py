@@ -12,7 +12,10 @@ from swarm.printable import one_line
 WAITING: Final = "waiting for"  # begins the words of an activity that depends on other nodes
 GENERATING: Final = "generating"
 WAITING_FOR_ROOM: Final = f"{WAITING} room for groups"
-OF_GENERATOR: Final = frozenset({GENERATING, WAITING_FOR_ROOM})  # every other activity is the learner's
+OF_GENERATOR: Final = frozenset({GENERATING, WAITING_FOR_ROOM})
+LOADING, MEASURING, PREPARING = "loading the model", "measuring the machine", "preparing the learner"
+STARTING_ENGINE: Final = "starting the engine"
+OF_START: Final = frozenset({LOADING, MEASURING, PREPARING, STARTING_ENGINE})  # every other activity is the learner's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +29,7 @@ class Activity:
     what: str  # participle: "learning"
     done: int = 0  # answers, micro-batches, or seconds of CPU while it starts
     total: int = 0  # 0: nobody knows
-    num_tokens: int = 0  # made by this call of the engine
+    num_tokens: int = 0  # made by this call of the engine, or by its process since it began
     at_s: float  # wall clock of the newest advance
 
     @classmethod

@@ -178,7 +178,7 @@ def is_loopback(host: str) -> bool:
 
 @functools.cache
 def has_whole_loopback() -> bool:
-    """Whether every address of 127/8 is this machine's, as on Linux; elsewhere 127.0.0.1 alone is."""
+    """True where every address of 127/8 is this machine's, as on Linux; elsewhere 127.0.0.1 alone is."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.1.2.3", 0))

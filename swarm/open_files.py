@@ -26,7 +26,7 @@ def allow_descriptors(num_connections: int) -> int:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return num_connections
     most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    for wanted in (most, min(most, _OPEN_MAX)):
+    for wanted in (most, max(soft, min(most, _OPEN_MAX))):
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted

@@ -69,7 +69,7 @@ def die_with(parent: int) -> None:
 
 
 def has_parent_signal() -> bool:
-    """Whether the kernel signals a process when its parent ends (only Linux does)."""
+    """True where the kernel signals a process when its parent ends (only Linux does)."""
     return sys.platform == "linux" and _prctl(_PR_GET_PDEATHSIG, ctypes.byref(ctypes.c_int())) == 0
 
 
@@ -84,7 +84,7 @@ def _end_with(parent: int) -> None:
 
 
 def can_fork_after_imports() -> bool:
-    """Whether a process that has imported torch may be forked: on Linux, where /proc tells how many threads it has."""
+    """True where a process that has imported torch may be forked: on Linux, whose /proc counts its threads."""
     return sys.platform == "linux" and Path("/proc/self/task").exists()
 
 
@@ -94,7 +94,7 @@ def num_usable_cores() -> int:
 
 
 def boot_id() -> str:
-    """Which start of the machine this is; elsewhere than on Linux its minute, which moves where the clock is set."""
+    """Id of the machine's start; elsewhere than on Linux its minute, which moves where the clock is set."""
     with contextlib.suppress(OSError):
         return BOOT_ID.read_text(encoding="ascii").strip()
     import psutil

@@ -1,6 +1,6 @@
 """Calls of Linux that other systems lack: whether this system has each, and what is done without it.
 
-Invariant: each row asks as the code does that falls back, so what is named as missing is what is done without.
+Invariant: a row asks for the call or the file that the code needs which falls back.
 Confinement is no row: it has no fallback (`swarm.environments.sandbox.confinement_check`).
 """
 
@@ -77,5 +77,5 @@ FALLBACKS: Final = (
 
 
 def needed_fallbacks() -> list[Fallback]:
-    """Those in use on this system, in order."""
+    """Fallbacks in use on this system, in order."""
     return [each for each in FALLBACKS if each.is_needed()]

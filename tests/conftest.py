@@ -20,6 +20,12 @@ settings.load_profile("any-machine")
 
 
 REPEAT_S = 10.0
+# Parameter -> its value in the half of a test that has no defence.
+UNDEFENDED = {
+    **dict.fromkeys(("is_bound", "is_bounded", "is_checked", "is_defended", "is_fair", "is_kept", "is_known"), False),
+    **dict.fromkeys(("is_mutated", "is_one_queue", "is_out"), True),
+    "is_remembered": False,
+}
 NIGHTLY = "SWARM_NIGHTLY"  # variable of the environment
 
 
@@ -48,7 +54,7 @@ def _is_mutant(item: pytest.Item) -> bool:
     if name.startswith("test_mutation_") or "[mutation: " in name or "-mutation: " in name:
         return True
     values: dict[str, object] = {} if call is None else call.params
-    return values.get("mutation") is not None or values.get("is_defended") is False or values.get("is_out") is True
+    return bool(values.get("mutation")) or any(values.get(name) is value for name, value in UNDEFENDED.items())
 
 
 def pytest_configure() -> None:

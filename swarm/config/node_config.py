@@ -97,14 +97,14 @@ class NodeConfig(Model):
 
     @property
     def is_on_one_machine(self) -> bool:
-        """Whether every address that the node listens at or knows of others is a loopback one, as in a simulation."""
+        """True where every address that the node listens at, or knows of others, is a loopback one."""
         endpoints = [*self._endpoints, self.exchange.listen, endpoint_of(self.directory.listen)]
         endpoints += [anchor.partition("@")[2] for anchor in self.exchange.anchors]
         return all(is_loopback(endpoint.rpartition(":")[0]) for endpoint in endpoints)
 
     @property
     def _endpoints(self) -> list[str]:
-        """Where others find this node, and where it first looks for others."""
+        """Addresses at which others find this node, and at which it first looks for others."""
         maddrs = (*self.directory.bootstrap, *self.directory.announce)
         own = self.exchange.advertise or self.exchange.listen
         return [*self.coordinator.addresses, *map(endpoint_of, maddrs), own]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any, Final, cast
 
+from swarm.addresses import is_loopback
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig
 from swarm.errors import ConfigError, Unavailable
@@ -88,6 +89,7 @@ class GrpcTransport:
         self._server: SessionServer | None = None
         self._clients: set[GrpcPeer] = set()
         self._begun = BegunBodies(clock)
+        self.stays_here = False  # it dials no address beyond this machine, and no relay
         self.is_dialable = True  # by others, as far as is known; who is not relays nothing
         self.relay = RelayServicer(
             self._sessions,
@@ -132,9 +134,18 @@ class GrpcTransport:
             Unavailable: nobody answered in time.
             Unauthenticated: another node answered, or refused our proof.
         """
+        self._require_here(address)
         if address.relay is not None:
             return await self._connect_through(address.relay, address, timeout_s)
         return self._peer(await self._open(address, timeout_s))
+
+    def _require_here(self, address: PeerAddress) -> None:
+        host = address.endpoint.rpartition(":")[0]
+        if self.stays_here and (address.relay is not None or not is_loopback(host.strip("[]"))):
+            raise Unavailable(
+                f"{address.endpoint} is on another machine, whose answers are not scored here without confinement; "
+                "swarm doctor tells what is missing"
+            )
 
     async def _connect_through(self, relay: PeerAddress, address: PeerAddress, timeout_s: float) -> PeerClient:
         way = RelayedSocket(self._relays, relay, address.node_id, idle_s=RELAY_PINGS * RELAY_PING_S)
@@ -150,6 +161,7 @@ class GrpcTransport:
         return peer
 
     async def _open(self, address: PeerAddress, timeout_s: float, **options: Any) -> AuthenticatedChannel:
+        self._require_here(address)
         # behind a router, which forgets idle connections
         options.setdefault("ping_s", PING_S if self.is_dialable else ROUTER_PING_S)
         return await open_channel(

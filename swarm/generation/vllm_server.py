@@ -166,7 +166,7 @@ class _Countdown:
 
 
 class SignsOfLife:
-    """Tells the worker how many tokens the engine has made, once a second at most."""
+    """Reports to the worker how many tokens the engine has made, once a second at most."""
 
     def __init__(self, answer: Callable[[JsonDict], None], monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._answer, self._monotonic_s = answer, monotonic_s

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
-from swarm.activity import OF_GENERATOR, WAITING, Activity, OnProgress
+from swarm.activity import OF_GENERATOR, OF_START, WAITING, Activity, OnProgress
 from swarm.clock import Clock
 from swarm.errors import Unavailable
 from swarm.interfaces import LocalExchange
@@ -26,11 +26,14 @@ async def reporting(exchange: LocalExchange, clock: Clock) -> AsyncGenerator[OnP
             on_progress("loading the model")
     """
     loop, has_advanced = asyncio.get_running_loop(), asyncio.Event()
-    newest: dict[bool, Activity] = {}  # of the generator, and of the learner
+    newest: dict[str, Activity] = {}  # of the start, of the generator, and of the learner
 
     def on_progress(what: str, done: int = 0, total: int = 0, num_tokens: int = 0) -> None:
         activity = Activity(what=what, done=done, total=total, num_tokens=num_tokens, at_s=clock.now_s())
-        newest[what in OF_GENERATOR] = activity
+        part = "start" if what in OF_START else "generator" if what in OF_GENERATOR else "learner"
+        if part != "start":
+            newest.pop("start", None)
+        newest[part] = activity
         if not has_advanced.is_set() and not loop.is_closed():
             loop.call_soon_threadsafe(has_advanced.set)
 

@@ -128,7 +128,7 @@ def remembered_speeds(products: Products, path: Path | None = None) -> dict[str,
 
 
 def measure_speeds(products: Products) -> dict[str, float]:
-    """GFLOP/s by dtype of a token that is decoded once and learned from once (blocking, at most BUDGET_S).
+    """GFLOP/s by dtype of a token that is decoded once and learned from once (blocking, BUDGET_S on idle cores).
 
     Every kind of product is timed on a slice of the layer: decoding a few sequences, the forward pass of the learner,
     and the gradients by inputs and by weights. A dtype that takes more than its share of the budget is timed once.
@@ -253,8 +253,12 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
 
 def _replace(path: Path, known: dict[str, dict[str, float]]) -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as draft:
-        json.dump(known, draft, indent=1)
-    Path(draft.name).replace(path)
+        try:
+            json.dump(known, draft, indent=1)
+            draft.close()
+            Path(draft.name).replace(path)
+        finally:
+            Path(draft.name).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":  # asked by commands that do not open torch themselves: SETTING PUBLISHED THREADS PRODUCTS

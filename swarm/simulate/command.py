@@ -180,7 +180,7 @@ def forecast_lines(
     rounds = preset.num_rounds if options.rounds is None else options.rounds
     crowding = max(1.0, num_nodes / num_cores) / max(1.0, preset.num_nodes / _MEASURED_CORES)
     left_s = num_runs * crowding * preset.work_gflop / min(speeds) * rounds / preset.num_rounds
-    return [f"takes {duration_words(left_s)} or so here, by that speed: {SHORTER}"] if left_s > LONG_S else []
+    return [f"takes about {duration_words(left_s)} here, by that speed: {SHORTER}"] if left_s > LONG_S else []
 
 
 def memory_lines(configs: Sequence[NodeConfig], available: int) -> list[str]:

@@ -95,6 +95,6 @@ def duration_words(seconds: float) -> str:
     if seconds < 90:
         return f"{max(10, round(seconds / 10) * 10)} s"
     if seconds > 7 * 86_400:
-        return "over a week"
+        return "a week or more"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -171,7 +171,7 @@ async def test_a_connection_that_proves_nothing_in_time_is_cut(
 
 
 async def get_healthz(port: int, most_s: float) -> bytes:
-    """What a monitor gets; nothing when it is cut off or not answered."""
+    """The answer that a monitor gets; nothing when it is cut off or not answered."""
     try:
         async with asyncio.timeout(most_s):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,6 +1,5 @@
 """A worker's activity as its agent hears of it: the learner's and the generator's, of which neither hides the other."""
 
-import asyncio
 from typing import Any, cast
 
 import pytest
@@ -29,6 +28,7 @@ class Agent:
         (["learning", GENERATING, WAITING_FOR_ROOM], "learning"),
         ([GENERATING, f"{WAITING} groups"], GENERATING),
         ([WAITING_FOR_ROOM, f"{WAITING} groups"], f"{WAITING} groups"),
+        (["starting the engine", GENERATING, WAITING_FOR_ROOM], WAITING_FOR_ROOM),
     ],
 )
 async def test_who_waits_does_not_hide_who_works(told: list[str], shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,5 +40,7 @@ async def test_who_waits_does_not_hide_who_works(told: list[str], shown: str, mo
             on_progress(what)
         await until(lambda: bool(agent.activities), "a report")
         assert agent.activities == [shown]
-        await asyncio.sleep(0.02)
-        assert agent.activities == [shown], "nothing advanced, and it was reported again"
+        clock.advance(1.0)
+        on_progress("saving")
+        await until(lambda: "saving" in agent.activities, "the next report")
+        assert agent.activities == [shown, "saving"], "nothing advanced in between, and it was reported again"

@@ -78,19 +78,19 @@ def _start_process() -> None:
 
 
 def missing_limits(limits: Mapping[str, bool]) -> list[str]:
-    """Those of TESTED that are not in force."""
+    """Limits of TESTED that are not in force."""
     return [name for name in TESTED if not limits.get(name, False)]
 
 
 def refusal(config: "NodeConfig", limits: Mapping[str, bool]) -> str:
-    """Why a node must not score answers of other machines here; empty where it may.
+    """The reason why a node must not score answers of other machines here; empty where it may.
 
     Args:
         config: of the node.
         limits: of its scoring processes, by name.
     """
     exposed, missing = exposed_environments(config), missing_limits(limits)
-    if not exposed or not missing:
+    if not exposed or not missing or config.is_on_one_machine:
         return ""
     return (
         f"environments {', '.join(exposed)}: answers of other machines reach code there, and the process that scores "
@@ -100,18 +100,26 @@ def refusal(config: "NodeConfig", limits: Mapping[str, bool]) -> str:
 
 def exposed_environments(config: "NodeConfig") -> list[str]:
     """Names and kinds of the environments where answers of other machines reach code that is not closed."""
-    if config.is_alone or config.is_on_one_machine:
+    if config.is_alone:
         return []
     kinds = {each.name: (each.inner or each).kind for each in config.environments if each.exchange != "own"}
     return [f"{name} ({kind})" for name, kind in kinds.items() if kind not in _CLOSED]
 
 
-async def require_confinement(config: "NodeConfig", verifier: "SandboxVerifier") -> None:
-    """Starts a scoring process where answers of other machines reach code that is not closed, and none elsewhere.
+async def require_confinement(config: "NodeConfig", verifier: "SandboxVerifier") -> bool:
+    """Starts a scoring process where answers of others reach code that is not closed, and none elsewhere.
+
+    Returns:
+        False where it is not confined, so that nodes of this machine alone may be dialled.
 
     Raises:
-        ConfigError: that process is not confined; names environments, limits and fix.
+        ConfigError: it is not confined, and the node knows addresses beyond this machine; names environments, limits
+            and fix.
         RolloutFailed: it does not start.
     """
-    if exposed_environments(config) and (reason := refusal(config, await verifier.limits_in_force())):
+    if not exposed_environments(config):
+        return True
+    limits = await verifier.limits_in_force()
+    if reason := refusal(config, limits):
         raise ConfigError(reason)
+    return not missing_limits(limits)
