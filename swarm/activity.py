@@ -41,7 +41,8 @@ class Activity:
         numbers = [known[name] for name in ("done", "total", "num_tokens", "at_s")]
         if not isinstance(known["what"], str) or not all(type(each) in (int, float) for each in numbers):
             return None
-        return cls(**known | {"what": one_line(known["what"])})
+        known["what"] = one_line(known["what"])
+        return cls(**known)
 
     def words(self) -> str:
         """For people. Example: `evaluating 13/64, 40 tokens`."""
