@@ -185,6 +185,7 @@ def _packed(part: Sequence[int], token_ids: Sequence[Ids], targets: Sequence[Ids
         token_ids=tensor(ids),
         position_ids=tensor(np.broadcast_to(np.arange(longest), shape)),
         segment_ids=tensor(segments),
+        prompt_ids=tensor(np.zeros(shape, np.int64)),
         rows=tensor(np.repeat(np.arange(len(part)), counts)),
         columns=tensor(np.concatenate(columns)),
         targets=tensor(np.concatenate([targets[row].reshape(-1) for row in part])),

@@ -291,8 +291,15 @@ class PolicyLearner:
     def _pack(self, batch: Batch, scope: Scope) -> list[PackedRows]:
         # A linear layer of a usual network costs a token 24 H^2 operations, attention 4 H for each token it sees.
         # Coefficients of a group need it in one micro-batch, or everything is scored twice.
-        break_even = math.inf if scope is Scope.GROUP else 6.0 * Head.of(self._network).weight.shape[1]
-        return pack(batch, self._config.token_budget, self._config.share_prompt, break_even, self._ranks.count)
+        break_even = 6.0 * Head.of(self._network).weight.shape[1]
+        return pack(
+            batch,
+            self._config.token_budget,
+            self._config.share_prompt,
+            math.inf if scope is Scope.GROUP else break_even,
+            self._ranks.count,
+            most_alike=int(break_even) if getattr(self._network.config, "sliding_window", None) is None else 0,
+        )
 
     # --- planning ----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What a forward pass sees: rows of tokens under a token budget, with one copy of each shared prompt.
+"""Rows of tokens for forward passes: under a token budget, with one copy of each prompt and of what prompts begin with.
 
 Invariant: packing changes the cost of a step and never its value. A response token attends to its own prompt and its
 own response only, at the positions it was sampled at. Each conversation of a rollout is a response of its own here;
@@ -8,6 +8,7 @@ Shape letters: B rows, S tokens of the longest row, n trained tokens.
 
 import math
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -16,20 +17,23 @@ from swarm.objectives.batch import Batch
 
 MIN_FILL = 0.9  # shortest over longest row of a micro-batch: bounds the padding share by 10 %
 PADDING = -1  # segment id of padding
+LEAST_ALIKE = 16  # tokens that prompts begin with alike (a template, an instruction), for one copy to be worth it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedRows:
-    """One micro-batch. Row = a prompt followed by one or more responses to it.
+    """One micro-batch. Row = a prompt followed by one or more responses to it, or several such that begin alike.
 
     The last token of a response is never an input: nothing after it is predicted.
     Example: prompt `a b`, responses `c d` and `e f g` give the row `a b c e f`, positions `0 1 2 2 3`,
-    segments `0 0 1 2 2`; the hidden state of `b` predicts both `c` and `e`.
+    segments `0 0 1 2 2`; the hidden state of `b` predicts both `c` and `e`. With prompt `a x` and response `y z` as
+    well: `a b c e f x y`, positions `0 1 2 2 3 1 2`, segments `0 1 2 3 3 4 5`, prompts `0 1 1 1 1 4 4`.
     """
 
     token_ids: Tensor  # int64 [B, S]
     position_ids: Tensor  # int64 [B, S]
-    segment_ids: Tensor  # int64 [B, S]: 0 prompt, k > 0 k-th response with an input, PADDING
+    segment_ids: Tensor  # int64 [B, S]: 0 what the row begins with, k > 0 a rest of a prompt or a response, PADDING
+    prompt_ids: Tensor  # int64 [B, S]: segment with the rest of a token's prompt; 0: it has none
     rows: Tensor  # int64 [n], row of the hidden state that predicts a trained token
     columns: Tensor  # int64 [n], its column
     targets: Tensor  # int64 [n], the trained token
@@ -39,7 +43,8 @@ class PackedRows:
     members: tuple[int, ...]  # rollouts of the step's batch with a trained token here, ascending
 
     def __post_init__(self) -> None:
-        assert self.token_ids.shape == self.position_ids.shape == self.segment_ids.shape
+        shapes = {each.shape for each in (self.token_ids, self.position_ids, self.segment_ids, self.prompt_ids)}
+        assert len(shapes) == 1
         count = self.rows.shape
         for name in ("columns", "targets", "temperature", "rollouts", "positions"):
             assert getattr(self, name).shape == count, name
@@ -50,11 +55,12 @@ class PackedRows:
         return int((self.segment_ids == PADDING).sum())
 
     def attention_mask(self) -> Tensor:
-        """bool [B, S, S]: token i sees j iff j <= i and j is of the prompt or of the same response."""
-        segments = self.segment_ids
+        """bool [B, S, S]: token i sees j iff j <= i and j is of its prompt or of its response."""
+        segments, prompts = self.segment_ids, self.prompt_ids
         size = segments.shape[1]
         is_past = torch.ones(size, size, dtype=torch.bool, device=segments.device).tril()
-        is_related = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
+        seen = segments[:, None, :]
+        is_related = (seen == 0) | (seen == segments[:, :, None]) | (seen == prompts[:, :, None])
         return is_past & is_related
 
 
@@ -66,6 +72,7 @@ class _Row:
     token_ids: list[int]
     position_ids: list[int]
     segment_ids: list[int]
+    prompt_ids: list[int] = field(default_factory=list[int])  # empty: 0 everywhere
     columns: list[int] = field(default_factory=list[int])
     targets: list[int] = field(default_factory=list[int])
     rollouts: list[int] = field(default_factory=list[int])
@@ -112,7 +119,12 @@ class _Response:
 
 
 def pack(
-    batch: Batch, token_budget: int, share_prompt: bool = True, break_even: float = math.inf, num_ranks: int = 1
+    batch: Batch,
+    token_budget: int,
+    share_prompt: bool = True,
+    break_even: float = math.inf,
+    num_ranks: int = 1,
+    most_alike: int = 0,
 ) -> list[PackedRows]:
     """Micro-batches of similar row lengths, each within the budget, together every trained token once.
 
@@ -126,8 +138,12 @@ def pack(
         break_even: context in tokens at which attention costs a token as much as its linear layers. A response joins
             a row only where the copy of the prompt that this saves costs more than looking (in vain) at the others.
         num_ranks: processes that share the work: no micro-batch has more rows than one's share of them.
+        most_alike: longest row that may come of prompts that begin alike; 0: each has a row of its own.
     """
-    rows = sorted(_rows(batch, token_budget, share_prompt, break_even), key=lambda row: -len(row.token_ids))
+    made = _rows(batch, token_budget, share_prompt, break_even)
+    if share_prompt and num_ranks == 1:  # several processes need rows to share
+        made = _joined(made, min(token_budget, most_alike), break_even)
+    rows = sorted(made, key=lambda row: -len(row.token_ids))
     most_rows = math.ceil(len(rows) / num_ranks)
     micro_batches: list[list[_Row]] = []
     for row in rows:
@@ -169,6 +185,52 @@ def _rows(batch: Batch, token_budget: int, share_prompt: bool, break_even: float
     return rows
 
 
+def _joined(rows: list[_Row], longest: int, break_even: float) -> list[_Row]:
+    """The rows, those whose prompts begin alike behind one copy of that where it saves more than longer rows cost."""
+    alike: dict[tuple[int, ...], list[_Row]] = {}
+    joined: list[_Row] = []
+    for row in rows:
+        if len(row.prompt) > LEAST_ALIKE:
+            alike.setdefault(tuple(row.prompt[:LEAST_ALIKE]), []).append(row)
+        else:
+            joined.append(row)
+    for family in alike.values():
+        columns = zip(*(row.prompt for row in family), strict=False)  # as far as the shortest goes
+        num_alike = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+        num_alike = min(num_alike, min(len(row.prompt) for row in family) - 1)  # a prompt's last token predicts
+        part: list[_Row] = []
+        length = 0
+        for row in family:
+            own = len(row.token_ids)
+            more_pairs = (length + own - num_alike) ** 2 - length**2 - own**2
+            if part and (length + own - num_alike > longest or more_pairs > break_even * num_alike):
+                joined.append(_one_row(part, num_alike))
+                part, length = [], 0
+            length += own - num_alike if part else own
+            part.append(row)
+        joined.append(_one_row(part, num_alike))
+    return joined
+
+
+def _one_row(rows: list[_Row], num_alike: int) -> _Row:
+    """One row of several whose prompts begin with the same `num_alike` tokens."""
+    if len(rows) == 1:
+        return rows[0]
+    begin = rows[0].prompt[:num_alike]
+    whole = _Row(begin, list(begin), list(range(num_alike)), [0] * num_alike, [0] * num_alike)
+    for row in rows:
+        offset, prompt = len(whole.token_ids) - num_alike, max(whole.segment_ids) + 1
+        whole.token_ids += row.token_ids[num_alike:]
+        whole.position_ids += row.position_ids[num_alike:]
+        whole.segment_ids += [prompt + segment for segment in row.segment_ids[num_alike:]]
+        whole.prompt_ids += [prompt] * (len(row.token_ids) - num_alike)
+        whole.columns += [offset + column for column in row.columns]
+        whole.targets += row.targets
+        whole.rollouts += row.rollouts
+        whole.positions += row.positions
+    return whole
+
+
 def _by_conversation(whole: _Response, conversations: list[int]) -> list[_Response]:
     """What a rollout has in each of its conversations; one after the first begins with what opened it."""
     columns: dict[int, list[int]] = {}
@@ -199,6 +261,7 @@ def _packed(rows: list[_Row], batch: Batch) -> PackedRows:
         token_ids=padded([row.token_ids for row in rows], 0),
         position_ids=padded([row.position_ids for row in rows], 0),
         segment_ids=padded([row.segment_ids for row in rows], PADDING),
+        prompt_ids=padded([row.prompt_ids or [0] * len(row.token_ids) for row in rows], 0),
         rows=flat([[index] * len(row.columns) for index, row in enumerate(rows)]),
         columns=flat([row.columns for row in rows]),
         targets=flat([row.targets for row in rows]),

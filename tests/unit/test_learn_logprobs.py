@@ -12,7 +12,7 @@ from benchmarks._fused_autograd import fused_logprobs
 from swarm.errors import ConfigError
 from swarm.learn.fused_head import Head
 from swarm.learn.logprobs import hidden_states, score_tokens
-from swarm.learn.packing import MIN_FILL, pack
+from swarm.learn.packing import LEAST_ALIKE, MIN_FILL, pack
 from swarm.objectives.batch import Batch
 from swarm.testing.batches import toy_batch
 
@@ -82,6 +82,17 @@ def batch_of(prompt_lengths: list[int], response_lengths: list[list[int]], seed:
 RAGGED = batch_of([5, 1, 9], [[4, 1, 7], [6, 2], [3, 3, 5, 2]])
 
 
+def alike(batch: Batch, num_alike: int) -> Batch:
+    """The batch with prompts that begin with the same tokens, each before its own."""
+    begin = torch.arange(num_alike) % VOCAB
+    return replace(batch, prompts=tuple(torch.cat([begin, prompt]) for prompt in batch.prompts))
+
+
+ALIKE = alike(RAGGED, 20)
+OF_ONE_PROMPT = replace(ALIKE, prompts=(ALIKE.prompts[0],) * 3)
+TWO_FAMILIES = replace(ALIKE, prompts=(*ALIKE.prompts[:2], torch.arange(25).flip(0) % VOCAB))
+
+
 def in_conversations(batch: Batch, of_columns: list[int]) -> Batch:
     """The batch with each column in a conversation; the first two of each but the first are untrained, as openings."""
     numbers = torch.tensor(of_columns)[: batch.mask.shape[1]]
@@ -113,9 +124,11 @@ def plain_scores(network: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     return torch.where(batch.mask, logprobs, 0.0), torch.where(batch.mask, entropy, 0.0)
 
 
-def packed_scores(network: Any, batch: Batch, budget: int, share: bool, chunk: int) -> tuple[Tensor, Tensor]:
+def packed_scores(
+    network: Any, batch: Batch, budget: int, share: bool, chunk: int, most_alike: int = 0
+) -> tuple[Tensor, Tensor]:
     logprobs, entropy = torch.zeros(batch.mask.shape, dtype=torch.float64), torch.zeros(batch.mask.shape).double()
-    for packed in pack(batch, budget, share):
+    for packed in pack(batch, budget, share, most_alike=most_alike):
         if torch.is_grad_enabled():
             hidden = hidden_states(network, packed)
             values, entropies = fused_logprobs(Head.of(network), hidden, packed.targets, packed.temperature, chunk)
@@ -210,6 +223,64 @@ def test_a_shared_prompt_appears_once_and_a_final_token_never() -> None:
     assert packed.position_ids.tolist() == [[0, 1, 2, 3, 3, 4, 5]]
     seen = packed.attention_mask()[0]
     assert seen[6].tolist() == [True, True, True, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("batch", "budget", "most_alike", "rows"),
+    [
+        (ALIKE, 10_000, 10_000, [20 + 5 + 3 + 0 + 6 + 1 + 5 + 1 + 9 + 2 + 2 + 4 + 1]),
+        (ALIKE, 10_000, 0, None),
+        (ALIKE, 60, 10_000, None),
+        (ALIKE, 25, 10_000, None),
+        (OF_ONE_PROMPT, 10_000, 10_000, None),
+        (TWO_FAMILIES, 10_000, 10_000, None),
+        (alike(ALTERNATING, 30), 10_000, 10_000, None),
+        (alike(ALTERNATING, 30), 60, 10_000, None),
+    ],
+)
+def test_prompts_that_begin_alike_share_that_and_nothing_else(
+    batch: Batch, budget: int, most_alike: int, rows: list[int] | None
+) -> None:
+    network = tiny_llama()
+    expected = plain_scores(network, batch)
+    found = packed_scores(network, batch, budget, True, chunk=5 * VOCAB, most_alike=most_alike)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    wanted = gradients(network, expected)
+    for name, gradient in gradients(network, found).items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+    plan = pack(batch, budget, True, most_alike=most_alike)
+    assert rows is None or [packed.token_ids.shape[1] for packed in plan] == rows
+    assert max(packed.token_ids.shape[1] for packed in plan) <= max(budget, 40), "a response alone may exceed it"
+
+
+def test_the_example_of_packed_rows() -> None:
+    a, b, c, d, e, f, x, y, z = range(9)
+    begin = [22] * LEAST_ALIKE
+    batch = toy_batch(
+        torch.zeros(3),
+        torch.tensor([[True, True, False], [True, True, True], [True, True, False]]),
+        groups=torch.tensor([0, 0, 1]),
+        token_ids=torch.tensor([[c, d, 0], [e, f, 9], [y, z, 0]]),
+        prompts=(torch.tensor([*begin, a, b]), torch.tensor([*begin, a, x])),
+    )
+    (packed,) = pack(batch, 100, most_alike=100)
+    size = LEAST_ALIKE + 1  # `a` is part of what is alike
+    assert packed.token_ids[0, size - 1 :].tolist() == [a, b, c, e, f, x, y]
+    assert packed.position_ids[0, size - 1 :].tolist() == [16, 17, 18, 18, 19, 17, 18]
+    assert packed.segment_ids[0, size - 1 :].tolist() == [0, 1, 2, 3, 3, 4, 5]
+    assert packed.prompt_ids[0, size - 1 :].tolist() == [0, 1, 1, 1, 1, 4, 4]
+
+
+def test_prompts_that_begin_alike_share_a_row_where_that_is_worth_it() -> None:
+    def num_rows(batch: Batch, num_alike: int, break_even: float, num_ranks: int = 1) -> int:
+        plan = pack(alike(batch, num_alike), 10_000, True, break_even, num_ranks, most_alike=1000)
+        return sum(packed.token_ids.shape[0] for packed in plan)
+
+    long = batch_of([5, 5], [[60, 60], [60, 60]])  # rows of 143 tokens; one of 266 looks at 29,858 pairs more
+    assert [num_rows(long, 20, break_even) for break_even in (1450.0, 1550.0)] == [2, 1]
+    assert num_rows(RAGGED, 20, 1000.0) == 1
+    assert num_rows(RAGGED, LEAST_ALIKE - 1, 1000.0) == num_rows(RAGGED, 20, 1000.0, num_ranks=2) == 3
 
 
 def test_a_prompt_is_shared_only_where_its_copy_costs_more_than_the_longer_row() -> None:
