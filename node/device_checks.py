@@ -70,8 +70,7 @@ def check_compute_dtype(config: NodeConfig, gpu: GpuFacts | None, choice: Comput
         is_given = "float32" in (config.model.dtype, config.compute_dtype)
         detail = "float32" if is_given else f"{config.compute_dtype}: measured when {config.model.source} is loaded"
         return [Finding(name="compute dtype", is_ok=True, detail=detail)]
-    fix = 'bfloat16 without hardware for it: set compute_dtype = "auto"; published versions stay the same'
-    return [Finding(name="compute dtype", is_ok=not choice.is_slow, detail=choice.words, fix=fix)]
+    return [Finding(name="compute dtype", is_ok=not choice.is_slow, detail=choice.words, fix=choice.advice)]
 
 
 def check_memory(config: NodeConfig, gpu: GpuFacts | None, choice: ComputeChoice | None) -> list[Finding]:

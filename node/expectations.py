@@ -32,6 +32,7 @@ from node.sampled_tasks import SampledEnvironment
 from swarm.config import ModelConfig, NodeConfig, parse_config
 from swarm.errors import ConfigError
 from swarm.events import Event, StepMade
+from swarm.learn.checkpoint_state import CHECKPOINTS, newest_compute_dtype
 from swarm.model.compute_choice import ComputeChoice
 from swarm.model.source import SHIPPED, TINY_SHAPE, resolve_source
 from swarm.process import thread_limits
@@ -100,7 +101,8 @@ def machine_choice(config: NodeConfig) -> ComputeChoice | None:
         return None
     threads = str(config.num_threads)
     sizes = [(*size, count) for size, count in _products(shape).items()]
-    asked = [config.compute_dtype, config.model.dtype, threads, json.dumps(sizes)]
+    saved = newest_compute_dtype(config.dir / CHECKPOINTS, config.model.dtype) if Role.TRAINER in config.roles else ""
+    asked = [config.compute_dtype, config.model.dtype, threads, json.dumps(sizes), saved]
     command = [sys.executable, "-m", "swarm.model.compute_dtype", *asked]
     limits = os.environ | thread_limits(config.num_threads)
     try:

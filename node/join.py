@@ -11,6 +11,7 @@ from pathlib import Path
 
 from node.credential import keep_invitation, read_invitation
 from node.disk_budget import within_budget
+from node.expectations import machine_choice, with_choice
 from node.takes import takes_line
 from swarm.addresses import is_loopback, own_address
 from swarm.clock import SystemClock
@@ -87,7 +88,7 @@ async def join_swarm(
                 await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
             raise
     if start:
-        say(await asyncio.to_thread(takes_line, config))
+        say(await asyncio.to_thread(lambda: takes_line(with_choice(config, machine_choice(config)))))
         say(f"node {identity.node_id[:8]} starts; Ctrl-C stops it, the same command resumes it")
         setup_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
         await run_daemon(config)

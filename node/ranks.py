@@ -21,6 +21,7 @@ from swarm.causes.logged_rules import SLOW_DTYPE
 from swarm.config import NodeConfig
 from swarm.identity import Identity
 from swarm.interfaces import Environment
+from swarm.learn.checkpoint_state import CHECKPOINTS, newest_compute_dtype
 from swarm.process import freeze_gc
 from swarm.types import NodeId, Role
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINTS = "checkpoints"  # of a node's directory
 EXIT_CONFIG = 2  # the configuration cannot work: starting again would not help; the message is on stdout
 STORE_VARIABLE = "SWARM_RANKS_STORE"  # a file through which the ranks of one worker meet; only `launch` sets it
 _RANK_VARIABLES = (
@@ -161,7 +161,6 @@ def _agreed_dtype(config: NodeConfig, loaded: "LoadedModel", processes: "Ranks")
     """The compute dtype that the first process chooses, on every one of them (blocking)."""
     import torch
 
-    from swarm.learn.checkpoint import newest_compute_dtype
     from swarm.model.compute_dtype import choose, products_of
 
     is_bfloat16 = False
@@ -181,7 +180,7 @@ def note_choice(config: NodeConfig, choice: "ComputeChoice") -> None:
     with suppress(OSError):  # a full disk
         (config.dir / COMPUTE_FILE).write_text(choice.words, encoding="utf-8")
     if choice.is_slow:
-        logger.warning(SLOW_DTYPE, extra={"dtype": choice.words, "faster": choice.fastest})
+        logger.warning(SLOW_DTYPE, extra={"dtype": choice.words, "fix": choice.advice})
 
 
 def follow_leader(config: NodeConfig) -> None:

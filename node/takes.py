@@ -1,11 +1,10 @@
 """What a node takes of the machine it is a guest on, in one line: CPU, memory, disk, upload.
 
-Invariant: every figure is a bound of the configuration or the estimate of `run_estimate`; only the compute dtype, on
-which memory depends, is measured.
+Invariant: every figure is a bound of the configuration or the estimate of `run_estimate`.
 """
 
 from node.disk_budget import disk_budget
-from node.expectations import machine_choice, read_shape, with_choice
+from node.expectations import read_shape
 from node.run_estimate import estimate_memory, lengths_of
 from swarm.config import NodeConfig
 from swarm.config.byte_sizes import byte_words
@@ -14,7 +13,11 @@ from swarm.types import Role
 
 
 def takes_line(config: NodeConfig) -> str:
-    """Threads, memory, disk and upload of a node (blocking: reads the model's config.json). Raises ConfigError."""
+    """Threads, memory, disk and upload of a node (blocking: reads the model's config.json). Raises ConfigError.
+
+    Args:
+        config: with the compute dtype that `auto` means here, on which memory depends (`expectations.with_choice`).
+    """
     return f"takes      {_cpu(config)}; {_memory(config)}; {_disk(config)}; {_upload(config)}"
 
 
@@ -32,7 +35,7 @@ def _memory(config: NodeConfig) -> str:
     if shape is None:
         return "memory not estimated for this architecture"
     lengths = lengths_of(config, prompt=0, has_turns=any(each.may_have_turns for each in config.environments))
-    memory = estimate_memory(with_choice(config, machine_choice(config)), shape, lengths)
+    memory = estimate_memory(config, shape, lengths)
     return f"memory about {byte_words(memory.peak)} at most, beside prompts"
 
 

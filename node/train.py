@@ -7,9 +7,11 @@ resumed, evaluated, exported, or take part in a run later. A run that cannot lea
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
 from node.daemon import Daemon, node_process, note_end
+from node.expectations import machine_choice, with_choice
 from node.local_nodes import LocalNodes
 from node.sampled_tasks import SampledEnvironment, doubts, is_upside_down, sample_environments, task_lines
 from node.takes import takes_line
@@ -55,7 +57,7 @@ async def train(
     set_up_logging: Callable[[str, str, str], None] = lambda *_: None,
     *,
     on_event: Callable[[Event], None] | None = None,
-    until: Callable[[Coroutine[Any, Any, None]], Awaitable[bool]] = run_until_signal,
+    until: Callable[[Coroutine[Any, Any, None]], Awaitable[bool]] | None = None,
 ) -> None:
     """Trains until every step is made, or Ctrl-C.
 
@@ -65,12 +67,13 @@ async def train(
         is_patient: goes on although nothing can be learned yet.
         set_up_logging: called with level, format and name; logging of the process stays as it is without.
         on_event: called with each event of the node, in its event loop.
-        until: awaits the training; True where it was stopped before it ended.
+        until: awaits the training; True where it was stopped before it ended. None: a signal stops it.
 
     Raises:
         ConfigError: it cannot begin, or nothing can be learned; with the reason and an example.
     """
     set_up_logging("WARNING", "console", options.directory.name)
+    say("looks at the questions, the reward and this machine")
     config = await prepare(options, say)
     set_up_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
     quiet_s = QUIET_S if sys.stdout.isatty() else QUIET_LOG_S
@@ -84,7 +87,7 @@ async def train(
 
     others = LocalNodes(config=config, num_trainers=options.nodes - 1, num_generators=options.generators, say=say)
     with node_process(config):
-        was_stopped = await until(_run(config, watch, see, others))
+        was_stopped = await (until or partial(run_until_signal, say=say))(_run(config, watch, see, others))
     if watch.is_hopeless:
         reason = await asyncio.to_thread(watch.explain)
         await asyncio.to_thread(note_end, config.dir, ConfigError(reason))
@@ -107,7 +110,10 @@ async def _describe(config: NodeConfig) -> tuple[list[str], list[SampledEnvironm
     from swarm.objectives.methods import recipes_of  # torch is loaded here, not by `import node.train`
 
     await asyncio.to_thread(recipes_of, config)
-    lines = [f"model      {config.model.source}, {config.model.dtype}{_adapters(config)}"]
+    choice = await asyncio.to_thread(machine_choice, config)
+    computed = "" if choice is None else f", computed in {choice.words}"
+    lines = [f"model      {config.model.source}, published in {config.model.dtype}{computed}{_adapters(config)}"]
+    lines += [f"note: {choice.advice}"] if choice is not None and choice.advice else []
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
     sampled = await sample_environments(config, tokenizer, num_tasks=1)
     for each in sampled:
@@ -121,7 +127,7 @@ async def _describe(config: NodeConfig) -> tuple[list[str], list[SampledEnvironm
     schedule = "" if config.learner.schedule == "constant" else f" ({config.learner.schedule})"
     rate = f"learning rate {config.learner.learning_rate:g}{schedule}"
     lines.append(f"recipe     {config.learner.recipe}, {rate}, {steps}")
-    lines.append(await asyncio.to_thread(takes_line, config))
+    lines.append(await asyncio.to_thread(takes_line, with_choice(config, choice)))
     lines.append(f"directory  {config.dir}: Ctrl-C saves and stops, `swarm train --dir {config.dir}` goes on")
     return lines, sampled
 

@@ -7,7 +7,7 @@ has few groups to learn from is not taken for it.
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from swarm.causes.signal_rules import NOTHING_TO_LEARN
@@ -60,7 +60,8 @@ class TrainingWatch:
                 self.step = max(self.step, event.step)
 
     def see(self, event: Event) -> None:
-        """Takes an event of the node."""
+        """Takes an event of the node, which has no time yet where it comes before it is logged."""
+        event = event if event.at_s else replace(event, at_s=time.time())
         self._time_left.see(event)
         self._foretell()
         match event:

@@ -233,8 +233,12 @@ class Service(ABC):
         """Starts every part and registers its stop in `_exit` at once."""
 
 
-async def run_until_signal(work: Coroutine[Any, Any, None]) -> bool:
+async def run_until_signal(work: Coroutine[Any, Any, None], say: Callable[[str], None] = logger.info) -> bool:
     """Awaits `work`; the first SIGTERM or SIGINT cancels it (drain), the second ends the process at once.
+
+    Args:
+        work: to be awaited.
+        say: takes a line at the first signal.
 
     Returns:
         True when a signal ended it, False when it returned by itself.
@@ -248,7 +252,7 @@ async def run_until_signal(work: Coroutine[Any, Any, None]) -> bool:
         if is_asked:
             os._exit(EXIT_FORCED)
         is_asked = True
-        logger.info("stops; a second Ctrl-C does not wait")
+        say("stopping: what is under way is ended and saved; a second Ctrl-C does not wait for that")
         task.cancel()
 
     numbers = (signal.SIGTERM, signal.SIGINT)

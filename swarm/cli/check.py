@@ -67,6 +67,7 @@ def check(
         has_reference = Requirement.REFERENCE_LOGPROBS in recipes.needs
         if choice := machine_choice(settings):
             lines.append(f"  computes in {choice.words}")
+            lines += [f"  note: {choice.advice}"] if choice.advice else []
         lines += [f"  {line}" for line in expectation_lines(with_choice(settings, choice), sampled, has_reference)]
         lines.append(f"  {disk_line(settings)}")
     console.print(f"{config}: valid; recipe {recipes.main.name} ({recipes.main.acronym or recipes.main.verification})")

@@ -6,13 +6,10 @@ has its digest in the state, and the state its own.
 """
 
 import errno
-import hashlib
 import json
 import logging
-import re
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from swarm.errors import ConfigError, NonFiniteStep
+from swarm.learn.checkpoint_state import (
+    CHECKSUM,
+    DIGESTS,
+    STATE,
+    checksum_of,
+    newest_first,
+    read_state,
+    step_of,
+)
 from swarm.model.version_digest import weights_digest
 from swarm.process import sync_path
 
@@ -31,13 +37,7 @@ logger = logging.getLogger(__name__)
 NUM_KEPT = 2  # the newest, and the one before it in case the newest cannot be read
 SMALL_BYTES = 64_000_000  # checkpoints up to this size are written whenever they are due
 LONGEST_PAUSE_S = 900.0  # so much work is made again after a kill, at most
-_NAME = re.compile(r"^checkpoint-(\d{8,})(\.replaced)?$")  # replaced: the same step was saved again
-_TENSORS, _STATE = "tensors.safetensors", "state.json"
-# Key in the state: SHA-256 of each tensor, by name (missing in release 0.1.0). 1.26 GB/s on one core with SHA
-# instructions: for SmolLM2-135M (1.61 GB with its moments) 1.3 s when it is written, and 1.3 s when it is read.
-_DIGESTS = "tensors"
-COMPUTE_DTYPE = "compute_dtype"  # key in the state: of the passes that led to it
-_CHECKSUM = "checksum"  # key in the state: SHA-256 of all other keys
+_TENSORS = "tensors.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,8 +84,8 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint, num_kept: int = NUM_KEP
     staged.rename(final)
     sync_path(root)
     _delete(replaced)
-    found = _newest_first(root)
-    of_earlier = [path for path in found if _step_of(path) <= checkpoint.step]
+    found = newest_first(root)
+    of_earlier = [path for path in found if step_of(path) <= checkpoint.step]
     for old in found:
         if old not in of_earlier[:num_kept]:  # a later step was not gone on from: it is damaged, or of another branch
             _delete(old)
@@ -94,25 +94,12 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint, num_kept: int = NUM_KEP
 
 def has_checkpoint(root: Path) -> bool:
     """True where `read_checkpoint` has something to try."""
-    return bool(_newest_first(root))
+    return bool(newest_first(root))
 
 
 def checkpoint_steps(root: Path) -> list[int]:
     """Steps of the checkpoints under `root`, oldest first."""
-    return sorted({_step_of(path) for path in _newest_first(root)})
-
-
-def newest_compute_dtype(root: Path, published: str) -> str:
-    """The compute dtype of the newest checkpoint whose state is as it was written; empty where there is none.
-
-    Args:
-        root: folder of the checkpoints.
-        published: dtype of the run's tensors, in which releases before this key computed.
-    """
-    for path in _newest_first(root):
-        with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
-            return str(_read_state(path).get(COMPUTE_DTYPE, published))
-    return ""
+    return sorted({step_of(path) for path in newest_first(root)})
 
 
 def read_checkpoint(root: Path, step: int | None = None) -> Checkpoint:
@@ -122,8 +109,8 @@ def read_checkpoint(root: Path, step: int | None = None) -> Checkpoint:
         ConfigError: there is none; names the folder and the fix.
     """
     reason = "none is there"
-    for path in _newest_first(root):
-        if step is not None and _step_of(path) != step:
+    for path in newest_first(root):
+        if step is not None and step_of(path) != step:
             continue
         try:
             return _read_files(path)
@@ -142,21 +129,21 @@ def read_checkpoint(root: Path, step: int | None = None) -> Checkpoint:
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     digests = {name: weights_digest({name: tensor}).hex() for name, tensor in tensors.items()}
-    state = json.loads(json.dumps({"step": checkpoint.step, **checkpoint.state, _DIGESTS: digests}))
-    state[_CHECKSUM] = _checksum(state)
+    state = json.loads(json.dumps({"step": checkpoint.step, **checkpoint.state, DIGESTS: digests}))
+    state[CHECKSUM] = checksum_of(state)
     try:
         save_file(tensors, folder / _TENSORS)
     except SafetensorError as error:  # what the system refused has this name, too
         raise OSError(errno.EIO, f"{folder / _TENSORS}: {error}") from error
-    (folder / _STATE).write_text(json.dumps(state, indent=1), encoding="ascii")
-    for path in (folder / _TENSORS, folder / _STATE, folder):
+    (folder / STATE).write_text(json.dumps(state, indent=1), encoding="ascii")
+    for path in (folder / _TENSORS, folder / STATE, folder):
         sync_path(path)
 
 
 def _read_files(folder: Path) -> Checkpoint:
     """What is as it was written; anything else raises OSError, SafetensorError, or what reading wrong JSON raises."""
-    state = _read_state(folder)
-    digests = state.get(_DIGESTS)
+    state = read_state(folder)
+    digests = state.get(DIGESTS)
     tensors = load_file(folder / _TENSORS)
     if digests is not None:
         if tensors.keys() != digests.keys():
@@ -170,30 +157,9 @@ def _read_files(folder: Path) -> Checkpoint:
     return Checkpoint(step=int(state["step"]), tensors=tensors, state=state)
 
 
-def _read_state(folder: Path) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads((folder / _STATE).read_text(encoding="ascii"))
-    checksum = state.pop(_CHECKSUM, None)
-    if (checksum or _DIGESTS in state) and checksum != _checksum(state):
-        raise ValueError(f"{_STATE} is not as it was written")
-    return state
-
-
 def _first_not_finite(tensors: Mapping[str, Tensor]) -> str:
     """Name of the first tensor with NaN or infinity; empty where there is none."""
     return next((name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())), "")
-
-
-def _checksum(state: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
-
-
-def _step_of(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
-
-
-def _newest_first(root: Path) -> list[Path]:
-    found = [path for path in root.iterdir() if _NAME.match(path.name)] if root.is_dir() else []
-    return sorted(found, key=lambda path: (_step_of(path), not path.suffix), reverse=True)
 
 
 def _draft(name: str) -> str:

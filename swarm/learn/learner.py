@@ -23,13 +23,13 @@ from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError, NonFiniteStep
 from swarm.interfaces import AnswerOf, TaskOf, Tokenizer
 from swarm.learn.checkpoint import (
-    COMPUTE_DTYPE,
     NUM_KEPT,
     Checkpoint,
     has_checkpoint,
     read_checkpoint,
     write_checkpoint,
 )
+from swarm.learn.checkpoint_state import COMPUTE_DTYPE
 from swarm.learn.closer_look import closer_look
 from swarm.learn.diagnostics import (
     LikelihoodStats,

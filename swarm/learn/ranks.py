@@ -118,8 +118,9 @@ class OneProcess:
 
 
 def each_assigned(ranks: Ranks, num_parts: int, what: str) -> Iterator[tuple[int, bool]]:
-    """`Ranks.assign`, telling after each micro-batch how far this rank is."""
+    """`Ranks.assign`, with a report at the beginning and after each micro-batch of how far this rank is."""
     assigned = ranks.assign(num_parts)
+    ranks.on_progress(what, 0, len(assigned))
     for done, each in enumerate(assigned, 1):
         yield each
         ranks.on_progress(what, done, len(assigned))

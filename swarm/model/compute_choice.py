@@ -23,6 +23,17 @@ class ComputeChoice:
         return self.dtype == "bfloat16" and self.fastest == "float32"
 
     @property
+    def advice(self) -> str:
+        """One sentence where the dtype is slow; else empty."""
+        if not self.is_slow:
+            return ""
+        factor = self.float32_gflops / max(self.bfloat16_gflops, 1e-9)
+        return (
+            f'bfloat16 is {factor:.1f} times slower here than float32: set compute_dtype = "float32"; published '
+            "versions stay the same"
+        )
+
+    @property
     def words(self) -> str:
         """One line for people."""
         speeds = f": {self.float32_gflops:.1f} GFLOP/s in float32, {self.bfloat16_gflops:.1f} in bfloat16"

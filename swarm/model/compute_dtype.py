@@ -58,7 +58,8 @@ def place(network: nn.Module, device: str | torch.device, setting: str = "auto")
     """
     where = pick_device(device) if isinstance(device, str) else device
     choice = choose(setting, str(network_dtype(network)).removeprefix("torch."), where, products_of(network))
-    logger.info("passes are computed in %s", choice.words)
+    if setting == "auto":
+        logger.info("passes are computed in %s", choice.words)
     widen(network, getattr(torch, choice.dtype))
     network.to(where)
 
@@ -261,7 +262,7 @@ def _replace(path: Path, known: dict[str, dict[str, float]]) -> None:
             Path(draft.name).unlink(missing_ok=True)
 
 
-if __name__ == "__main__":  # asked by commands that do not open torch themselves: SETTING PUBLISHED THREADS PRODUCTS
+if __name__ == "__main__":  # asked by commands that do not open torch: SETTING PUBLISHED THREADS PRODUCTS SAVED
     torch.set_num_threads(int(sys.argv[3]))
     sizes = {(inputs, outputs): count for inputs, outputs, count in json.loads(sys.argv[4])}
-    print(json.dumps(asdict(choose(sys.argv[1], sys.argv[2], torch.device("cpu"), sizes))))
+    print(json.dumps(asdict(choose(sys.argv[1], sys.argv[2], torch.device("cpu"), sizes, sys.argv[5]))))

@@ -62,7 +62,7 @@ def run_command(options: SimulationOptions, directory: Path, rival: str, console
     _claim(directory, plans)
     prepare_model(options, directory, console)
     configs = node_configs(options, directory)
-    with console.status("measuring this machine (once)"):
+    with console.status("measuring this machine"):
         choices = {each.compute_dtype: machine_choice(each) for each in {c.compute_dtype: c for c in configs}.values()}
     for setting, choice in choices.items():
         names = ", ".join(config.name for config in configs if config.compute_dtype == setting)
@@ -151,7 +151,7 @@ def prepare_model(options: SimulationOptions, directory: Path, console: Console)
     from swarm.model.tokenizer import load_tokenizer
 
     config = node_configs(options, directory)[0].model
-    with console.status(f"preparing model {config.source} (once)"):
+    with console.status(f"preparing model {config.source}"):
         load_tokenizer(config)
         if config.source not in SHIPPED:
             resolve_source(config, None, with_weights=True)
@@ -225,7 +225,7 @@ def _run(options: SimulationOptions, directory: Path, console: Console) -> Swarm
     began_at_s = time.time()
     times = {config.name: TimeLeft(config=config) for config in configs if Role.TRAINER in config.roles}
     with LiveProgress(console, title, curricula, configs[0].learner.num_steps, times=times) as live:
-        run = asyncio.run(_unless_stopped(run_swarm(options, directory, live.watch, live.tick)))
+        run = asyncio.run(_unless_stopped(run_swarm(options, directory, live.watch, live.tick), console))
     if run is None:
         run = replace(read_run(options, directory, began_at_s), was_stopped=True)
     if not options.keep_checkpoints:
@@ -235,13 +235,18 @@ def _run(options: SimulationOptions, directory: Path, console: Console) -> Swarm
     return run
 
 
-async def _unless_stopped(work: Coroutine[Any, Any, SwarmRun]) -> SwarmRun | None:
+async def _unless_stopped(work: Coroutine[Any, Any, SwarmRun], console: Console) -> SwarmRun | None:
     """Awaits a run; Ctrl-C, SIGTERM or a closed terminal cancels it, and a second one its patience: None."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
+
+    def stop() -> None:
+        console.print("stopping: every process ends what is under way; a second Ctrl-C does not wait for that")
+        task.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            loop.add_signal_handler(number, task.cancel)
+            loop.add_signal_handler(number, stop)
     try:
         return await work
     except asyncio.CancelledError:

@@ -8,6 +8,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -245,6 +246,19 @@ def test_a_training_that_finds_nothing_to_learn_from_any_more_says_so_once_a_min
         watch.see(GroupUnscored(env="own", error="invalid literal"))
     (said,) = [line for line in lines if "waits" in line]
     assert said.startswith("step 1  waits: 16 groups since then, in none did rewards differ") and "swarm why" in said
+
+
+def test_the_time_left_follows_events_that_were_not_logged_yet(letters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    config = resolve(options_of(letters, steps=40))
+    watch, now_s = TrainingWatch(config, lines.append, is_patient=False), 10_000.0
+    clock = SimpleNamespace(time=lambda: now_s, monotonic=lambda: now_s)
+    monkeypatch.setattr("node.training_watch.time", clock)
+    watch.see(VersionPublished(policy_id="p", step=0, digest="d"))
+    for step in range(1, 11):
+        now_s += 60.0
+        watch.see(StepMade(step=step, draw_step=step, digest="d", loss=0.0, grad_norm=0.0, num_tokens=1))
+    assert lines[-1].endswith("about 30 min left")
 
 
 def test_what_was_stopped_is_not_called_done(letters: Path) -> None:

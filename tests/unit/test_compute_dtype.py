@@ -11,7 +11,7 @@ import torch
 
 from swarm.config import LearnerConfig, ModelConfig, NodeConfig, ReplayConfig
 from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.learn.checkpoint import newest_compute_dtype
+from swarm.learn.checkpoint_state import newest_compute_dtype
 from swarm.learn.learner import PolicyLearner
 from swarm.model import compute_dtype
 from swarm.model.compute_dtype import BUDGET_S, choose, measure_speeds, remembered_speeds
