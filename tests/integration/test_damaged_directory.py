@@ -179,7 +179,7 @@ def without_digests(patch: pytest.MonkeyPatch, directory: Path) -> None:
 
 def without_the_one_before(patch: pytest.MonkeyPatch, directory: Path) -> None:
     """The newest checkpoint is the only one."""
-    newest = checkpoints._newest_first
+    newest = checkpoints.newest_first
     patch.setattr("swarm.learn.learner.read_checkpoint", lambda root: checkpoints._read_files(newest(root)[0]))
 
 
