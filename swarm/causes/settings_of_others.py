@@ -40,7 +40,14 @@ OF_OTHERS: Final = (
     hint("exchange.reach", lambda v, _: v == "outward", "auto", "others reach it through relays alone", LONELY),
     hint("exchange.reach", lambda v, _: v == "dialable", "auto", "no relay leads to this node", LONELY),
     hint("exchange.anchors", lambda v, _: bool(v), [], "these are dialled, whoever answers there", LONELY),
-    hint("exchange.advertise", lambda v, _: bool(v), None, "others dial this address", LONELY, of("no_relay")),
+    hint(  # with port 0 the start looked it up
+        "exchange.advertise",
+        lambda v, _: bool(v) and not str(v).endswith(":0"),
+        None,
+        "others dial this address",
+        LONELY,
+        of("no_relay"),
+    ),
     odd(
         "directory.kind",
         lambda v, c: v == "none" and (c.replay.local_groups == 0 or len(c.roles) < 2),
