@@ -122,7 +122,7 @@ _SMOLLM = Preset(
     evaluate_every=10,
     num_problems=64,
     worker="process",
-    work_gflop=15_900.0,
+    work_gflop=13_750.0,
 )
 _TINY = Preset(
     name="tiny",

@@ -30,11 +30,11 @@ def test_a_preset_that_fits_says_nothing(tmp_path: Path) -> None:
     ("gflops", "options", "num_cores", "expected"),
     [
         (60.0, {}, 2, ""),
-        (20.0, {}, 2, "takes about 13 min here"),
+        (20.0, {}, 2, "takes about 11 min here"),
         (20.0, {"rounds": 18}, 2, ""),
         (20.0, {"minutes": 5.0}, 2, ""),
-        (20.0, {}, 1, "takes about 26 min here"),
-        (20.0, {}, 16, "takes about 13 min here"),
+        (20.0, {}, 1, "takes about 23 min here"),
+        (20.0, {}, 16, "takes about 11 min here"),
     ],
 )
 def test_a_preset_that_takes_over_ten_minutes_here_says_so(
