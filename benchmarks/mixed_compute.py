@@ -26,7 +26,7 @@ DTYPES: Final = {"float32": ("float32",), "bfloat16": ("bfloat16",), "both": ("b
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One run."""
+    """Accuracy and exchange of one run."""
 
     accuracy: float  # mean over nodes and environments, all problems, after the last step
     kl: float  # mean over steps, nats per token, learner against generators

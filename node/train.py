@@ -73,7 +73,7 @@ async def train(
         ConfigError: it cannot begin, or nothing can be learned; with the reason and an example.
     """
     set_up_logging("WARNING", "console", options.directory.name)
-    say("looks at the questions, the reward and this machine")
+    say("looking at the questions, the reward and this machine")
     config = await prepare(options, say)
     set_up_logging(config.telemetry.log_level, config.telemetry.log_format, config.name)
     quiet_s = QUIET_S if sys.stdout.isatty() else QUIET_LOG_S

@@ -8,14 +8,13 @@ Shape letters: R rows, L entries of the cache (longest row), V vocabulary.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-_FREE_OF_PLACE: Final = ("llama", "mistral", "qwen2", "qwen3")
-_FIXED_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
+from swarm.model.shared_beginnings import is_free_of_place, num_alike
+
 _LEAST_SHARED: Final = 8  # tokens that prompts begin with alike: for fewer another pass costs more than it saves
 
 
@@ -72,7 +71,7 @@ def prefill(network: nn.Module, prompts: Sequence[Sequence[int]]) -> tuple[Entri
     What all of them begin with (a chat template, an instruction) is computed once.
     """
     assert all(len(prompt) > 0 for prompt in prompts), "an empty prompt has no next token"
-    num_shared = _num_shared(prompts) if len(prompts) > 1 and _is_free_of_place(network) else 0
+    num_shared = num_alike(prompts) if len(prompts) > 1 and is_free_of_place(network) else 0
     num_shared = num_shared if num_shared >= _LEAST_SHARED else 0
     rest = [prompt[num_shared:] for prompt in prompts]
     longest = max(len(each) for each in rest)
@@ -94,29 +93,6 @@ def prefill(network: nn.Module, prompts: Sequence[Sequence[int]]) -> tuple[Entri
     entries = Entries(cache, mask)
     has_gaps = num_shared and any(len(each) < longest for each in rest)
     return (_without_gaps(entries, num_shared, num_padding) if has_gaps else entries), logits
-
-
-def _is_free_of_place(network: Any) -> bool:
-    """True where a token depends on the positions that it is given alone.
-
-    Windows and some biases (alibi, local attention) count columns of the cache, padding included; some rotations depend
-    on the longest row beside.
-    """
-    config = network.config.get_text_config()
-    rope: Any = getattr(config, "rope_parameters", None) or {}
-    return (
-        config.model_type in _FREE_OF_PLACE
-        and not getattr(config, "sliding_window", None)
-        and all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
-        and rope.get("rope_type", "default") in _FIXED_ROTATIONS
-    )
-
-
-def _num_shared(prompts: Sequence[Sequence[int]]) -> int:
-    """Tokens that all prompts begin with, but for the last token of each: its logits are wanted."""
-    columns = zip(*prompts, strict=False)  # as far as the shortest goes
-    num_alike = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
-    return min(num_alike, min(map(len, prompts)) - 1)
 
 
 def _without_gaps(entries: Entries, num_shared: int, num_padding: torch.Tensor) -> Entries:

@@ -51,6 +51,7 @@ from swarm.learn.requested_scores import RequestedScores
 from swarm.learn.schedule import learning_rate
 from swarm.learn.step_plan import StepPlan, split_step
 from swarm.model.published_dtype import network_dtype, published_dtype
+from swarm.model.shared_beginnings import is_free_of_place
 from swarm.model.version_digest import live_state, weights_digest
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import scored, with_advantages, within_bounds
@@ -298,7 +299,7 @@ class PolicyLearner:
             self._config.share_prompt,
             math.inf if scope is Scope.GROUP else break_even,
             self._ranks.count,
-            most_alike=int(break_even) if getattr(self._network.config, "sliding_window", None) is None else 0,
+            most_alike=int(break_even) if is_free_of_place(self._network) else 0,
         )
 
     # --- planning ----------------------------------------------------------------------------------

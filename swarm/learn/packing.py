@@ -8,11 +8,11 @@ Shape letters: B rows, S tokens of the longest row, n trained tokens.
 
 import math
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 import torch
 from torch import Tensor
 
+from swarm.model.shared_beginnings import num_alike
 from swarm.objectives.batch import Batch
 
 MIN_FILL = 0.9  # shortest over longest row of a micro-batch: bounds the padding share by 10 %
@@ -195,35 +195,33 @@ def _joined(rows: list[_Row], longest: int, break_even: float) -> list[_Row]:
         else:
             joined.append(row)
     for family in alike.values():
-        columns = zip(*(row.prompt for row in family), strict=False)  # as far as the shortest goes
-        num_alike = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
-        num_alike = min(num_alike, min(len(row.prompt) for row in family) - 1)  # a prompt's last token predicts
+        shared = num_alike(row.prompt for row in family)
         part: list[_Row] = []
         length = 0
         for row in family:
             own = len(row.token_ids)
-            more_pairs = (length + own - num_alike) ** 2 - length**2 - own**2
-            if part and (length + own - num_alike > longest or more_pairs > break_even * num_alike):
-                joined.append(_one_row(part, num_alike))
+            more_pairs = (length + own - shared) ** 2 - length**2 - own**2
+            if part and (length + own - shared > longest or more_pairs > break_even * shared):
+                joined.append(_one_row(part, shared))
                 part, length = [], 0
-            length += own - num_alike if part else own
+            length += own - shared if part else own
             part.append(row)
-        joined.append(_one_row(part, num_alike))
+        joined.append(_one_row(part, shared))
     return joined
 
 
-def _one_row(rows: list[_Row], num_alike: int) -> _Row:
-    """One row of several whose prompts begin with the same `num_alike` tokens."""
+def _one_row(rows: list[_Row], shared: int) -> _Row:
+    """One row of several whose prompts begin with the same `shared` tokens."""
     if len(rows) == 1:
         return rows[0]
-    begin = rows[0].prompt[:num_alike]
-    whole = _Row(begin, list(begin), list(range(num_alike)), [0] * num_alike, [0] * num_alike)
+    begin = rows[0].prompt[:shared]
+    whole = _Row(begin, list(begin), list(range(shared)), [0] * shared, [0] * shared)
     for row in rows:
-        offset, prompt = len(whole.token_ids) - num_alike, max(whole.segment_ids) + 1
-        whole.token_ids += row.token_ids[num_alike:]
-        whole.position_ids += row.position_ids[num_alike:]
-        whole.segment_ids += [prompt + segment for segment in row.segment_ids[num_alike:]]
-        whole.prompt_ids += [prompt] * (len(row.token_ids) - num_alike)
+        offset, prompt = len(whole.token_ids) - shared, max(whole.segment_ids) + 1
+        whole.token_ids += row.token_ids[shared:]
+        whole.position_ids += row.position_ids[shared:]
+        whole.segment_ids += [prompt + segment for segment in row.segment_ids[shared:]]
+        whole.prompt_ids += [prompt] * (len(row.token_ids) - shared)
         whole.columns += [offset + column for column in row.columns]
         whole.targets += row.targets
         whole.rollouts += row.rollouts

@@ -87,6 +87,6 @@ def test_each_prompt_is_as_if_it_were_alone(make: Any, num_shared: int, is_share
 def test_mutation_a_shared_beginning_is_wrong_where_columns_are_counted(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_entries, "_is_free_of_place", lambda _: True)
+    monkeypatch.setattr(kv_entries, "is_free_of_place", lambda _: True)
     with pytest.raises(AssertionError, match="close"):
         test_each_prompt_is_as_if_it_were_alone(make, 10, True)

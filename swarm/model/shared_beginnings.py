@@ -1,0 +1,35 @@
+"""Beginnings that token sequences share, and the networks for which one copy of them does.
+
+Engine and learner compute such a beginning once, with other columns between it and what follows.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Any, Final
+
+_FREE_OF_PLACE: Final = ("llama", "mistral", "qwen2", "qwen3")
+_FIXED_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
+
+
+def is_free_of_place(network: Any) -> bool:
+    """True where a token depends on the positions that it is given alone.
+
+    Windows and some biases (alibi, local attention) count columns of the cache, padding included; some rotations depend
+    on the longest row beside.
+    """
+    config = network.config.get_text_config()
+    rope: Any = getattr(config, "rope_parameters", None) or {}
+    return (
+        config.model_type in _FREE_OF_PLACE
+        and not getattr(config, "sliding_window", None)
+        and all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
+        and rope.get("rope_type", "default") in _FIXED_ROTATIONS
+    )
+
+
+def num_alike(prompts: Iterable[Sequence[int]]) -> int:
+    """Tokens that all prompts (none is empty) begin with, but for the last token of each: it predicts the response."""
+    prompts = [*prompts]
+    columns = zip(*prompts, strict=False)  # as far as the shortest goes
+    count = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+    return min(count, min(map(len, prompts)) - 1)
