@@ -251,9 +251,10 @@ def test_a_training_that_finds_nothing_to_learn_from_any_more_says_so_once_a_min
 def test_the_time_left_follows_events_that_were_not_logged_yet(letters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     config = resolve(options_of(letters, steps=40))
-    watch, now_s = TrainingWatch(config, lines.append, is_patient=False), 10_000.0
+    now_s = 10_000.0
     clock = SimpleNamespace(time=lambda: now_s, monotonic=lambda: now_s)
-    monkeypatch.setattr("node.training_watch.time", clock)
+    monkeypatch.setattr("node.training_watch.time", clock)  # first: this machine may have run for longer
+    watch = TrainingWatch(config, lines.append, is_patient=False)
     watch.see(VersionPublished(policy_id="p", step=0, digest="d"))
     for step in range(1, 11):
         now_s += 60.0
