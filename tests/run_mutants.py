@@ -168,11 +168,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("word", nargs="*", help="mutants whose name contains one of these; without: all")
     parser.add_argument("--jobs", type=int, default=2, help="mutants that run at the same time (default: 2)")
+    parser.add_argument("--table", type=Path, default=TABLE, help="default: tests/mutants.toml")
     parser.add_argument("--show", action="store_true", help="print what pytest prints")
     options = parser.parse_args(arguments)
     os.chdir(TESTS.parent)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    mutants = [each for each in read_mutants() if not options.word or any(word in each.name for word in options.word)]
+    mutants = [
+        each
+        for each in read_mutants(options.table)
+        if not options.word or any(word in each.name for word in options.word)
+    ]
     if wrong := faults(mutants):
         print(*wrong, sep="\n")
         return 1
