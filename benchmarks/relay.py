@@ -25,9 +25,9 @@ import psutil
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import DOMAIN_GROUP, Identity
 from swarm.interfaces import PeerAddress, StreamItem
+from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.reservation_table import RelayLimits
 from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
@@ -75,11 +75,11 @@ class Holder(HoldsNothing):
         return self.data
 
 
-def transport_of(identity: Identity, upload: float = 0.0) -> GrpcTransport:
+def transport_of(identity: Identity, upload: float = 0.0) -> RelayingTransport:
     """On loopback, with no bound on what it relays; `upload`: bytes/s of its own that it sends, 0: no bound."""
     limits = RelayLimits(bytes_per_s=2**40, burst_bytes=2**40)
     config = ExchangeConfig(max_upload_bytes_per_s=int(upload), relay_reservations=0 if upload else 128)
-    return GrpcTransport(identity, RUN, config, SystemClock(), relay_limits=limits)
+    return RelayingTransport(identity, RUN, config, SystemClock(), relay_limits=limits)
 
 
 def run_relay(pipe: Connection) -> None:
@@ -167,7 +167,9 @@ async def splice_to(endpoint: str) -> str:
     return "{}:{}".format(*server.sockets[0].getsockname())
 
 
-async def measure(transport: GrpcTransport, address: PeerAddress, num_groups: int, num_chunks: int) -> dict[str, float]:
+async def measure(
+    transport: RelayingTransport, address: PeerAddress, num_groups: int, num_chunks: int
+) -> dict[str, float]:
     """Payload bytes a second of groups and of chunks over one new connection."""
     peer = await transport.connect(address, 10.0)
     try:

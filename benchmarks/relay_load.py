@@ -20,9 +20,9 @@ import psutil
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.relay.relay_servicer import RelayServicer
+from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.ticket_port import show_ticket
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.testing.builders import HoldsNothing, make_identity
@@ -40,7 +40,7 @@ async def serve() -> None:
     """The relay: says where it is, and at each line of its input what it costs."""
     from swarm.relay.reservation_table import RelayLimits
 
-    transport = GrpcTransport(
+    transport = RelayingTransport(
         RELAY,
         RUN,
         ExchangeConfig(),

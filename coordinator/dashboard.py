@@ -20,9 +20,9 @@ from swarm.config import EnvironmentConfig
 from swarm.errors import ConfigError
 from swarm.pages.browser import SECURITY, asset, html_page, templates
 from swarm.pages.charts import Series, line_chart
-from swarm.pages.page_server import Page, PageServer
 from swarm.pages.swarm_map import MapLink, MapNode, swarm_map
 from swarm.telemetry import Telemetry
+from swarm.telemetry.page_server import Page, PageServer
 from swarm.types import EdgeReport, JsonDict, short
 
 MAX_SHOWN_MEMBERS = 1000

@@ -34,7 +34,7 @@ from swarm.errors import SwarmError, Unavailable
 from swarm.events import NODE, Event, LoopFailed, NodeFinished, NodeStarted, StoreDamaged, VersionPublished
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
-from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.exchange.grpc_transport import PeerHooks
 from swarm.identity import Identity
 from swarm.interfaces import CoordinatorClient, Tokenizer
 from swarm.loops import hand_in_versions, run_agent, run_worker
@@ -60,6 +60,7 @@ from swarm.process import (
     thread_limits,
     write_json,
 )
+from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.reservation_table import RelayLimits
 from swarm.telemetry import EventLog, Telemetry, WarningLog, drop_old_warnings, log_as, make_sinks
 from swarm.types import Correction, JsonDict, Role, short
@@ -195,21 +196,23 @@ class Daemon(Service):
         await asyncio.to_thread(self.agent.reputation.restore, config.dir / REPUTATION)
         await look_for_pause(self.agent)
         await self.agent.restore()  # last: the groups that wait count as their producers do, of whom we know by now
-        self.transport = GrpcTransport(
+        self.transport = RelayingTransport(
             identity,
             config.run_id,
             exchange,
             self.clock,
-            require_allowed=self.agent.reputation.require_allowed,
-            require_entry=self.entry.require,
+            hooks=PeerHooks(
+                require_allowed=self.agent.reputation.require_allowed,
+                require_entry=self.entry.require,
+                standing=self.agent.standing,
+                note_call=self.agent.peers.record_call,
+                note_clock=self.peer_clocks.note,
+                is_giver=self.agent.is_giver,
+            ),
             credential=self._credential.shown,
-            standing=self.agent.standing,
-            note_call=self.agent.peers.record_call,
-            note_clock=self.peer_clocks.note,
             relay_limits=RelayLimits(
                 reservations=exchange.relay_reservations, bytes_per_s=exchange.most_relayed_bytes_per_s
             ),
-            is_giver=self.agent.is_giver,
         )
         self.transport.stays_here = not self._is_confined
         self._exit.push_async_callback(self.transport.stop)

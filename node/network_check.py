@@ -14,9 +14,10 @@ from swarm.addresses import endpoint_of, is_loopback, own_address
 from swarm.clock import CLOCK_SKEW_S, SystemClock
 from swarm.config import ExchangeConfig, NodeConfig, parse_config
 from swarm.errors import ConfigError, NotHeld, Unauthenticated, Unavailable
-from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.exchange.grpc_transport import PeerHooks
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
+from swarm.relay.relaying_transport import RelayingTransport
 from swarm.types import Digest, NodeId, SealedGroup
 from swarm.wire.join_link import FetchedManifest, JoinLink, fetch_manifest, node_config_from_manifest
 from swarm.wire.session import open_channel
@@ -128,7 +129,8 @@ async def check_network(link: str, directory: Path | None = None, listen_port: i
         if node_id == parsed.fingerprint:
             ahead_s[0] = clock.now_s() - now_s - (clock.monotonic_s() - at_s)
 
-    transport = GrpcTransport(identity, parsed.run_id, config, clock, credential=lambda: shown, note_clock=note_clock)
+    hooks = PeerHooks(note_clock=note_clock)
+    transport = RelayingTransport(identity, parsed.run_id, config, clock, hooks=hooks, credential=lambda: shown)
     others = [endpoint_of(maddr) for maddr in fetched.bootstrap_peers]
     try:
         (endpoint,) = await transport.serve(_Nothing())  # pyright: ignore[reportArgumentType] # nobody may call it
@@ -212,7 +214,7 @@ async def _idle_kept_s(
     return IDLE_S[-1], True
 
 
-async def _through_relay_ms(transport: GrpcTransport, relay: PeerAddress, own: NodeId) -> float | None:
+async def _through_relay_ms(transport: RelayingTransport, relay: PeerAddress, own: NodeId) -> float | None:
     """Milliseconds of a connection from us to us through a reservation at a relay; None where there is none."""
     reservation, clock = transport.reservation_at(relay), SystemClock()
     holding = asyncio.ensure_future(reservation.hold())

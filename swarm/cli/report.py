@@ -92,8 +92,8 @@ def watch(
 
 
 def _watch_in_browser(paths: list[Path], listen: str) -> None:
-    from swarm.pages.page_server import PageServer
     from swarm.report.web_pages import WebPages
+    from swarm.telemetry.page_server import PageServer
 
     key = secrets.token_urlsafe(18)
     host, _, port = listen.rpartition(":")

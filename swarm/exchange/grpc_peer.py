@@ -6,7 +6,7 @@ Invariant: what a peer sends is bounded before it is read or kept, and nothing o
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ from swarm.exchange.exchange_servicer import FETCH_BYTES
 from swarm.exchange.group_stream import SUBSCRIBE_BATCH
 from swarm.identity import is_hex_digest
 from swarm.interfaces import StreamItem
-from swarm.relay.relayed_socket import RelayedSocket
 from swarm.types import Credit, Cursor, Digest, NodeId, Refused, SealedGroup, SealedManifest, StreamFilter, short
 from swarm.wire.adverts import cursor_from_message, cursor_to_message
 from swarm.wire.envelopes import MAX_ENVELOPE_BYTES, sealed_from_bytes, sealed_from_message
@@ -31,6 +30,7 @@ LEAST_PIECE_BYTES: Final = 2**16  # but for the last: a byte at a time, one body
 MAX_BEGUN_BYTES: Final = 16 * 2**20
 KEPT_S: Final = 120.0  # who wants the rest of a body asks for it sooner
 _HASH_IN_THREAD_BYTES: Final = 2**20
+CloseWay = Callable[[], Awaitable[None]]  # ends the socket that a connection goes through
 
 
 class FalsePiece(Unavailable):
@@ -80,10 +80,10 @@ class GrpcPeer:
         call_timeout_s: float,
         registry: "set[GrpcPeer]",
         begun: BegunBodies,
-        way: RelayedSocket | None = None,
+        close_way: CloseWay | None = None,
     ) -> None:
         self._channel = channel
-        self._way = way  # through a relay
+        self._close_way = close_way
         self._call_timeout_s = call_timeout_s
         self._registry = registry
         self._begun = begun
@@ -193,8 +193,8 @@ class GrpcPeer:
     async def close(self) -> None:
         self._registry.discard(self)
         await self._channel.close()
-        if self._way is not None:
-            await self._way.close()
+        if self._close_way is not None:
+            await self._close_way()
 
 
 def _sha256(data: bytes) -> Digest:

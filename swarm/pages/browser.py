@@ -9,8 +9,8 @@ from typing import Any, Final
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from swarm.pages.page_server import Page
 from swarm.printable import printable
+from swarm.telemetry.page_server import Page
 
 EVERY_MS: Final = 2000  # a served page asks for what changed
 SECURITY: Final = {

@@ -18,12 +18,12 @@ from swarm.causes import diagnose, is_healthy, read_snapshot
 from swarm.errors import SwarmError
 from swarm.flow import BoundedTable
 from swarm.pages.browser import asset, html_page
-from swarm.pages.page_server import Page
 from swarm.report.group_trace import trace_group
 from swarm.report.html import render_html, report_templates
 from swarm.report.node_directory import MAX_IDLE_S, NodeReports
 from swarm.report.result import RunResult
 from swarm.report.token_view import groups_of, tokens_as_sampled, tokens_in_update
+from swarm.telemetry.page_server import Page
 from swarm.telemetry.shown_updates import ShownUpdate, kept_updates, read_update
 from swarm.trained.samples import SampledGroup, SampleReader
 

@@ -28,8 +28,8 @@ from swarm.events import (
     StepMade,
     VersionApplied,
 )
-from swarm.pages.page_server import Page, PageServer
 from swarm.telemetry.metrics import METRICS, Kind, Metric
+from swarm.telemetry.page_server import Page, PageServer
 from swarm.types import EdgeReport, JsonDict, short
 
 logger = logging.getLogger(__name__)

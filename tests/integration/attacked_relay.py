@@ -10,9 +10,9 @@ import grpc
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import Unavailable
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
+from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.reservation_table import RelayLimits
 from swarm.testing.builders import HoldsNothing, make_identity
 from swarm.testing.call_flood import forwarding
@@ -71,7 +71,7 @@ class Caller:
 class Relay:
     """A relay under attack."""
 
-    def __init__(self, transport: GrpcTransport, stack: AsyncExitStack) -> None:
+    def __init__(self, transport: RelayingTransport, stack: AsyncExitStack) -> None:
         self.transport, self.servicer, self._stack = transport, transport.relay, stack
         self.address = PeerAddress(node_id=RELAY.node_id, endpoint=transport.endpoint)
 
@@ -83,9 +83,9 @@ class Relay:
         self._stack.push_async_callback(channel.close)
         return Caller(channel, await channel.metadata(5.0), identity)
 
-    async def node(self, limits: ServerLimits | None = None) -> GrpcTransport:
+    async def node(self, limits: ServerLimits | None = None) -> RelayingTransport:
         """A node that holds a reservation here."""
-        transport = GrpcTransport(NODE, RUN, ExchangeConfig(), SystemClock(), limits)
+        transport = RelayingTransport(NODE, RUN, ExchangeConfig(), SystemClock(), limits)
         self._stack.push_async_callback(transport.stop)
         await transport.serve(HoldsNothing())
         reservation = transport.reservation_at(self.address)
@@ -102,7 +102,7 @@ class Relay:
     async def reaches(self, source: str, timeout_s: float = 5.0) -> str:
         """Why nobody from there reaches the node with a session of its own; empty where somebody does."""
         endpoint = await self._stack.enter_async_context(forwarding(source, self.address.endpoint))
-        transport = GrpcTransport(Identity.create(), RUN, ExchangeConfig(), SystemClock())
+        transport = RelayingTransport(Identity.create(), RUN, ExchangeConfig(), SystemClock())
         try:
             through = PeerAddress(node_id=NODE.node_id, endpoint=f"{endpoint}/{RELAY.node_id}")
             client = await transport.connect(through, timeout_s)
@@ -122,7 +122,7 @@ class Relay:
 async def relaying(**limits: Any) -> AsyncGenerator[Relay]:
     async with AsyncExitStack() as stack:
         bounds = RelayLimits(**limits)
-        transport = GrpcTransport(RELAY, RUN, ExchangeConfig(), SystemClock(), relay_limits=bounds)
+        transport = RelayingTransport(RELAY, RUN, ExchangeConfig(), SystemClock(), relay_limits=bounds)
         stack.push_async_callback(transport.stop)
         await transport.serve(HoldsNothing())
         yield Relay(transport, stack)

@@ -11,12 +11,12 @@ from waits import until
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig, NodeConfig
 from swarm.exchange.agent import Agent
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.flow import Signal
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
 from swarm.loops.neighbours import neighbours_loop
 from swarm.relay.relay_client import RelayReservation
 from swarm.relay.relay_servicer import RelayServicer
+from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.reservation_table import RelayLimits
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import TOY_RUN_ID, HoldsNothing, make_advert, make_group, make_identity
@@ -33,7 +33,7 @@ Change = Callable[[bytes], Awaitable[bytes]]
 class HostileRelay(RelayServicer):
     """Passes on what `change` makes of it, once it has turned."""
 
-    def __init__(self, transport: GrpcTransport) -> None:
+    def __init__(self, transport: RelayingTransport) -> None:
         super().__init__(transport._sessions, SystemClock(), RelayLimits())
         self._own = transport
         self.change: Change | None = None
@@ -53,7 +53,7 @@ class HostileRelay(RelayServicer):
             await super()._join(context, connection, reservation)
 
 
-class Noted(GrpcTransport):
+class Noted(RelayingTransport):
     """A transport that notes where it was asked to dial."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -102,8 +102,8 @@ class Scene:
     log: Log
     directory: Directory
     hostile: HostileRelay
-    hostile_transport: GrpcTransport
-    node: GrpcTransport
+    hostile_transport: RelayingTransport
+    node: RelayingTransport
     reservations: list[RelayReservation]  # of the node, at the hostile relay and the honest one
     through: list[PeerAddress]  # the same
     num_sent = 0
@@ -133,7 +133,7 @@ class Scene:
 async def playing(*, is_by_calls: bool = False) -> AsyncGenerator[Scene]:
     """`is_by_calls`: nobody reaches the ports of the relays, and bytes go by the calls."""
     clock, it = SystemClock(), Scene()
-    transports = [GrpcTransport(each, TOY_RUN_ID, EXCHANGE, clock) for each in (HOSTILE, HONEST, NODE)]
+    transports = [RelayingTransport(each, TOY_RUN_ID, EXCHANGE, clock) for each in (HOSTILE, HONEST, NODE)]
     it.hostile_transport, _, node = transports
     it.node = node
     it.hostile = it.hostile_transport.relay = HostileRelay(it.hostile_transport)

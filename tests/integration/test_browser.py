@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from swarm.events import StepMade
-from swarm.pages import page_server
-from swarm.pages.page_server import Page, PageServer
 from swarm.report.web_pages import WebPages
-from swarm.telemetry import EventLog
+from swarm.telemetry import EventLog, page_server
+from swarm.telemetry.page_server import Page, PageServer
 from swarm.testing.trained_node import make_trained_node
 
 CHROMIUM = shutil.which("chromium")

@@ -17,7 +17,7 @@ from waits import PROMPT_S, until
 from swarm.clock import SystemClock
 from swarm.errors import SwarmError, Unavailable
 from swarm.identity import Identity
-from swarm.pages.page_server import CONNECTIONS_PER_SUBNET, MAX_CONNECTIONS, Page, PageServer
+from swarm.telemetry.page_server import CONNECTIONS_PER_SUBNET, MAX_CONNECTIONS, Page, PageServer
 from swarm.testing.call_flood import RawConnection, Tally
 from swarm.testing.connection_flood import (
     HALF_CLIENT_HELLO,

@@ -27,10 +27,10 @@ from swarm.config import (
 )
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
 from swarm.identity import Identity
-from swarm.pages.page_server import MAX_REQUEST_BYTES
 from swarm.peers.coordinator_client import GrpcCoordinatorClient
 from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
+from swarm.telemetry.page_server import MAX_REQUEST_BYTES
 from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
 from swarm.version_history import MAX_RECORDED
 from swarm.wire.join_link import JoinLink, fetch_manifest, node_config_from_manifest

@@ -16,7 +16,7 @@ from entry_credentials import BITS, MEMBER, OPERATOR, RUN, STRANGER, invitation,
 from swarm.clock import ManualClock, SystemClock
 from swarm.config import EntryConfig, ExchangeConfig
 from swarm.errors import NotHeld, Unauthenticated, Unavailable
-from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.exchange.grpc_transport import GrpcTransport, PeerHooks
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
 from swarm.peers import entry as entry_module
@@ -32,7 +32,7 @@ from swarm.wire.credentials import DAY_S, Credential, WorkProof, epoch_at, seal_
 async def serving(rule: EntryRule) -> AsyncGenerator[Callable[..., Any]]:
     """A node that admits by a rule; gives what connects to it as somebody with a credential."""
     server = Identity.create()
-    transport = GrpcTransport(server, RUN, ExchangeConfig(), SystemClock(), require_entry=rule.require)
+    transport = GrpcTransport(server, RUN, ExchangeConfig(), SystemClock(), hooks=PeerHooks(require_entry=rule.require))
     (endpoint,) = await transport.serve(HoldsNothing())
 
     async def enter(node: Identity, credential: bytes = b"") -> None:
@@ -168,8 +168,7 @@ async def test_whom_a_newer_manifest_shuts_out_is_refused_at_its_next_call(what:
         RUN,
         ExchangeConfig(),
         SystemClock(),
-        require_allowed=reputation.require_allowed,
-        require_entry=rule.require,
+        hooks=PeerHooks(require_allowed=reputation.require_allowed, require_entry=rule.require),
     )
     (endpoint,) = await transport.serve(HoldsNothing())
     client = GrpcTransport(

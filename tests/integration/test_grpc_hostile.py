@@ -18,7 +18,7 @@ from swarm.clock import ManualClock, SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.exchange_servicer import STREAMS_PER_PEER
-from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.exchange.grpc_transport import GrpcTransport, PeerHooks
 from swarm.identity import DOMAIN_GROUP, DOMAIN_HELLO, Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.testing.builders import HoldsNothing
@@ -143,7 +143,8 @@ async def test_a_peer_that_is_not_allowed_is_refused_at_hello_and_in_its_session
         if peer in refused:
             raise Unavailable("its reputation is low")
 
-    transport = GrpcTransport(identity, RUN, ExchangeConfig(), SystemClock(), require_allowed=require_allowed)
+    hooks = PeerHooks(require_allowed=require_allowed)
+    transport = GrpcTransport(identity, RUN, ExchangeConfig(), SystemClock(), hooks=hooks)
     (endpoint,) = await transport.serve(Endless(sealed_of(identity, bytes(100))))
     open_as = functools.partial(open_channel, endpoint, identity.node_id, run_id=RUN, timeout_s=5.0)
     channel, other = await open_as(identity=liar), await open_as(identity=honest)

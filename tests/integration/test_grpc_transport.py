@@ -15,9 +15,9 @@ from waits import PROMPT_S, until
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import DOMAIN_GROUP, Identity
 from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamItem, Transport
+from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.reservation_table import RelayLimits
 from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
@@ -82,15 +82,15 @@ class Log(HoldsNothing):
 
 
 def _grpc(identity: Identity) -> Transport:
-    return GrpcTransport(identity, "test-run", ExchangeConfig(), SystemClock())
+    return RelayingTransport(identity, "test-run", ExchangeConfig(), SystemClock())
 
 
 class BehindRelay:
     """A transport whose node is reached through a relay alone; all of them share one."""
 
-    def __init__(self, relay: GrpcTransport, relay_id: NodeId, identity: Identity) -> None:
+    def __init__(self, relay: RelayingTransport, relay_id: NodeId, identity: Identity) -> None:
         self._relay, self._relay_id = relay, relay_id
-        self._inner = GrpcTransport(identity, "test-run", ExchangeConfig(), SystemClock())
+        self._inner = RelayingTransport(identity, "test-run", ExchangeConfig(), SystemClock())
         self._holding: asyncio.Task[None] | None = None
 
     async def serve(self, handler: ExchangeHandler) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ class BehindRelay:
 def _relayed() -> MakeTransport:
     identity = Identity.create()
     limits = RelayLimits(bytes_per_s=2**30)
-    relay = GrpcTransport(identity, "test-run", ExchangeConfig(), SystemClock(), relay_limits=limits)
+    relay = RelayingTransport(identity, "test-run", ExchangeConfig(), SystemClock(), relay_limits=limits)
     return lambda own: BehindRelay(relay, identity.node_id, own)
 
 

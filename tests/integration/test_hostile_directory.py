@@ -12,12 +12,12 @@ from attacked_relay import ADDRESSES, RUN, Caller, relaying
 
 from swarm.clock import ManualClock, SystemClock
 from swarm.config import DirectoryConfig, ExchangeConfig
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
 from swarm.loops.relayed_directory import LOOKUP_EVERY_S, RelayedDirectory
 from swarm.peers.dht_records import _NEWCOMERS_PER_S, MAX_RECORDS_PER_SHARD, Entry, RecordChecker, SeenRecords
 from swarm.peers.discovery_dht import HivemindDirectory
+from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.reservation_table import ReservationTable
 from swarm.testing.builders import HoldsNothing, make_advert, make_identity
 from swarm.types import Advert, NodeId
@@ -99,10 +99,10 @@ def authors(clock: ManualClock, adverts: list[bytes]) -> set[NodeId]:
 
 
 @asynccontextmanager
-async def serving(*shown: tuple[Identity, Shown]) -> AsyncGenerator[tuple[GrpcTransport, list[PeerAddress]]]:
+async def serving(*shown: tuple[Identity, Shown]) -> AsyncGenerator[tuple[RelayingTransport, list[PeerAddress]]]:
     """A node, and relays that show something."""
     transports = [
-        GrpcTransport(each, RUN, ExchangeConfig(), SystemClock()) for each in (NODE, *(who for who, _ in shown))
+        RelayingTransport(each, RUN, ExchangeConfig(), SystemClock()) for each in (NODE, *(who for who, _ in shown))
     ]
     try:
         for transport, (_, directory) in zip(transports[1:], shown, strict=True):

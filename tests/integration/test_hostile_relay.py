@@ -24,10 +24,11 @@ from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig, NodeConfig
 from swarm.errors import Unavailable
 from swarm.exchange import grpc_transport
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import reach
 from swarm.peers.address_book import AddressBook
+from swarm.relay import relaying_transport
+from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.reservation_table import RelayLimits
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.simulate.virtual.group_store import MemoryGroupStore
@@ -102,7 +103,7 @@ EACH_WAY = [*((attack, False) for attack in ATTACKS), ("alters", True), ("withho
 async def test_groups_go_on_through_the_next_relay_and_nobody_is_blamed(
     attack: str, is_by_calls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_transport, "RELAY_PING_S", SHORT_PING_S)
+    monkeypatch.setattr(relaying_transport, "RELAY_PING_S", SHORT_PING_S)
     async with playing(is_by_calls=is_by_calls) as scene:
         await scene.pass_groups(2)
         assert scene.used == scene.through[0].endpoint
@@ -131,8 +132,8 @@ async def test_mutation_where_a_failure_is_not_the_relays_it_is_tried_for_ever(
 async def test_mutation_without_a_bound_of_silence_a_relay_that_withholds_is_not_noticed(
     is_by_calls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_transport, "RELAY_PING_S", SHORT_PING_S)
-    monkeypatch.setattr(grpc_transport, "RELAY_PINGS", 1e6)
+    monkeypatch.setattr(relaying_transport, "RELAY_PING_S", SHORT_PING_S)
+    monkeypatch.setattr(relaying_transport, "RELAY_PINGS", 1e6)
     async with playing(is_by_calls=is_by_calls) as scene:
         await scene.pass_groups(2)
         await turns_to(scene, "withholds")
@@ -162,7 +163,7 @@ async def test_a_relay_that_poses_as_the_node_with_its_own_key_is_not_believed(
     async with playing() as scene:
         await scene.pass_groups(1)
         scene.hostile.leads_to_itself = True
-        reader = GrpcTransport(make_identity(9), TOY_RUN_ID, EXCHANGE, SystemClock())
+        reader = RelayingTransport(make_identity(9), TOY_RUN_ID, EXCHANGE, SystemClock())
         try:
             if is_defended:
                 with pytest.raises(Unavailable, match="expected node"):
@@ -187,8 +188,11 @@ async def test_a_node_advertises_relays_that_lead_to_it_and_replaces_one_that_do
     clock = SystemClock()
     exchange = ExchangeConfig(listen="0.0.0.0:0", advertise="192.0.2.1:7700", reach="outward")
     context = make_context(NodeConfig(run_id=TOY_RUN_ID, exchange=exchange), NODE, clock=clock)
-    agent, node = make_agent(context, MemoryGroupStore(clock, 2**20)), GrpcTransport(NODE, TOY_RUN_ID, exchange, clock)
-    relays = [GrpcTransport(make_identity(20 + n), TOY_RUN_ID, EXCHANGE, clock) for n in range(3)]
+    agent, node = (
+        make_agent(context, MemoryGroupStore(clock, 2**20)),
+        RelayingTransport(NODE, TOY_RUN_ID, exchange, clock),
+    )
+    relays = [RelayingTransport(make_identity(20 + n), TOY_RUN_ID, EXCHANGE, clock) for n in range(3)]
     servicers = [HostileRelay(relay) for relay in relays]
     for relay, servicer in zip(relays, servicers, strict=True):
         relay.relay = servicer
@@ -213,7 +217,7 @@ async def test_a_node_advertises_relays_that_lead_to_it_and_replaces_one_that_do
             servicers[turned].change = withheld
         others = {relay.endpoint for number, relay in enumerate(relays) if number != turned}
         await until(lambda: advertised() == others)
-        reader = GrpcTransport(READER, TOY_RUN_ID, EXCHANGE, clock)
+        reader = RelayingTransport(READER, TOY_RUN_ID, EXCHANGE, clock)
         for endpoint in agent.endpoints:
             client = await reader.connect(PeerAddress(node_id=NODE.node_id, endpoint=endpoint), 5.0)
             await client.close()
@@ -252,13 +256,13 @@ class Once(HoldsNothing):
 
 def ways_end_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: the connections to relays end before the streams that go through them."""
-    plain = GrpcTransport.stop
+    plain = RelayingTransport.stop
 
-    async def stop(self: GrpcTransport) -> None:
+    async def stop(self: RelayingTransport) -> None:
         await self.renew_connections()
         await plain(self)
 
-    monkeypatch.setattr(GrpcTransport, "stop", stop)
+    monkeypatch.setattr(RelayingTransport, "stop", stop)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +278,8 @@ async def test_what_a_node_sent_before_it_stopped_comes_through_its_relay(
         ways_end_first(monkeypatch)
     slow = RelayLimits(bytes_per_s=2**21, burst_bytes=2**14)
     relay, node, reader = [
-        GrpcTransport(each, TOY_RUN_ID, EXCHANGE, SystemClock(), relay_limits=slow) for each in (HONEST, NODE, READER)
+        RelayingTransport(each, TOY_RUN_ID, EXCHANGE, SystemClock(), relay_limits=slow)
+        for each in (HONEST, NODE, READER)
     ]
     once = Once()
     await relay.serve(HoldsNothing())

@@ -20,10 +20,10 @@ from waits import until
 
 from swarm.clock import SystemClock
 from swarm.errors import Unavailable
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.interfaces import PeerAddress
 from swarm.relay import relay_client
 from swarm.relay.relay_client import MAX_TAKEN, RelayReservation
+from swarm.relay.relaying_transport import RelayingTransport
 from swarm.testing.builders import TOY_RUN_ID, HoldsNothing, make_identity
 from swarm.wire.grpc_errors import Context, rpc
 from swarm.wire.v1 import relay_service_pb2 as pb
@@ -51,7 +51,7 @@ async def test_what_a_witness_says_moves_no_cursor_of_a_terminal(
     if not is_defended:
         monkeypatch.setattr(relay_client, "printable", as_it_came)
     async with playing() as scene:
-        witness = GrpcTransport(make_identity(9), TOY_RUN_ID, EXCHANGE, SystemClock())
+        witness = RelayingTransport(make_identity(9), TOY_RUN_ID, EXCHANGE, SystemClock())
         witness.relay = LyingWitness(witness)
         await witness.serve(HoldsNothing())
         said = await scene.node.dial_back(PeerAddress(node_id=make_identity(9).node_id, endpoint=witness.endpoint), 5.0)
@@ -88,7 +88,7 @@ async def test_a_look_up_without_end_is_left_at_its_first_message(
         monkeypatch.setattr(relay_client, "_check_adverts", whatever_comes)
         monkeypatch.setattr(relay_client, "MAX_LOOKED_UP", 10**9)  # what was too long was not counted
     async with playing() as scene:
-        transport = GrpcTransport(make_identity(9), TOY_RUN_ID, EXCHANGE, SystemClock())
+        transport = RelayingTransport(make_identity(9), TOY_RUN_ID, EXCHANGE, SystemClock())
         relay = transport.relay = EndlessDirectory(transport)
         relay.adverts = adverts
         await transport.serve(HoldsNothing())
@@ -123,11 +123,11 @@ class FloodingRelay(HostileRelay):
 
 
 @asynccontextmanager
-async def at_flooding_relay() -> AsyncGenerator[tuple[FloodingRelay, RelayReservation, GrpcTransport]]:
+async def at_flooding_relay() -> AsyncGenerator[tuple[FloodingRelay, RelayReservation, RelayingTransport]]:
     clock = SystemClock()
-    transport = GrpcTransport(HOSTILE, TOY_RUN_ID, EXCHANGE, clock)
+    transport = RelayingTransport(HOSTILE, TOY_RUN_ID, EXCHANGE, clock)
     relay = transport.relay = FloodingRelay(transport)
-    node = GrpcTransport(NODE, TOY_RUN_ID, EXCHANGE, clock)
+    node = RelayingTransport(NODE, TOY_RUN_ID, EXCHANGE, clock)
     await transport.serve(HoldsNothing())
     await node.serve(HoldsNothing())
     reservation = node.reservation_at(PeerAddress(node_id=HOSTILE.node_id, endpoint=transport.endpoint))

@@ -13,8 +13,8 @@ from node import network_check
 from swarm.cli import main as cli
 from swarm.config import CoordinatorConfig, DirectoryConfig, EntryConfig, EnvironmentConfig, ModelConfig, NodeConfig
 from swarm.errors import ConfigError, Unavailable
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.interfaces import DialBack, PeerAddress
+from swarm.relay.relaying_transport import RelayingTransport
 
 NONE = DirectoryConfig(kind="none")
 NODE = NodeConfig(
@@ -28,12 +28,12 @@ async def test_a_link_whose_first_address_is_dead_is_checked_through_the_next_on
 ) -> None:
     asked: list[str] = []
 
-    async def dial_back(_: GrpcTransport, peer: PeerAddress, timeout_s: float) -> DialBack:
+    async def dial_back(_: RelayingTransport, peer: PeerAddress, timeout_s: float) -> DialBack:
         asked.append(peer.endpoint)  # a coordinator dials no caller of its own machine
         return DialBack(host="127.0.0.1", is_reached=True, detail="")
 
     monkeypatch.setattr(network_check, "IDLE_S", (0.0,))
-    monkeypatch.setattr(GrpcTransport, "dial_back", dial_back)
+    monkeypatch.setattr(RelayingTransport, "dial_back", dial_back)
     config = CoordinatorConfig(
         dir=tmp_path,
         run_id="two-addresses",

@@ -11,12 +11,12 @@ from waits import until
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig, NodeConfig
 from swarm.exchange.agent import Agent
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
 from swarm.loops.dial import dial
 from swarm.loops.neighbours import neighbours_loop
 from swarm.peers.address_book import STRANGERS_BURST, AddressBook
+from swarm.relay.relaying_transport import RelayingTransport
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import TOY_RUN_ID, make_advert, make_identity
 from swarm.testing.nodes import make_agent, make_context
@@ -67,10 +67,10 @@ class Directory:
         return self.adverts
 
 
-def real_node(identity: Identity) -> tuple[Agent, GrpcTransport]:
+def real_node(identity: Identity) -> tuple[Agent, RelayingTransport]:
     exchange, clock = ExchangeConfig(lookup_every_s=0.02), SystemClock()
     context = make_context(NodeConfig(run_id=TOY_RUN_ID, exchange=exchange), identity, clock=clock)
-    return make_agent(context, MemoryGroupStore(clock, 2**26)), GrpcTransport(identity, TOY_RUN_ID, exchange, clock)
+    return make_agent(context, MemoryGroupStore(clock, 2**26)), RelayingTransport(identity, TOY_RUN_ID, exchange, clock)
 
 
 def claims(count: int, endpoint: Callable[[int], str]) -> list[Advert]:
@@ -79,7 +79,7 @@ def claims(count: int, endpoint: Callable[[int], str]) -> list[Advert]:
 
 @asynccontextmanager
 async def looking(
-    agent: Agent, transport: GrpcTransport, adverts: list[Advert], num_lookups: int
+    agent: Agent, transport: RelayingTransport, adverts: list[Advert], num_lookups: int
 ) -> AsyncGenerator[None, None]:
     """The node's loop beside a directory; the body runs after so many look-ups."""
     directory = Directory(adverts)

@@ -13,8 +13,8 @@ from attacked_relay import ADDRESSES, CODES, NODE, RUN, Caller, code_of, relayin
 from swarm import addresses
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.relay import relay_servicer, reservation_table
+from swarm.relay.relaying_transport import RelayingTransport
 from swarm.testing.builders import HoldsNothing, make_advert
 from swarm.wire.adverts import seal_advert
 from swarm.wire.v1 import relay_service_pb2 as pb
@@ -84,7 +84,7 @@ async def test_a_dial_back_leads_to_who_proved_its_key_there_and_not_for_ever(
 ) -> None:
     everybody_is_elsewhere(monkeypatch)
     async with relaying() as relay:
-        node = GrpcTransport(NODE, RUN, ExchangeConfig(), SystemClock())
+        node = RelayingTransport(NODE, RUN, ExchangeConfig(), SystemClock())
         await node.serve(HoldsNothing())
         port = int(node.endpoint.rpartition(":")[2])
         owner, thief = await relay.caller(identity=NODE), await relay.caller()

@@ -16,11 +16,11 @@ from waits import PROMPT_S, until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.relay import relay_client, relayed_socket, tunnel
 from swarm.relay.relay_client import RelayReservation
 from swarm.relay.relayed_socket import RelayedSocket
+from swarm.relay.relaying_transport import RelayingTransport
 
 SENT = random.Random(0).randbytes(400_000)
 SLOW = {"bytes_per_s": 2**18, "burst_bytes": 2**16}
@@ -35,7 +35,7 @@ async def no_socket(*_: Any) -> None:
 @asynccontextmanager
 async def connected(relay: Relay, *, near: str, far: str) -> AsyncGenerator[tuple[Streams, Streams, RelayReservation]]:
     """The caller's end and the node's of a relayed connection, each by "socket" or "call"; the node's reservation."""
-    transports = [GrpcTransport(each, RUN, ExchangeConfig(), SystemClock()) for each in (Identity.create(), NODE)]
+    transports = [RelayingTransport(each, RUN, ExchangeConfig(), SystemClock()) for each in (Identity.create(), NODE)]
     for transport, way in zip(transports, (near, far), strict=True):
         if way == "call":
             transport._relays.socket_to = no_socket  # type: ignore[method-assign, assignment]

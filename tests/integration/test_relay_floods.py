@@ -15,12 +15,12 @@ from waits import PROMPT_S, until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.fairness import FairTable
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
 from swarm.relay import relay_client, relay_servicer
 from swarm.relay.relay_servicer import RelayServicer
+from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.reservation_table import RelayLimits, ReservationTable
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.testing.builders import make_identity
@@ -227,7 +227,7 @@ async def test_who_uses_up_the_handshakes_of_a_node_does_so_for_its_own_subnet(
     async with relaying() as relay:
         await relay.node(ServerLimits(handshakes_per_minute=30))
         endpoint = await relay._stack.enter_async_context(forwarding(ADDRESSES[1], relay.address.endpoint))
-        attacker = GrpcTransport(Identity.create(), RUN, ExchangeConfig(), SystemClock())
+        attacker = RelayingTransport(Identity.create(), RUN, ExchangeConfig(), SystemClock())
         relay._stack.push_async_callback(attacker.stop)
         through = PeerAddress(node_id=NODE.node_id, endpoint=f"{endpoint}/{RELAY.node_id}")
         client = await attacker.connect(through, 5.0)

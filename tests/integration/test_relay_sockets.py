@@ -16,11 +16,11 @@ from waits import PROMPT_S, until
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import ConfigError, Unavailable
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.fairness import FairTable
 from swarm.interfaces import PeerAddress
 from swarm.relay import relay_client, relay_servicer, ticket_port
 from swarm.relay.byte_budget import ByteBudget
+from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.ticket_port import GREETING, TicketPort, show_ticket
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.testing.builders import make_identity
@@ -146,7 +146,7 @@ async def test_no_port_of_a_known_service_is_dialled_for_a_relay(port: int, monk
 
     monkeypatch.setattr(relay_client, "show_ticket", shown)
     address = PeerAddress(node_id=NODE.node_id, endpoint="127.0.0.1:7700")
-    transport = GrpcTransport(NODE, "run", ExchangeConfig(), SystemClock())
+    transport = RelayingTransport(NODE, "run", ExchangeConfig(), SystemClock())
     assert await transport._relays.socket_to(address, port, bytes(16)) is None
     with pytest.raises(AssertionError):  # it would be, elsewhere
         await transport._relays.socket_to(address, 1024, bytes(16))
@@ -364,7 +364,7 @@ async def test_why_a_connection_of_sockets_ended_reaches_who_dialled() -> None:
     async with relaying() as relay:
         node = await relay.caller(identity=NODE)
         await node.reserve()
-        transport = GrpcTransport(make_identity(9), "relay-floods", ExchangeConfig(), SystemClock())
+        transport = RelayingTransport(make_identity(9), "relay-floods", ExchangeConfig(), SystemClock())
         through = PeerAddress(node_id=NODE.node_id, endpoint=f"{relay.address.endpoint}/{relay.address.node_id}")
         dialling = asyncio.ensure_future(transport.connect(through, 10.0))
         with await show_ticket(HERE, port_of(relay), await node.tickets.get()):

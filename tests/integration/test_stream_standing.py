@@ -13,7 +13,7 @@ from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import Unavailable
 from swarm.exchange import exchange_servicer
-from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.exchange.grpc_transport import GrpcTransport, PeerHooks
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
 from swarm.peers.peer_table import Peers
@@ -61,8 +61,7 @@ async def test_streams_from_as_many_subnets_as_places_keep_no_known_peer_out(
         RUN,
         ExchangeConfig(),
         SystemClock(),
-        standing=lambda peer: int(is_defended and peer == HONEST.node_id),
-        note_call=peers.record_call,
+        hooks=PeerHooks(standing=lambda peer: int(is_defended and peer == HONEST.node_id), note_call=peers.record_call),
     )
     (endpoint,) = await server.serve(Quiet())
     sources, held = loopback_addresses(NUM_PLACES), list[AsyncIterator[StreamItem]]()

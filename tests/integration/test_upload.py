@@ -11,7 +11,7 @@ import pytest
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
-from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.exchange.grpc_transport import GrpcTransport, PeerHooks
 from swarm.identity import DOMAIN_GROUP, Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
 from swarm.peers.upload_limit import BURST_S
@@ -89,7 +89,8 @@ async def test_all_that_leaves_keeps_to_one_rate_and_givers_go_first(rate: int) 
     body = random.Random(0).randbytes(SIZE)
     held = Endless(sealed_of(owner, body), body)
     config = ExchangeConfig(max_upload_bytes_per_s=rate, relay_reservations=0)
-    server = GrpcTransport(owner, "run", config, SystemClock(), is_giver=lambda node_id: node_id == giver.node_id)
+    hooks = PeerHooks(is_giver=lambda node_id: node_id == giver.node_id)
+    server = GrpcTransport(owner, "run", config, SystemClock(), hooks=hooks)
     clients = [GrpcTransport(each, "run", ExchangeConfig(), SystemClock()) for each in (giver, taker)]
     try:
         (endpoint,) = await server.serve(held)

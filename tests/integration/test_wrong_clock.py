@@ -22,7 +22,7 @@ from swarm.config import (
     NodeConfig,
 )
 from swarm.errors import Unavailable
-from swarm.exchange.grpc_transport import GrpcTransport
+from swarm.exchange.grpc_transport import GrpcTransport, PeerHooks
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
 from swarm.peers.parties import Parties
@@ -55,7 +55,8 @@ async def finding_of(own_skew_s: float, peer_skews_s: list[float]) -> str:
     """What a node says of its clock that dialled peers with such clocks."""
     clock = SkewedClock(own_skew_s)
     clocks = PeerClocks(clock, Parties())
-    own = GrpcTransport(Identity.create(), "demo", ExchangeConfig(listen="127.0.0.1:0"), clock, note_clock=clocks.note)
+    hooks = PeerHooks(note_clock=clocks.note)
+    own = GrpcTransport(Identity.create(), "demo", ExchangeConfig(listen="127.0.0.1:0"), clock, hooks=hooks)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(own.stop)
         for skew_s in peer_skews_s:

@@ -5,9 +5,9 @@ import resource
 import pytest
 
 from swarm.open_files import allow_descriptors, places_for_pages, places_for_relayed
-from swarm.pages.page_server import MAX_CONNECTIONS
 from swarm.relay.reservation_table import RelayLimits
 from swarm.relay.ticket_port import MAX_SILENT
+from swarm.telemetry.page_server import MAX_CONNECTIONS
 from swarm.wire.server import ServerLimits
 
 ENDLESS = resource.RLIM_INFINITY

@@ -6,7 +6,7 @@ import socket
 import pytest
 from waits import HANG_S
 
-from swarm.pages.page_server import Page, PageServer
+from swarm.telemetry.page_server import Page, PageServer
 
 
 def get(port: int, path: str) -> bytes:
