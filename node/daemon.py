@@ -20,7 +20,7 @@ from node.daemon_loops import follow_pause, log_progress, look_for_pause, rememb
 from node.disk_budget import within_budget
 from node.manifest_refresh import ManifestRefresh
 from node.status import STATUS
-from node.status_figures import status_figures, who_counts
+from node.status_figures import agent_figures, who_counts
 from node.worker import errors_in_words, only_cause
 from node.worker_process import WorkerProcess
 from swarm.addresses import advertised
@@ -76,6 +76,8 @@ logger = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 3.0
 DRAIN_S = 2.0  # for what peers are still to have of a node that stops
+# keys of a status that are of connections
+OF_CONNECTIONS = ("peers", "standing", "following", "followers", "is_coordinator_reachable", "reach")
 
 
 class Daemon(Service):
@@ -101,7 +103,7 @@ class Daemon(Service):
         self.worker = WorkerProcess(self._emit)
         self.is_finished = False  # every step is made
         self.has_version = False  # the learner has loaded its model
-        self.last_connections: JsonDict = {}  # of the newest status: none is left by the time that a stop is noted
+        self._last_connections: JsonDict = {}  # of the newest status: none is left by the time that a stop is noted
         self._refresh: ManifestRefresh | None = None  # of a node that joined by a link
         self.differences: list[Difference] | None = None  # from the run's manifest; None: none is held
 
@@ -118,9 +120,9 @@ class Daemon(Service):
                 agent = run_agent(self.agent, self.transport, self._discovery, self.coordinator, rng)
                 running = [tasks.create_task(agent)]
                 beside = {
-                    "status": lambda: write_status(self),
+                    "status": lambda: write_status(self.config.dir, self._status_to_write, self.telemetry, self.events),
                     "pause": lambda: follow_pause(self.agent),
-                    "progress": lambda: log_progress(self),
+                    "progress": lambda: log_progress(self.agent, self.peer_clocks, lambda: self.is_finished),
                     "credential": self._credential.keep,
                     "remember": lambda: remember_peers(self.agent),
                     "reach": self.reach.keep,
@@ -139,12 +141,12 @@ class Daemon(Service):
                 for task in running:
                     task.cancel()
             await self.agent.journal.stop()
-            await asyncio.to_thread(write_json, self.config.dir / STATUS, self.status() | self.last_connections)
+            await asyncio.to_thread(write_json, self.config.dir / STATUS, self.status() | self._last_connections)
         except asyncio.CancelledError:
             await self.agent.journal.stop()
             with contextlib.suppress(OSError):  # else it reads as if it had been killed
                 await asyncio.to_thread(
-                    write_json, self.config.dir / STATUS, self.status() | self.last_connections | {"was_stopped": True}
+                    write_json, self.config.dir / STATUS, self.status() | self._last_connections | {"was_stopped": True}
                 )
             raise
         except BaseExceptionGroup as group:
@@ -283,7 +285,7 @@ class Daemon(Service):
         tokenizer = await asyncio.to_thread(_load_tokenizer, config)
         self.verifier = SandboxVerifier(config.environments, config.sandbox)
         self._exit.push_async_callback(self.verifier.close)
-        self._is_confined = await require_confinement(config, self.verifier)
+        self._is_confined = await require_confinement(config, self.verifier.limits_in_force)
         context = NodeContext(config=config, identity=identity, clock=self.clock, emit=self._emit)
         agent = Agent(
             context,
@@ -366,7 +368,36 @@ class Daemon(Service):
 
     def status(self) -> JsonDict:
         """What status.json says, as of now."""
-        return status_figures(self)
+        return {
+            **agent_figures(self.agent, self.config),
+            "at_s": self.clock.now_s(),
+            "started_at_s": self.started_at_s,
+            "is_loading": self._is_loading,
+            "is_finished": self.is_finished,
+            "dht": self.maddrs,
+            "reach": self.reach.status(),
+            "relayed": self.transport.relay.status(),
+            "scoring_s": self.verifier.own_s,
+            "num_entry_refused": self.entry.num_refused,
+            "differs_from_run": self.differences,
+            "num_events_lost": self.events.num_lost,
+            "clock": self.peer_clocks.finding(),
+            "restarts": {
+                "worker": self.worker.num_restarts,
+                "p2pd": self.directory.num_restarts if self.directory is not None else 0,
+                "sandbox": self.verifier.num_replaced,
+            },
+            **({"is_coordinator_reachable": self.coordinator.is_connected} if self.coordinator is not None else {}),
+        }
+
+    @property
+    def _is_loading(self) -> bool:
+        return Role.TRAINER in self.config.roles and not self.has_version and not self.agent.is_paused
+
+    def _status_to_write(self) -> JsonDict:
+        status = self.status()
+        self._last_connections = {key: status[key] for key in OF_CONNECTIONS if key in status}
+        return status
 
     def _emit(self, event: Event) -> None:
         if isinstance(event, VersionPublished) and not self.has_version:

@@ -5,7 +5,9 @@ Invariant: none of them holds up the agent: files are read and written in thread
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 from node.pause import paused_since
 from node.status import STATUS
@@ -14,11 +16,11 @@ from swarm.errors import StorageFull
 from swarm.exchange.agent import Agent
 from swarm.loops.own_advert import own_report
 from swarm.peers.address_book import KNOWN_PEERS, save_known_peers
+from swarm.peers.peer_clocks import PeerClocks
 from swarm.peers.reputation import REPUTATION, save_reputation
 from swarm.process import write_json
-
-if TYPE_CHECKING:
-    from node.daemon import Daemon
+from swarm.telemetry import EventLog, Telemetry
+from swarm.types import JsonDict
 
 logger = logging.getLogger(__name__)
 
@@ -26,18 +28,17 @@ STATUS_EVERY_S: Final = 1.0
 PAUSE_LOOK_S: Final = 1.0
 REMEMBER_EVERY_S: Final = 10.0
 PROGRESS_EVERY_S: Final = 30.0
-# keys of a status that are of connections
-OF_CONNECTIONS: Final = ("peers", "standing", "following", "followers", "is_coordinator_reachable", "reach")
 
 
-async def write_status(daemon: "Daemon") -> None:
+async def write_status(
+    directory: Path, figures: Callable[[], JsonDict], telemetry: Telemetry, events: EventLog
+) -> None:
     """Keeps status.json and the metrics that are of now."""
-    path, was_written = daemon.config.dir / STATUS, True
+    path, was_written = directory / STATUS, True
     while True:
-        status = daemon.status()
-        daemon.last_connections = {key: status[key] for key in OF_CONNECTIONS if key in status}
-        daemon.telemetry.snapshot(status)
-        daemon.events.flush()
+        status = figures()
+        telemetry.snapshot(status)
+        events.flush()
         try:
             await asyncio.to_thread(write_json, path, status)
             was_written = True
@@ -83,10 +84,10 @@ async def remember_peers(agent: Agent) -> None:
             await asyncio.to_thread(save_known_peers, path, peers)
 
 
-async def log_progress(daemon: "Daemon") -> None:
+async def log_progress(agent: Agent, clocks: PeerClocks, is_finished: Callable[[], bool]) -> None:
     """One line in the log now and then, until every step is made."""
-    agent, tokens = daemon.agent, 0
-    while not daemon.is_finished:
+    tokens = 0
+    while not is_finished():
         await asyncio.sleep(PROGRESS_EVERY_S)
         made, tokens = agent.own_groups.tokens_generated - tokens, agent.own_groups.tokens_generated
         report = own_report(agent, made / PROGRESS_EVERY_S)
@@ -101,5 +102,5 @@ async def log_progress(daemon: "Daemon") -> None:
             "peers": len(agent.peers.connected),
         }
         logger.info("progress", extra=fields)
-        if clock := daemon.peer_clocks.new_finding():
+        if clock := clocks.new_finding():
             logger.warning(clock)

@@ -6,10 +6,10 @@ Invariant: what a GPU needs is arithmetic (`run_estimate`), no measurement.
 import subprocess
 from typing import Final
 
-from node.expectations import machine_choice, read_shape, with_choice
+from node.expectations import machine_choice, with_choice
 from node.finding import Finding
 from node.gpu_facts import HANG_S, GpuFacts
-from node.run_estimate import CONTEXT_BYTES, estimate_memory, lengths_of
+from node.run_estimate import CONTEXT_BYTES, estimate_memory, lengths_of, read_shape
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
 from swarm.model.compute_choice import ComputeChoice

@@ -7,8 +7,7 @@ groups and weights have what is left, and a node whose parts cannot work with th
 from dataclasses import dataclass
 from typing import Final
 
-from node.expectations import read_shape
-from node.run_estimate import CHECKPOINT_BYTES, LIKE_LLAMA, version_bytes
+from node.run_estimate import CHECKPOINT_BYTES, LIKE_LLAMA, read_shape, version_bytes
 from swarm.config import NodeConfig
 from swarm.config.byte_sizes import byte_words
 from swarm.errors import ConfigError

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from node.gpu_facts import HANG_S, has_card
 from node.run_estimate import (
@@ -26,15 +26,15 @@ from node.run_estimate import (
     group_bytes,
     lengths_of,
     patch_bytes,
+    read_shape,
     version_bytes,
 )
 from node.sampled_tasks import SampledEnvironment
-from swarm.config import ModelConfig, NodeConfig, parse_config
+from swarm.config import NodeConfig, parse_config
 from swarm.errors import ConfigError
 from swarm.events import Event, StepMade
 from swarm.learn.checkpoint_state import CHECKPOINTS, newest_compute_dtype
 from swarm.model.compute_choice import ComputeChoice
-from swarm.model.source import SHIPPED, TINY_SHAPE, resolve_source
 from swarm.process import thread_limits
 from swarm.types import Role
 
@@ -72,18 +72,6 @@ def expectation_lines(config: NodeConfig, sampled: Sequence[SampledEnvironment],
         small = small or f", as a patch about {_bytes(patch or 0)}"
         lines.append(f"a version: {_bytes(version_bytes(config, shape))} in full before compression{small}")
     return lines
-
-
-def read_shape(config: ModelConfig) -> ModelShape | None:
-    """Shape of a configured model, from its config.json; None for one that is not counted here. Raises ConfigError."""
-    if config.source in SHIPPED:
-        return ModelShape.of(TINY_SHAPE)
-    path = resolve_source(config, None, with_weights=False) / "config.json"
-    try:
-        settings: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    return ModelShape.of(settings)
 
 
 def machine_choice(config: NodeConfig) -> ComputeChoice | None:

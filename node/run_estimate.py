@@ -1,14 +1,17 @@
 """What a run takes: bytes of memory of a worker, of a group and of a version, by arithmetic alone.
 
-Invariant: nothing is loaded or measured here; every figure follows from the model's shape and the configuration.
+Invariant: nothing is measured here, and of a model its config.json alone is read.
 Shape letters: L layers, H hidden size, I width of the feed-forward layers, V vocabulary, T trained parameters.
 """
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from swarm.config import ModelConfig, NodeConfig
+from swarm.errors import ConfigError
+from swarm.model.source import SHIPPED, TINY_SHAPE, resolve_source
 from swarm.types import Role
 
 LIKE_LLAMA: Final = ("llama", "mistral", "qwen2", "qwen3", "smollm3")  # model types whose parameters are counted here
@@ -106,6 +109,18 @@ class ModelShape:
     def cache_bytes(self, value_bytes: int) -> int:
         """Bytes of keys and values of a token."""
         return 2 * self.num_layers * self.kv_size * value_bytes
+
+
+def read_shape(config: ModelConfig) -> ModelShape | None:
+    """Shape of a configured model, from its config.json; None for one that is not counted here. Raises ConfigError."""
+    if config.source in SHIPPED:
+        return ModelShape.of(TINY_SHAPE)
+    path = resolve_source(config, None, with_weights=False) / "config.json"
+    try:
+        settings: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return ModelShape.of(settings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

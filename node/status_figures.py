@@ -5,44 +5,31 @@ Invariant: plain JSON, made without waiting for anything; `node.status` reads it
 
 import os
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from swarm.config import NodeConfig
 from swarm.exchange.agent import Agent
 from swarm.process import written_bytes_of_tree
 from swarm.types import JsonDict, Role
 
-if TYPE_CHECKING:
-    from node.daemon import Daemon
 
-
-def status_figures(daemon: "Daemon") -> JsonDict:
-    """How a node stands now: lineage, groups, peers, weights and trouble, in the units that the names say."""
-    agent, config = daemon.agent, daemon.config
+def agent_figures(agent: Agent, config: NodeConfig) -> JsonDict:
+    """How an agent stands now: lineage, groups, peers, weights and trouble, in the units that the names say."""
     return {
         "node_id": agent.node_id,
         "name": config.name or config.dir.resolve().name,
         "run_id": config.run_id,
         "pid": os.getpid(),
-        "at_s": daemon.clock.now_s(),
-        "started_at_s": daemon.started_at_s,
-        "is_loading": Role.TRAINER in config.roles and not daemon.has_version and agent.paused_since_s is None,
         "reward_mean": agent.own_groups.reward_mean.value,
         "step": agent.newest_version.step,
         "last_step_at_s": agent.last_step_at_s,
-        "is_finished": daemon.is_finished,
-        "paused_since_s": agent.paused_since_s,
+        "paused_since_s": agent.context.pause.since_s,
         "written_bytes": written_bytes_of_tree(),
         "endpoints": list(agent.endpoints),
-        "dht": daemon.maddrs,
-        "reach": daemon.reach.status(),
-        "relayed": daemon.transport.relay.status(),
         "peers": sorted(agent.peers.connected),
         "known_peers": len(agent.address_book.known),
         "dials": {"answered": agent.address_book.num_answered, "failed": agent.address_book.num_failed},
         "newest_dial_error": agent.address_book.newest_error,
         "num_put": agent.own_groups.num_put,
-        "scoring_s": daemon.verifier.own_s,
         "is_store_full": agent.own_groups.is_full,
         "num_admitted": agent.ingest.num_admitted,
         "num_local_used": agent.journal.num_local,
@@ -57,25 +44,15 @@ def status_figures(daemon: "Daemon") -> JsonDict:
         "replay_groups": agent.replay.num_groups,
         "replay_bytes": agent.replay.num_bytes,
         "num_failures": agent.num_failures,
-        "num_entry_refused": daemon.entry.num_refused,
-        "differs_from_run": daemon.differences,
         "who_counts": who_counts(config),
         "environments": {each.name: each.exchange for each in config.environments},
         "standing": {peer: agent.parties.standing_of(peer) for peer in sorted(agent.peers.connected)},
         "max_disk_bytes": config.disk.max_bytes,
-        "num_events_lost": daemon.events.num_lost,
-        "restarts": {
-            "worker": daemon.worker.num_restarts,
-            "p2pd": daemon.directory.num_restarts if daemon.directory is not None else 0,
-            "sandbox": daemon.verifier.num_replaced,
-        },
         "worker": None if agent.local.activity is None else asdict(agent.local.activity),
         "guard": dict(agent.local.idle_figures),
         **_awaited(config, agent),
         "advice": agent.coordinator_view.advice.state,
         **_weights_status(agent),
-        **({"is_coordinator_reachable": daemon.coordinator.is_connected} if daemon.coordinator is not None else {}),
-        "clock": daemon.peer_clocks.finding(),
         "coordinator_refusal": agent.coordinator_view.refusal,
     }
 

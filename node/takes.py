@@ -4,8 +4,7 @@ Invariant: every figure is a bound of the configuration or the estimate of `run_
 """
 
 from node.disk_budget import disk_budget
-from node.expectations import read_shape
-from node.run_estimate import estimate_memory, lengths_of
+from node.run_estimate import estimate_memory, lengths_of, read_shape
 from swarm.config import NodeConfig
 from swarm.config.byte_sizes import byte_words
 from swarm.process import num_usable_cores

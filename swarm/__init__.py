@@ -8,8 +8,8 @@ __version__ = "0.1.0"
 _MODULES = {
     "train": "node.python_api.training",
     "Training": "node.python_api.training",
-    "Callback": "node.python_api.callbacks",
-    "Metrics": "node.python_api.callbacks",
+    "Callback": "node.python_api.training",
+    "Metrics": "node.python_api.step_metrics",
     "connect": "node.python_api.rollout_source",
     "trl_columns": "node.python_api.rollout_source",
     "RolloutSource": "node.python_api.rollout_source",

@@ -5,6 +5,7 @@ Invariant: built before any collaborator, and none of it is replaced afterwards.
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 from swarm.clock import Clock
@@ -18,6 +19,34 @@ from swarm.types import NodeId
 # A group of 4 KB is opened and checked in .4 ms (at worst in 1.4 ms), most of it under the interpreter's lock: each of
 # three threads would take 60 us more, and hold up the event loop all the same.
 IN_PLACE_BYTES: Final = 4096
+
+
+class Pause:
+    """The pause that the owner of a machine asks for: no batch and no step begins, and nothing is taken in."""
+
+    def __init__(self, changed: Signal) -> None:
+        """`changed` is fired when it begins or ends."""
+        self._changed = changed
+        self.since_s: float | None = None  # wall clock; None: the node works
+
+    @property
+    def is_on(self) -> bool:
+        """The node is paused."""
+        return self.since_s is not None
+
+    def begin(self, since_s: float) -> None:
+        """Begins nothing more until `end`; what is under way ends. `since_s`: wall clock."""
+        self.since_s = since_s
+        self._changed.fire()
+
+    def end(self) -> None:
+        """Goes on."""
+        self.since_s = None
+        self._changed.fire()
+
+    async def over(self) -> None:
+        """Waits until the node is not paused."""
+        await self._changed.until(lambda: not self.is_on)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +65,11 @@ class NodeContext:
     offload: Offload = asyncio.to_thread
     in_place_bytes: int = IN_PLACE_BYTES  # of a group, decompressed; 0: every group is checked by `offload`
     changed: Signal = field(default_factory=Signal)  # groups, versions or connections came, or there is room for more
+
+    @cached_property
+    def pause(self) -> Pause:
+        """The one pause of this node."""
+        return Pause(self.changed)
 
     @property
     def node_id(self) -> NodeId:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from node.python_api.background import Background, run_apart
-from node.python_api.callbacks import Callback, evaluation_metrics, step_metrics
+from node.python_api.step_metrics import Metrics, evaluation_metrics, step_metrics
 from node.train import train as run_training
 from node.train_options import TrainOptions
 from swarm.config import NODE_FILE, NodeConfig, load_config
@@ -151,6 +151,29 @@ class Training:
         from swarm.trained.hub import export_to_hub
 
         return export_to_hub(self.directory, repo, require_format(format), step, is_private=private, is_dry=dry_run)
+
+
+class Callback:
+    """What a program does while it trains: derive from it, and override what is wanted.
+
+    All are called in the thread that called `swarm.train`, in order; the training goes on meanwhile. `run.stop()` ends
+    it, with a checkpoint; an exception ends it as well, and comes out of `swarm.train`.
+
+    Example:
+        class Until(swarm.Callback):
+            def on_evaluation(self, run, metrics):
+                if metrics["eval_own_accuracy"] > 0.9:
+                    run.stop()
+    """
+
+    def on_step(self, run: Training, metrics: Metrics) -> None:
+        """After each optimizer step, with `step`, `loss`, `reward` and so on."""
+
+    def on_evaluation(self, run: Training, metrics: Metrics) -> None:
+        """After each evaluation, with `step` and `eval_ENVIRONMENT_accuracy` (held-out problems)."""
+
+    def on_end(self, run: Training) -> None:
+        """Once, when it ended by itself, or was stopped."""
 
 
 def train(

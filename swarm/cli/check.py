@@ -183,7 +183,7 @@ async def _require_confinement(settings: "NodeConfig") -> None:
 
     verifier = SandboxVerifier(settings.environments, settings.sandbox)
     try:
-        await require_confinement(settings, verifier)
+        await require_confinement(settings, verifier.limits_in_force)
     finally:
         await verifier.close()
 

@@ -39,8 +39,7 @@ class DevicePlan:
 
 def device_plans(config: "NodeConfig", gpu_bytes: int) -> list[DevicePlan]:
     """The configuration, each change alone, and all of them. Raises ConfigError for an architecture not counted."""
-    from node.expectations import read_shape
-    from node.run_estimate import CONTEXT_BYTES, LIKE_LLAMA, estimate_memory, lengths_of
+    from node.run_estimate import CONTEXT_BYTES, LIKE_LLAMA, estimate_memory, lengths_of, read_shape
 
     shape = read_shape(config.model)
     if shape is None:

@@ -4,12 +4,9 @@ Invariant: what is not named here cannot be called, and each charges what it loo
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from swarm.environments.program_values import Closure, NamedFunction
-
-if TYPE_CHECKING:
-    from swarm.environments.program_steps import Run
+from swarm.environments.program_values import Closure, NamedFunction, Run
 
 METHODS: Final[Mapping[type, frozenset[str]]] = {
     str: frozenset(
@@ -23,16 +20,16 @@ METHODS: Final[Mapping[type, frozenset[str]]] = {
     dict: frozenset(["get", "keys", "values", "items", "pop", "setdefault", "update", "copy", "clear"]),
     tuple: frozenset(["index", "count"]),
 }
-Builtin = Callable[["Run", list[Any], dict[str, Any]], Any]
+Builtin = Callable[[Run, list[Any], dict[str, Any]], Any]
 
 
-def _keyed(run: "Run", values: list[Any], key: Any) -> list[Any]:
+def _keyed(run: Run, values: list[Any], key: Any) -> list[Any]:
     keys = values if key is None else [run.invoke(key, [value], {}) for value in values]
     run.charge(run.weigh(*keys) * len(values).bit_length())
     return keys
 
 
-def sort_values(run: "Run", given: list[Any], named: dict[str, Any]) -> list[Any]:
+def sort_values(run: Run, given: list[Any], named: dict[str, Any]) -> list[Any]:
     """`sorted`, with `key` and `reverse`."""
     values = run.items(*given)
     if named.keys() - {"key", "reverse"}:
@@ -43,7 +40,7 @@ def sort_values(run: "Run", given: list[Any], named: dict[str, Any]) -> list[Any
 
 
 def _extreme(choose: Callable[..., Any]) -> Builtin:
-    def extreme(run: "Run", given: list[Any], named: dict[str, Any]) -> Any:
+    def extreme(run: Run, given: list[Any], named: dict[str, Any]) -> Any:
         values = run.items(given[0]) if len(given) == 1 else given
         if named.keys() - {"key", "default"}:
             raise TypeError
@@ -55,14 +52,14 @@ def _extreme(choose: Callable[..., Any]) -> Builtin:
     return extreme
 
 
-def _sum(run: "Run", given: list[Any], _: dict[str, Any]) -> Any:
+def _sum(run: Run, given: list[Any], _: dict[str, Any]) -> Any:
     values = run.items(given[0])
     if not all(isinstance(value, (int, float)) for value in [*values, *given[1:]]):
         raise TypeError
     return sum(values, *given[1:])
 
 
-def _isinstance(_run: "Run", given: list[Any], _: dict[str, Any]) -> bool:
+def _isinstance(_run: Run, given: list[Any], _: dict[str, Any]) -> bool:
     value, kinds = given
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     types = {"int": int, "float": float, "str": str, "bool": bool, "list": list, "dict": dict, "tuple": tuple}
@@ -72,7 +69,7 @@ def _isinstance(_run: "Run", given: list[Any], _: dict[str, Any]) -> bool:
 def _of_data(function: Callable[..., Any], most: int = 2) -> Builtin:
     """A function over plain values, charged by what they hold."""
 
-    def call(run: "Run", given: list[Any], named: dict[str, Any]) -> Any:
+    def call(run: Run, given: list[Any], named: dict[str, Any]) -> Any:
         if named or len(given) > most or any(isinstance(each, (Closure, NamedFunction)) for each in given):
             raise TypeError
         run.weigh(*given)
@@ -84,7 +81,7 @@ def _of_data(function: Callable[..., Any], most: int = 2) -> Builtin:
 def _of_items(function: Callable[..., Any], most: int = 1) -> Builtin:
     """A function over all items of iterable values."""
 
-    def call(run: "Run", given: list[Any], named: dict[str, Any]) -> Any:
+    def call(run: Run, given: list[Any], named: dict[str, Any]) -> Any:
         if named or len(given) > most:
             raise TypeError
         made = function(*[run.items(each) for each in given])
@@ -99,17 +96,17 @@ def _round(value: Any, digits: int | None = None) -> Any:
     return round(value, digits)
 
 
-def _map(run: "Run", given: list[Any], _: dict[str, Any]) -> list[Any]:
+def _map(run: Run, given: list[Any], _: dict[str, Any]) -> list[Any]:
     function, values = given
     return [run.invoke(function, [value], {}) for value in run.items(values)]
 
 
-def _filter(run: "Run", given: list[Any], _: dict[str, Any]) -> list[Any]:
+def _filter(run: Run, given: list[Any], _: dict[str, Any]) -> list[Any]:
     function, values = given
     return [value for value in run.items(values) if (value if function is None else run.invoke(function, [value], {}))]
 
 
-def _enumerate(run: "Run", given: list[Any], named: dict[str, Any]) -> list[Any]:
+def _enumerate(run: Run, given: list[Any], named: dict[str, Any]) -> list[Any]:
     (values, *start) = given
     return list(enumerate(run.items(values), *start, **named))
 

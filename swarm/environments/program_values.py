@@ -2,7 +2,7 @@
 
 import ast
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 MAX_STEPS: Final = 40_000
 MAX_SIZE: Final = 10_000  # items of a list, characters of a text
@@ -23,6 +23,29 @@ class ProgramFailed(Exception):
 
 class StepLimit(Exception):
     """The steps are used up; no program can catch it."""
+
+
+class Run(Protocol):
+    """A program under way, as functions that it may call see it (`program_steps.Run`)."""
+
+    def charge(self, steps: int) -> None:
+        """Takes steps away."""
+
+    def weigh(self, *values: object) -> int:
+        """Charges all that values hold, and returns how much that is."""
+        ...
+
+    def items(self, value: Any) -> list[Any]:
+        """Charges and returns all items of an iterable value."""
+        ...
+
+    def text(self, value: Any) -> str:
+        """The value as `str` writes it."""
+        ...
+
+    def invoke(self, function: Any, given: list[Any], named: dict[str, Any]) -> Any:
+        """The result of a function of the program, or of ours."""
+        ...
 
 
 @dataclass(eq=False, repr=False, slots=True)

@@ -119,10 +119,7 @@ class Agent:
         replay.limit_stored_bytes(int(WAITING_SHARE * config.exchange.store_bytes))
         shares = DrawShares(parties, config.replay.max_reuse)
         replay.limit_shares(shares)
-        self.paused_since_s: float | None = None  # wall clock; None: it works
-        self.journal = DrawJournal(
-            context, store, replay, peers, self.coordinator_view, quota, reputation, shares, lambda: self.is_paused
-        )
+        self.journal = DrawJournal(context, store, replay, peers, self.coordinator_view, quota, reputation, shares)
         window = WINDOW_STEPS * config.replay.local_groups
         # An own generator begins what followers get no credit for: it slows no step, and they would be left with none.
         takes_off = Role.GENERATOR not in config.roles
@@ -143,7 +140,7 @@ class Agent:
             context,
             weights,
             credit,
-            lambda: 0 if self.is_paused else generation.for_followers(),
+            lambda: 0 if context.pause.is_on else generation.for_followers(),
             reputation,
             versions.record,
         )
@@ -181,7 +178,19 @@ class Agent:
         self.ingest = GroupIngest(
             context, self.admission, quota, peers, reputation, parties, credit, replay, streams, novelty, self._learns
         )
-        self.local = WorkerExchange(self, verifier, generation)
+        self.local = WorkerExchange(
+            context,
+            verifier=verifier,
+            generation=generation,
+            own_groups=self.own_groups,
+            journal=self.journal,
+            is_well_formed=self.admission.is_well_formed,
+            peers=peers,
+            versions=versions,
+            coordinator_view=self.coordinator_view,
+            publisher=self.version_publisher,
+            follower=follower,
+        )
 
     def _make_publisher(self, weights: WeightStore | None) -> VersionPublisher | None:
         if weights is None or not self.config.weights.publish:
@@ -249,25 +258,24 @@ class Agent:
 
     @property
     def is_paused(self) -> bool:
-        """The owner of the machine paused it: no batch and no step begins, and nothing is taken in."""
-        return self.paused_since_s is not None
+        """The owner of the machine paused it."""
+        return self.context.pause.is_on
 
     def pause(self, since_s: float) -> None:
         """Begins nothing more until `resume`; what is under way ends. `since_s`: wall clock."""
-        self.paused_since_s = since_s
-        self.context.changed.fire()
+        self.context.pause.begin(since_s)
 
     def resume(self) -> None:
         """Goes on after a pause, with the groups that waited."""
-        if self.paused_since_s is not None:
-            self.replay.outlast_pause(self.paused_since_s)
-            self.paused_since_s = None
+        since_s = self.context.pause.since_s
+        if since_s is not None:
+            self.replay.outlast_pause(since_s)
             self.local.last_step_at_s = self.own_groups.last_put_at_s = self.clock.now_s()  # nothing was late
-            self.context.changed.fire()
+            self.context.pause.end()
 
     async def resumed(self) -> None:
         """Waits until the node is not paused."""
-        await self.context.changed.until(lambda: not self.is_paused)
+        await self.context.pause.over()
 
     # --- state -------------------------------------------------------------------------------------
 

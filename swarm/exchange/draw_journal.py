@@ -42,7 +42,6 @@ class DrawJournal:
     _intake_quota: IntakeQuota  # grows with each draw
     _reputation: Reputation  # of those whose groups end the learner's process
     _shares: DrawShares  # what each party had of the draws
-    _is_paused: Callable[[], bool] = lambda: False  # then no draw is made; `changed` fires when that ends
 
     def __post_init__(self) -> None:
         self._config = self._context.config
@@ -101,7 +100,7 @@ class DrawJournal:
         await self._context.changed.until(lambda: self._round_is_complete(head))
         draw: Draw | None = None
         while draw is None:
-            await self._context.changed.until(lambda: not self._is_paused())
+            await self._context.pause.over()
             self._replay.limit_age(self._lag_bound())
             draw = self._replay.draw(self._next, head, self._peers.heads.get, self._coordinator_view.source_weights())
             if draw is None:

@@ -214,7 +214,7 @@ async def test_without_confinement_scoring_goes_on_where_it_is_allowed_and_a_war
         build_environments([CHAR])["rev"].reference(1),
     )
     try:
-        await require_confinement(config, verifier)
+        await require_confinement(config, verifier.limits_in_force)
         for producer in (None, Producer(node_id=NodeId("a" * 32), is_known=False)):
             verdict = await verifier.verify("rev", 1, answers(right, "no"), producer)
             assert verdict.rewards.tolist() == [1.0, 0.0]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from node.expectations import measure, read_shape
+from node.expectations import measure
 from node.run_estimate import (
     Lengths,
     ModelShape,
@@ -21,6 +21,7 @@ from node.run_estimate import (
     lengths_of,
     pass_tokens,
     patch_bytes,
+    read_shape,
     version_bytes,
 )
 from swarm.config import EnvironmentConfig, ModelConfig, NodeConfig

@@ -7,7 +7,7 @@ in that process is standard library only.
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from io import IOBase
 from pathlib import Path
@@ -17,7 +17,6 @@ from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from swarm.config import NodeConfig
-    from swarm.environments.sandbox.verifier import SandboxVerifier
 
 TESTED: Final = ("network", "files", "processes")
 """Limits without which no answer of another machine reaches code that is not closed."""
@@ -106,8 +105,14 @@ def exposed_environments(config: "NodeConfig") -> list[str]:
     return [f"{name} ({kind})" for name, kind in kinds.items() if kind not in _CLOSED]
 
 
-async def require_confinement(config: "NodeConfig", verifier: "SandboxVerifier") -> bool:
+async def require_confinement(
+    config: "NodeConfig", limits_in_force: Callable[[], Awaitable[Mapping[str, bool]]]
+) -> bool:
     """Starts a scoring process where answers of others reach code that is not closed, and none elsewhere.
+
+    Args:
+        config: of the node.
+        limits_in_force: starts one, and tells which limits it has (`SandboxVerifier.limits_in_force`).
 
     Returns:
         False where it is not confined, so that nodes of this machine alone may be dialled.
@@ -119,7 +124,7 @@ async def require_confinement(config: "NodeConfig", verifier: "SandboxVerifier")
     """
     if not exposed_environments(config):
         return True
-    limits = await verifier.limits_in_force()
+    limits = await limits_in_force()
     if reason := refusal(config, limits):
         raise ConfigError(reason)
     return not missing_limits(limits)

@@ -13,8 +13,9 @@ from typing import TypeVar, cast
 from swarm.errors import Forged, NotHeld, OtherNode, SwarmError, TooLarge, Unavailable
 from swarm.exchange.grpc_transport import ROUTER_PING_S
 from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, Reservation, StreamItem
-from swarm.simulate.virtual.network import HANDSHAKE_BYTES, Line, MemoryNetwork, UnderWay
-from swarm.simulate.virtual.relay import CHECK_BYTES, RESERVE_BYTES, MemoryRelay, MemoryReservation, RelayedLine
+from swarm.simulate.virtual.network import MemoryNetwork, MemoryReservation, RelayedLine
+from swarm.simulate.virtual.relay import CHECK_BYTES, RESERVE_BYTES, MemoryRelay
+from swarm.simulate.virtual.wires import HANDSHAKE_BYTES, Line, UnderWay
 from swarm.types import Credit, Cursor, Digest, NodeId, SealedGroup, SealedManifest, StreamFilter
 from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 from swarm.wire.session import PING_S

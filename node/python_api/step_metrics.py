@@ -1,15 +1,12 @@
-"""What a Python program sees of its training: callbacks, and figures by the names that TRL logs them under.
+"""Figures of a training by the names that TRL logs them under.
 
 Invariant: a figure of ours that TRL has a name for bears that name; every other one keeps its own, below `learn/`.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from swarm.events import PolicyEvaluated, StepMade
-
-if TYPE_CHECKING:
-    from node.python_api.training import Training
 
 Metrics = Mapping[str, float]
 
@@ -27,29 +24,6 @@ _NAMES: Final = {
     "ratio_mean": "sampling/importance_sampling_ratio/mean",
     "ratio_max": "sampling/importance_sampling_ratio/max",
 }
-
-
-class Callback:
-    """What a program does while it trains: derive from it, and override what is wanted.
-
-    All are called in the thread that called `swarm.train`, in order; the training goes on meanwhile. `run.stop()` ends
-    it, with a checkpoint; an exception ends it as well, and comes out of `swarm.train`.
-
-    Example:
-        class Until(swarm.Callback):
-            def on_evaluation(self, run, metrics):
-                if metrics["eval_own_accuracy"] > 0.9:
-                    run.stop()
-    """
-
-    def on_step(self, run: "Training", metrics: Metrics) -> None:
-        """After each optimizer step, with `step`, `loss`, `reward` and so on."""
-
-    def on_evaluation(self, run: "Training", metrics: Metrics) -> None:
-        """After each evaluation, with `step` and `eval_ENVIRONMENT_accuracy` (held-out problems)."""
-
-    def on_end(self, run: "Training") -> None:
-        """Once, when it ended by itself, or was stopped."""
 
 
 def step_metrics(step: StepMade) -> dict[str, float]:
