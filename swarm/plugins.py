@@ -1,4 +1,4 @@
-"""Plug-ins: the object that "module:name" or "path/my_file.py:name" names, or an entry point of an installed package.
+"""Extras of this package, and plug-ins: "module:name", "path/my_file.py:name", or an entry point that is installed.
 
 Invariant: the name comes from this node's own configuration, or with the digest of an installed package from a
 manifest, and a file is loaded under a private module name, so that it can neither replace nor shadow one of ours.
@@ -11,16 +11,32 @@ import importlib.metadata
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
 
 from swarm.errors import ConfigError
 
+EXTRAS: Final[Mapping[str, str]] = {
+    "apps": "swarm.extras.environments.apps:AppsEnvironment",
+    "code": "swarm.extras.environments.code:CodeEnvironment",
+    "dialogue": "swarm.extras.environments.dialogue:DialogueEnvironment",
+    "nim": "swarm.extras.environments.nim:NimEnvironment",
+    "notes": "swarm.extras.environments.notes:NotesEnvironment",
+    "plan": "swarm.extras.plan.plan_run:run_plan",
+    "tinker": "swarm.extras.tinker.serve_tinker:serve_tinker",
+}
+"""Everything of `swarm.extras` that the rest of the package may load: kinds of environments, and commands."""
 _INSTALLERS_RECORDS: Final = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 _PRIVATE_PREFIX = "_swarm_plugin_"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def load_extra(name: str) -> Callable[..., Any]:
+    """One of EXTRAS, imported now."""
+    module, _, attribute = EXTRAS[name].partition(":")
+    return cast("Callable[..., Any]", getattr(importlib.import_module(module), attribute))
 
 
 def load_object(spec: str) -> object:

@@ -436,3 +436,11 @@ def write_json(path: Path, data: JsonDict, *, is_durable: bool = False) -> None:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise StorageFull(error.errno, f"{path}: {error.strerror or error}; make room on the disk") from None
+
+
+def wait_for_signal() -> None:
+    """Returns at Ctrl-C or SIGTERM."""
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    ended.wait()

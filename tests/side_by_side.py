@@ -34,7 +34,14 @@ def sides_of(which: str) -> tuple[Sides, list[list[str]]]:
         files = _files("integration")
         first, *parts = [files[number::NUM_PARTS] for number in range(NUM_PARTS)]
         firsts = {"computes": ["tests/unit", "tests/packaging"], "waits": first}
-        return firsts, [*parts[:2], ["tests/chaos"], ["tests/lab", "tests/golden"], *parts[2:], ["tests/property"]]
+        return firsts, [
+            *parts[:2],
+            ["tests/chaos"],
+            ["tests/lab", "tests/golden"],
+            *parts[2:],
+            ["tests/property"],
+            ["tests/extras"],
+        ]
     unit = _files("unit")
     return {"even": [*unit[::2], "tests/property"], "odd": unit[1::2]}, []
 

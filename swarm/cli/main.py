@@ -23,7 +23,7 @@ from swarm.cli.directory_command import DirectoryCommand
 from swarm.cli.eval_command import evaluate
 from swarm.cli.machine_options import MaxDisk, MaxUpload, Threads, machine_overrides
 from swarm.cli.pause import pause, resume
-from swarm.cli.plan_command import plan_command
+from swarm.cli.plan import plan_command
 from swarm.cli.recipes import recipes_app
 from swarm.cli.report import report, trace, watch
 from swarm.cli.serve import serve

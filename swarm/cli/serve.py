@@ -2,8 +2,6 @@
 
 import os
 import secrets
-import signal
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +10,8 @@ from rich.console import Console
 
 from swarm.cli.trained import Device, Step, Target
 from swarm.errors import ConfigError
+from swarm.plugins import load_extra
+from swarm.process import wait_for_signal
 
 if TYPE_CHECKING:
     from swarm.trained.model import TrainedModel
@@ -78,22 +78,12 @@ def serve(
             "--node and --samplers go together: the one publishes the weights that the others sample with"
         )
     if tinker:
-        from swarm.cli.serve_tinker import TinkerSettings, serve_tinker
-
         is_hub_id = target.count("/") == 1 and target[0] not in "./~"  # as clients write it
         name = name or (target if is_hub_id else Path(target).name)
-        settings = TinkerSettings(name=name, listen=listen, key=key, max_rows=max_rows, device=device, store=store)
-        serve_tinker(target, step, settings, node, samplers)
+        settings = {"name": name, "listen": listen, "key": key, "max_rows": max_rows, "device": device, "store": store}
+        load_extra("tinker")(target, step, node, samplers, **settings)
     else:
         _serve_openai(load_target(target, step), target, name or Path(target).name, listen, key, max_rows, device)
-
-
-def wait_for_signal() -> None:
-    """Returns at Ctrl-C or SIGTERM."""
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    ended.wait()
 
 
 def _serve_openai(

@@ -12,14 +12,25 @@ from typing import Final, cast
 
 from swarm.config import EnvironmentConfig
 from swarm.environments.replay import ConfiguredEnvironment, Score, replay
+from swarm.environments.retry import RetryEnvironment
 from swarm.errors import ConfigError
 from swarm.interfaces import Environment
-from swarm.plugins import code_version, load_entry_point, load_object, package_digest
+from swarm.plugins import EXTRAS, code_version, load_entry_point, load_extra, load_object, package_digest
 
 _READS_FILES: Final = ("jsonl", "function", "plugin")
 ENTRY_POINTS: Final = "swarm.environments"  # group in which packages offer environments by name
 # of interfaces.Environment
 _MEMBERS: Final = ("name", "verifier", "num_tasks", "max_turns", "task", "episode", "reference")
+# Strings, so that a char task never loads reasoning-gym, nor a JSONL file sympy.
+_KINDS: Final[Mapping[str, str]] = {
+    "calculator": "swarm.environments.calculator:CalculatorEnvironment",
+    "char": "swarm.environments.char_tasks:CharEnvironment",
+    "function": "swarm.environments.jsonl:FunctionEnvironment",
+    "grid_world": "swarm.environments.grid_world:GridWorldEnvironment",
+    "jsonl": "swarm.environments.jsonl:RecordEnvironment",
+    "look_up": "swarm.environments.look_up:LookUpEnvironment",
+    "reasoning_gym": "swarm.environments.reasoning_gym:ReasoningGymEnvironment",
+}
 SINGLE_ANSWERS: Final = ("reasoning_gym", "jsonl", "char", "function")  # kinds that say nothing besides the outcome
 SIGNALS: Final = ("turn_rewards", "state_keys", "tool_calls", "reward_parts")
 """What an environment may say besides the outcome (its attribute `signals`): a reward for each turn, a key of
@@ -63,60 +74,13 @@ def _check_weights(environment: Environment, weights: Mapping[str, float]) -> No
 
 
 def _build(config: EnvironmentConfig) -> Environment:
-    # Imported here so that a char task never loads reasoning-gym, nor a JSONL file sympy.
-    if config.kind == "char":
-        from swarm.environments.char_tasks import CharEnvironment
-
-        return CharEnvironment(config)
-    if config.kind == "reasoning_gym":
-        from swarm.environments.reasoning_gym import ReasoningGymEnvironment
-
-        return ReasoningGymEnvironment(config)
-    if config.kind == "jsonl":
-        from swarm.environments.jsonl import RecordEnvironment
-
-        return RecordEnvironment(config)
-    if config.kind == "function":
-        from swarm.environments.jsonl import FunctionEnvironment
-
-        return FunctionEnvironment(config)
-    if config.kind == "calculator":
-        from swarm.environments.calculator import CalculatorEnvironment
-
-        return CalculatorEnvironment(config)
     if config.kind == "retry":
-        from swarm.environments.retry import RetryEnvironment
-
         assert config.inner is not None
         return RetryEnvironment(config, build_environment(config.inner))
-    if config.kind == "look_up":
-        from swarm.environments.look_up import LookUpEnvironment
-
-        return LookUpEnvironment(config)
-    if config.kind == "grid_world":
-        from swarm.environments.grid_world import GridWorldEnvironment
-
-        return GridWorldEnvironment(config)
-    if config.kind == "apps":
-        from swarm.environments.apps import AppsEnvironment
-
-        return AppsEnvironment(config)
-    if config.kind == "dialogue":
-        from swarm.environments.dialogue import DialogueEnvironment
-
-        return DialogueEnvironment(config)
-    if config.kind == "code":
-        from swarm.environments.code import CodeEnvironment
-
-        return CodeEnvironment(config)
-    if config.kind == "nim":
-        from swarm.environments.nim import NimEnvironment
-
-        return NimEnvironment(config)
-    if config.kind == "notes":
-        from swarm.environments.notes import NotesEnvironment
-
-        return NotesEnvironment(config)
+    if config.kind in EXTRAS:
+        return load_extra(config.kind)(config)
+    if config.kind in _KINDS:
+        return cast("Callable[[EnvironmentConfig], Environment]", load_object(_KINDS[config.kind]))(config)
     return load_plugin(config)
 
 

@@ -10,10 +10,10 @@ from swarm.clock import ManualClock
 from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig
 from swarm.environments.environment import Problem
 from swarm.environments.load import build_environment
-from swarm.environments.nim import Game, NimEnvironment
-from swarm.environments.notes import NotesEnvironment
 from swarm.environments.replay import ReplayedEpisode, replay
 from swarm.episode import Actions, Message, Transition
+from swarm.extras.environments.nim import Game, NimEnvironment
+from swarm.extras.environments.notes import NotesEnvironment
 from swarm.model.tokenizer import CharTokenizer
 from swarm.objectives import coefficients
 from swarm.objectives.batch import Batch

@@ -111,7 +111,7 @@ async def test_a_fault_of_a_side_loop_ends_no_node(tmp_path: Path, name: str, mo
     """It is logged, counted and tried again, as that of any other loop."""
     calls: list[str] = []
 
-    async def fails(self: object) -> None:
+    async def fails(*_: object) -> None:
         calls.append(name)
         raise RuntimeError("a fault that nobody thought of")
 

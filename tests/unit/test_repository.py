@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("swarm", "node", "coordinator")
-SHARED = [path.stem for folder in ("golden", "recorded") for path in (ROOT / "tests" / folder).glob("*.py")]
+SHARED = [path.stem for folder in ("golden", "recorded", ".") for path in (ROOT / "tests" / folder).glob("*.py")]
 SCENES = {
     "attacked_dht",
     "attacked_node",
@@ -34,9 +34,7 @@ def tracked() -> list[Path]:
 
 
 def modules() -> list[Path]:
-    return [
-        path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "wire/v1" not in str(path)
-    ]
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if path.parent.name != "v1"]
 
 
 @functools.cache
@@ -173,9 +171,11 @@ def test_generated_wire_code_is_current(tmp_path: Path):
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}"]
     outputs = [f"--{kind}={tmp_path}" for kind in ("python_out", "grpc_python_out", "pyi_out")]
     subprocess.run([*command, *outputs, *map(str, protos)], check=True)
-    generated = {path.name: path.read_text() for path in (tmp_path / "swarm" / "wire" / "v1").iterdir()}
+    generated = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*_pb2*")}
     committed = {
-        p.name: p.read_text() for p in (ROOT / "swarm/wire/v1").iterdir() if p.is_file() and p.name != "__init__.py"
+        path.relative_to(ROOT): path.read_text()
+        for folder in ("swarm/wire/v1", "swarm/extras/tinker/v1")
+        for path in (ROOT / folder).glob("*_pb2*")
     }
     assert generated == committed, "run `make proto`"
 

@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 
 from swarm.config import EnvironmentConfig, SandboxConfig
-from swarm.environments.apps import KINDS, AppsEnvironment
-from swarm.environments.apps import TOOLS as APP_TOOLS
 from swarm.environments.calculator import CalculatorEnvironment, number_in, value_of
 from swarm.environments.char_tasks import ALPHABET
-from swarm.environments.code import CodeEnvironment
-from swarm.environments.dialogue import DialogueEnvironment
 from swarm.environments.environment import is_held_out
 from swarm.environments.grid_world import GridWorldEnvironment
 from swarm.environments.load import build_environment
 from swarm.environments.look_up import LookUpEnvironment
-from swarm.environments.nim import ROLES, NimEnvironment
-from swarm.environments.notes import NotesEnvironment
 from swarm.environments.replay import ReplayedEpisode, replay
 from swarm.environments.retry import RetryEnvironment
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.environments.tool_calls import parse_action, render_call
 from swarm.episode import OUTCOME, Actions, EpisodeOutcome, ToolCall, TurnStatus
 from swarm.errors import ConfigError
+from swarm.extras.environments.apps import KINDS, AppsEnvironment
+from swarm.extras.environments.apps import TOOLS as APP_TOOLS
+from swarm.extras.environments.code import CodeEnvironment
+from swarm.extras.environments.dialogue import DialogueEnvironment
+from swarm.extras.environments.nim import ROLES, NimEnvironment
+from swarm.extras.environments.notes import NotesEnvironment
 from swarm.interfaces import Environment
 from swarm.testing.hostile_actions import hostile_actions
 

@@ -1,0 +1,198 @@
+"""Programming: a function in Python against hidden tests, with the class and line of an error, and several attempts.
+
+Invariant: a program is carried out step by step by `program_steps`, never by Python, so that it reaches neither the
+tests nor their results nor anything of this process, and its limits are counted steps; each test has a run of its own.
+"""
+
+import random
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, cast
+
+from swarm.config import EnvironmentConfig
+from swarm.environments.environment import NumberedEnvironment, Problem
+from swarm.environments.params import Params, verifier_name
+from swarm.episode import OUTCOME, Action, Actions, Message, Transition, TurnStatus
+from swarm.extras.environments.program_steps import Run, read_program
+from swarm.extras.environments.program_values import MAX_STEPS, ProgramFailed
+
+Numbers = list[int]
+_FENCED: Final = re.compile(r"```(?:python)?[ \t]*\n(.*?)```", re.DOTALL)
+_MAX_DRAWS: Final = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """A change of a list of numbers, or a result of it: in words, as code over `xs`, and as it is."""
+
+    words: str
+    code: str
+    apply: Callable[[Numbers], object]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Puzzle:
+    """What a function is to do, and the hidden tests of it."""
+
+    operations: tuple[Operation, ...]
+    tests: tuple[tuple[Numbers, object], ...]
+    example: tuple[Numbers, object]
+
+
+def _changes(k: int) -> tuple[Operation, ...]:
+    table: tuple[tuple[str, str, Callable[[Numbers], object]], ...] = (
+        (f"keep the numbers greater than {k}", f"[x for x in xs if x > {k}]", lambda xs: [x for x in xs if x > k]),
+        (f"keep the multiples of {k}", f"[x for x in xs if x % {k} == 0]", lambda xs: [x for x in xs if x % k == 0]),
+        (f"multiply each by {k}", f"[x * {k} for x in xs]", lambda xs: [x * k for x in xs]),
+        (f"add {k} to each", f"[x + {k} for x in xs]", lambda xs: [x + k for x in xs]),
+        (f"leave the first {k} out", f"xs[{k}:]", lambda xs: xs[k:]),
+        (f"take every {k}th, beginning with the first", f"xs[::{k}]", lambda xs: xs[::k]),
+        ("reverse the list", "xs[::-1]", lambda xs: xs[::-1]),
+        ("sort it, smallest first", "sorted(xs)", sorted),
+    )
+    return tuple(Operation(words=words, code=code, apply=apply) for words, code, apply in table)
+
+
+_RESULTS: Final = (
+    Operation(words="return the list", code="xs", apply=lambda xs: xs),
+    Operation(words="return the sum", code="sum(xs)", apply=lambda xs: sum(xs)),
+    Operation(words="return how many there are", code="len(xs)", apply=lambda xs: len(xs)),
+    Operation(words="return the largest (0 if none)", code="max(xs, default=0)", apply=lambda xs: max(xs, default=0)),
+)  # fmt: skip
+
+
+class CodeEnvironment(NumberedEnvironment):
+    """A function `f(xs)` over a list of numbers.
+
+    Params: `operations` (2: changes of the list before the result), `tests` (6), `max_turns` (3) attempts. Actions: the
+    program, alone or fenced, in a part of Python: functions, loops, conditions, comprehensions, numbers, texts, lists,
+    tuples, dicts, and their common methods and functions. Rewards: outcome 1 where all tests pass, `tests` the share
+    that passes at the end, `first_try`. A turn earns the change of that share.
+    """
+
+    answer_cpu_s = 0.5  # 40,000 steps take a tenth
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        """Raises ConfigError."""
+        params = Params(config)
+        self._operations = params.integer("operations", 2, 1, 5)
+        self._tests = params.integer("tests", 6, 3, 20)
+        self.max_turns = params.turns(3)
+        self.signals = frozenset({"turn_rewards", "state_keys", "reward_parts"})
+        params.finish()
+        minor = ".".join(map(str, sys.version_info[:2]))  # which decides what is a syntax error, and in which line
+        super().__init__(config, f"{verifier_name(config, 1)}+python{minor}")
+
+    def build(self, task_id: int) -> Problem:
+        """A chain of operations whose tests have at least three different results."""
+        source = random.Random(f"{self.config.seed}:{task_id}")
+        puzzle = self._draw(source)
+        for _ in range(_MAX_DRAWS):
+            if len({repr(result) for _, result in puzzle.tests}) >= min(3, self._tests):
+                break
+            puzzle = self._draw(source)
+        *changes, result = (operation.words for operation in puzzle.operations)
+        given, expected = puzzle.example
+        text = f"{', then '.join(changes)}, then {result}"
+        return Problem(
+            question=(
+                "Write a Python function f(xs) over a list of whole numbers, and nothing else, such as\n"
+                "```python\ndef f(xs):\n    xs = [x - 1 for x in xs]\n    return len(xs)\n```\n"
+                f"It shall {text}. For example f({given}) is {expected}."
+            ),
+            reference=_program(puzzle.operations),
+            entry=puzzle,
+            initial_state=f"{text} {puzzle.tests}",
+        )
+
+    def begin(self, problem: Problem) -> "Programming":
+        """No attempt yet."""
+        return Programming(problem.entry, self.max_turns)
+
+    def demonstration(self, task_id: int) -> Actions:
+        """Actions that earn every reward. Raises LookupError."""
+        return (f"```python\n{self.reference(task_id)}```",)
+
+    def _draw(self, source: random.Random) -> Puzzle:
+        changes = [source.choice(_changes(source.randint(2, 5))) for _ in range(self._operations)]
+        operations = (*changes, source.choice(_RESULTS))
+        lists = [[source.randint(-9, 20) for _ in range(source.randint(3, 9))] for _ in range(self._tests)]
+        pairs = [(numbers, _result(operations, numbers)) for numbers in (*lists, [])]
+        return Puzzle(operations=operations, tests=tuple(pairs[1:]), example=pairs[0])
+
+
+class Programming:
+    """Attempts until all tests pass, or the turns are used up."""
+
+    def __init__(self, puzzle: Puzzle, max_turns: int) -> None:
+        self._puzzle = puzzle
+        self._left = max_turns
+        self._share = 0.0
+        self._num_attempts = 0
+
+    def step(self, action: Action) -> Transition:
+        """The end where all tests pass, else the first error or how many tests passed."""
+        num_tests, before = len(self._puzzle.tests), self._share
+        num_passed, error = judge(program_in(action.text), self._puzzle)
+        self._share = num_passed / num_tests
+        self._left -= 1
+        self._num_attempts += 1
+        is_right = num_passed == num_tests
+        status = TurnStatus.MALFORMED if error and error.name == "SyntaxError" else TurnStatus.OK
+        if is_right or not self._left:
+            is_first = is_right and self._num_attempts == 1
+            rewards = {OUTCOME: float(is_right), "tests": self._share, "first_try": float(is_first)}
+            return Transition(is_end=True, rewards=rewards, reward=self._share - before, status=status, state_key="end")
+        said = f"{error}" if error else f"{num_passed} of {num_tests} tests pass"
+        messages = (Message(role="user", content=f"{said}. Try again."),)
+        key = f"{num_passed}:{said}"
+        return Transition(messages=messages, reward=self._share - before, status=status, state_key=key)
+
+
+def judge(program: str, puzzle: Puzzle) -> tuple[int, ProgramFailed | None]:
+    """How many tests a program passes, and its first error. All tests together have MAX_STEPS steps."""
+    try:
+        tree = read_program(program)
+    except ProgramFailed as error:
+        return 0, error
+    num_passed, num_steps, first = 0, MAX_STEPS, cast("ProgramFailed | None", None)
+    for given, expected in puzzle.tests:
+        run = Run(tree, num_steps)
+        try:
+            num_passed += _is_same(run.call("f", list(given)), expected)
+        except ProgramFailed as error:
+            first = first or error
+        num_steps -= run.num_steps
+    return num_passed, first
+
+
+def program_in(text: str) -> str:
+    """The first fenced block of a text, or all of it."""
+    found = _FENCED.search(text)
+    return found[1] if found else text.strip()
+
+
+def _is_same(value: object, expected: object) -> bool:
+    """Equal in value and kind; looks at no more than the expected value holds."""
+    if isinstance(expected, list):
+        if type(value) is not list:
+            return False
+        items, wanted = cast("list[object]", value), cast("list[object]", expected)
+        return len(items) == len(wanted) and all(map(_is_same, items, wanted))
+    return type(value) is type(expected) and value == expected
+
+
+def _result(operations: tuple[Operation, ...], numbers: Numbers) -> object:
+    *changes, result = operations
+    for change in changes:
+        numbers = cast("Numbers", change.apply(numbers))
+    return result.apply(numbers)
+
+
+def _program(operations: tuple[Operation, ...]) -> str:
+    *changes, result = operations
+    return "\n".join(
+        ["def f(xs):", *(f"    xs = {change.code}" for change in changes), f"    return {result.code}", ""]
+    )

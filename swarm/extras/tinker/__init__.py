@@ -1,0 +1,1 @@
+"""A server for the tinker SDK, alone or as a node."""

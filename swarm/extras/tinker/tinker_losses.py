@@ -1,0 +1,209 @@
+"""Losses of Tinker as recipes: what a client names and sends becomes parts of ours and one batch.
+
+Invariant: the loss is the sum over all tokens that were sent, advantages (or weights) as sent, temperature 1. Two
+bounds are ours: a log-ratio counts as far as +-20, that of a whole sequence (gspo) up to 10.
+
+Source: Tinker's documentation of its losses (tinker-docs.thinkingmachines.ai/tinker/losses), where each formula stands.
+Shape letters: N data, L longest of them in targets.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from swarm.errors import ConfigError
+from swarm.extras.tinker.tinker_wire import TrainingDatum
+from swarm.objectives.methods.gspo import SequenceTokenRatio
+from swarm.objectives.part import AdvantagePart, AggregatePart, Batch, NotNegative, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import unbounded as unbounded_losses
+from swarm.objectives.parts import Clip, DetachedClip, Likelihood, NoRatio, Surrogate, TokenRatio
+from swarm.objectives.recipe import Recipe
+from swarm.serving.openai_requests import RequestRefused
+from swarm.types import Correction
+
+MAX_PADDED: Final = 2**22  # elements of a part's tensors; a datum that is longer is alone
+GSPO_LOW, GSPO_HIGH = 1 - 3e-4, 1 + 4e-4  # of the paper, section 5.1
+UNKNOWN: Final[Mapping[str, str]] = {
+    "stable_reinforce": "its formula is not public; use importance_sampling, ppo, cispo, dro or gspo",
+    "custom": "losses are not run here; leave custom_loss_server_side off, and the SDK computes them itself",
+}
+
+
+class SentAdvantages(AdvantagePart):
+    """Advantages as the client computed them."""
+
+    equation = "A as sent"
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return batch.advantages
+
+
+class TokenSum(AggregatePart):
+    """The sum over all tokens: whatever a mean would divide by is in the advantages already."""
+
+    equation = "L = sum_i sum_t L_t"
+
+    def __call__(self, losses: Tensor, scored: Scored) -> Tensor:
+        return losses.sum()
+
+
+class QuadraticPenalty(WeightPart):
+    """The log-likelihood times the advantage, and half a square of the log-ratio times beta.
+
+    Source: DRO, arXiv:2405.19107, as Tinker writes it for tokens.
+    """
+
+    equation = "L_t = -A log pi_t + beta/2 (log r_t)^2"
+    beta: NotNegative = 0.05
+
+    def __call__(self, scored: Scored) -> TokenLosses:
+        return unbounded_losses(-scored.advantages * scored.logprobs + 0.5 * self.beta * scored.log_ratio**2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Loss:
+    inputs: tuple[str, ...]  # tensors that each datum has beside target_tokens
+    constants: Mapping[str, float]  # what loss_fn_config may set, with what it is otherwise
+    parts: Any  # constants -> ratio and weight
+    sees: str = ""  # the tensor that says which tokens the ratio is of; empty: all
+
+
+_CLIP: Final[Mapping[str, float]] = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+_RL: Final = ("logprobs", "advantages")
+LOSSES: Final[Mapping[str, _Loss]] = {
+    "cross_entropy": _Loss(inputs=("weights",), constants={}, parts=lambda: (NoRatio(), Likelihood())),
+    "importance_sampling": _Loss(inputs=_RL, constants={}, parts=lambda: (TokenRatio(), Surrogate())),
+    "ppo": _Loss(inputs=_RL, constants=_CLIP, parts=lambda low, high: (TokenRatio(), Clip(low=1 - low, high=high - 1))),
+    "cispo": _Loss(
+        inputs=_RL, constants=_CLIP, parts=lambda low, high: (TokenRatio(), DetachedClip(low=1 - low, high=high - 1))
+    ),
+    "dro": _Loss(inputs=_RL, constants={"beta": 0.05}, parts=lambda beta: (TokenRatio(), QuadraticPenalty(beta=beta))),
+    "gspo": _Loss(
+        inputs=(*_RL, "sequence_ratio_mask"),
+        constants={"clip_low_threshold": GSPO_LOW, "clip_high_threshold": GSPO_HIGH},
+        parts=lambda low, high: (SequenceTokenRatio(), Clip(low=1 - low, high=high - 1)),
+        sees="sequence_ratio_mask",
+    ),
+}
+
+
+def recipe_of(loss: str, config: Mapping[str, float]) -> Recipe:
+    """The recipe of a loss.
+
+    Args:
+        loss: as clients call it.
+        config: `loss_fn_config`, what it leaves out is as documented.
+
+    Raises:
+        RequestRefused: names the loss or the constant, and what there is.
+    """
+    if loss not in LOSSES:
+        raise RequestRefused(f"loss_fn {loss!r}: {UNKNOWN.get(loss, 'there are ' + ', '.join(LOSSES))}")
+    known = LOSSES[loss].constants
+    if unknown := sorted(config.keys() - known.keys()):
+        raise RequestRefused(f"loss_fn_config.{unknown[0]}: {loss} has {', '.join(known) or 'no constants'}")
+    values = {**known, **config}
+    low, high = values.get("clip_low_threshold", 0.0), values.get("clip_high_threshold", 1.0)
+    if not 0 <= low <= 1 <= high:
+        raise RequestRefused(
+            f"loss_fn_config: clip_low_threshold {low:g} must be in [0, 1] and clip_high_threshold {high:g} at least 1"
+        )
+    try:
+        ratio, weight = LOSSES[loss].parts(*values.values())
+    except ConfigError as error:
+        raise RequestRefused(f"loss_fn_config.{error}") from None
+    return Recipe(
+        name=f"tinker {loss}",
+        title=loss,
+        url="https://tinker-docs.thinkingmachines.ai/tinker/losses",
+        verification="paper",
+        advantage=SentAdvantages(),
+        ratio=ratio,
+        weight=weight,
+        aggregate=TokenSum(),
+    )
+
+
+def parts_of_similar_length(data: Sequence[TrainingDatum]) -> list[list[int]]:
+    """Places of the data, in parts that are not mostly padding: every loss adds up over data."""
+    parts: list[list[int]] = []
+    longest = 0
+    for row in sorted(range(len(data)), key=lambda row: -data[row].targets.size):
+        if not parts or longest * (len(parts[-1]) + 1) > MAX_PADDED:
+            parts.append([])
+            longest = data[row].targets.size
+        parts[-1].append(row)
+    return parts
+
+
+def batch_of(loss: str, data: Sequence[TrainingDatum], part: Sequence[int], device: torch.device) -> Batch:
+    """What the recipe of a loss sees: a rollout for each datum of a part, its targets in their order.
+
+    Raises:
+        RequestRefused: a datum lacks a tensor of this loss, or has one of another shape.
+    """
+    size = max(data[row].targets.size for row in part)
+    shape = (len(part), size)
+    ids, mask = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.bool)
+    advantages, behavior = torch.zeros(shape), torch.zeros(shape)
+    for row, place in enumerate(part):
+        datum = data[place]
+        sent = {name: _tensor(loss, name, datum, place) for name in LOSSES[loss].inputs}
+        count = datum.targets.size
+        is_seen = torch.ones(count, dtype=torch.bool)
+        advantage = sent["weights" if "weights" in sent else "advantages"]
+        if LOSSES[loss].sees:
+            is_seen = sent[LOSSES[loss].sees] != 0
+            if bool((advantage[~is_seen] != 0).any()):
+                raise RequestRefused(
+                    f"data.{place}: advantages are not 0 where sequence_ratio_mask is 0; set one of them to match"
+                )
+        ids[row, :count] = torch.from_numpy(datum.targets.reshape(-1).copy())
+        mask[row, :count], advantages[row, :count] = is_seen, torch.where(is_seen, advantage, 0.0)
+        if "logprobs" in sent:
+            behavior[row, :count] = torch.where(is_seen, sent["logprobs"], 0.0)
+    lengths, count = mask.sum(dim=1), len(part)
+    return Batch(
+        token_ids=ids.to(device),
+        mask=mask.to(device),
+        behavior_logprobs=behavior.to(device),
+        advantages=advantages.to(device),
+        rewards=torch.zeros(count, device=device),
+        turn_ids=torch.zeros(shape, dtype=torch.int64, device=device),
+        group_index=torch.arange(count, device=device),
+        age_steps=torch.zeros(count, dtype=torch.int64, device=device),
+        is_external=torch.zeros(count, dtype=torch.bool, device=device),
+        temperature=torch.ones(count, device=device),
+        length=lengths.to(device),
+        max_new_tokens=torch.full((count,), size, device=device),
+        is_truncated=torch.zeros(count, dtype=torch.bool, device=device),
+        corrections=(Correction.EXACT,) * count,
+        texts=("",) * count,
+        prompts=(torch.zeros(1, dtype=torch.int64, device=device),) * count,
+        sources=("tinker",) * count,
+        task_keys=tuple(map(str, range(count))),
+        step_tokens=int(lengths.sum()),
+        step_rollouts=count,
+        step_groups=count,
+    )
+
+
+def _tensor(loss: str, name: str, datum: TrainingDatum, row: int) -> Tensor:
+    """A tensor of a datum as float32 [targets]; weights that are left out are 1."""
+    sent = datum.inputs.get(name)
+    if sent is None:
+        if name == "weights":
+            return torch.ones(datum.targets.size)
+        raise RequestRefused(f"data.{row}.loss_fn_inputs.{name}: missing, {loss} takes it")
+    if sent.shape != datum.targets.shape:
+        raise RequestRefused(
+            f"data.{row}.loss_fn_inputs.{name}: shape {list(sent.shape)}, that of target_tokens is "
+            f"{list(datum.targets.shape)}"
+        )
+    values = torch.from_numpy(sent.astype("float32").reshape(-1))
+    if not bool(torch.isfinite(values).all()):
+        raise RequestRefused(f"data.{row}.loss_fn_inputs.{name}: a value is not finite")
+    return values
