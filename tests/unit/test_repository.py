@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import graphlib
 import hashlib
 import importlib.metadata
 import re
@@ -10,7 +11,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+import grimp
 import pytest
+
+from swarm.plugins import EXTRAS, load_extra
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("swarm", "node", "coordinator")
@@ -240,6 +244,17 @@ def test_a_name_of_a_file_or_class_means_one_thing():
                 classes[node.name] = classes.get(node.name, 0) + 1
     assert {name for name, count in files.items() if count > 1} == set(SAME_BASE_NAMES)
     assert {name for name, count in classes.items() if count > 1} == set()
+
+
+def test_no_module_imports_itself_in_a_circle():
+    graph = grimp.build_graph(*PACKAGES)  # imports within functions and for type checkers included
+    imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert list(graphlib.TopologicalSorter(imported).static_order())  # raises CycleError, which names the circle
+
+
+def test_a_name_of_an_extra_leads_to_it():
+    for name in EXTRAS:
+        assert callable(load_extra(name))
 
 
 def test_no_folder_of_modules_is_crowded():
