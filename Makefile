@@ -11,7 +11,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3 pytho
   $(shell $(p) -c 'import sys; print(1 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "")' 2>/dev/null),$(p))))
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS ?= learn,dht,serve,report,tensorboard,dev
+EXTRAS ?= learn,dht,serve,tensorboard,dev
 # More flags for pip, for example PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu".
 PIP_FLAGS ?=
 # More flags for the command of a target, for example make simulate ARGS="--rounds 8".

@@ -103,7 +103,6 @@ _EXTRAS: Final = {
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "gguf", "accelerate"), "learn"),
     **dict.fromkeys(("starlette", "uvicorn"), "serve"),
     "hivemind": "dht",
-    "matplotlib": "report",
 }
 
 

@@ -1,4 +1,4 @@
-"""Report writer of a run: report.html (one file, no requests), report.json, report.png.
+"""Report writer of a run: report.html (one file, no requests) and report.json.
 
 Invariant: the three show the same result; every text in the page is escaped, and control characters are replaced.
 """
@@ -67,18 +67,12 @@ def write_report(result: RunResult, out_dir: Path) -> dict[str, Path]:
     """Writes the report files into `out_dir` (made if missing).
 
     Returns:
-        "html", "json" and, where matplotlib is installed, "png" -> path.
+        "html" and "json" -> path.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     paths = {"html": out_dir / "report.html", "json": out_dir / "report.json"}
     paths["html"].write_text(render_html(result), encoding="utf-8")
     paths["json"].write_text(json.dumps(finite(as_json(result)), indent=1, allow_nan=False), encoding="utf-8")
-    try:
-        from swarm.report.png import write_png
-    except ImportError:
-        return paths
-    paths["png"] = out_dir / "report.png"
-    write_png(result, paths["png"])
     return paths
 
 

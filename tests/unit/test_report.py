@@ -278,13 +278,12 @@ def test_a_violated_invariant_is_shown_with_its_detail():
     assert "an invariant is violated" in page and "ada: draw 3 was made twice" in page
 
 
-def test_names_from_other_machines_cannot_put_markup_into_the_page(tmp_path: Path):
+def test_names_from_other_machines_cannot_put_markup_into_the_page():
     name = '<script>alert(1)</script>" onload="x $\\frac'
     hostile = SwarmResult(nodes=(node(name),), began_at_s=0, first_step_at_s=100, ended_at_s=160)
     given = result(title=name, swarm=hostile, rival=None)
     page = render_html(given)
     assert "<script>alert" not in page and 'onload="x' not in page
-    assert write_report(given, tmp_path)["png"].stat().st_size > 10_000
 
 
 def test_a_run_without_any_event_still_has_a_report(tmp_path: Path):
@@ -302,7 +301,6 @@ def test_report_files_hold_the_same_figures(tmp_path: Path):
     assert data["derived"]["swarm"]["mean_change"]["own/all"]["after"] == pytest.approx(0.7)
     assert data["result"]["swarm"]["nodes"][0]["steps"][2]["step"] == 3
     assert data["result"]["options"] == {"seed": 3}
-    assert paths["png"].read_bytes().startswith(b"\x89PNG")
 
 
 def test_figures_that_are_not_finite_become_null_in_json(tmp_path: Path):
