@@ -171,7 +171,6 @@ async def test_more_keys_than_a_node_remembers_hide_nobody_whom_it_found_before(
 
 async def test_who_holds_a_reservation_is_found_at_its_relay_though_the_directory_is_full() -> None:
     """Two subnets announce 256 free keys within 16 s, and thousands until the first of these expire."""
-
     clock = ManualClock()
     replica: Any = Replica(clock, [])
     async with relaying() as relay:
