@@ -37,6 +37,8 @@ from pydantic import BaseModel
 TESTS: Final = Path(__file__).parent
 TABLE: Final = TESTS / "mutants.toml"
 LIMIT_S: Final = 60  # of one test; one that hangs is meant to
+# What a test that failed leaves open is no news of the mutant.
+PLUGINS_OFF: Final = ("-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:threadexception")
 PROOFS: Final = ("AssertionError", "Failed")  # of pytest: a claim did not hold, or nothing was raised
 
 
@@ -73,15 +75,21 @@ def apply(mutant: Mutant) -> None:
         AttributeError: a target does not exist.
     """
     for target, expression in mutant.patch.items():
-        module_name, _, path = target.partition(":")
-        module = importlib.import_module(module_name)
-        *owners, last = path.split(".")
-        owner: Any = module
-        for part in owners:
-            owner = getattr(owner, part)
-        old = vars(owner)[last] if isinstance(owner, type) and last in vars(owner) else getattr(owner, last)
+        owner, name, old = find(target)
+        module = importlib.import_module(target.partition(":")[0])
         code = compile(expression, f"{TABLE.name}: {mutant.name}", "eval")
-        setattr(owner, last, eval(code, {**vars(module), "old": old}))  # our own table, as trusted as this file
+        setattr(owner, name, eval(code, {**vars(module), "old": old}))  # our own table, as trusted as this file
+
+
+def find(target: str) -> tuple[Any, str, Any]:
+    """Owner, name and present value of an attribute. Raises AttributeError, ImportError."""
+    module, _, path = target.partition(":")
+    *owners, name = path.split(".")
+    owner: Any = importlib.import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    old = vars(owner)[name] if isinstance(owner, type) and name in vars(owner) else getattr(owner, name)
+    return owner, name, old
 
 
 @dataclass
@@ -112,7 +120,7 @@ def run_here(mutant: Mutant, *, is_shown: bool) -> str:
     watcher = Watcher(mutant)
     ids = [str(TESTS / each) for each in mutant.red]
     words = ["--tb=short"] if is_shown else ["-q", "-q", "--no-header", "--no-summary", "--tb=no"]
-    status = pytest.main([*words, "-p", "no:cacheprovider", f"--timeout={LIMIT_S}", *ids], plugins=[watcher])
+    status = pytest.main([*words, *PLUGINS_OFF, f"--timeout={LIMIT_S}", *ids], plugins=[watcher])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return f"pytest ended with {status!r}"
     missed = [each for each in mutant.red if each not in watcher.notices]
@@ -152,8 +160,8 @@ def faults(mutants: Sequence[Mutant]) -> list[str]:
         for target, expression in mutant.patch.items():
             try:
                 ast.parse(expression, mode="eval")
-                importlib.import_module(target.partition(":")[0])
-            except (SyntaxError, ImportError) as error:
+                find(target)
+            except (SyntaxError, ImportError, AttributeError) as error:
                 found.append(f"{mutant.name}: {target}: {error}")
         for test in mutant.red:
             path, _, name = test.partition("::")

@@ -1,33 +1,22 @@
-"""Well formed, signed, hostile groups, sent to a node over real sockets: no step takes them as they were meant.
-
-Each attack runs a second time with its defence taken out by the mutation that the test is named after, and succeeds.
-"""
+"""Well formed, signed, hostile groups, sent to a node over real sockets: no step takes them as they were meant."""
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from attacked_node import VICTIM, AttackedNode, batch_of
 
-from swarm.exchange import admission_checks
 from swarm.exchange.admission_checks import AdmissionLimits
-from swarm.exchange.draw_shares import DrawPlaces
-from swarm.exchange.novelty import Novelty
 from swarm.objectives.batch import Batch
 from swarm.testing.builders import TOY_NOW_S, ToyTokenizer, make_group, make_identity
 from swarm.types import PolicyVersion, RefusalReason, RolloutGroup, TokenTrace, VersionSpan
-from swarm.wire.group_counts import CountLimits
 
 ALICE, EVE = make_identity(2), make_identity(3)
 EOS, PAD = ToyTokenizer.EOS_ID, 0
 RIGHT, OTHER = ToyTokenizer().encode_response("7")[:-1], ToyTokenizer().encode_response("8")[:-1]
-Patch = Callable[[pytest.MonkeyPatch], None]
-
-
 # --- what is trained is what is read -----------------------------------------------------------------------
 
 
@@ -45,39 +34,6 @@ def with_tokens(ids: Sequence[int], num_untrained: int = 0, second_turn_at: int 
         spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=EVE.node_id, step=0)),),
     )
     return replace(group, rollouts=(replace(group.rollouts[0], trace=trace), *group.rollouts[1:]))
-
-
-def shown_by(trace: TokenTrace) -> str:
-    """What the trained tokens say, to somebody who skips special ones."""
-    ids = trace.token_ids[trace.action_mask].tolist()
-    return ToyTokenizer().decode([index for index in ids if index > ToyTokenizer.EOS_ID])
-
-
-def only_shown_text(text: str, trace: TokenTrace, tokenizer: Any) -> Any:
-    return None if shown_by(trace) == text else (RefusalReason.TEXT_MISMATCH, "another text")
-
-
-def only_trained_length(traces: Sequence[TokenTrace], limits: AdmissionLimits) -> Any:
-    is_long = max(int(trace.action_mask.sum()) for trace in traces) > limits.max_new_tokens
-    return (RefusalReason.BAD_TOKENS, "too many trained tokens") if is_long else None
-
-
-def without_length_bound(patch: pytest.MonkeyPatch) -> None:
-    """Tokens that are not trained are free, as long as they do not show in the text."""
-    patch.setattr(AdmissionLimits, "counts", CountLimits())
-    patch.setattr(admission_checks, "_check_length", only_trained_length)
-    patch.setattr(admission_checks, "_check_text", only_shown_text)
-    patch.setattr(admission_checks, "check_cut", lambda *_: None)
-
-
-def ends_are_looked_for_within_a_turn(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(admission_checks, "_check_tokens", lambda *_: None)
-    patch.setattr(admission_checks, "_check_length", only_trained_length)
-    patch.setattr(admission_checks, "_check_text", only_shown_text)
-
-
-def special_tokens_are_skipped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(admission_checks, "_check_text", only_shown_text)
 
 
 def longest_row(batch: Batch) -> int:
@@ -102,39 +58,23 @@ def is_in_another_context(batch: Batch) -> bool:
     return any(bool((mask.int().diff() > 0).any()) for mask in batch.mask)
 
 
-@dataclass(frozen=True)
-class Attack:
-    group: Callable[[], RolloutGroup]
-    hurts: Callable[[Batch], bool]
-    mutation: Patch
-
-
-TOKENS = {
-    "pill": Attack(
-        lambda: with_tokens([*OTHER * 200_000, *RIGHT, EOS], num_untrained=200_000), is_too_long, without_length_bound
-    ),
-    "slow pill": Attack(
-        lambda: with_tokens([*OTHER * 6_000, *RIGHT, EOS], num_untrained=6_000), is_too_long, without_length_bound
-    ),
-    "context injection": Attack(
-        lambda: with_tokens([*OTHER, *RIGHT, EOS], num_untrained=1), is_in_another_context, without_length_bound
-    ),
-    "trained end": Attack(
-        lambda: with_tokens([EOS, *RIGHT, EOS], second_turn_at=1),
-        trains_what_nobody_reads,
-        ends_are_looked_for_within_a_turn,
-    ),
-    "hidden token": Attack(
-        lambda: with_tokens([PAD, *RIGHT, EOS]), trains_what_nobody_reads, special_tokens_are_skipped
-    ),
+# the group of an attack, and whether a batch with it does harm
+TOKENS: dict[str, tuple[Callable[[], RolloutGroup], Callable[[Batch], bool]]] = {
+    "pill": (lambda: with_tokens([*OTHER * 200_000, *RIGHT, EOS], num_untrained=200_000), is_too_long),
+    "slow pill": (lambda: with_tokens([*OTHER * 6_000, *RIGHT, EOS], num_untrained=6_000), is_too_long),
+    "context injection": (lambda: with_tokens([*OTHER, *RIGHT, EOS], num_untrained=1), is_in_another_context),
+    "trained end": (lambda: with_tokens([EOS, *RIGHT, EOS], second_turn_at=1), trains_what_nobody_reads),
+    "hidden token": (lambda: with_tokens([PAD, *RIGHT, EOS]), trains_what_nobody_reads),
 }
 
 
-async def hurts_a_step(directory: Path, attack: Attack) -> bool:
-    """Whether the learner would compute with it: one hostile group, and an honest one right behind it."""
-    async with AttackedNode(directory) as node:
+@pytest.mark.parametrize("name", TOKENS)
+async def test_no_token_reaches_a_step_that_its_text_does_not_show(name: str, tmp_path: Path) -> None:
+    """One hostile group, and an honest one right behind it."""
+    group, hurts = TOKENS[name]
+    async with AttackedNode(tmp_path) as node:
         eve, alice = await node.follow(EVE), await node.follow(ALICE)
-        eve.send(attack.group())
+        eve.send(group())
         await node.judged(1)
         alice.send(make_group(ALICE.node_id, task_id=17))
         await node.judged(2)
@@ -142,20 +82,7 @@ async def hurts_a_step(directory: Path, attack: Attack) -> bool:
         producers = [drawn.scored.group.producer for drawn in draw.groups]
         assert ALICE.node_id in producers, "honest groups go on"
         assert (EVE.node_id in producers) != bool(node.refused)
-        return attack.hurts(batch_of(draw))
-
-
-@pytest.mark.parametrize("name", TOKENS)
-async def test_no_token_reaches_a_step_that_its_text_does_not_show(name: str, tmp_path: Path) -> None:
-    assert not await hurts_a_step(tmp_path, TOKENS[name])
-
-
-@pytest.mark.parametrize("name", TOKENS, ids=[f"{name}: {each.mutation.__name__}" for name, each in TOKENS.items()])
-async def test_mutation_with_a_check_of_tokens_taken_out_they_do(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    TOKENS[name].mutation(monkeypatch)
-    assert await hurts_a_step(tmp_path, TOKENS[name])
+        assert not hurts(batch_of(draw))
 
 
 # --- whose work it is, and of which task -------------------------------------------------------------------
@@ -175,32 +102,11 @@ def taken_over(group: RolloutGroup, step: int = 0) -> RolloutGroup:
     return replace(copy, created_at_s=TOY_NOW_S + step)
 
 
-def without_memory_of_answers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Novelty, "copied_bits", lambda *_, **__: 0.0)
-
-
-def without_task_quota(patch: pytest.MonkeyPatch) -> None:
-    begin = DrawPlaces.__init__
-
-    def begin_without(self: DrawPlaces, *arguments: Any) -> None:
-        begin(self, *arguments)
-        self._most_of_one_task = 1_000_000
-
-    patch.setattr(DrawPlaces, "__init__", begin_without)
-    patch.setattr(DrawPlaces, "num_left_of_task", lambda *_, **__: 1_000_000)
-
-
-DEFENDED_AND_NOT = pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])
 NUM_SENT = 12
 
 
-@DEFENDED_AND_NOT
-async def test_groups_of_another_node_signed_again_are_no_source(
-    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Plagiarism; the mutation is without_memory_of_answers."""
-    if not is_defended:
-        without_memory_of_answers(monkeypatch)
+async def test_groups_of_another_node_signed_again_are_no_source(tmp_path: Path) -> None:
+    """Plagiarism."""
     rng = random.Random(1)
     originals = [written(rng, task_id=10 * number + 7) for number in range(NUM_SENT)]
     async with AttackedNode(tmp_path) as node:
@@ -212,38 +118,28 @@ async def test_groups_of_another_node_signed_again_are_no_source(
         for original in originals:
             eve.send(taken_over(original))
         await node.judged(2 * NUM_SENT)
-        assert node.refused == ({RefusalReason.COPIED: NUM_SENT} if is_defended else {})
+        assert node.refused == {RefusalReason.COPIED: NUM_SENT}
         drawn = await node.drawn(3)
-        assert (drawn[EVE.node_id] > 0) is not is_defended and drawn[ALICE.node_id] > 0
+        assert not drawn[EVE.node_id] and drawn[ALICE.node_id] > 0
         assert node.agent.reputation.is_allowed(EVE.node_id), "it may have been the faster one of two honest nodes"
 
 
-@DEFENDED_AND_NOT
-async def test_old_answers_with_a_new_date_and_step_are_old(
-    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same rollouts signed again and again; the mutation is without_memory_of_answers.
+async def test_old_answers_with_a_new_date_and_step_are_old(tmp_path: Path) -> None:
+    """The same rollouts signed again and again.
 
     The node generates nothing: one that does counts an eighth of the bits only, which these answers are too short for.
     """
-    if not is_defended:
-        without_memory_of_answers(monkeypatch)
     content = written(random.Random(1))
     async with AttackedNode(tmp_path) as node:
         eve = await node.follow(EVE)
         for step in range(NUM_SENT):
             eve.send(taken_over(content, step))
         await node.judged(NUM_SENT)
-        assert node.agent.ingest.num_admitted == (1 if is_defended else NUM_SENT)
+        assert node.agent.ingest.num_admitted == 1
 
 
-@DEFENDED_AND_NOT
-async def test_one_task_in_every_group_fills_no_step(
-    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sent by a member, whose other groups count in full; the mutation is without_task_quota."""
-    if not is_defended:
-        without_task_quota(monkeypatch)
+async def test_one_task_in_every_group_fills_no_step(tmp_path: Path) -> None:
+    """Sent by a member, whose other groups count in full."""
     rng = random.Random(1)
     async with AttackedNode(tmp_path, members=(EVE, ALICE, VICTIM)) as node:
         eve, alice = await node.follow(EVE), await node.follow(ALICE)
@@ -254,6 +150,4 @@ async def test_one_task_in_every_group_fills_no_step(
         await node.judged(NUM_SENT + 1)
         draw = await node.draw()
         of_task = [drawn for drawn in draw.groups if drawn.scored.group.task_id == 7]
-        assert (len(of_task) == 1) is is_defended
-        if not is_defended:
-            assert len(of_task) >= 3
+        assert len(of_task) == 1

@@ -1,7 +1,6 @@
 """Free keys whose groups are right, fresh and many, over real sockets: they have an eighth of what a node learns from.
 
-The mutation, `every_key_counts_in_full`, takes away who is established and what a party may have. That such groups come
-from no policy is not found out: what is bounded is their share.
+That such groups come from no policy is not found out: what is bounded is their share.
 """
 
 import asyncio
@@ -13,16 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from attacked_node import VICTIM, AttackedNode, Sender
 from waits import until
 
 from swarm.config import ReplayConfig, WeightsConfig
-from swarm.exchange.group_ingest import GroupIngest
-from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
-from swarm.peers.parties import SHARE, Parties
+from swarm.peers.parties import SHARE
 from swarm.testing.builders import make_group, make_identity
 from swarm.types import Credit, NodeId, PolicyVersion, RefusalReason, Role, RolloutGroup, VersionSpan
 from swarm.weights.publish import Publisher
@@ -36,17 +32,6 @@ REPLAY = ReplayConfig(local_groups=1, external_groups=4)
 NUM_DRAWS = 16
 
 
-def every_key_counts_in_full(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Parties, "is_established", lambda *_: True)
-    patch.setattr(Parties, "bounds_of", lambda *_: ())
-    patch.setattr(Parties, "party_of", lambda self, node_id: node_id)
-
-
-def every_kind_counts_in_full(patch: pytest.MonkeyPatch) -> None:
-    """A group without log-probs counts as its producer does."""
-    patch.setattr(ReplayBuffer, "_is_newcomers", lambda *_: False)
-
-
 def part_of(hostile: list[Identity], drawn: Counter[NodeId]) -> float:
     return sum(drawn[each.node_id] for each in hostile) / (NUM_DRAWS * REPLAY.external_groups)
 
@@ -57,13 +42,8 @@ def invented(identity: Identity, number: int) -> RolloutGroup:
     return make_group(identity.node_id, task_id=rng.randrange(10**6), logprob=-rng.random())
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])
-async def test_six_free_keys_beside_two_members_have_an_eighth_of_the_draws(
-    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Invented groups; the mutation is every_key_counts_in_full."""
-    if not is_defended:
-        every_key_counts_in_full(monkeypatch)
+async def test_six_free_keys_beside_two_members_have_an_eighth_of_the_draws(tmp_path: Path) -> None:
+    """Invented groups."""
     async with AttackedNode(tmp_path, members=(VICTIM, *HONEST), replay=REPLAY) as node:
         num_sent = 0
         for identity in (*HONEST, *HOSTILE):
@@ -74,20 +54,12 @@ async def test_six_free_keys_beside_two_members_have_an_eighth_of_the_draws(
         await node.judged(num_sent)
         assert not node.refused
         drawn = await node.drawn(NUM_DRAWS)
-        if is_defended:
-            assert 0 < part_of(HOSTILE, drawn) <= 1 / SHARE
-            assert part_of(HONEST, drawn) >= 0.8, "nothing of what members bring is lost"
-        else:
-            assert part_of(HOSTILE, drawn) > 0.5
+        assert 0 < part_of(HOSTILE, drawn) <= 1 / SHARE
+        assert part_of(HONEST, drawn) >= 0.8, "nothing of what members bring is lost"
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])
-async def test_a_member_that_leaves_out_log_probs_has_what_a_stranger_has(
-    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is measured of such a group, so it evades the guard; the mutation is every_kind_counts_in_full."""
-    if not is_defended:
-        every_kind_counts_in_full(monkeypatch)
+async def test_a_member_that_leaves_out_log_probs_has_what_a_stranger_has(tmp_path: Path) -> None:
+    """Nothing is measured of such a group, so it evades the guard."""
     async with AttackedNode(tmp_path, members=(VICTIM, *HONEST), replay=REPLAY) as node:
         turned, honest = await node.follow(HONEST[0]), await node.follow(HONEST[1])
         for number in range(32):
@@ -99,7 +71,7 @@ async def test_a_member_that_leaves_out_log_probs_has_what_a_stranger_has(
         await node.judged(64)
         assert not node.refused
         share = part_of([turned.identity], await node.drawn(NUM_DRAWS))
-        assert (0 < share <= 1 / SHARE) if is_defended else share >= 0.4
+        assert 0 < share <= 1 / SHARE
 
 
 # --- followers of a trainer ----------------------------------------------------------------------------------
@@ -157,13 +129,8 @@ class AttackedTrainer(AttackedNode):
         return replace(group, policy_id=VICTIM.node_id, rollouts=rollouts)
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])
-async def test_free_keys_that_follow_a_trainer_have_an_eighth_of_its_groups(
-    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They take credit, and deliver faster than the members; the mutation is every_key_counts_in_full."""
-    if not is_defended:
-        every_key_counts_in_full(monkeypatch)
+async def test_free_keys_that_follow_a_trainer_have_an_eighth_of_its_groups(tmp_path: Path) -> None:
+    """They take credit, and deliver faster than the members."""
     async with AttackedTrainer(tmp_path, members=(VICTIM, *HONEST)) as node:
         followers = [await node.is_followed_by(identity, 0.1) for identity in HONEST]
         followers += [await node.is_followed_by(identity, 0.0) for identity in HOSTILE]
@@ -175,21 +142,11 @@ async def test_free_keys_that_follow_a_trainer_have_an_eighth_of_its_groups(
             task.cancel()
         await asyncio.gather(*followers, return_exceptions=True)
         num_hostile = sum(drawn[each.node_id] for each in HOSTILE)
-        assert (num_hostile <= drawn.total() / SHARE + 1) is is_defended, drawn
+        assert num_hostile <= drawn.total() / SHARE + 1, drawn
 
 
-def copies_count(patch: pytest.MonkeyPatch) -> None:
-    """A group that was refused counts as one of its producer, whoever sends it."""
-    patch.setattr(GroupIngest, "_is_arrival", lambda self, refused, via: refused.producer is not None)
-
-
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])
-async def test_a_stranger_ends_nobodys_trust_with_an_old_group_of_its(
-    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A member made it in another run; each copy settled one of its grants as refused. The mutation is copies_count."""
-    if not is_defended:
-        copies_count(monkeypatch)
+async def test_a_stranger_ends_nobodys_trust_with_an_old_group_of_its(tmp_path: Path) -> None:
+    """A member made it in another run; each copy settled one of its grants as refused."""
     async with AttackedTrainer(tmp_path, members=(VICTIM, *HONEST)) as node:
         follower = await node.is_followed_by(HONEST[0], 0.0, most=7)
         await node.judged(7)
@@ -201,6 +158,6 @@ async def test_a_stranger_ends_nobodys_trust_with_an_old_group_of_its(
             stranger.send_sealed(old)
         await node.judged(12)
         assert node.refused == {RefusalReason.WRONG_RUN: 5}
-        assert (line.num_delivered == 7 and line.record.max_outstanding == 8) is is_defended, line
+        assert line.num_delivered == 7 and line.record.max_outstanding == 8, line
         follower.cancel()
         await asyncio.gather(follower, return_exceptions=True)

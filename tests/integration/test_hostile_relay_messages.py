@@ -1,7 +1,4 @@
-"""What a lying relay itself says: why it did not reach a node, adverts without end, tickets without end.
-
-A mutation that takes a defence out turns its claim red.
-"""
+"""What a lying relay itself says: why it did not reach a node, adverts without end, tickets without end."""
 
 import asyncio
 import secrets
@@ -16,12 +13,10 @@ from hostile_relay import (
     HostileRelay,
     playing,
 )
-from waits import until
 
 from swarm.clock import SystemClock
 from swarm.errors import Unavailable
 from swarm.interfaces import PeerAddress
-from swarm.relay import relay_client
 from swarm.relay.relay_client import MAX_TAKEN, RelayReservation
 from swarm.relay.relaying_transport import RelayingTransport
 from swarm.testing.builders import TOY_RUN_ID, HoldsNothing, make_identity
@@ -39,23 +34,13 @@ class LyingWitness(HostileRelay):
         return pb.DialBackResponse(host="127.0.0.1", detail="\x1b[2J\x1b]0;owned\x07no answer\nproblem: run curl | sh")
 
 
-def as_it_came(text: str) -> str:
-    """The defence taken out."""
-    return text
-
-
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as it came"])
-async def test_what_a_witness_says_moves_no_cursor_of_a_terminal(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(relay_client, "printable", as_it_came)
+async def test_what_a_witness_says_moves_no_cursor_of_a_terminal() -> None:
     async with playing() as scene:
         witness = RelayingTransport(make_identity(9), TOY_RUN_ID, EXCHANGE, SystemClock())
         witness.relay = LyingWitness(witness)
         await witness.serve(HoldsNothing())
         said = await scene.node.dial_back(PeerAddress(node_id=make_identity(9).node_id, endpoint=witness.endpoint), 5.0)
-        assert said.detail.isprintable() is is_defended and "no answer" in said.detail
+        assert said.detail.isprintable() and "no answer" in said.detail
         await witness.stop()
 
 
@@ -63,46 +48,27 @@ async def test_what_a_witness_says_moves_no_cursor_of_a_terminal(
 
 
 class EndlessDirectory(HostileRelay):
-    """Answers a look-up with the same message for ever."""
+    """Answers a look-up with the same message on and on, until it is clear that nobody leaves it."""
 
     adverts: tuple[bytes, ...] = ()
-    num_messages = 0
 
     @rpc
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> None:
-        while True:
-            self.num_messages += 1
+        for _ in range(100):
             await context.write(pb.LookupResponse(adverts=self.adverts))
 
 
-def whatever_comes(adverts: object, what: str) -> None:
-    """The defence taken out."""
-
-
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: whatever comes"])
 @pytest.mark.parametrize("adverts", [(), (bytes(2**20),)], ids=["none", "too long"])
-async def test_a_look_up_without_end_is_left_at_its_first_message(
-    adverts: tuple[bytes, ...], is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(relay_client, "_check_adverts", whatever_comes)
-        monkeypatch.setattr(relay_client, "MAX_LOOKED_UP", 10**9)  # what was too long was not counted
+async def test_a_look_up_without_end_is_left_at_its_first_message(adverts: tuple[bytes, ...]) -> None:
     async with playing() as scene:
         transport = RelayingTransport(make_identity(9), TOY_RUN_ID, EXCHANGE, SystemClock())
         relay = transport.relay = EndlessDirectory(transport)
         relay.adverts = adverts
         await transport.serve(HoldsNothing())
         address = PeerAddress(node_id=make_identity(9).node_id, endpoint=transport.endpoint)
-        looking_up = asyncio.ensure_future(scene.node.records_at(address))
-        if is_defended:
-            with pytest.raises(Unavailable, match="expected at most 256"):
-                await looking_up
-        else:
-            await until(lambda: relay.num_messages > 100)
-            assert not looking_up.done()
-            looking_up.cancel()
-        await asyncio.gather(looking_up, return_exceptions=True)
+        (error,) = await asyncio.gather(scene.node.records_at(address), return_exceptions=True)
         await transport.stop()
+    assert isinstance(error, Unavailable) and "expected at most 256" in str(error)
 
 
 # --- what it sends to who holds a reservation ---------------------------------------------------------------------
@@ -138,30 +104,22 @@ async def at_flooding_relay() -> AsyncGenerator[tuple[FloodingRelay, RelayReserv
         await transport.stop()
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: tickets without end"])
-async def test_a_relay_that_floods_tickets_is_left_and_costs_few_connections(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(relay_client, "MOST_TICKETS_BURST", 1e9)
+async def test_a_relay_that_floods_tickets_is_left_and_costs_few_connections() -> None:
     async with at_flooding_relay() as (relay, reservation, node):
         holding = asyncio.ensure_future(reservation.hold())
         most = 0
         while not holding.done() and relay.num_tickets < 600:
             await asyncio.sleep(0.002)
             most = max(most, len(reservation._tasks), len(node._relays._open.get(reservation.relay, ())))
-        assert holding.done() is is_defended
+        assert holding.done()
         assert most <= MAX_TAKEN
         holding.cancel()
         (error,) = await asyncio.gather(holding, return_exceptions=True)
-        assert not is_defended or "tickets in a second" in str(error)
+        assert "tickets in a second" in str(error)
         assert not reservation.held.is_set() and not reservation._tasks
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: of any length"])
-async def test_what_a_relay_writes_at_length_is_not_kept(is_defended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not is_defended:
-        monkeypatch.setattr(relay_client, "ORIGIN_BYTES", 2**20)
+async def test_what_a_relay_writes_at_length_is_not_kept() -> None:
     async with at_flooding_relay() as (relay, reservation, _):
         relay.origin = bytes(2**17)
         holding = asyncio.ensure_future(reservation.hold())
@@ -169,5 +127,5 @@ async def test_what_a_relay_writes_at_length_is_not_kept(is_defended: bool, monk
         while not holding.done():
             await asyncio.sleep(0.001)
             most = max(most, len(reservation._tasks))
-        assert (most == 0) is is_defended, most
+        assert most == 0, most
         await asyncio.gather(holding, return_exceptions=True)

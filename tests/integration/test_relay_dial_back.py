@@ -1,16 +1,14 @@
-"""What callers have a relay dial or look up for them: its own machine, addresses of others, adverts without end.
-
-A mutation that takes a defence out turns its claim red.
-"""
+"""What callers have a relay dial or look up for them: its own machine, addresses of others, adverts without end."""
 
 import asyncio
 import secrets
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 from attacked_relay import ADDRESSES, CODES, NODE, RUN, Caller, code_of, relaying
 
-from swarm import addresses
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.relay import relay_servicer, reservation_table
@@ -28,60 +26,48 @@ async def dial_back(caller: Caller, port: int) -> pb.DialBackResponse | grpc.Sta
 
 
 def everybody_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutation, and what the tests of a dial-back need on one machine: loopback is an address like any other."""
+    """For dial-backs on one machine: loopback is an address like any other."""
     monkeypatch.setattr(relay_servicer, "is_loopback", lambda host: False)  # type: ignore[arg-type]
 
 
-async def count_dials(calls: list[int]) -> tuple[asyncio.Server, int]:
+@asynccontextmanager
+async def counting_dials() -> AsyncGenerator[tuple[list[int], int]]:
+    """Somebody's port, and a number for each connection to it."""
+    calls: list[int] = []
+
     def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         calls.append(1)
         writer.close()
 
     server = await asyncio.start_server(called, "127.0.0.1", 0)
-    return server, server.sockets[0].getsockname()[1]
+    try:
+        yield calls, server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: everybody is elsewhere"])
-async def test_nobody_has_a_relay_try_what_listens_on_its_own_machine(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        everybody_is_elsewhere(monkeypatch)
-    calls: list[int] = []
-    server, port = await count_dials(calls)
-    async with relaying() as relay:
+async def test_nobody_has_a_relay_try_what_listens_on_its_own_machine() -> None:
+    async with relaying() as relay, counting_dials() as (calls, port):
         caller = await relay.caller()
         answer = await dial_back(caller, port)
-        assert (answer is CODES.UNAVAILABLE) is is_defended and (not calls) is is_defended
-    server.close()
+        assert answer is CODES.UNAVAILABLE and not calls
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: without bounds"])
 async def test_a_subnet_has_few_ports_of_its_own_address_tried_and_none_of_services(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     everybody_is_elsewhere(monkeypatch)
-    if not is_defended:
-        monkeypatch.setattr(reservation_table, "DIAL_BACKS_BURST", 1e6)
-        monkeypatch.setattr(addresses, "LEAST_PORT", 1)
-    calls: list[int] = []
-    server, port = await count_dials(calls)
-    async with relaying() as relay:
+    async with relaying() as relay, counting_dials() as (calls, port):
         for _ in range(3):  # keys are free
             caller = await relay.caller()
-            assert (await dial_back(caller, 22) is CODES.RESOURCE_EXHAUSTED) is is_defended
+            assert await dial_back(caller, 22) is CODES.RESOURCE_EXHAUSTED
             for _ in range(4):
                 answer = await dial_back(caller, port)
                 assert isinstance(answer, grpc.StatusCode) or not answer.is_reached
-        assert (len(calls) <= reservation_table.DIAL_BACKS_BURST) is is_defended or len(calls) == 12
-        assert (len(calls) == 12) is not is_defended
-    server.close()
+        assert len(calls) <= reservation_table.DIAL_BACKS_BURST
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: for ever"])
-async def test_a_dial_back_leads_to_who_proved_its_key_there_and_not_for_ever(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_dial_back_leads_to_who_proved_its_key_there_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     everybody_is_elsewhere(monkeypatch)
     async with relaying() as relay:
         node = RelayingTransport(NODE, RUN, ExchangeConfig(), SystemClock())
@@ -94,9 +80,8 @@ async def test_a_dial_back_leads_to_who_proved_its_key_there_and_not_for_ever(
         assert isinstance(answer, pb.DialBackResponse) and answer.is_reached
         assert await relay.reaches(ADDRESSES[1]) == ""
         assert await code_of(await thief.connect(thief.identity)) is CODES.NOT_FOUND
-        if is_defended:
-            monkeypatch.setattr(reservation_table, "DIALLED_S", 0.0)
-        assert ("holds no reservation" in await relay.reaches(ADDRESSES[2])) is is_defended
+        monkeypatch.setattr(reservation_table, "DIALLED_S", 0.0)
+        assert "holds no reservation" in await relay.reaches(ADDRESSES[2])
         await node.stop()
 
 
@@ -114,9 +99,8 @@ class Records:
         return [secrets.token_bytes(500)] * 600
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: by key alone"])
-async def test_free_keys_of_one_subnet_look_up_few_adverts(is_defended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_servicer, "RECORD_CALLS_OF_SUBNET", 1 if is_defended else 1000)
+async def test_free_keys_of_one_subnet_look_up_few_adverts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_servicer, "RECORD_CALLS_OF_SUBNET", 1)
     async with relaying() as relay:
         records = relay.transport.directory = Records()
         stopped = False
@@ -131,8 +115,7 @@ async def test_free_keys_of_one_subnet_look_up_few_adverts(is_defended: bool, mo
                     break
             if stopped:
                 break
-        assert (records.num_calls <= 2 * relay_servicer.RECORD_CALLS_BURST) is is_defended or not stopped
-        assert stopped is is_defended
+        assert stopped and records.num_calls <= 2 * relay_servicer.RECORD_CALLS_BURST
 
 
 async def announce(caller: Caller) -> bool:
@@ -145,40 +128,33 @@ async def announce(caller: Caller) -> bool:
     return True
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: each subnet by itself"])
 async def test_free_keys_of_many_subnets_announce_little_and_keep_no_holder_of_a_reservation_out(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(relay_servicer, "ANNOUNCED_PER_S", 1e-9)
-    monkeypatch.setattr(relay_servicer, "ANNOUNCED_BURST", 4.0 if is_defended else 1e6)
-
+    monkeypatch.setattr(relay_servicer, "ANNOUNCED_BURST", 4.0)
     async with relaying() as relay:
         records = relay.transport.directory = Records()
         holder = await relay.caller(ADDRESSES[9])
         assert await holder.reserve() is not None
         num_taken = sum([await announce(await relay.caller(source)) for source in ADDRESSES[:8]])
         assert await announce(holder)
-        assert (num_taken == 4) is is_defended and records.num_calls == num_taken + 1
+        assert num_taken == 4 and records.num_calls == num_taken + 1
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: whoever comes"])
-async def test_free_keys_of_one_subnet_leave_announcements_to_others(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_free_keys_of_one_subnet_leave_announcements_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """One used up the burst at once and half of what comes after, two of them everything."""
     monkeypatch.setattr(relay_servicer, "ANNOUNCED_PER_S", 1e-9)
     monkeypatch.setattr(relay_servicer, "ANNOUNCED_BURST", 16.0)
     monkeypatch.setattr(relay_servicer, "ANNOUNCED_OF_SUBNET_PER_S", 1e-9)
-    if not is_defended:
-        monkeypatch.setattr(relay_servicer, "ANNOUNCED_OF_SUBNET_BURST", 1e6)
     async with relaying() as relay:
         records = relay.transport.directory = Records()
         for _ in range(3):
             caller = await relay.caller(ADDRESSES[0])
             for _ in range(8):
                 await announce(caller)
-        assert (records.num_calls == relay_servicer.ANNOUNCED_OF_SUBNET_BURST) is is_defended
-        assert await announce(await relay.caller(ADDRESSES[1])) is is_defended
+        assert records.num_calls == relay_servicer.ANNOUNCED_OF_SUBNET_BURST
+        assert await announce(await relay.caller(ADDRESSES[1]))
 
 
 async def test_nobody_announces_the_advert_of_another() -> None:

@@ -1,7 +1,4 @@
-"""Ends of relayed connections that are sockets, at a port of the relay: whoever reaches it, and whoever does not.
-
-A mutation that takes a defence out turns its claim red.
-"""
+"""Ends of relayed connections that are sockets, at a port of the relay: whoever reaches it, and whoever does not."""
 
 import asyncio
 import secrets
@@ -16,13 +13,10 @@ from waits import PROMPT_S, until
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import ConfigError, Unavailable
-from swarm.fairness import FairTable
 from swarm.interfaces import PeerAddress
-from swarm.relay import relay_client, relay_servicer, ticket_port
-from swarm.relay.byte_budget import ByteBudget
+from swarm.relay import relay_client, ticket_port
 from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.ticket_port import GREETING, TicketPort, show_ticket
-from swarm.relay.tunnel import FRAME_BYTES
 from swarm.testing.builders import make_identity
 from swarm.wire.host_names import dial
 from swarm.wire.v1 import relay_service_pb2 as pb
@@ -108,19 +102,11 @@ class Firewall:
         self._server.close()
 
 
-def none_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutation: each connection waits for the firewall."""
-    monkeypatch.setattr(relay_client, "AGAIN_AT_MOST_S", 0.0)
-
-
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: none is remembered"])
 async def test_where_the_port_is_not_reached_bytes_go_by_the_calls_and_it_is_waited_for_once(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(relay_client, "SOCKET_S", 0.3)
-    if not is_defended:
-        none_is_remembered(monkeypatch)
-    num_dials, firewall = 0, Firewall()
+    num_dials = 0
 
     async def shown(host: str, port: int, ticket: bytes) -> socket.socket:
         nonlocal num_dials
@@ -129,14 +115,15 @@ async def test_where_the_port_is_not_reached_bytes_go_by_the_calls_and_it_is_wai
 
     monkeypatch.setattr(relay_client, "show_ticket", shown)
     async with relaying() as relay:
+        firewall = Firewall()
+        relay._stack.callback(firewall.close)
         relay.servicer._port.number = firewall.port
         await relay.node()
         for _ in range(3):
             assert await relay.reaches(ADDRESSES[1]) == ""
         assert relay.servicer.status()["reservations"] == 1
         # the node waits once; each of the callers is another one, and has two connections
-        assert (num_dials == 1 + 3) is is_defended, num_dials
-    firewall.close()
+        assert num_dials == 1 + 3, num_dials
 
 
 @pytest.mark.parametrize("port", [0, 22, 80, 1023, 65536, 2**31])
@@ -155,47 +142,31 @@ async def test_no_port_of_a_known_service_is_dialled_for_a_relay(port: int, monk
 # --- who shows no ticket ---------------------------------------------------------------------------------------
 
 
-def all_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutation: whoever connects has a place for as long as it may take."""
-    monkeypatch.setattr(ticket_port, "MAX_SILENT", 10**6)
-    monkeypatch.setattr(ticket_port, "MAX_SILENT_OF_SUBNET", 10**6)
-
-
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: all stay"])
-async def test_sockets_that_show_nothing_are_few_and_keep_nobody_out(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sockets_that_show_nothing_are_few_and_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ticket_port, "MAX_SILENT", 24)
     monkeypatch.setattr(ticket_port, "MAX_SILENT_OF_SUBNET", 8)
-    if not is_defended:
-        all_stay(monkeypatch)
     async with relaying() as relay:
         _, _, asking, ticket = await asked_for(relay)
-        port, held = relay.servicer._port, []
-        for source in ADDRESSES[:5]:
-            held += [await dial(HERE, port.number, source) for _ in range(16)]
-        await until(lambda: len(port._silent) == (24 if is_defended else len(held)))
-        far = await show_ticket(HERE, port.number, ticket)
-        assert (await asking.read()).port == port.number
-        closed = [asyncio.ensure_future(ended(each)) for each in held]
-        if not is_defended:
-            await asyncio.sleep(0.5)
-        else:
+        port = relay.servicer._port
+        with ExitStack() as stack:
+            held = [
+                stack.enter_context(await dial(HERE, port.number, source))
+                for source in ADDRESSES[:5]
+                for _ in range(16)
+            ]
+            stack.enter_context(await show_ticket(HERE, port.number, ticket))  # which is accepted after the others
+            assert (await asking.read()).port == port.number
+            assert len(port._silent) <= 24
+            closed = [asyncio.ensure_future(ended(each)) for each in held]
             await until(lambda: sum(each.done() for each in closed) >= len(held) - 24)
-        assert (sum(each.done() for each in closed) >= len(held) - 24) is is_defended
-        for task in closed:
-            task.cancel()
-        await asyncio.gather(*closed, return_exceptions=True)
-        for each in (*held, far):
-            each.close()
+            for task in closed:
+                task.cancel()
+            await asyncio.gather(*closed, return_exceptions=True)
         await until(lambda: not len(port._silent))
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: without end"])
-async def test_a_socket_that_shows_its_ticket_byte_by_byte_is_turned_away(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ticket_port, "TICKET_S", 0.3 if is_defended else 60.0)
+async def test_a_socket_that_shows_its_ticket_byte_by_byte_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticket_port, "TICKET_S", ticket_port.TICKET_S / 20)
     port, loop = TicketPort(), asyncio.get_running_loop()
     await port.start(HERE, 0)
     connection = await dial(HERE, port.number)
@@ -206,13 +177,13 @@ async def test_a_socket_that_shows_its_ticket_byte_by_byte_is_turned_away(
             await asyncio.sleep(0.1)
 
     trickling, closing = asyncio.ensure_future(trickle()), asyncio.ensure_future(ended(connection))
-    await asyncio.wait((closing,), timeout=5.0 if is_defended else 1.0)
-    assert closing.done() is is_defended
+    done, _ = await asyncio.wait((closing,), timeout=5.0)
     for task in (trickling, closing):
         task.cancel()
     await asyncio.gather(trickling, closing, return_exceptions=True)
     connection.close()
     await port.close()
+    assert done
 
 
 @pytest.mark.parametrize("shown", [b"GET / HTTP/1.1\r\nHost: relay\r\n\r\n", bytes(64), GREETING + bytes(16)])
@@ -261,9 +232,8 @@ async def test_tickets_of_a_connection_that_is_over_lead_nowhere() -> None:
 # --- bounds that hold for sockets as for calls -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as much as comes"])
-async def test_bytes_of_sockets_are_of_the_budget(is_defended: bool) -> None:
-    rate = 2**18 if is_defended else 2**30
+async def test_bytes_of_sockets_are_of_the_budget() -> None:
+    rate = 2**18
     async with relaying(bytes_per_s=rate, burst_bytes=2**17) as relay:
         _, _, asking, ticket = await asked_for(relay)
         loop = asyncio.get_running_loop()
@@ -281,22 +251,11 @@ async def test_bytes_of_sockets_are_of_the_budget(is_defended: bool) -> None:
                 took_s = loop.time() - began_s
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
-        assert (num_read / took_s < 2 * 2**18) is is_defended
+        assert num_read / took_s < 2 * rate
 
 
-def whole_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutation: a frame has as much as a call takes, however little passes in a second."""
-    monkeypatch.setattr(relay_servicer, "FRAMES_PER_S", 1)
-    monkeypatch.setattr(ByteBudget, "LEAST_BYTES", FRAME_BYTES)
-
-
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: whole frames"])
-async def test_where_little_passes_each_of_many_hears_of_its_other_end_all_the_time(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_where_little_passes_each_of_many_hears_of_its_other_end_all_the_time() -> None:
     """Of three connections at the least rate two were given up after six seconds, as all waited for frames."""
-    if not is_defended:
-        whole_frames(monkeypatch)
     loop, num_connections = asyncio.get_running_loop(), 3
     async with relaying(bytes_per_s=12_500, burst_bytes=4096) as relay:
         node, caller = await relay.caller(), await relay.caller()
@@ -322,42 +281,39 @@ async def test_where_little_passes_each_of_many_hears_of_its_other_end_all_the_t
 
         sending = [asyncio.ensure_future(send(far)) for far in fars]
         silences = await asyncio.gather(*map(longest_silence, nears))
-        assert (max(silences) < 2.0) is is_defended, silences
         for task in sending:
             task.cancel()
         await asyncio.gather(*sending, return_exceptions=True)
         for end in (*fars, *nears):
             end.close()
+        assert max(silences) < 2.0, silences
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: newcomers are refused"])
-async def test_a_connection_of_sockets_makes_room_and_is_told_why(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(FairTable, "longest", lambda self, beside: None)  # type: ignore[arg-type]
+async def test_a_connection_of_sockets_makes_room_and_is_told_why() -> None:
     async with relaying(connections=2) as relay:
         node = await relay.caller()
         await node.reserve()
-        ends, asking = [], []
+        ends, asking = list[socket.socket](), []
+
+        async def take(port: int, ticket: bytes) -> None:
+            ends.append(await show_ticket(HERE, port, ticket))
+            relay._stack.callback(ends[-1].close)
+
         attacker = await relay.caller(ADDRESSES[1])
         for _ in range(2):
             asking.append(await attacker.connect(node.identity))
-            ends.append(await show_ticket(HERE, port_of(relay), await node.tickets.get()))
+            await take(port_of(relay), await node.tickets.get())
             first = await asking[-1].read()
-            ends.append(await show_ticket(HERE, first.port, first.ticket))
+            await take(first.port, first.ticket)
         honest = await relay.caller(ADDRESSES[2])
         newest = await honest.connect(node.identity)
-        if is_defended:
-            ends.append(await show_ticket(HERE, port_of(relay), await node.tickets.get()))
-            assert len((await newest.read()).ticket) == 16
-            assert await code_of(asking[1]) is CODES.UNAVAILABLE and "made room" in await asking[1].details()
-            assert await ended(ends[2]) and await ended(ends[3])
-            assert relay.num_connections == 2
-        else:
-            assert await code_of(newest) is CODES.UNAVAILABLE
-        for each in ends:
-            each.close()
+        await until(lambda: newest.done() or not node.tickets.empty())
+        assert not newest.done(), "it has a place"
+        await take(port_of(relay), await node.tickets.get())
+        assert len((await newest.read()).ticket) == 16
+        assert await code_of(asking[1]) is CODES.UNAVAILABLE and "made room" in await asking[1].details()
+        assert await ended(ends[2]) and await ended(ends[3])
+        assert relay.num_connections == 2
 
 
 async def test_why_a_connection_of_sockets_ended_reaches_who_dialled() -> None:

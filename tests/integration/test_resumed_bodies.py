@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -178,13 +177,8 @@ async def test_a_body_shorter_than_what_came_of_it_is_fetched_anew(pair: Pair):
     assert await fetch_chunk(peer) == CHUNK
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: any piece is progress"])
-async def test_a_body_that_comes_byte_by_byte_is_left_at_the_first(
-    pair: Pair, is_defended: bool, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_body_that_comes_byte_by_byte_is_left_at_the_first(pair: Pair, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(exchange_servicer, "FETCH_BYTES", 1)  # of the server alone
-    if not is_defended:
-        monkeypatch.setattr(grpc_peer, "LEAST_PIECE_BYTES", 1)
     come, num_pieces = grpc_peer.append_piece, 0
 
     def counted(*arguments: Any) -> int:
@@ -194,9 +188,9 @@ async def test_a_body_that_comes_byte_by_byte_is_left_at_the_first(
 
     monkeypatch.setattr(grpc_peer, "append_piece", counted)
     peer = await pair.connect()
-    with pytest.raises(Forged if is_defended else Unavailable):
+    with pytest.raises(Forged):
         await peer.fetch_chunk(hashlib.sha256(CHUNK).digest(), 2.0)
-    assert (num_pieces == 1) is is_defended, num_pieces
+    assert num_pieces == 1, num_pieces
 
 
 def test_a_peer_that_breaks_off_on_and_on_costs_what_others_began_nothing():
@@ -207,19 +201,14 @@ def test_a_peer_that_breaks_off_on_and_on_costs_what_others_began_nothing():
     assert len(begun.take("honest", bytes(32))) == 40
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: kept for ever"])
-def test_many_keys_that_began_little_leave_room_for_others_later(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(grpc_peer, "KEPT_S", math.inf)
+def test_many_keys_that_began_little_leave_room_for_others_later() -> None:
     clock = ManualClock()
     begun = BegunBodies(clock, max_bytes=100)
     for number in range(50):
         begun.keep(f"key {number}", bytes(32), bytearray(2))
     clock.advance(600.0)
     begun.keep("honest", bytes(32), bytearray(40))
-    assert (len(begun.take("honest", bytes(32))) == 40) is is_defended
+    assert len(begun.take("honest", bytes(32))) == 40
 
 
 def test_what_is_kept_is_bounded_and_by_peer():

@@ -16,11 +16,9 @@ from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.load import build_environment
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.errors import NotHeld
-from swarm.exchange.group_ingest import GroupIngest
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
-from swarm.loops.neighbours import FETCH_TIMEOUT_S, NeighbourStream
 from swarm.loops.notices import Notice, Notices
 from swarm.testing.builders import HoldsNothing, make_group, make_identity
 from swarm.types import Cursor, Digest, NodeId, RefusalReason, SealedGroup, StreamFilter
@@ -80,6 +78,10 @@ class ScoringNode(AttackedNode):
         self.usable = [i for i in range(400) if not task(i).is_held_out]
         self.verifier = SandboxVerifier((environment,), SandboxConfig())
 
+    async def __aexit__(self, *error: object) -> None:
+        await super().__aexit__(*error)
+        await self.verifier.close()
+
     def parts(self) -> dict[str, Any]:
         return {"verifier": self.verifier, "environments": frozenset({"digits"})}
 
@@ -88,14 +90,6 @@ class ScoringNode(AttackedNode):
         texts = [str(task_id % 10), wrong] * 4
         group = make_group(identity.node_id, env="digits", task_id=task_id, texts=texts)
         return seal_group(group, identity)
-
-
-async def judged_in_line(self: NeighbourStream, item: StreamItem) -> None:
-    """Mutation: nothing more is read until the verdict on what was announced is there."""
-    client, ingest = self._client, self._agent.ingest
-    assert client is not None
-    sealed = item.sealed or await client.fetch(item.digest, item.size_bytes, FETCH_TIMEOUT_S)
-    await GroupIngest.receive(ingest, sealed, via=self._address.node_id)
 
 
 async def refused_before_all_own(node: ScoringNode, announced: list[SealedGroup], own: list[SealedGroup]) -> int:
@@ -113,37 +107,19 @@ async def refused_before_all_own(node: ScoringNode, announced: list[SealedGroup]
     return num_before
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "judged_in_line"])
-async def test_what_a_neighbour_made_does_not_wait_for_slow_groups_that_it_relays(
-    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(NeighbourStream, "_take", judged_in_line)
+async def test_what_a_neighbour_made_does_not_wait_for_slow_groups_that_it_relays(tmp_path: Path) -> None:
     async with ScoringNode(tmp_path) as node:
         await node.verifier.limits_in_force()  # the imports are no part of it
         announced = [node.group_of(make_identity(100 + number), "77") for number in range(NUM_SLOW)]
         own = [node.group_of(RELAY, "??") for _ in range(NUM_OWN)]
         num_before = await refused_before_all_own(node, announced, own)
-        assert (num_before < NUM_SLOW) is is_defended, num_before
-        if is_defended:
-            stream: Any = node._streams[0]
-            assert not len(stream._notices) and not stream._notices.num_under_way
-            assert not len(node.agent.ingest.fetching)
-    await node.verifier.close()
+        assert num_before < NUM_SLOW, num_before
+        stream: Any = node._streams[0]
+        assert not len(stream._notices) and not stream._notices.num_under_way
+        assert not len(node.agent.ingest.fetching)
 
 
-def one_at_a_time(self: Notices) -> Any:
-    """Mutation: the next is fetched when the verdict on the one before is there."""
-    table = self._new or self._known
-    return None if self._under_way or not table else (table, next(iter(table.parties)))
-
-
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "one_at_a_time"])
-async def test_honest_groups_that_a_neighbour_relays_do_not_wait_for_slow_ones_of_other_origins(
-    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(Notices, "_next", one_at_a_time)
+async def test_honest_groups_that_a_neighbour_relays_do_not_wait_for_slow_ones_of_other_origins(tmp_path: Path) -> None:
     async with ScoringNode(tmp_path) as node:
         await node.verifier.limits_in_force()
         slow = [node.group_of(make_identity(100 + number % 4), "77") for number in range(NUM_SLOW)]
@@ -156,8 +132,7 @@ async def test_honest_groups_that_a_neighbour_relays_do_not_wait_for_slow_ones_o
             num_before = sum(node.refused.values())
         finally:
             await transport.stop()
-        assert (num_before < NUM_SLOW // 2) is is_defended, num_before
-    await node.verifier.close()
+        assert num_before < NUM_SLOW // 2, num_before
 
 
 def test_a_notice_is_a_group_of_its_origin() -> None:
