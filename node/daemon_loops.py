@@ -8,14 +8,14 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from node.pause import paused_since
-from node.status import STATUS
-from swarm.causes.disk_rules import STATUS_WITHOUT_ROOM
+from node.status_figures import STATUS
 from swarm.errors import StorageFull
 from swarm.exchange.agent import Agent
 from swarm.loops.own_advert import own_report
 from swarm.peers.address_book import KNOWN_PEERS, save_known_peers
 from swarm.peers.reputation import REPUTATION, save_reputation
 from swarm.process import write_json
+from swarm.telemetry.warning_log import STATUS_WITHOUT_ROOM
 
 if TYPE_CHECKING:
     from node.daemon import Daemon

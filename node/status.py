@@ -1,7 +1,7 @@
-"""Status file of a node: read, shown as rows, and checked for what keeps the node from making progress.
+"""Reader of a node's status file: its figures as rows in words, and the problems that keep the node from progress.
 
-Invariant: works on a running, stopped or crashed node alike: it only reads `<dir>/status.json`, and whether a process
-holds the directory (`swarm.process.is_running`).
+Invariant: works on a running, stopped or crashed node alike, in the process of whoever asks: the node itself writes
+`<dir>/status.json` (`node.status_figures`) and imports nothing of this.
 """
 
 import json
@@ -10,12 +10,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+from node.status_figures import COMPUTE_FILE, STATUS
 from swarm.activity import Activity
-from swarm.causes import Snapshot, status_findings
-from swarm.causes.off_policy_rules import set_aside_words
-from swarm.causes.running_rules import STALE_AFTER_S, paused_words
-from swarm.causes.waiting_rules import waiting_words
 from swarm.config.byte_sizes import byte_words
+from swarm.diagnosis import Snapshot, status_findings
+from swarm.diagnosis.learning_rules import set_aside_words, waiting_words
+from swarm.diagnosis.process_rules import STALE_AFTER_S, paused_words
 from swarm.errors import ConfigError, Unavailable
 from swarm.printable import printable
 from swarm.process import is_running
@@ -23,8 +23,6 @@ from swarm.telemetry.warning_log import read_warnings
 from swarm.types import JsonDict, short
 
 OLD_NEWS_S: Final = 10.0  # of a sign of life: most come every second
-STATUS = "status.json"  # in the directory of a node
-COMPUTE_FILE: Final = "compute_dtype.txt"  # beside it: what the worker computes in, in words
 _NEEDED: Final = ("node_id", "at_s", "last_step_at_s", "pid", "step", "num_failures", "advice")
 
 

@@ -1,11 +1,11 @@
-"""What a running node says of itself in status.json, for `swarm status`, `swarm why`, metrics and simulations.
+"""Figures that a running node writes into status.json, for `swarm status`, `swarm why`, metrics and simulations.
 
-Invariant: plain JSON, made without waiting for anything; `node.status` reads it, also that of an older release.
+Invariant: plain JSON, made without waiting for anything; nothing here judges the figures: their readers do.
 """
 
 import os
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from swarm.config import NodeConfig
 from swarm.exchange.agent import Agent
@@ -14,6 +14,9 @@ from swarm.types import JsonDict, Role
 
 if TYPE_CHECKING:
     from node.daemon import Daemon
+
+STATUS: Final = "status.json"  # in the directory of a node
+COMPUTE_FILE: Final = "compute_dtype.txt"  # beside it: the dtype that the worker computes in, in words
 
 
 def status_figures(daemon: "Daemon") -> JsonDict:

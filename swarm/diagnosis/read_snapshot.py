@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import psutil
 
-from swarm.causes.snapshot import AnsweredGroup, Snapshot
 from swarm.config import NodeConfig, load_config
+from swarm.diagnosis.snapshot import AnsweredGroup, Snapshot
 from swarm.environments.record_facts import RecordFacts, last_word, loose, plain, record_facts
 from swarm.errors import ConfigError
 from swarm.process import is_running
