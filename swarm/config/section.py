@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
 
 from swarm.addresses import listening_address
 
@@ -52,10 +50,9 @@ class Usual:
         above = math.log10(max(value, _NOTHING) / max(float(high), _NOTHING)) if high else 0.0
         return max(below, above, 0.0)
 
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """The span in the schema, for the page of the configuration."""
-        schema: dict[str, Any] = handler(core)
-        return {**schema, "usual": self.span}
+        return {**handler(core), "usual": self.span}
 
 
 class Model(BaseModel):

@@ -132,10 +132,7 @@ SHORTFALLS: Final[dict[str, tuple[tuple[Find, ...], tuple[tuple[str, Callable[[S
         ),
     ),
     "pace": (
-        (
-            *(learning.no_steps, learning.all_set_aside, learning.step_needs_many, learning.halted, learning.stale),
-            *(learning.evaluations_take_time, reward.scoring_is_slow, reward.cannot_be_scored),
-        ),
+        (*(learning.no_steps, learning.step_needs_many, learning.halted),),
         (
             ("steps wait for groups most of the time", learning.waits_for_groups),
             ("neither a step nor a group came since the start", learning.has_no_product_yet),
@@ -144,9 +141,8 @@ SHORTFALLS: Final[dict[str, tuple[tuple[Find, ...], tuple[tuple[str, Callable[[S
     "guard": ((learning.all_set_aside, learning.stays_on_policy, learning.tokens_left_out), ()),
     "peers": (
         (
-            *(network.come_too_late, network.no_external, network.not_published, network.versions_refused),
-            *(network.cannot_dial, network.nobody_follows, network.trainer_away),
-            *(network.others_refused, network.alone),
+            *(network.come_too_late, network.no_external, network.cannot_dial, network.nobody_follows),
+            *(network.trainer_away, network.others_refused, network.alone),
         ),
         (("no other node is connected", network.is_lonely),),
     ),
@@ -248,16 +244,17 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule("others_refused", network.others_refused, HARMS, "refused-groups"),
     _effect("no_weights_yet", network.no_weights_yet, HARMS, "weights-between-nodes"),
     _rule("coordinator_away", network.coordinator_away, WASTES, "the-coordinator"),
-    _effect("alone", network.alone, HARMS, "connections"),
     # Steps do not come.
     _rule("barrier_waits", learning.barrier_waits, WASTES, "groups-that-wait"),
     _rule("evaluations_take_time", learning.evaluations_take_time, WASTES, "held-out-success"),
     _rule("scoring_is_slow", reward.scoring_is_slow, WASTES, "scoring"),
     _far("pace"),
+    _effect("step_needs_many", learning.step_needs_many, HARMS, "groups-that-wait"),
+    _effect("alone", network.alone, HARMS, "connections"),
+    _effect("gave_up_learning", process.gave_up_learning, STOPS, "equal-rewards"),
+    _effect("does_not_run", process.does_not_run, WASTES, "the-process"),
     _effect("halted", learning.halted, STOPS, "groups-that-wait"),
     _effect("no_steps", learning.no_steps, STOPS, "groups-that-wait"),
-    _effect("step_needs_many", learning.step_needs_many, HARMS, "groups-that-wait"),
-    _effect("gave_up_learning", process.gave_up_learning, STOPS, "equal-rewards"),
     # The node learns, and something is lost.
     _effect("no_external", network.no_external, HARMS, "refused-groups"),
     _rule("newcomers", network.newcomers, WASTES, "refused-groups"),
@@ -268,7 +265,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule("coordinator_alarm", network.coordinator_alarm, WASTES, "the-coordinator"),
     _effect("loops_fail", process.loops_fail, HARMS, "errors"),
     _effect("logged_errors", process.logged_errors, WASTES, "errors"),
-    _effect("does_not_run", process.does_not_run, WASTES, "the-process"),
     # Nothing is wrong: good to know.
     _rule("starts", process.starts, NOTE, "the-process"),
     _rule("paused", process.paused, NOTE, "the-process"),
