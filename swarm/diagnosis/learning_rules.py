@@ -43,7 +43,6 @@ STILL: Final = 1e-4  # the same, below which it is rounding
 SMALL: Final = 0.006  # the same of small steps
 DECAY: Final = 1e-3  # of each weight at a step; usual is 1e-7 to 1e-6
 MANY_STEPS: Final = 50  # fewer need not have taught anything yet
-MANY_USES: Final = 4  # of a group
 FALL_SIGMAS: Final = 3.0
 FAR_UP: Final = 0.3  # of rewards in training
 LEARNED: Final = 0.9
@@ -56,7 +55,6 @@ FEW_EVENTS: Final = 8  # of fewer no pace is known
 TIMES: Final = 4.0  # the longest time before
 LEAST_S: Final = 30.0
 LEAST_EVALUATED_S: Final = 10.0  # of a run that has just begun the first evaluation is most
-AGAIN: Final = 0.3  # of all steps
 
 
 def usual_rate(config: NodeConfig) -> float:
@@ -278,7 +276,6 @@ def learns_nothing(snapshot: Snapshot) -> Diagnosed | None:
         f"{mean(rewards[-third:]):.2f} now",
         fix=f"look at answers with their rewards: swarm samples {snapshot.directory}. Are right answers the right "
         "ones, and does the reward know them? Hard tasks need an easier beginning, or many more steps",
-        evidence=("learn/reward_mean of the first and the last third of the steps (events.jsonl)",),
     )
 
 
@@ -370,7 +367,6 @@ def few_questions(snapshot: Snapshot) -> Diagnosed | None:
         claim=f"the same few questions are asked again and again: the newest {len(groups)} groups are of {count}",
         fix="more problems: a larger data file without the same ones again, or a greater num_tasks under "
         "[[environments]]",
-        evidence=("prompts of the newest own groups (groups.sqlite)",),
         key="environments.num_tasks",
         gravity=Gravity.HARMS if is_harm else Gravity.NOTE,
     )
@@ -464,32 +460,28 @@ def buffer_too_small(snapshot: Snapshot) -> Diagnosed | None:
     )
 
 
-def stays_on_policy(snapshot: Snapshot) -> Diagnosed | None:
-    """A guard that froze the learner, or keeps it at its safe recipe."""
-    recent = snapshot.steps[-RECENT_STEPS:]
-    num_high = sum(step.diagnostics.get("guard_level", 0) >= 2 for step in recent)
-    if len(recent) < 3 or num_high < len(recent) / 2:
-        return None
-    return Diagnosed(
-        claim="data is so far off policy that the guard lets the learner use its safe recipe only, or nothing",
-        fix=snapshot.set_key("replay.max_age_steps", 1)
-        + "; if own groups are fresh, engine and learner differ: docs/engines.md tells how much they may",
-        evidence=(f"learn/guard_level is 2 or 3 in {num_high} of the newest {len(recent)} steps",),
-    )
-
-
 def all_set_aside(snapshot: Snapshot) -> Diagnosed | None:
-    """A guard that set every source of the newest draws aside."""
+    """A guard that set every source of the newest draws aside, or keeps the learner at its safe recipe."""
     figures = snapshot.value("guard", dict[str, float]())
-    words = set_aside_words(figures)
+    words, recent = set_aside_words(figures), snapshot.steps[-RECENT_STEPS:]
     idle_s = snapshot.at_s - snapshot.value("last_step_at_s", snapshot.at_s)
     is_long = idle_s > snapshot.max_idle_s or (idle_s > LONG_S and figures.get("guard_idle_draws", 0) >= MANY_DRAWS)
-    if not words or not is_long:
+    num_high = sum(step.diagnostics.get("guard_level", 0) >= 2 for step in recent)
+    if words and is_long:
+        claim, gravity = f"no step is made, since {words}", Gravity.STOPS
+    elif len(recent) >= 3 and num_high >= len(recent) / 2:
+        claim, gravity = (
+            "data is so far off policy that the guard lets the learner use its safe recipe only",
+            Gravity.HARMS,
+        )
+    else:
         return None
     return Diagnosed(
-        claim=f"no step is made, since {words}",
-        fix=snapshot.set_key("replay.max_age_steps", 1) + "; or sources nearer to this policy",
-        evidence=("guard (status.json)",),
+        claim=claim,
+        fix=snapshot.set_key("replay.max_age_steps", 1)
+        + "; if own groups are fresh, engine and learner differ: docs/engines.md tells how much they may",
+        evidence=(f"guard (status.json); learn/guard_level is 2 or 3 in {num_high} of the newest {len(recent)} steps",),
+        gravity=gravity,
     )
 
 
@@ -506,12 +498,6 @@ def set_aside_words(figures: dict[str, float]) -> str:
     note = f"all sources of the newest draws ({draws}) set aside: {measured or 'too far off policy'}"
     used = figures.get("guard_groups_spared")
     return f"{note}; {used:.0f} groups that deviate least are used, with capped ratios" if used else note
-
-
-def learns_groups_again(snapshot: Snapshot) -> bool:
-    """True where steps are made of groups that were learned from many times."""
-    uses = [use.use for draw in snapshot.draws[-RECENT_STEPS:] for use in draw.groups]
-    return len(snapshot.draws) >= FEW_STEPS - 5 and middle(uses) >= MANY_USES
 
 
 # --- steps that do not come -------------------------------------------------------------------------------
@@ -551,7 +537,6 @@ def no_steps(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim=claim,
         fix="the node's log tells what it did last; swarm samples shows own groups, swarm doctor this machine",
-        evidence=("last_step_at_s, own_since_step (status.json)",),
     )
 
 
@@ -636,7 +621,6 @@ def step_needs_many(snapshot: Snapshot) -> Diagnosed | None:
         claim=f"a step needs {needed} own groups with differing rewards, and in {idle_s:.0f} s {num_with_signal} came: "
         f"one step in {expected_s / 60:.0f} minutes, or more",
         fix="tasks of which more answers are right, more tries (generator.group_size), or fewer replay.local_groups",
-        evidence=("own_since_step (status.json), replay.local_groups (node.toml)",),
     )
 
 
@@ -687,6 +671,5 @@ def slow_compute_dtype(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim=f"passes are computed in a dtype that this machine has no hardware for: {shortened(noted[-1].fields)}",
         fix=f'set compute_dtype = "float32" in {snapshot.directory / "node.toml"}; published versions stay the same',
-        evidence=("measured when the model was loaded (warnings.jsonl)",),
         key="compute_dtype",
     )

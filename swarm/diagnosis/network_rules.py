@@ -26,7 +26,6 @@ PATIENCE_S: Final = 60.0  # a node needs some of them to find others
 SEARCH_S: Final = 15.0  # the same, for a trainer
 FEW_CALLERS: Final = 4
 FEW_REFUSED: Final = 8
-FULL_SHARE: Final = 0.8
 MOST_SHARE: Final = 0.9
 HARMLESS: Final = frozenset({RefusalReason.DUPLICATE, RefusalReason.COPIED})
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
@@ -72,7 +71,6 @@ def clock_is_wrong(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim=shortened(finding),
         fix="set the clock: timedatectl set-ntp true (or chronyc makestep); the node goes on by itself",
-        evidence=("clock (status.json), measured at each Hello",),
     )
 
 
@@ -102,7 +100,6 @@ def coordinator_refuses(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim=f"the coordinator refuses this node: {shortened(refusal)}",
         fix=fix,
-        evidence=("coordinator_refusal (status.json)",),
     )
 
 
@@ -115,7 +112,6 @@ def coordinator_away(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim=f"the coordinator does not answer ({shortened(address)}); the node goes on without it",
         fix=f"is it running, and its port open? swarm doctor --config {_toml(snapshot)} tries it",
-        evidence=("is_coordinator_reachable false (status.json)",),
         gravity=Gravity.NOTE if _peers(snapshot) else Gravity.WASTES,
     )
 
@@ -127,7 +123,6 @@ def coordinator_alarm(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim="the coordinator's alarm: late groups are far off-policy everywhere (local limits still hold)",
         fix="a lower replay.max_age_steps on all nodes, or a lower learner.learning_rate; the alarm ends by itself",
-        evidence=("advice (status.json)",),
     )
 
 

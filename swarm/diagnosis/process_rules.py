@@ -7,7 +7,6 @@ import re
 import signal
 import time
 from collections import Counter
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -32,7 +31,6 @@ ENDING_S: Final = 3.0  # from the last error of a process to its end
 FULL_FOR_S: Final = 60.0  # since the newest event of a full disk
 SIGKILL: Final = -9  # sent by the kernel to the process that takes the memory of all
 FEW_STEPS: Final = 3  # since a death: it may come again
-MANY_RESTARTS: Final = 8
 MANY_STARTS: Final = 4
 NEWEST_STARTS: Final = 6
 SHORT_S: Final = 180.0  # life of a process between two starts
@@ -56,93 +54,84 @@ _ERROR_LINE: Final = re.compile(r"[\w.]+(Error|Exception|Group|Full|Unavailable)
 _MEMORY: Final = re.compile(r"out of memory|OutOfMemory|MemoryError|can't allocate memory|Cannot allocate memory", re.I)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KnownError:
-    """A cause outside of the node that every program meets, with the words of the system that tell it."""
-
-    name: str
-    words: str  # a regular expression
-    claim: str
-    fix: str
-
-
-KNOWN_ERRORS: Final = (
-    KnownError(
-        name="port_taken",
-        words=r"address already in use|failed to bind|errno 98\b|cannot bind|could not bind",
-        claim="another process holds a port that this node is to listen on",
-        fix="end the other process (ss -ltnp names it), or change the port in node.toml: exchange.listen, "
+KNOWN_ERRORS: Final = (  # name, words of the system as a regular expression, claim and fix
+    (
+        "port_taken",
+        r"address already in use|failed to bind|errno 98\b|cannot bind|could not bind",
+        "another process holds a port that this node is to listen on",
+        "end the other process (ss -ltnp names it), or change the port in node.toml: exchange.listen, "
         "directory.listen, telemetry.metrics_listen or serve.listen",
     ),
-    KnownError(
-        name="no_permission",
-        words=r"permission denied|permissionerror|read-?only (file system|database)|not permitted|errno (13|30)\b",
-        claim="this user may not write, or read, a file that the node needs",
-        fix="find the owner with ls -la; then chown -R to the user that runs the node, or mount the disk for writing",
+    (
+        "no_permission",
+        r"permission denied|permissionerror|read-?only (file system|database)|not permitted|errno (13|30)\b",
+        "this user may not write, or read, a file that the node needs",
+        "find the owner with ls -la; then chown -R to the user that runs the node, or mount the disk for writing",
     ),
-    KnownError(
-        name="file_gone",
-        words=r"no such file or directory|filenotfounderror|errno 2\b",
-        claim="a file or directory that the configuration names is not there",
-        fix="put it back, or name the right one in node.toml",
+    (
+        "file_gone",
+        r"no such file or directory|filenotfounderror|errno 2\b",
+        "a file or directory that the configuration names is not there",
+        "put it back, or name the right one in node.toml",
     ),
-    KnownError(
-        name="package_missing",
-        words=r"no module named|modulenotfounderror|importerror",
-        claim="a Python package that this configuration needs is not installed",
-        fix="install it where the node runs (swarm doctor says which), or choose a configuration without it",
+    (
+        "package_missing",
+        "no module named|modulenotfounderror|importerror",
+        "a Python package that this configuration needs is not installed",
+        "install it where the node runs (swarm doctor says which), or choose a configuration without it",
     ),
-    KnownError(
-        name="database_locked",
-        words=r"database (table )?is locked",
-        claim="another process keeps a database of this node locked",
-        fix="fuser groups.sqlite, in the directory of the node, names it: a viewer of SQLite files, a backup or a "
+    (
+        "database_locked",
+        "database (table )?is locked",
+        "another process keeps a database of this node locked",
+        "fuser groups.sqlite, in the directory of the node, names it: a viewer of SQLite files, a backup or a "
         "synchronised folder; end it or keep it away from this directory, then start the node again",
     ),
-    KnownError(
-        name="too_many_files",
-        words=r"too many open files|errno 24\b",
-        claim="the node may not open so many files at once",
-        fix="ulimit -n 65536 before the start (LimitNOFILE= of its service)",
+    (
+        "too_many_files",
+        r"too many open files|errno 24\b",
+        "the node may not open so many files at once",
+        "ulimit -n 65536 before the start (LimitNOFILE= of its service)",
     ),
-    KnownError(
-        name="too_many_processes",
-        words=r"can't start new thread|resource temporarily unavailable|blockingioerror|errno 11\b",
-        claim="the node may not start so many processes and threads",
-        fix="ulimit -u 4096 before the start (LimitNPROC= and TasksMax= of its service, pids of its container)",
+    (
+        "too_many_processes",
+        r"can't start new thread|resource temporarily unavailable|blockingioerror|errno 11\b",
+        "the node may not start so many processes and threads",
+        "ulimit -u 4096 before the start (LimitNPROC= and TasksMax= of its service, pids of its container)",
     ),
-    KnownError(
-        name="disk_fails",
-        words=r"input/output error|errno 5\b|stale file handle|errno 116\b|transport endpoint|errno 107\b",
-        claim="the disk, or the network that leads to it, fails to read or write",
-        fix="dmesg and smartctl say what is wrong with it; a directory of a node belongs on a local disk",
+    (
+        "disk_fails",
+        r"input/output error|errno 5\b|stale file handle|errno 116\b|transport endpoint|errno 107\b",
+        "the disk, or the network that leads to it, fails to read or write",
+        "dmesg and smartctl say what is wrong with it; a directory of a node belongs on a local disk",
     ),
-    KnownError(
-        name="file_damaged",
-        words=r"is not json|is not a json object|unicodedecodeerror|codec can't decode|jsondecodeerror|safetensorerror"
-        r"|header too (large|small)|disk image is malformed|file is not a database|unexpected end of (data|file)",
-        claim="a file that the node reads is damaged, cut off or of another kind",
-        fix="put back a whole one: questions are JSON lines in UTF-8, weights are whole safetensors files",
+    (
+        "file_damaged",
+        "is not json|is not a json object|unicodedecodeerror|codec can't "
+        "decode|jsondecodeerror|safetensorerror|header too (large|small)|disk image is malformed|file is not a "
+        "database|unexpected end of (data|file)",
+        "a file that the node reads is damaged, cut off or of another kind",
+        "put back a whole one: questions are JSON lines in UTF-8, weights are whole safetensors files",
     ),
-    KnownError(
-        name="model_not_found",
-        words=r"localentrynotfound|repositorynotfound|gatedrepo|offline mode|couldn't connect to|huggingface\.co"
-        r"|is not a local folder|incorrect_path_or_model_id",
-        claim="the model is neither on this machine nor given by the hub",
-        fix="model.source as a folder that is there, or a hub id, with network and, for some, a token (hf auth login)",
+    (
+        "model_not_found",
+        r"localentrynotfound|repositorynotfound|gatedrepo|offline mode|couldn't connect to|huggingface\.co|is not a "
+        r"local folder|incorrect_path_or_model_id",
+        "the model is neither on this machine nor given by the hub",
+        "model.source as a folder that is there, or a hub id, with network and, for some, a token (hf auth login)",
     ),
-    KnownError(
-        name="nobody_answers",
-        words=r"connection refused|name or service not known|name resolution|network is unreachable|no route to host"
-        r"|errno (101|111|113)\b",
-        claim="a server that this node needs does not answer",
-        fix="is it running, is its address right, and is the network there?",
+    (
+        "nobody_answers",
+        r"connection refused|name or service not known|name resolution|network is unreachable|no route to host|"
+        r"errno (101|111|113)\b",
+        "a server that this node needs does not answer",
+        "is it running, is its address right, and is the network there?",
     ),
-    KnownError(
-        name="device_fails",
-        words=r"\bcuda\b|\bcudnn\b|\bnccl\b|no kernel image|nvidia",
-        claim="the GPU, or its driver, fails",
-        fix='nvidia-smi and swarm gpu-check say what is there; device = "cpu" does without',
+    (
+        "device_fails",
+        r"\bcuda\b|\bcudnn\b|\bnccl\b|no kernel image|nvidia",
+        "the GPU, or its driver, fails",
+        'nvidia-smi and swarm gpu-check say what is there; device = "cpu" does without',
     ),
 )
 
@@ -285,13 +274,13 @@ def known_error(snapshot: Snapshot) -> Diagnosed | None:
     logged = [each.fields for each in snapshot.logged if each.is_error]
     lines = [line for line in snapshot.log.splitlines() if "Error" in line]
     errors = [*lines, *logged, *snapshot.errors][-NEWEST_ERRORS:]
-    for known in KNOWN_ERRORS:
-        found = [error for error in errors if re.search(known.words, error, re.IGNORECASE)]
+    for name, words, claim, fix in KNOWN_ERRORS:
+        found = [error for error in errors if re.search(words, error, re.IGNORECASE)]
         if found:
             return Diagnosed(
-                name=known.name,
-                claim=f"{known.claim}: {shortened(found[-1])}",
-                fix=known.fix,
+                name=name,
+                claim=f"{claim}: {shortened(found[-1])}",
+                fix=fix,
                 evidence=(f"{len(found)} of the newest {len(errors)} errors (events.jsonl, warnings.jsonl, log.txt)",),
             )
     return None
@@ -435,7 +424,6 @@ def change_waits(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim=f"node.toml was changed after the start, and the node runs as before: {', '.join(snapshot.changed_keys)}",
         fix=f"stop it (Ctrl-C), then {snapshot.start}",
-        evidence=("node.toml is newer than worker.toml, which has what the node runs with",),
         key=snapshot.changed_keys[0],
     )
 
@@ -478,7 +466,6 @@ def paused(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim=f"the node is paused {paused_words(snapshot.paused_since_s)}: it generates and learns nothing",
         fix=f"swarm resume {snapshot.directory}",
-        evidence=("paused_since_s (status.json), paused.json in its directory",),
     )
 
 

@@ -47,9 +47,6 @@ NOISE_NATS: Final = 2.5  # 12 equally likely tokens; language models have .2 to 
 SLOW_SHARE: Final = 0.5  # of the time that scoring takes
 LEAST_SCORING_S: Final = 20.0  # the first process takes some of them to start
 SLOW_GROUP_S: Final = 0.3  # the tiny models generate faster than any reward is asked
-CHARS_PER_TOKEN: Final = 8  # no tokenizer takes more of plain text
-LONG_CHARS: Final = 128  # longest question that the tiny models read
-FAR_LONGER: Final = 10  # times as long as half of the questions
 DOUBT_S: Final = 300.0  # from a doubt of a training to its start
 _EDGE: Final = 1e-6
 
@@ -100,7 +97,7 @@ def has_flat_reward(snapshot: Snapshot) -> bool:
 
 def teaches_little(snapshot: Snapshot) -> bool:
     """True where own groups have no signal, or little of it comes of them."""
-    return has_no_signal(snapshot) or has_flat_reward(snapshot) or small_signal(snapshot) is not None
+    return has_no_signal(snapshot) or has_flat_reward(snapshot) or has_small_signal(snapshot)
 
 
 def cut_share(snapshot: Snapshot) -> float | None:
@@ -244,18 +241,12 @@ def _check(snapshot: Snapshot) -> str:
     return f"swarm check --config {snapshot.directory / 'node.toml'}"
 
 
-def small_signal(snapshot: Snapshot) -> Diagnosed | None:
-    """Own groups of which most have equal rewards."""
+def has_small_signal(snapshot: Snapshot) -> bool:
+    """True where nine of ten own groups have equal rewards."""
     draws = snapshot.draws[-20:]
     num_equal = sum(draw.num_zero_variance for draw in draws)
     num_used = sum(use.origin == "local" for draw in draws for use in draw.groups)
-    if len(draws) < 10 or num_equal < 50 or num_equal / (num_equal + num_used) < MOST:
-        return None
-    return Diagnosed(
-        claim="nine of ten own groups have equal rewards, and their generation is for nothing",
-        fix="a recipe that chooses its tasks (swarm recipes), tasks nearer to what the model can, or more tries",
-        evidence=(f"{num_equal} of {num_equal + num_used} own groups of the newest {len(draws)} draws (draw)",),
-    )
+    return len(draws) >= 10 and num_equal >= max(50, MOST * (num_equal + num_used))
 
 
 # --- scoring ----------------------------------------------------------------------------------------------
@@ -382,12 +373,6 @@ answers_no_text: Final = RecordFault(
     "answer that spells that is right",
     fix="right answers as plain text in {path}, as the model is to write them",
 )
-questions_tell_answers: Final = RecordFault(
-    count=lambda facts, *_: facts.num_told,
-    least=MOST,
-    claim="{share} of the questions of {env} end with their right answer: the model learns to copy it",
-    fix="questions without their answers in {path}; params.question and params.answer name the fields",
-)
 one_right_answer: Final = RecordFault(
     count=lambda facts, *_: facts.commonest if facts.num_questions >= FEW_QUESTIONS else 0,
     least=MOST,
@@ -435,7 +420,6 @@ def reference_worth_nothing(snapshot: Snapshot) -> Diagnosed | None:
         claim=f"right answers are worth no more than none, or are too long: {shortened(noted.fields)}",
         fix="a reward that knows a right answer by its reference (params.answer of the data names the field), and a "
         f"generator.max_new_tokens that has room for it: {_check(snapshot)}",
-        evidence=("noted before the start (warnings.jsonl); swarm check shows it again",),
         key="environments.dataset",
     )
 
@@ -537,7 +521,6 @@ def rewards_add_up_to_nothing(snapshot: Snapshot) -> Diagnosed | None:
         claim=f"named rewards differ ({', '.join(sorted(moving)[:4])}), and the worth of answers does not: their "
         "weights add up to nothing, or beyond 1",
         fix="reward_weights under [[environments]]: the weighted sum is clipped to [0, 1], and has to lie inside",
-        evidence=("reward_parts and reward_mean of put (events.jsonl)",),
         key="environments.reward_weights",
     )
 

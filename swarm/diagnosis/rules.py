@@ -122,13 +122,12 @@ SHORTFALLS: Final[dict[str, tuple[tuple[Find, ...], tuple[tuple[str, Callable[[S
     "steps": (
         (
             *(learning.steps_change_nothing, learning.gets_worse, learning.learns_nothing, learning.tokens_left_out),
-            *(learning.stays_on_policy, learning.overfits, learning.held_out_falls),
+            *(learning.overfits, learning.held_out_falls),
         ),
         (
             ("answers are nearly random", reward.draws_noise),
             ("steps are small, and the reward does not rise", learning.has_small_steps),
             ("the reward does not rise beyond chance", reward.has_flat_reward),
-            ("steps are made of groups that were learned from many times", learning.learns_groups_again),
         ),
     ),
     "pace": (
@@ -138,7 +137,7 @@ SHORTFALLS: Final[dict[str, tuple[tuple[Find, ...], tuple[tuple[str, Callable[[S
             ("neither a step nor a group came since the start", learning.has_no_product_yet),
         ),
     ),
-    "guard": ((learning.all_set_aside, learning.stays_on_policy, learning.tokens_left_out), ()),
+    "guard": ((learning.all_set_aside, learning.tokens_left_out), ()),
     "peers": (
         (
             *(network.come_too_late, network.no_external, network.cannot_dial, network.nobody_follows),
@@ -182,7 +181,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule("records_broken", reward.records_broken, HARMS, "records"),
     _rule("answers_no_text", reward.answers_no_text, HARMS, "records"),
     _rule("answers_are_shifted", reward.answers_are_shifted, HARMS, "records"),
-    _rule("questions_tell_answers", reward.questions_tell_answers, HARMS, "records"),
     _rule("reward_is_random", reward.reward_is_random, HARMS, "rewards"),
     _rule("reward_is_of_length", reward.reward_is_of_length, HARMS, "rewards"),
     _rule("learning_rate_too_high", learning.learning_rate_too_high, HARMS, "steps"),
@@ -215,7 +213,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule("stale", learning.stale, STOPS, "groups-that-wait"),
     _far("guard"),
     _rule("all_set_aside", learning.all_set_aside, STOPS, "groups-that-wait"),
-    _effect("stays_on_policy", learning.stays_on_policy, HARMS, "groups-that-wait"),
     _effect("tokens_left_out", learning.tokens_left_out, HARMS, "steps"),
     _effect("gets_worse", learning.gets_worse, HARMS, "steps"),
     # Other nodes: first what is wrong with this one, then what they do.
@@ -271,7 +268,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule("only_relays", process.only_relays, NOTE, "the-process"),
     _rule("finished", process.finished, NOTE, "the-process"),
     _rule("learns_nothing", learning.learns_nothing, NOTE, "steps"),
-    _rule("small_signal", reward.small_signal, NOTE, "equal-rewards"),
     _rule("far_from_usual", far_from_usual, NOTE, "settings"),
 )
 # What a status alone tells, for `swarm status`; each is a rule of the table.
