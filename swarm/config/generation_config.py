@@ -103,7 +103,7 @@ class EngineConfig(Model):
     stall_s: PositiveFloat = 600.0
     """vllm: seconds after which a step or a change of weights counts as hung: the engine process ends, and another one
     starts with the last good weights."""
-    tolerance_nats: Annotated[float, Field(ge=0), Usual("1e-3..", "peers")] = 0.0
+    tolerance_nats: Annotated[float, Field(ge=0), Usual("1e-3..", "exchange")] = 0.0
     """Largest mean difference of canary log-probs from the publisher's, nats, at which an engine still counts as having
     loaded a version. 0: as measured for this engine and dtype."""
 
@@ -134,8 +134,8 @@ class WeightsConfig(Model):
 
     publish: bool = False
     """Encode every version and serve it, so that generators can follow."""
-    anchor_every: Annotated[int, Field(ge=1, le=1000), Usual("..200", "peers")] = 10
+    anchor_every: Annotated[int, Field(ge=1, le=1000), Usual("..200", "exchange")] = 10
     """Versions between two that are published in full, too."""
-    store_bytes: Annotated[Positive, Usual("200e6..", "peers")] = 8 * 2**30
+    store_bytes: Annotated[Positive, Usual("200e6..", "exchange")] = 8 * 2**30
     """Disk budget for chunks of weights, own and followed. A trainer that publishes does not start with less than one
     and a half times the size of its published tensors (bf16: 3 bytes a parameter)."""

@@ -14,15 +14,15 @@ class ReplayConfig(Model):
     """I: own groups per step."""
     external_groups: NotNegative = 4
     """J: other nodes' groups per step, fewer when fewer are there."""
-    max_age_steps: Annotated[NotNegative, Usual("1..32", "steps pace peers")] = 4
+    max_age_steps: Annotated[NotNegative, Usual("..32", "steps exchange")] = 4
     """Oldest token a step may use, in optimizer steps of its producer. 0 = strictly on-policy."""
-    max_age_s: Annotated[PositiveFloat, Usual("60..", "pace peers")] = 600.0
+    max_age_s: Annotated[PositiveFloat, Usual("60..", "pace exchange")] = 600.0
     """Longest time between first sight of a group and its use, seconds."""
     max_reuse: Annotated[Positive, Usual("..2", "steps")] = 1
     """How often one group may be used."""
-    max_groups: Annotated[Positive, Usual("64..", "pace peers")] = 4096
+    max_groups: Annotated[Positive, Usual("64..", "pace exchange")] = 4096
     """Buffer bound, groups."""
-    max_bytes: Annotated[Positive, Usual("4e6..", "pace peers")] = 256 * 2**20
+    max_bytes: Annotated[Positive, Usual("4e6..", "pace exchange")] = 256 * 2**20
     """Buffer bound, bytes of memory: 8 answers of 256 tokens take about 50,000."""
     sampler: Literal["uniform", "fresh", "effective"] = "uniform"
     """Which external groups are drawn first: any, the youngest, or those of sources with high effective sample size."""
@@ -106,32 +106,32 @@ class GuardConfig(Model):
 
     enabled: Annotated[bool, Usual("true", "steps")] = True
     """Off: the configured recipe and lag bound, whatever is measured."""
-    tight_ess: Annotated[UnitFloat, Usual("..0.9", "guard steps peers")] = 0.5
+    tight_ess: Annotated[UnitFloat, Usual("..0.9", "guard steps exchange")] = 0.5
     """Effective sample size share below which a step (or an age) counts as bad."""
-    loose_ess: Annotated[UnitFloat, Usual("..0.95", "guard steps peers")] = 0.7
+    loose_ess: Annotated[UnitFloat, Usual("..0.95", "guard steps exchange")] = 0.7
     """Share from which on a step counts as calm."""
-    tight_kl: Annotated[PositiveFloat, Usual("0.02..", "guard steps peers")] = 0.1
+    tight_kl: Annotated[PositiveFloat, Usual("0.02..", "guard steps exchange")] = 0.1
     """Mismatch KL (k3, nats per token) above which a step (or an age) counts as bad."""
-    loose_kl: Annotated[PositiveFloat, Usual("0.005..", "guard steps peers")] = 0.05
+    loose_kl: Annotated[PositiveFloat, Usual("0.005..", "guard steps exchange")] = 0.05
     """KL up to which a step counts as calm."""
-    tight_m2: Annotated[PositiveFloat, Usual("0.05..", "guard steps peers")] = 0.25
+    tight_m2: Annotated[PositiveFloat, Usual("0.05..", "guard steps exchange")] = 0.25
     """Second moment of the log-ratio above which a step (or an age) counts as bad."""
-    loose_m2: Annotated[PositiveFloat, Usual("0.01..", "guard steps peers")] = 0.12
+    loose_m2: Annotated[PositiveFloat, Usual("0.01..", "guard steps exchange")] = 0.12
     """Second moment up to which a step counts as calm."""
-    tight_nll: Annotated[PositiveFloat, Usual("0.5..", "guard steps peers")] = 2.0
+    tight_nll: Annotated[PositiveFloat, Usual("0.5..", "guard steps exchange")] = 2.0
     """Nats per token by which the tokens of another node, with or without log-probs, may be less likely under our
     policy than our own are; a source beyond it is set aside."""
-    alarm_ess: Annotated[UnitFloat, Usual("..0.4", "guard steps peers")] = 0.05
+    alarm_ess: Annotated[UnitFloat, Usual("..0.4", "guard steps exchange")] = 0.05
     """Share below which updates stop."""
-    alarm_kl: Annotated[PositiveFloat, Usual("0.2..", "guard steps peers")] = 1.0
+    alarm_kl: Annotated[PositiveFloat, Usual("0.2..", "guard steps exchange")] = 1.0
     """KL above which updates stop."""
-    cap: Annotated[float, Field(gt=1), Usual("1.5..", "guard steps peers")] = 4.0
+    cap: Annotated[float, Field(gt=1), Usual("1.5..", "guard steps exchange")] = 4.0
     """Under the first level tokens with a ratio outside [1/cap, cap] are left out."""
     safe_recipe: str = "gspo"
     """Recipe of the second level."""
-    hold_steps: Annotated[Positive, Usual("..50", "guard steps peers")] = 4
+    hold_steps: Annotated[Positive, Usual("..50", "guard steps exchange")] = 4
     """Calm steps before anything is loosened."""
-    freeze_steps: Annotated[Positive, Usual("..50", "guard steps peers")] = 4
+    freeze_steps: Annotated[Positive, Usual("..50", "guard steps exchange")] = 4
     """Most consecutive steps without update; then the safe recipe tries again."""
     min_tokens: Annotated[Positive, Usual("..10000", "steps")] = 32
     """Fewest tokens from which a figure counts."""

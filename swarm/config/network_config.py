@@ -42,13 +42,13 @@ class ExchangeConfig(Model):
     the work."""
     max_neighbours: Annotated[int, Field(ge=0, le=64), Usual("1..", "peers")] = 8
     """Peers whose groups are streamed."""
-    max_group_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20), Usual("1e5..", "peers")] = 4 * 2**20
+    max_group_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20), Usual("1e5..", "exchange")] = 4 * 2**20
     """Largest group accepted or sent (serialised, after decompression)."""
     store_bytes: Positive = 2 * 2**30
     """Disk budget of the group store."""
-    groups_per_minute: Annotated[Positive, Usual("60..", "peers")] = 6000
+    groups_per_minute: Annotated[Positive, Usual("60..", "exchange")] = 6000
     """Most groups accepted from one peer in a minute; ten times so many may be announced on its streams."""
-    max_upload_bytes_per_s: Annotated[NotNegative, Usual("5e5..", "peers")] = 0
+    max_upload_bytes_per_s: Annotated[NotNegative, Usual("5e5..", "peers exchange")] = 0
     """Most bytes per second that leave for peers: groups, manifests and chunks of weights, and what is passed on for
     others, together. Peers that give groups go first. The DHT and the coordinator do not count. 0: no limit."""
     dial_timeout_s: Annotated[PositiveFloat, Usual("0.5..", "peers")] = 5.0

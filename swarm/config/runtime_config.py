@@ -16,7 +16,7 @@ class SandboxConfig(Model):
     """Wall-clock seconds for the answers of one group; most CPU seconds that an environment may declare for one."""
     memory_bytes: Annotated[Positive, Usual("128e6..", "pace")] = 1024 * 2**20
     """Largest address space, bytes."""
-    replay_s_per_minute: Annotated[PositiveFloat, Usual("1..", "peers")] = 15.0
+    replay_s_per_minute: Annotated[PositiveFloat, Usual("1..", "exchange")] = 15.0
     """CPU seconds of a minute that reading and replaying the groups of one party may take; what is beyond is refused
     uncharged. The last eighth is for keys of it that took hardly anything."""
 
@@ -61,5 +61,5 @@ class FaultConfig(Model):
 
     slow_factor: Annotated[float, Field(ge=1), Usual("..1", "pace")] = 1.0
     """Generation and steps take this many times as long (an awaited delay, no CPU)."""
-    latency_ms: Annotated[float, Field(ge=0), Usual("..0", "peers")] = 0.0
+    latency_ms: Annotated[float, Field(ge=0), Usual("..0", "exchange")] = 0.0
     """Delay before each group from a peer is looked at."""

@@ -293,7 +293,8 @@ def _sigmas_below(now: PolicyEvaluated, best: PolicyEvaluated) -> float:
 def _falls(snapshot: Snapshot) -> list[tuple[Sequence[PolicyEvaluated], PolicyEvaluated]]:
     """Held-out courses that are far below their best, and that best."""
     found: list[tuple[Sequence[PolicyEvaluated], PolicyEvaluated]] = []
-    for (_, split), course in snapshot.evaluations.items():
+    for (_, split), evaluations in snapshot.evaluations.items():
+        course = list(evaluations)
         best = max(course, key=lambda each: each.accuracy)
         if split == "held_out" and _sigmas_below(course[-1], best) >= FALL_SIGMAS:
             # The best of many is partly luck: one evaluation more, or one that fell by far, has to agree.
