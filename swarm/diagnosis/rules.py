@@ -139,12 +139,10 @@ SHORTFALLS: Final[dict[str, tuple[tuple[Find, ...], tuple[tuple[str, Callable[[S
     ),
     "guard": ((learning.all_set_aside, learning.tokens_left_out), ()),
     "peers": (
-        (
-            *(network.come_too_late, network.no_external, network.cannot_dial, network.nobody_follows),
-            *(network.trainer_away, network.others_refused, network.alone),
-        ),
+        (network.cannot_dial, network.nobody_follows, network.trainer_away, network.alone),
         (("no other node is connected", network.is_lonely),),
     ),
+    "exchange": ((network.come_too_late, network.no_external, network.others_refused, network.no_weights_yet), ()),
 }
 
 
@@ -231,6 +229,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule("quota_too_low", network.quota_too_low, HARMS, "refused-groups"),
     _rule("liar", network.liar, WASTES, "refused-groups"),
     _far("peers"),
+    _far("exchange"),
     _rule("trainer_away", network.trainer_away, STOPS, "weights-between-nodes"),
     _rule("nobody_can_dial", network.nobody_can_dial, HARMS, "connections"),
     _rule("no_relay", network.no_relay, HARMS, "connections"),
