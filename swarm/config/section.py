@@ -24,7 +24,7 @@ _OTHER = 0.5  # distance of a value that is no number, in factors of ten
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """The usual values of a field, beside which a value is worth a look where a node does not learn.
+    """The usual values of a field: where a node does not learn, one outside of them is the first to look at.
 
     The default is usual, whatever the span says.
 
@@ -33,9 +33,9 @@ class Usual:
     """
 
     span: str  # "1e-6..1e-4", "..64", "4..", one for each part of a tuple ("0..1, 0..2"), or a plain value: "false"
-    bears_on: (
-        str  # words of: signal (rewards that differ), steps (their size), pace (their number), guard, peers, machine
-    )
+    # Some of: signal (rewards that differ), steps (their size), pace (their number), guard (data that is off policy),
+    # peers (finding them), exchange (using their groups and weights), machine (its memory).
+    bears_on: str
 
     def distance(self, value: object) -> float:
         """Factors of ten from the value to the span; 0 inside. Half of one for a value that is no number."""

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from node.status import problems
 from node.worker import errors_in_words
 from swarm.cli import main as cli
 from swarm.config import NodeConfig
+from swarm.config.section import Usual
 from swarm.diagnosis import RULES, STATUS_RULES, Diagnosed, Gravity, Snapshot, diagnose, is_healthy, read_snapshot
 from swarm.diagnosis.process_rules import TOLD
-from swarm.diagnosis.rules import far_values
+from swarm.diagnosis.rules import SHORTFALLS, far_values
 from swarm.diagnosis.snapshot import AnsweredGroup
 from swarm.environments.record_facts import RecordFacts
 from swarm.errors import ConfigError
@@ -493,6 +495,17 @@ def test_values_are_far_by_the_span_at_their_field_and_defaults_never_are() -> N
     far = far_values(NodeConfig.model_validate(sections))
     assert [each.key for each in far] == ["learner.max_grad_norm", "learner.recipe_params", "generator.temperature"]
     assert far[0].words == "learner.max_grad_norm = 1e-09 (usual 1e-3..100)" and far[0].distance == pytest.approx(6.0)
+
+
+def test_every_span_bears_on_something_that_a_rule_looks_for() -> None:
+    def spans(section: type[BaseModel]) -> list[Usual]:
+        fields = section.model_fields.values()
+        below = [each.annotation for each in fields if isinstance(each.annotation, type)]
+        found = [usual for each in fields for usual in each.metadata if isinstance(usual, Usual)]
+        return found + [usual for each in below if issubclass(each, BaseModel) for usual in spans(each)]
+
+    known = spans(NodeConfig)
+    assert len(known) > 60 and {word for each in known for word in each.bears_on.split()} == set(SHORTFALLS)
 
 
 def test_of_several_values_the_farthest_comes_first_and_at_most_three_are_listed() -> None:
