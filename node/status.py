@@ -57,7 +57,7 @@ def read_status(directory: Path) -> JsonDict:
 
 
 def status_rows(status: JsonDict) -> list[tuple[str, str]]:
-    """What `swarm status` shows, as name and value; ids are whole, so that they can be copied."""
+    """Rows of `swarm status`, as name and value; ids are whole, so that they can be copied."""
     shown = [(key, str(status.get(key, ""))) for key in ("name", "node_id", "run_id")]
     step = f"{status['step']}{' (finished: every step is made)' if status.get('is_finished') else ''}"
     shown.append(("step", "not known yet: the model is being loaded" if status.get("is_loading") else step))
@@ -120,7 +120,7 @@ def activity_words(status: JsonDict) -> str:
 
 
 def node_name(directory: Path, status: JsonDict) -> str:
-    """What the owner of a node calls it, else what its directory is called."""
+    """Name that the owner gave the node, else that of its directory."""
     name = str(status.get("name") or "")
     is_id = name == short(str(status.get("node_id", "")))  # an older release wrote it where there was no name
     return directory.resolve().name if is_id or not name else name
@@ -146,7 +146,7 @@ def _describe_reach(reach: JsonDict, relayed: JsonDict) -> str:
 
 
 def disk_bytes(directory: Path) -> int:
-    """What the files of a node's directory take now (blocking)."""
+    """Bytes that the files of a node's directory take now (blocking)."""
     total = 0
     for path in directory.rglob("*"):
         with suppress(OSError):  # deleted meanwhile
@@ -162,7 +162,7 @@ def _disk_words(status: JsonDict) -> str:
 
 
 def _figures(status: JsonDict) -> list[tuple[str, str]]:
-    """How it goes, in words; what an older release did not write is left out."""
+    """Figures of progress, in words; figures that an older release did not write are left out."""
     shown: list[tuple[str, str]] = []
     if status.get("reward_mean") is not None:
         shown.append(("reward", f"{status['reward_mean']:.3f}, of the newest own groups"))
@@ -194,7 +194,7 @@ def _describe_following(following: JsonDict) -> str:
 def problems(
     status: JsonDict, now_s: float, max_idle_s: float, runs: bool = True, directory: Path = Path("swarm-node")
 ) -> list[str]:
-    """Why the node is not making progress; empty when it is. `swarm why` has the same rules, and more of them.
+    """Reasons why the node makes no progress; empty when it does. `swarm why` has the same rules, and more of them.
 
     Args:
         status: as read by `read_status`.
@@ -212,5 +212,5 @@ def problems(
 
 
 def waits_for(status: JsonDict) -> str:
-    """Which groups the learner waits for, where none of those that came let it make a step; "" otherwise."""
+    """Groups that the learner waits for, where none of those that came let it make a step; "" otherwise."""
     return waiting_words(Snapshot(now_s=0.0, status=status))

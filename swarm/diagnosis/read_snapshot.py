@@ -29,7 +29,7 @@ NUM_GROUPS: Final = 32  # own groups whose answers are looked at
 
 
 def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> Snapshot:
-    """What the node in `directory` left.
+    """Snapshot of the files of the node in `directory` (blocking).
 
     Args:
         directory: of the node.
@@ -164,7 +164,7 @@ def _mean_nats(group: RolloutGroup) -> float:
 
 
 def _beside_references(group: RolloutGroup, records: RecordFacts | None) -> dict[str, tuple[bool, ...]]:
-    """Which answers of a group are right, nearly right, or right of the record beside; {} where that is unknown."""
+    """Kinds of a group's answers, compared with the right answers of the file; {} where these are unknown."""
     number, references = group.task_id, () if records is None else records.references
     if number >= len(references) or not references[number]:
         return {}
@@ -189,7 +189,7 @@ def _beside_references(group: RolloutGroup, records: RecordFacts | None) -> dict
 
 
 def _has_room(trace: TokenTrace, limits: EpisodeLimits) -> bool:
-    """Whether another turn would have fitted, after an observation such as those before it."""
+    """True where another turn would have fitted, after an observation such as those before it."""
     num_observed = int((~trace.action_mask).sum()) // max(1, int(trace.turn_ids.max(initial=0)))
     return limits.has_room(trace.token_ids.size, num_observed)
 

@@ -147,7 +147,7 @@ class Snapshot:
 
     @property
     def is_trainer(self) -> bool:
-        """Whether it makes optimizer steps."""
+        """True for a node that makes optimizer steps."""
         return self.following is None if self.config is None else Role.TRAINER in self.config.roles
 
     @property
@@ -157,12 +157,12 @@ class Snapshot:
 
     @property
     def only_relays(self) -> bool:
-        """Whether it neither trains nor generates."""
+        """True for a node that neither trains nor generates."""
         return self.config is not None and not {Role.TRAINER, Role.GENERATOR} & {*self.config.roles}
 
     @property
     def has_others(self) -> bool:
-        """Whether it looks for other nodes."""
+        """True for a node that looks for others."""
         return self.config is not None and not self.config.is_alone
 
     # --- groups ---------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Snapshot:
 
     @cached_property
     def errors(self) -> tuple[str, ...]:
-        """What failed in the present or last process, also before it served anybody, the newest last."""
+        """Errors of the present or last process, also from before it served anybody, the newest last."""
         since = self.started_at_s or 0.0
         return tuple(
             event.error
@@ -297,7 +297,7 @@ class Snapshot:
     # --- words ----------------------------------------------------------------------------------------
 
     def set_key(self, key: str, value: object, why: str = "") -> str:
-        """How to change one key of the configuration: file, line and command."""
+        """Change of one key of the configuration, in words: file, line and command."""
         section, _, name = key.rpartition(".")
         where = f"under [{section}] " if section else ""
         return f"in {self.directory / 'node.toml'} {where}set {name} = {as_toml(value)}{why}; then {self.start}"
