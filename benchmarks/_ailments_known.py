@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks._ailing_node import count, make_config, run_nodes, train_alone
 from coordinator.daemon import CoordinatorDaemon
 from node.daemon import Daemon, write_config
-from swarm.causes import Diagnosed
 from swarm.clock import SystemClock
 from swarm.config import CoordinatorConfig, CoordinatorLink, DirectoryConfig, EntryConfig, NodeConfig
+from swarm.diagnosis import Diagnosed
 from swarm.events import DiskFull, Event, GroupPut, GroupUnscored, StepMade, WorkerDied
 from swarm.interfaces import Verdict, Verifier
 from swarm.process import load_or_create_identity, make_private

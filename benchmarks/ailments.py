@@ -33,7 +33,7 @@ from benchmarks._ailments_known import KNOWN, Ailment
 from benchmarks._ailments_mended import MENDINGS, mend
 from benchmarks._ailments_third_examiner import THIRD_EXAMINER, THIRD_HEALTHY
 from benchmarks._ailments_unseen import FOURTH, SECOND, THIRD, UNSEEN
-from swarm.causes import Diagnosed, Gravity, diagnose, read_snapshot
+from swarm.diagnosis import Diagnosed, Gravity, diagnose, read_snapshot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

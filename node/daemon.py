@@ -19,8 +19,7 @@ from node.credential import OwnCredential
 from node.daemon_loops import follow_pause, log_progress, look_for_pause, remember_peers, write_status
 from node.disk_budget import within_budget
 from node.manifest_refresh import ManifestRefresh
-from node.status import STATUS
-from node.status_figures import agent_figures, who_counts
+from node.status_figures import STATUS, agent_figures, who_counts
 from node.worker import errors_in_words, only_cause
 from node.worker_process import WorkerProcess
 from swarm.addresses import advertised

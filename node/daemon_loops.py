@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from node.pause import paused_since
-from node.status import STATUS
-from swarm.causes.disk_rules import STATUS_WITHOUT_ROOM
+from node.status_figures import STATUS
 from swarm.errors import StorageFull
 from swarm.exchange.agent import Agent
 from swarm.loops.own_advert import own_report
@@ -20,6 +19,7 @@ from swarm.peers.peer_clocks import PeerClocks
 from swarm.peers.reputation import REPUTATION, save_reputation
 from swarm.process import write_json
 from swarm.telemetry import EventLog, Telemetry
+from swarm.telemetry.warning_log import STATUS_WITHOUT_ROOM
 from swarm.types import JsonDict
 
 logger = logging.getLogger(__name__)

@@ -15,14 +15,14 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from node.status import COMPUTE_FILE
+from node.status_figures import COMPUTE_FILE
 from swarm.activity import MEASURING, OnProgress, ignore_progress
-from swarm.causes.logged_rules import SLOW_DTYPE
 from swarm.config import NodeConfig
 from swarm.identity import Identity
 from swarm.interfaces import Environment
 from swarm.learn.checkpoint_state import CHECKPOINTS, newest_compute_dtype
 from swarm.process import freeze_gc
+from swarm.telemetry.warning_log import SLOW_DTYPE
 from swarm.types import NodeId, Role
 
 if TYPE_CHECKING:

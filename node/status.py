@@ -1,7 +1,7 @@
-"""Status file of a node: read, shown as rows, and checked for what keeps the node from making progress.
+"""Reader of a node's status file: its figures as rows in words, and the problems that keep the node from progress.
 
-Invariant: works on a running, stopped or crashed node alike: it only reads `<dir>/status.json`, and whether a process
-holds the directory (`swarm.process.is_running`).
+Invariant: works on a running, stopped or crashed node alike, in the process of whoever asks: the node itself writes
+`<dir>/status.json` (`node.status_figures`) and imports nothing of this.
 """
 
 import json
@@ -10,12 +10,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+from node.status_figures import COMPUTE_FILE, STATUS
 from swarm.activity import Activity
-from swarm.causes import Snapshot, status_findings
-from swarm.causes.off_policy_rules import set_aside_words
-from swarm.causes.running_rules import STALE_AFTER_S, paused_words
-from swarm.causes.waiting_rules import waiting_words
 from swarm.config.byte_sizes import byte_words
+from swarm.diagnosis import Snapshot, status_findings
+from swarm.diagnosis.learning_rules import set_aside_words, waiting_words
+from swarm.diagnosis.process_rules import STALE_AFTER_S, paused_words
 from swarm.errors import ConfigError, Unavailable
 from swarm.printable import printable
 from swarm.process import is_running
@@ -23,8 +23,6 @@ from swarm.telemetry.warning_log import read_warnings
 from swarm.types import JsonDict, short
 
 OLD_NEWS_S: Final = 10.0  # of a sign of life: most come every second
-STATUS = "status.json"  # in the directory of a node
-COMPUTE_FILE: Final = "compute_dtype.txt"  # beside it: what the worker computes in, in words
 _NEEDED: Final = ("node_id", "at_s", "last_step_at_s", "pid", "step", "num_failures", "advice")
 
 
@@ -59,7 +57,7 @@ def read_status(directory: Path) -> JsonDict:
 
 
 def status_rows(status: JsonDict) -> list[tuple[str, str]]:
-    """What `swarm status` shows, as name and value; ids are whole, so that they can be copied."""
+    """Rows of `swarm status`, as name and value; ids are whole, so that they can be copied."""
     shown = [(key, str(status.get(key, ""))) for key in ("name", "node_id", "run_id")]
     step = f"{status['step']}{' (finished: every step is made)' if status.get('is_finished') else ''}"
     shown.append(("step", "not known yet: the model is being loaded" if status.get("is_loading") else step))
@@ -122,7 +120,7 @@ def activity_words(status: JsonDict) -> str:
 
 
 def node_name(directory: Path, status: JsonDict) -> str:
-    """What the owner of a node calls it, else what its directory is called."""
+    """Name that the owner gave the node, else that of its directory."""
     name = str(status.get("name") or "")
     is_id = name == short(str(status.get("node_id", "")))  # an older release wrote it where there was no name
     return directory.resolve().name if is_id or not name else name
@@ -148,7 +146,7 @@ def _describe_reach(reach: JsonDict, relayed: JsonDict) -> str:
 
 
 def disk_bytes(directory: Path) -> int:
-    """What the files of a node's directory take now (blocking)."""
+    """Bytes that the files of a node's directory take now (blocking)."""
     total = 0
     for path in directory.rglob("*"):
         with suppress(OSError):  # deleted meanwhile
@@ -164,7 +162,7 @@ def _disk_words(status: JsonDict) -> str:
 
 
 def _figures(status: JsonDict) -> list[tuple[str, str]]:
-    """How it goes, in words; what an older release did not write is left out."""
+    """Figures of progress, in words; figures that an older release did not write are left out."""
     shown: list[tuple[str, str]] = []
     if status.get("reward_mean") is not None:
         shown.append(("reward", f"{status['reward_mean']:.3f}, of the newest own groups"))
@@ -196,7 +194,7 @@ def _describe_following(following: JsonDict) -> str:
 def problems(
     status: JsonDict, now_s: float, max_idle_s: float, runs: bool = True, directory: Path = Path("swarm-node")
 ) -> list[str]:
-    """Why the node is not making progress; empty when it is. `swarm why` has the same rules, and more of them.
+    """Reasons why the node makes no progress; empty when it does. `swarm why` has the same rules, and more of them.
 
     Args:
         status: as read by `read_status`.
@@ -214,5 +212,5 @@ def problems(
 
 
 def waits_for(status: JsonDict) -> str:
-    """Which groups the learner waits for, where none of those that came let it make a step; "" otherwise."""
+    """Groups that the learner waits for, where none of those that came let it make a step; "" otherwise."""
     return waiting_words(Snapshot(now_s=0.0, status=status))

@@ -1,15 +1,19 @@
-"""What a running node says of itself in status.json, for `swarm status`, `swarm why`, metrics and simulations.
+"""Figures that a running node writes into status.json, for `swarm status`, `swarm why`, metrics and simulations.
 
-Invariant: plain JSON, made without waiting for anything; `node.status` reads it, also that of an older release.
+Invariant: plain JSON, made without waiting for anything; nothing here judges the figures: their readers do.
 """
 
 import os
 from dataclasses import asdict
+from typing import Final
 
 from swarm.config import NodeConfig
 from swarm.exchange.agent import Agent
 from swarm.process import written_bytes_of_tree
 from swarm.types import JsonDict, Role
+
+STATUS: Final = "status.json"  # in the directory of a node
+COMPUTE_FILE: Final = "compute_dtype.txt"  # beside it: the dtype that the worker computes in, in words
 
 
 def agent_figures(agent: Agent, config: NodeConfig) -> JsonDict:

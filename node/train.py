@@ -17,13 +17,13 @@ from node.sampled_tasks import SampledEnvironment, doubts, is_upside_down, sampl
 from node.takes import takes_line
 from node.train_options import TrainOptions, resolve
 from node.training_watch import TrainingWatch
-from swarm.causes.logged_rules import DOUBT, UPSIDE_DOWN
 from swarm.config import NODE_FILE, NodeConfig
 from swarm.errors import ConfigError
 from swarm.events import Event
 from swarm.model.tokenizer import load_tokenizer
 from swarm.process import run_until_signal
 from swarm.telemetry import note_warning, read_events
+from swarm.telemetry.warning_log import DOUBT, UPSIDE_DOWN
 from swarm.trained.newest_groups import newest_groups
 from swarm.trained.samples import STORE
 from swarm.wire.run_manifest import write_toml

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from swarm.causes.signal_rules import NOTHING_TO_LEARN
 from swarm.config import NodeConfig
 from swarm.events import Event, GroupPut, GroupUnscored, PolicyEvaluated, StepMade, VersionPublished
 from swarm.telemetry.time_left import LONG_S, TimeLeft, duration_words
+from swarm.telemetry.warning_log import NOTHING_TO_LEARN
 
 MANY_GROUPS: Final = 256  # without any difference in reward: where one in 14 has one, 64 have none in one of 100 runs
 SOME_GROUPS: Final = 64  # the same once so much time has passed, or where none could be scored

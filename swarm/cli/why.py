@@ -1,8 +1,7 @@
-"""`swarm why`: why a node does not learn, or learns badly; the likeliest cause first, with figures and the fix."""
+"""`swarm why`: the likeliest cause why a node does not learn, or learns badly, with figures and the fix."""
 
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +13,7 @@ from swarm.printable import printable
 from swarm.types import JsonDict
 
 if TYPE_CHECKING:
-    from swarm.causes import Diagnosed
+    from swarm.diagnosis import Diagnosed
 
 console = Console()
 
@@ -31,47 +30,39 @@ def why(
     Only what the node left on the disk is read: status.json, events.jsonl, warnings.jsonl, node.toml, groups.sqlite,
     log.txt. Exit code 0: nothing is wrong; 1: something is; 2: no directory of a node.
     """
-    from swarm.causes import Gravity, diagnose, is_healthy, read_snapshot
+    from swarm.diagnosis import diagnose, is_healthy, read_snapshot
 
     snapshot = read_snapshot(directory, time.time(), max_idle_s)
     found = diagnose(snapshot)
     if as_json:
-        typer.echo(
-            json.dumps({"is_healthy": is_healthy(found), "findings": [_plain(each) for each in found]}, indent=1)
-        )
+        plain = {"is_healthy": is_healthy(found), "findings": [_plain(each) for each in found]}
+        typer.echo(json.dumps(plain, indent=1))
         raise typer.Exit(0 if is_healthy(found) else 1)
     if is_healthy(found):
         rewards = snapshot.course("reward_mean")
         newest = f", mean reward of the newest step {rewards[-1]:.2f}" if rewards else ""
         _print(f"nothing is wrong: {len(snapshot.made)} steps{newest}" + ("; good to know:" if found else ""))
-    numbers: dict[str, int] = {}  # of causes
     for number, each in enumerate(found, 1):
-        _print_finding(number, each, [numbers[name] for name in numbers if name in each.follows_from])
-        if each.gravity is not Gravity.NOTE:
-            numbers.setdefault(each.name, number)
+        _print_finding(number, each)
     raise typer.Exit(0 if is_healthy(found) else 1)
 
 
+def _gravity(found: "Diagnosed") -> str:
+    return found.gravity.name.lower() if found.gravity is not None else ""
+
+
 def _plain(found: "Diagnosed") -> JsonDict:
-    words: JsonDict = {"gravity": found.gravity.name.lower(), "certainty": found.certainty.name.lower()}
-    return asdict(found) | words | {"follows_from": sorted(found.follows_from)}
+    return asdict(found) | {"gravity": _gravity(found)}
 
 
-def _print_finding(number: int, found: "Diagnosed", causes: Sequence[int]) -> None:
-    """A finding; of one that others explain no more than that: they have the figures and the fix."""
-    from swarm.causes import Gravity
-
-    is_note = found.gravity is Gravity.NOTE
-    how = "note" if is_note else f"{found.gravity.name.lower()}, {found.certainty.name.lower()}"
-    from_what = f"; follows from {' and '.join(map(str, causes))}" if causes else ""
-    text = f"{number}. {found.claim}  [{found.name}: {how}{from_what}]"
-    _print(text, style="dim" if is_note or causes else "bold" if number == 1 else "")
-    if causes:
-        return
+def _print_finding(number: int, found: "Diagnosed") -> None:
+    style = "dim" if _gravity(found) == "note" else "bold" if number == 1 else ""
+    _print(f"{number}. {found.claim}  [{found.name}: {_gravity(found)}]", style=style)
     for line in found.evidence:
         _print(f"   - {line}")
     if found.fix:
         _print(f"   fix: {found.fix}")
+    _print(f"   more: {found.docs}", style="dim")
 
 
 def _print(text: str, style: str = "") -> None:

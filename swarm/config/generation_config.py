@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from swarm.config.section import ListeningOrOff, Model, NotNegative, Positive, PositiveFloat
+from swarm.config.section import ListeningOrOff, Model, NotNegative, Positive, PositiveFloat, Usual
 from swarm.types import EpisodeLimits
 
 
@@ -18,17 +18,20 @@ class ModelConfig(Model):
     own `compute_dtype`; optimizer masters are float32 in any case."""
     digest: str = ""
     """Expected SHA-256 of the initial published tensors; empty accepts what is there."""
-    template_arguments: dict[Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,63}$")], bool | int | float | str] = (
-        Field(default_factory=dict, max_length=16)
-    )
+    template_arguments: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,63}$")], bool | int | float | str],
+        Usual("empty", "signal"),
+    ] = Field(default_factory=dict, max_length=16)
     """Arguments of the model's chat template, such as { enable_thinking = false } of Qwen3. Must be equal on every
     node: with others the same question is another prompt."""
-    lora_rank: NotNegative = 0
+    lora_rank: Annotated[NotNegative, Usual("..256", "machine")] = 0
     """0 trains all weights; above 0 trains low-rank adapters of this rank."""
-    lora_alpha: Annotated[float, Field(ge=0, le=65_536, allow_inf_nan=False)] = 0.0
+    lora_alpha: Annotated[float, Field(ge=0, le=65_536, allow_inf_nan=False), Usual("1..512", "steps signal")] = 0.0
     """What adapters add is scaled by lora_alpha / lora_rank. 0: twice the rank, so that the learning rate does not
     depend on the rank."""
-    lora_targets: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")], ...] = Field(default=(), max_length=64)
+    lora_targets: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")], ...], Usual("empty", "steps")
+    ] = Field(default=(), max_length=64)
     """Last names of the linear layers that get an adapter, such as "q_proj"; empty: all but the output layer."""
 
     @model_validator(mode="after")
@@ -48,14 +51,14 @@ class GeneratorConfig(Model):
 
     env_weights: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Environment name -> weight with which its tasks are sampled. Empty: every environment equally."""
-    group_size: Annotated[int, Field(ge=2, le=256)] = 8
+    group_size: Annotated[int, Field(ge=2, le=256), Usual("4..64", "signal pace machine")] = 8
     """Rollouts per task."""
-    largest_group: Annotated[int, Field(ge=0, le=256)] = 0
+    largest_group: Annotated[int, Field(ge=0, le=256), Usual("..64", "pace machine")] = 0
     """Most rollouts of a task where a recipe samples some tasks more and others less, also in groups taken from peers.
     0: every group has group_size."""
-    temperature: PositiveFloat = 1.0
+    temperature: Annotated[PositiveFloat, Usual("0.5..1.4", "signal steps")] = 1.0
     """Sampling temperature, also of the log-probs. Must be equal on every node: groups with another one are refused."""
-    max_new_tokens: Positive = 8
+    max_new_tokens: Annotated[Positive, Usual("..4096", "pace machine")] = 8
     """Longest action, tokens: a single answer, or one turn of an episode. Must be equal on every node: groups with
     another one are refused."""
     max_episode_tokens: Positive = 2048
@@ -64,7 +67,7 @@ class GeneratorConfig(Model):
     byte_lengths: bool = False
     """Send the bytes that each token stands for (about one byte a token), which lets nodes of another tokenizer
     correct by `segment_ratio`."""
-    groups_per_batch: Positive = 4
+    groups_per_batch: Annotated[Positive, Usual("..64", "pace")] = 4
     """Prompts generated together."""
 
     @model_validator(mode="after")
@@ -90,17 +93,17 @@ class EngineConfig(Model):
     python: str = ""
     """vllm: interpreter of the environment that has vLLM; empty: `.venv-vllm/bin/python` of the working directory, else
     the node's own."""
-    url: str = ""
+    url: Annotated[str, Usual("empty", "pace")] = ""
     """openai: base address, such as http://127.0.0.1:8000/v1."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Annotated[dict[str, Any], Usual("empty", "pace machine")] = Field(default_factory=dict)
     """vllm: further engine arguments, such as tensor_parallel_size. openai: model, weights, weights_dir, api_key_env
     and timeout_s (docs/engines.md)."""
-    max_rows: Positive = 64
+    max_rows: Annotated[Positive, Usual("4..512", "pace machine")] = 64
     """Most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result."""
     stall_s: PositiveFloat = 600.0
     """vllm: seconds after which a step or a change of weights counts as hung: the engine process ends, and another one
     starts with the last good weights."""
-    tolerance_nats: Annotated[float, Field(ge=0)] = 0.0
+    tolerance_nats: Annotated[float, Field(ge=0), Usual("1e-3..", "exchange")] = 0.0
     """Largest mean difference of canary log-probs from the publisher's, nats, at which an engine still counts as having
     loaded a version. 0: as measured for this engine and dtype."""
 
@@ -117,7 +120,7 @@ class ServeConfig(Model):
 class FollowConfig(Model):
     """Whose weights a node without the trainer role generates with, and when it takes new ones."""
 
-    policy: str = ""
+    policy: Annotated[str, Usual("empty", "peers")] = ""
     """Node id of the trainer; empty: the run's only trainer, as the directory shows it."""
     mode: Literal["pull", "push"] = "push"
     """`pull`: sequential, the newest version is taken before each batch, so that nothing is stale when it is made.
@@ -131,8 +134,8 @@ class WeightsConfig(Model):
 
     publish: bool = False
     """Encode every version and serve it, so that generators can follow."""
-    anchor_every: Annotated[int, Field(ge=1, le=1000)] = 10
+    anchor_every: Annotated[int, Field(ge=1, le=1000), Usual("..200", "exchange")] = 10
     """Versions between two that are published in full, too."""
-    store_bytes: Positive = 8 * 2**30
+    store_bytes: Annotated[Positive, Usual("200e6..", "exchange")] = 8 * 2**30
     """Disk budget for chunks of weights, own and followed. A trainer that publishes does not start with less than one
     and a half times the size of its published tensors (bf16: 3 bytes a parameter)."""

@@ -4,35 +4,35 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from swarm.config.section import Model, NotNegative, Positive, PositiveFloat, UnitFloat
+from swarm.config.section import Model, NotNegative, Positive, PositiveFloat, UnitFloat, Usual
 
 
 class ReplayConfig(Model):
     """The replay buffer: what a step learns from, and for how long a group may be used."""
 
-    local_groups: NotNegative = 4
+    local_groups: Annotated[NotNegative, Usual("1..64", "pace")] = 4
     """I: own groups per step."""
     external_groups: NotNegative = 4
     """J: other nodes' groups per step, fewer when fewer are there."""
-    max_age_steps: NotNegative = 4
+    max_age_steps: Annotated[NotNegative, Usual("..32", "steps exchange")] = 4
     """Oldest token a step may use, in optimizer steps of its producer. 0 = strictly on-policy."""
-    max_age_s: PositiveFloat = 600.0
+    max_age_s: Annotated[PositiveFloat, Usual("60..", "pace exchange")] = 600.0
     """Longest time between first sight of a group and its use, seconds."""
-    max_reuse: Positive = 1
+    max_reuse: Annotated[Positive, Usual("..2", "steps")] = 1
     """How often one group may be used."""
-    max_groups: Positive = 4096
+    max_groups: Annotated[Positive, Usual("64..", "pace exchange")] = 4096
     """Buffer bound, groups."""
-    max_bytes: Positive = 256 * 2**20
+    max_bytes: Annotated[Positive, Usual("4e6..", "pace exchange")] = 256 * 2**20
     """Buffer bound, bytes of memory: 8 answers of 256 tokens take about 50,000."""
     sampler: Literal["uniform", "fresh", "effective"] = "uniform"
     """Which external groups are drawn first: any, the youngest, or those of sources with high effective sample size."""
     external: Literal["all", "positive"] = "positive"
     """`positive` drops rollouts of external groups with negative advantage (after the advantage was computed)."""
-    keep_zero_variance: bool = False
+    keep_zero_variance: Annotated[bool, Usual("false", "steps")] = False
     """Groups whose rewards are all equal are learned from too, as some recipes want; else they are only counted."""
     keep_turn_signal: bool = False
     """Of those at least the groups of episodes whose turns were not all rewarded alike, as recipes over turns want."""
-    barrier: bool = False
+    barrier: Annotated[bool, Usual("false", "pace")] = False
     """Each step waits for every connected peer's rollouts of the same round: the synchronous form, for comparison."""
 
     @model_validator(mode="after")
@@ -47,38 +47,38 @@ class LearnerConfig(Model):
 
     recipe: str = "sapo_swarm"
     """A built-in recipe (`swarm recipes`) or one's own, `my_file.py:RECIPE`."""
-    recipe_params: dict[str, Any] = Field(default_factory=dict)
+    recipe_params: Annotated[dict[str, Any], Usual("empty", "steps")] = Field(default_factory=dict)
     """Overrides of the recipe's named constants."""
     recipe_without_logprobs: str = "sapo_swarm"
     """Learns from groups without the generator's log-probs where `recipe` cannot; empty refuses such groups."""
     recipe_text_only: str = "sapo_swarm"
     """Learns from groups of another tokenizer, or of text alone, where `recipe` cannot; empty refuses such groups."""
-    learning_rate: PositiveFloat = 1e-5
+    learning_rate: Annotated[PositiveFloat, Usual("3e-6..3e-4", "steps")] = 1e-5
     """AdamW learning rate after warm-up, the highest of the schedule."""
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: Annotated[tuple[float, float], Usual("0.5..0.98, 0.8..0.9999", "steps")] = (0.9, 0.99)
     """AdamW betas."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0), Usual("..10", "steps signal")] = 0.0
     """AdamW weight decay."""
-    max_grad_norm: PositiveFloat = 1.0
+    max_grad_norm: Annotated[PositiveFloat, Usual("1e-3..100", "steps")] = 1.0
     """Gradient clipping by global norm."""
-    warmup_steps: NotNegative = 0
+    warmup_steps: Annotated[NotNegative, Usual("..500", "steps")] = 0
     """Linear warm-up from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After warm-up: stay, or fall to `final_rate_share` of the rate at `num_steps`, in a line or half a cosine. A
     training that goes on with more `num_steps` goes on where the longer schedule is at its step."""
     final_rate_share: UnitFloat = 0.0
     """Part of `learning_rate` that is left after the last step of a schedule that falls."""
-    updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
+    updates_per_step: Annotated[int, Field(ge=1, le=64), Usual("..4", "steps")] = 1
     """Optimizer updates made of one draw, each of its share of the draw's groups; as many for each turn
     where the recipe needs `turn_updates`; still one new policy version."""
-    token_budget: Positive = 4096
+    token_budget: Annotated[Positive, Usual("256..65536", "pace machine")] = 4096
     """Tokens (padding included) of one forward pass."""
     share_prompt: bool = True
     """Pack all rollouts of a prompt behind one copy of it (exact; several times less compute for long prompts)."""
     gradient_checkpointing: bool = False
     """Keep only the input of each layer for the backward pass and compute the layer again there: less memory, which
     allows a larger token_budget, for more time. Log-probs and gradients stay the same."""
-    num_processes: Annotated[int, Field(ge=1, le=64)] = 1
+    num_processes: Annotated[int, Field(ge=1, le=64), Usual("..8", "machine")] = 1
     """Processes of this machine that share weights, optimizer and work of a step (FSDP2): one GPU each, or none."""
     num_steps: NotNegative = 0
     """Stop after this many steps; 0 runs until stopped."""
@@ -104,36 +104,36 @@ class LearnerConfig(Model):
 class GuardConfig(Model):
     """The off-policy guard: thresholds at which the learner becomes more careful. Figures are of the step's tokens."""
 
-    enabled: bool = True
+    enabled: Annotated[bool, Usual("true", "steps")] = True
     """Off: the configured recipe and lag bound, whatever is measured."""
-    tight_ess: UnitFloat = 0.5
+    tight_ess: Annotated[UnitFloat, Usual("..0.9", "guard steps exchange")] = 0.5
     """Effective sample size share below which a step (or an age) counts as bad."""
-    loose_ess: UnitFloat = 0.7
+    loose_ess: Annotated[UnitFloat, Usual("..0.95", "guard steps exchange")] = 0.7
     """Share from which on a step counts as calm."""
-    tight_kl: PositiveFloat = 0.1
+    tight_kl: Annotated[PositiveFloat, Usual("0.02..", "guard steps exchange")] = 0.1
     """Mismatch KL (k3, nats per token) above which a step (or an age) counts as bad."""
-    loose_kl: PositiveFloat = 0.05
+    loose_kl: Annotated[PositiveFloat, Usual("0.005..", "guard steps exchange")] = 0.05
     """KL up to which a step counts as calm."""
-    tight_m2: PositiveFloat = 0.25
+    tight_m2: Annotated[PositiveFloat, Usual("0.05..", "guard steps exchange")] = 0.25
     """Second moment of the log-ratio above which a step (or an age) counts as bad."""
-    loose_m2: PositiveFloat = 0.12
+    loose_m2: Annotated[PositiveFloat, Usual("0.01..", "guard steps exchange")] = 0.12
     """Second moment up to which a step counts as calm."""
-    tight_nll: PositiveFloat = 2.0
+    tight_nll: Annotated[PositiveFloat, Usual("0.5..", "guard steps exchange")] = 2.0
     """Nats per token by which the tokens of another node, with or without log-probs, may be less likely under our
     policy than our own are; a source beyond it is set aside."""
-    alarm_ess: UnitFloat = 0.05
+    alarm_ess: Annotated[UnitFloat, Usual("..0.4", "guard steps exchange")] = 0.05
     """Share below which updates stop."""
-    alarm_kl: PositiveFloat = 1.0
+    alarm_kl: Annotated[PositiveFloat, Usual("0.2..", "guard steps exchange")] = 1.0
     """KL above which updates stop."""
-    cap: Annotated[float, Field(gt=1)] = 4.0
+    cap: Annotated[float, Field(gt=1), Usual("1.5..", "guard steps exchange")] = 4.0
     """Under the first level tokens with a ratio outside [1/cap, cap] are left out."""
     safe_recipe: str = "gspo"
     """Recipe of the second level."""
-    hold_steps: Positive = 4
+    hold_steps: Annotated[Positive, Usual("..50", "guard steps exchange")] = 4
     """Calm steps before anything is loosened."""
-    freeze_steps: Positive = 4
+    freeze_steps: Annotated[Positive, Usual("..50", "guard steps exchange")] = 4
     """Most consecutive steps without update; then the safe recipe tries again."""
-    min_tokens: Positive = 32
+    min_tokens: Annotated[Positive, Usual("..10000", "steps")] = 32
     """Fewest tokens from which a figure counts."""
 
     @model_validator(mode="after")
@@ -150,9 +150,9 @@ class EvaluationConfig(Model):
 
     every_steps: NotNegative = 0
     """Steps between evaluations; 0: at the beginning and the end only."""
-    num_problems: Positive = 64
+    num_problems: Annotated[Positive, Usual("..512", "pace")] = 64
     """Problems per environment and split."""
-    num_tries: Annotated[int, Field(ge=0, le=256)] = 0
+    num_tries: Annotated[int, Field(ge=0, le=256), Usual("..32", "pace")] = 0
     """Sampled tries at each problem, whose mean success is the accuracy. 0: one greedy try."""
     environments: tuple[str, ...] = ()
     """Names to evaluate; empty evaluates every environment of the run."""

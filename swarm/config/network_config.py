@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from swarm.addresses import dialable_anchor, dialable_endpoint, dialable_multiaddress, relay_port
-from swarm.config.section import Listening, Model, NotNegative, Positive, PositiveFloat
+from swarm.config.section import Listening, Model, NotNegative, Positive, PositiveFloat, Usual
 
 Endpoint = Annotated[str, AfterValidator(lambda text: dialable_endpoint(text) if text else text)]
 MAX_ANCHORS = 16
@@ -27,7 +27,7 @@ class ExchangeConfig(Model):
     """host:port of the exchange service; port 0 picks a free one."""
     advertise: Endpoint = ""
     """host:port that others should dial (a mapped port, a public name); empty uses the listening address."""
-    reach: Literal["auto", "dialable", "outward"] = "auto"
+    reach: Annotated[Literal["auto", "dialable", "outward"], Usual("auto", "peers")] = "auto"
     """How others reach this node. `auto`: the coordinator and some peers try to dial it, and where they cannot it is
     reached through relays. `outward`: through relays, without a try. `dialable`: where it listens or advertises,
     whatever comes of their tries, after which they can lead to it who cannot dial it themselves."""
@@ -40,22 +40,22 @@ class ExchangeConfig(Model):
     """TCP port at which it passes their bytes on from socket to socket: 443, or 1024 to 65535, the same for others as
     here; 0: a free one, another one at each start. Where others do not reach it, bytes go by `listen`, at several times
     the work."""
-    max_neighbours: Annotated[int, Field(ge=0, le=64)] = 8
+    max_neighbours: Annotated[int, Field(ge=0, le=64), Usual("1..", "peers")] = 8
     """Peers whose groups are streamed."""
-    max_group_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20)] = 4 * 2**20
+    max_group_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20), Usual("1e5..", "exchange")] = 4 * 2**20
     """Largest group accepted or sent (serialised, after decompression)."""
     store_bytes: Positive = 2 * 2**30
     """Disk budget of the group store."""
-    groups_per_minute: Positive = 6000
+    groups_per_minute: Annotated[Positive, Usual("60..", "exchange")] = 6000
     """Most groups accepted from one peer in a minute; ten times so many may be announced on its streams."""
-    max_upload_bytes_per_s: NotNegative = 0
+    max_upload_bytes_per_s: Annotated[NotNegative, Usual("5e5..", "peers exchange")] = 0
     """Most bytes per second that leave for peers: groups, manifests and chunks of weights, and what is passed on for
     others, together. Peers that give groups go first. The DHT and the coordinator do not count. 0: no limit."""
-    dial_timeout_s: PositiveFloat = 5.0
+    dial_timeout_s: Annotated[PositiveFloat, Usual("0.5..", "peers")] = 5.0
     """Deadline of a connection attempt."""
-    lookup_every_s: PositiveFloat = 2.0
+    lookup_every_s: Annotated[PositiveFloat, Usual("..60", "peers")] = 2.0
     """Seconds between two look-ups in the directory."""
-    advert_every_s: PositiveFloat = 30.0
+    advert_every_s: Annotated[PositiveFloat, Usual("..600", "peers")] = 30.0
     """Seconds between two refreshes of the own advert; it expires after three times that."""
     anchors: Annotated[tuple[Anchor, ...], Field(max_length=MAX_ANCHORS)] = ()
     """Long-lived nodes that are dialled while few other peers are known, each as NODE_ID@host:port."""
@@ -94,9 +94,9 @@ class DirectoryConfig(Model):
     announces the listening addresses. The peer id is added."""
     bootstrap: tuple[str, ...] = ()
     """Multiaddresses of known DHT peers; several, in case one is gone."""
-    shards: Annotated[int, Field(ge=1, le=1024)] = 1
+    shards: Annotated[int, Field(ge=1, le=1024), Usual("..1", "peers")] = 1
     """Keys over which adverts are spread: about one per 64 nodes."""
-    rejoin_every_s: PositiveFloat = 20.0
+    rejoin_every_s: Annotated[PositiveFloat, Usual("..300", "peers")] = 20.0
     """Seconds between two rounds of probe and repair."""
 
 
@@ -107,7 +107,7 @@ class CoordinatorLink(Model):
     """host:port, several separated by commas; empty: no coordinator."""
     fingerprint: str = ""
     """Node id of the coordinator (SHA-256 of its public key, hex)."""
-    heartbeat_s: PositiveFloat = 5.0
+    heartbeat_s: Annotated[PositiveFloat, Usual("..60", "peers")] = 5.0
     """Seconds between heartbeats."""
 
     @property
@@ -124,7 +124,7 @@ class EntryConfig(Model):
     the coordinator invited. `members`: the listed ones only. Members enter every run."""
     members: tuple[NodeIdText, ...] = Field(default=(), max_length=MAX_MEMBERS)
     """Node ids of those who belong to the run from the start and may invite others (`swarm-node invite`)."""
-    denied: tuple[NodeIdText, ...] = Field(default=(), max_length=MAX_MEMBERS)
+    denied: Annotated[tuple[NodeIdText, ...], Usual("empty", "peers")] = Field(default=(), max_length=MAX_MEMBERS)
     """Node ids that are refused whatever they show; what they invited is refused, too."""
     established: Literal["auto", "everybody", "members"] = "auto"
     """Whose groups count in full. `members`: those of members and of whom they invited; all other nodes together fill
@@ -132,7 +132,7 @@ class EntryConfig(Model):
     this node belongs to it. `auto`: everybody where the kind is `open`, no members are listed, and this node, its
     coordinator and its bootstrap peers have loopback or private addresses, or names without a public domain; else
     members."""
-    work_bits: Annotated[int, Field(ge=1, le=40)] = 17
+    work_bits: Annotated[int, Field(ge=1, le=40), Usual("17..22", "peers")] = 17
     """Proof of work: 2 to this power is the mean number of tries; 17 takes about 4 minutes of one core of a laptop."""
 
     @model_validator(mode="after")

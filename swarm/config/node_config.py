@@ -22,7 +22,7 @@ from swarm.config.generation_config import (
 from swarm.config.learning_config import EvaluationConfig, GuardConfig, LearnerConfig, ReplayConfig
 from swarm.config.network_config import CoordinatorLink, DirectoryConfig, EntryConfig, ExchangeConfig
 from swarm.config.runtime_config import DiskConfig, FaultConfig, SandboxConfig, TelemetryConfig
-from swarm.config.section import Model, NotNegative, Positive
+from swarm.config.section import Model, NotNegative, Positive, Usual
 from swarm.types import RUN_ID_PATTERN, Role
 
 NODE_FILE = "node.toml"  # of a node, in its directory
@@ -51,10 +51,10 @@ class NodeConfig(Model):
     run, whose versions are the same all the same: passes use exactly the values that are published in `model.dtype`.
     `auto` measures which is faster here (a second, once for a machine and a model; on a GPU bfloat16 where it has it),
     and goes on with the dtype of the checkpoint where there is one."""
-    num_threads: Positive = 1
+    num_threads: Annotated[Positive, Usual("..32", "pace")] = 1
     """Threads of a computation, in every process of the node: torch, OpenMP, BLAS. Learner and generator compute at the
     same time, each with so many; tokenizers, and each process that scores answers, have one."""
-    niceness: Annotated[int, Field(ge=0, le=19)] = 0
+    niceness: Annotated[int, Field(ge=0, le=19), Usual("..10", "pace")] = 0
     """How far all processes of the node stand back where others of the machine want the CPU; 19 the farthest."""
     environments: tuple[EnvironmentConfig, ...] = ()
     """Every environment of the run."""

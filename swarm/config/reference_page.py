@@ -52,7 +52,8 @@ def _table(model: dict[str, Any], schema: dict[str, Any]) -> list[str]:
         if "properties" in _resolved(schema, key):
             continue
         default = "required" if name in required else f"`{_toml(key['default'])}`" if "default" in key else "`{}`"
-        cells = (f"`{name}`", _words(schema, key), default, _plain(key.get("description", "")))
+        usual = f"; usual: `{key['usual']}`" if "usual" in key else ""
+        cells = (f"`{name}`", _words(schema, key) + usual, default, _plain(key.get("description", "")))
         lines.append(f"| {' | '.join(map(_cell, cells))} |")
     return lines
 

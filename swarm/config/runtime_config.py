@@ -4,19 +4,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from swarm.config.section import ListeningOrOff, Model, NotNegative, Positive, PositiveFloat
+from swarm.config.section import ListeningOrOff, Model, NotNegative, Positive, PositiveFloat, Usual
 
 
 class SandboxConfig(Model):
     """Limits of the process that scores answers."""
 
-    cpu_s: PositiveFloat = 20.0
+    cpu_s: Annotated[PositiveFloat, Usual("1..", "pace")] = 20.0
     """CPU seconds of one scoring process before it is replaced."""
-    timeout_s: PositiveFloat = 5.0
+    timeout_s: Annotated[PositiveFloat, Usual("0.5..60", "pace")] = 5.0
     """Wall-clock seconds for the answers of one group; most CPU seconds that an environment may declare for one."""
-    memory_bytes: Positive = 1024 * 2**20
+    memory_bytes: Annotated[Positive, Usual("128e6..", "pace")] = 1024 * 2**20
     """Largest address space, bytes."""
-    replay_s_per_minute: PositiveFloat = 15.0
+    replay_s_per_minute: Annotated[PositiveFloat, Usual("1..", "exchange")] = 15.0
     """CPU seconds of a minute that reading and replaying the groups of one party may take; what is beyond is refused
     uncharged. The last eighth is for keys of it that took hardly anything."""
 
@@ -59,7 +59,7 @@ class TelemetryConfig(Model):
 class FaultConfig(Model):
     """Faults that simulations inject: they make this node slower than its machine."""
 
-    slow_factor: Annotated[float, Field(ge=1)] = 1.0
+    slow_factor: Annotated[float, Field(ge=1), Usual("..1", "pace")] = 1.0
     """Generation and steps take this many times as long (an awaited delay, no CPU)."""
-    latency_ms: Annotated[float, Field(ge=0)] = 0.0
+    latency_ms: Annotated[float, Field(ge=0), Usual("..0", "exchange")] = 0.0
     """Delay before each group from a peer is looked at."""

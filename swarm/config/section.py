@@ -1,11 +1,13 @@
-"""A section of a configuration, and the numbers that its fields are.
+"""A section of a configuration, the numbers that its fields are, and the values that are usual for a field.
 
-Invariant: a section is frozen and has no unknown keys.
+Invariant: a section is frozen and has no unknown keys; a usual span never changes what validates.
 """
 
-from typing import Annotated
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
 
 from swarm.addresses import listening_address
 
@@ -15,6 +17,42 @@ NotNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Listening = Annotated[str, BeforeValidator(listening_address)]
 ListeningOrOff = Annotated[str, BeforeValidator(lambda given: given if given == "" else listening_address(given))]
+
+_NOTHING = 1e-9  # stands for 0 where values are compared by factors
+_OTHER = 0.5  # distance of a value that is no number, in factors of ten
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """The usual values of a field: where a node does not learn, one outside of them is the first to look at.
+
+    The default is usual, whatever the span says.
+
+    Example:
+        temperature: Annotated[PositiveFloat, Usual("0.5..1.4", "signal steps")] = 1.0
+    """
+
+    span: str  # "1e-6..1e-4", "..64", "4..", one for each part of a tuple ("0..1, 0..2"), or a plain value: "false"
+    # Some of: signal (rewards that differ), steps (their size), pace (their number), guard (data that is off policy),
+    # peers (finding them), exchange (using their groups and weights), machine (its memory).
+    bears_on: str
+
+    def distance(self, value: object) -> float:
+        """Factors of ten from the value to the span; 0 inside. Half of one for a value that is no number."""
+        if isinstance(value, tuple) and "," in self.span:
+            parts = zip(self.span.split(","), value, strict=True)
+            return max(Usual(span.strip(), self.bears_on).distance(each) for span, each in parts)
+        if ".." not in self.span or isinstance(value, bool) or not isinstance(value, int | float):
+            shown = str(value).lower() if value or isinstance(value, bool) else "empty"
+            return 0.0 if shown == self.span else _OTHER
+        low, _, high = self.span.partition("..")
+        below = math.log10(max(float(low or 0), _NOTHING) / max(value, _NOTHING)) if low else 0.0
+        above = math.log10(max(value, _NOTHING) / max(float(high), _NOTHING)) if high else 0.0
+        return max(below, above, 0.0)
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The span in the schema, for the page of the configuration."""
+        return {**handler(core), "usual": self.span}
 
 
 class Model(BaseModel):

@@ -1,6 +1,6 @@
 """Facts about a file of questions and right answers that no single record shows: contradictions, repetitions, blanks.
 
-Invariant: facts alone, of at most MOST_READ records; whether one does harm is for `swarm.causes.data_rules` to say.
+Invariant: facts alone, of at most MOST_READ records; `swarm.diagnosis.reward_rules` judges which ones do harm.
 """
 
 import json
@@ -33,12 +33,9 @@ class RecordFacts:
     num_with_blanks: int = 0  # right answers with white space before or after them
     num_null: int = 0  # right answers that are null, which an answer would have to spell
     num_no_text: int = 0  # right answers that are true, false, a list or a table
-    num_told: int = 0  # questions that end with their right answer
     num_broken: int = 0  # lines that are no record
     commonest: int = 0  # records with the commonest right answer
     num_marked: int = 0  # right answers whose last word has the commonest word before it, as `#### 18` or `is 18`
-    answer_chars: tuple[int, ...] = ()  # of each right answer
-    question_chars: tuple[int, ...] = ()  # of each question that is one
     references: tuple[str, ...] = field(default=(), repr=False)  # right answers, by record; "" where there is none
 
 
@@ -59,11 +56,18 @@ def last_word(answer: str) -> str:
     return words[-1] if len(words) > 1 else ""
 
 
-def record_facts(config: EnvironmentConfig) -> RecordFacts | None:
-    """Facts of the file that an environment asks from (blocking); None where it has none that can be read."""
+def file_of(config: EnvironmentConfig) -> Path | None:
+    """The file that an environment asks from; None where it has none."""
     if config.kind not in ("jsonl", "function"):
         return None
-    path = Path(str(config.params.get("path") or config.dataset)).expanduser()
+    return Path(str(config.params.get("path") or config.dataset)).expanduser()
+
+
+def record_facts(config: EnvironmentConfig) -> RecordFacts | None:
+    """Facts of the file that an environment asks from (blocking); None where it has none that can be read."""
+    path = file_of(config)
+    if path is None:
+        return None
     try:
         found = path.stat()
         if found.st_size > MAX_FILE_BYTES:
@@ -79,8 +83,7 @@ def _facts(path: Path, _changed_ns: int, _num_bytes: int, question: str, answer:
     asked: dict[str, dict[str, int]] = defaultdict(dict)  # question -> right answer -> first record with it
     counts = Counter[str]()  # of questions
     references: list[str] = []
-    question_chars: list[int] = []
-    num_broken = num_null = num_no_text = num_with_blanks = num_told = 0
+    num_broken = num_null = num_no_text = num_with_blanks = 0
     for record in _records(path):
         if record is None:
             num_broken += 1
@@ -89,11 +92,9 @@ def _facts(path: Path, _changed_ns: int, _num_bytes: int, question: str, answer:
         given, number = record.get(answer, ""), len(references)
         reference, text = str(given), _question(record, question)
         references.append(reference)
-        question_chars.append(len(text))
         num_null += given is None
         num_no_text += isinstance(given, bool | list | dict)
         num_with_blanks += reference != reference.strip()
-        num_told += bool(reference.strip()) and text.rstrip().endswith(reference.strip())
         counts[text] += 1
         if reference:
             asked[text].setdefault(plain(reference), number)
@@ -109,12 +110,9 @@ def _facts(path: Path, _changed_ns: int, _num_bytes: int, question: str, answer:
         num_with_blanks=num_with_blanks,
         num_null=num_null,
         num_no_text=num_no_text,
-        num_told=num_told,
         num_broken=num_broken,
         num_marked=max(Counter(each.split()[-2] for each in references if last_word(each)).values(), default=0),
         commonest=max(Counter(plain(each) for each in references if each).values(), default=0),
-        answer_chars=tuple(len(each.strip()) for each in references),
-        question_chars=tuple(question_chars),
         references=tuple(references),
     )
 

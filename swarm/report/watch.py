@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.status import activity_words, node_name, problems, read_status
-from swarm.causes.running_rules import paused_words
+from swarm.diagnosis.process_rules import paused_words
 from swarm.errors import ConfigError, SwarmError
 from swarm.printable import one_line
 from swarm.process import is_running

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from swarm.causes import diagnose, is_healthy, read_snapshot
+from swarm.diagnosis import diagnose, is_healthy, read_snapshot
 from swarm.errors import SwarmError
 from swarm.flow import BoundedTable
 from swarm.pages.browser import asset, html_page

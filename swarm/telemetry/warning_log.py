@@ -24,6 +24,12 @@ MAX_CHARS: Final = 1000  # of the fields of a record
 MAX_FILE_BYTES: Final = 2**20  # half of it goes when a node starts and finds more
 MAX_READ_BYTES: Final = 256 * 2**10
 PACKAGES: Final = ("swarm", "node")
+# Messages that the node writes and `swarm why` looks for.
+STATUS_WITHOUT_ROOM: Final = "the status is not written until there is room"
+SLOW_DTYPE: Final = "passes are computed in a dtype that is slow on this machine"
+DOUBT: Final = "right answers are worth nothing, or are too long"  # noted before a training begins
+UPSIDE_DOWN: Final = "a right answer is worth less than an empty one"  # the same
+NOTHING_TO_LEARN: Final = "there is nothing to learn from"  # in the error with which a training gives up
 # Several nodes may be in one process: each keeps what its own tasks and threads log.
 _DIRECTORY: Final[ContextVar[Path | None]] = ContextVar("directory", default=None)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.causes import Snapshot, status_findings
 from swarm.config import FollowConfig, ReplayConfig, WeightsConfig
+from swarm.diagnosis import Snapshot, status_findings
 from swarm.events import GroupsDrawn
 from swarm.interfaces import PeerAddress, PeerClient
 from swarm.simulate.virtual.faults import FaultPlan

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.status import COMPUTE_FILE
+from node.status_figures import COMPUTE_FILE
 from swarm.simulate.local import processes
 from swarm.simulate.local.run import run_swarm
 from swarm.simulate.presets import SimulationOptions

@@ -11,8 +11,8 @@ import pytest
 from coordinator.daemon import CoordinatorDaemon
 from node.daemon import Daemon
 from node.join import join_swarm
-from swarm.causes import diagnose, read_snapshot
 from swarm.config import CoordinatorConfig, EnvironmentConfig, GeneratorConfig, ModelConfig, NodeConfig, load_config
+from swarm.diagnosis import diagnose, read_snapshot
 from swarm.errors import ConfigError
 from swarm.model.network import load_model
 from swarm.types import Role

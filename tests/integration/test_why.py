@@ -1,4 +1,4 @@
-"""What `swarm why` says first of real nodes that were made ill for real, and that it blames nothing on healthy ones."""
+"""`swarm why` on the directories of real nodes: the fix that it prints works, and nothing is blamed on healthy ones."""
 
 import json
 import os
@@ -6,44 +6,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from benchmarks._ailing_node import count, make_config, run_nodes, train_alone
 from benchmarks._ailments_examiner import pair
-from benchmarks._ailments_known import KNOWN
-from benchmarks.ailments import ask, try_one
+from benchmarks.ailments import ask
 from node.daemon import Daemon
-from swarm.causes import Gravity, Snapshot, diagnose, read_snapshot
-from swarm.causes.waiting_rules import finished
 from swarm.cli.main import app
 from swarm.config import NodeConfig, load_config
-from swarm.events import Event, GroupPut, StepMade
+from swarm.diagnosis import Gravity, diagnose, read_snapshot
+from swarm.events import Event, StepMade
 from swarm.process import lock_directory
-
-QUICK = (
-    "every answer gets reward 0",
-    "every answer gets reward 1",
-    "answers are cut off at 2 tokens of 3",
-    "learning rate 300 times too high",
-    "groups too old by the clock",
-    "the clock is an hour ahead",
-    "the coordinator denies the node",
-    "a recipe of one's own raises",
-    "a recipe of one's own gives NaN",
-)
-
-
-@pytest.mark.parametrize("ailment", [each for each in KNOWN if each.name in QUICK], ids=lambda each: each.name)
-async def test_the_planted_cause_is_named_first(ailment: object, tmp_path: Path) -> None:
-    (planted,) = [each for each in KNOWN if each is ailment]
-    answer = await try_one(planted, tmp_path / "planted")
-    assert answer.is_right, (answer.error, [found.claim for found in answer.found])
-    assert all(found.evidence and found.fix for found in answer.found)
-
-
-def test_each_quick_one_is_known() -> None:
-    assert set(QUICK) <= {each.name for each in KNOWN}
 
 
 async def test_nothing_is_blamed_on_a_training_that_went_well(tmp_path: Path) -> None:
@@ -51,7 +24,7 @@ async def test_nothing_is_blamed_on_a_training_that_went_well(tmp_path: Path) ->
     result = CliRunner().invoke(app, ["why", str(directory)])
     assert result.exit_code == 0 and "nothing is wrong: 8 steps" in result.output and "--steps 16" in result.output
     plain = json.loads(CliRunner().invoke(app, ["why", str(directory), "--json"]).output)
-    assert plain["is_healthy"] and [each["name"] for each in plain["findings"]] == [finished.__name__]
+    assert plain["is_healthy"] and [each["name"] for each in plain["findings"]] == ["finished"]
     groups = read_snapshot(directory, time.time()).answers
     pairs = [pair for each in groups for pair in zip(each.is_right, each.rewards, strict=True)]
     assert {reward for is_right, reward in pairs if is_right} == {1.0}, "right answers of the file are known as such"
@@ -99,17 +72,6 @@ async def test_the_command_that_it_prints_ends_the_ailment(tmp_path: Path) -> No
     config = load_config(NodeConfig, path)
     await run_nodes([config], count(StepMade, 3))
     assert ask(directory, runs=True) == (), "healed"
-
-
-async def test_without_its_events_a_node_is_still_diagnosed_by_its_status(tmp_path: Path) -> None:
-    def in_vain(daemons: list[Daemon], _: list[list[Event]]) -> bool:
-        return daemons[0].agent.own_groups.since_step.num_put >= 110
-
-    directory = await train_alone(tmp_path, in_vain, body="return 0.0")
-    whole = read_snapshot(directory, time.time())
-    assert whole.puts and isinstance(whole.puts[0], GroupPut)
-    bare = Snapshot(now_s=whole.at_s, status=whole.status)
-    assert diagnose(bare)[0].name == "all_wrong"
 
 
 async def test_a_stopped_node_had_the_relays_of_its_last_moment(tmp_path: Path) -> None:

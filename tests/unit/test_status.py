@@ -11,10 +11,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from node.status import node_name, problems, read_status, status_rows
-from swarm.causes.disk_rules import STATUS_WITHOUT_ROOM
 from swarm.cli import main as cli
 from swarm.errors import ConfigError, Unavailable
 from swarm.process import lock_directory
+from swarm.telemetry.warning_log import STATUS_WITHOUT_ROOM
 
 OWN, TRAINER, OTHER = "aa" * 32, "bb" * 32, "cc" * 32
 

@@ -1,12 +1,13 @@
-"""What a node left on the disk, as plain values, and the windows of it that rules look at.
+"""A node's files as plain values, with the windows that rules look at, and the finding that a rule returns.
 
-Invariant: everything here comes from a file of the node; a part that is not there is empty, and no rule needs all.
+Invariant: every value comes from a file of the node; a missing file leaves its part empty, and no rule needs all parts.
 """
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -40,6 +41,32 @@ START_S: Final = 600.0  # a node comes up, or ends, within these
 Value = TypeVar("Value")
 
 
+class Gravity(IntEnum):
+    """Harm that a finding does to the node."""
+
+    NOTE = 0  # none: good to know
+    WASTES = 1  # the node learns, and something is lost
+    HARMS = 2  # it learns badly, or less than it could
+    STOPS = 3  # it learns nothing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosed:
+    """A finding: one thing that a rule saw in a snapshot, with the fix. The table of rules adds name, gravity and page.
+
+    Example:
+        Diagnosed(claim="the disk is full", fix="make room", evidence=("disk_full in events.jsonl",))
+    """
+
+    claim: str  # in plain words
+    fix: str = ""
+    evidence: tuple[str, ...] = ()  # figures, with their file in brackets
+    key: str = ""  # of node.toml, where its value is the cause
+    gravity: Gravity | None = None  # None: as the table says
+    name: str = ""  # of the rule; "": as the table says
+    docs: str = ""  # page and anchor
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnsweredGroup:
     """Answers to one question, from the group store."""
@@ -53,11 +80,11 @@ class AnsweredGroup:
     prompt: int = 0  # equal for equal prompts
     texts: tuple[int, ...] = ()  # equal for equal answers; empty: not known
     nats: float = math.nan  # mean of -log p over the tokens of its answers, as they were drawn
-    # Beside the right answers of a file; empty: not known.
-    is_right: tuple[bool, ...] = ()  # the right one, up to white space
-    is_nearly_right: tuple[bool, ...] = ()  # not that, but right up to case and punctuation, or with words around it
-    is_of_neighbour: tuple[bool, ...] = ()  # not that, but the right one of the record before or after
-    is_end_of_right: tuple[bool, ...] = ()  # not that, but the last word of a right one that has others
+    # Compared with the right answers of a file; empty: not known.
+    is_right: tuple[bool, ...] = ()  # equal up to white space
+    is_nearly_right: tuple[bool, ...] = ()  # equal up to case and punctuation, or with words around it
+    is_of_neighbour: tuple[bool, ...] = ()  # equal to the right answer of the record before or after
+    is_end_of_right: tuple[bool, ...] = ()  # equal to the last word of a right answer of several words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +108,7 @@ class Snapshot:
     changed_keys: tuple[str, ...] = ()  # of node.toml, since the start of the node that runs
     log: str = ""  # end of log.txt
     warnings: tuple[LoggedWarning, ...] = ()  # what the node logged, oldest first
+    missing_files: tuple[str, ...] = ()  # of questions, that are not there any more
     records: Mapping[str, RecordFacts] = field(default_factory=dict[str, RecordFacts])  # by environment, of its file
     stopped_pids: tuple[int, ...] = ()  # processes of the node that a signal holds
 
@@ -120,7 +148,7 @@ class Snapshot:
 
     @property
     def is_trainer(self) -> bool:
-        """Whether it makes optimizer steps."""
+        """True for a node that makes optimizer steps."""
         return self.following is None if self.config is None else Role.TRAINER in self.config.roles
 
     @property
@@ -130,12 +158,12 @@ class Snapshot:
 
     @property
     def only_relays(self) -> bool:
-        """Whether it neither trains nor generates."""
+        """True for a node that neither trains nor generates."""
         return self.config is not None and not {Role.TRAINER, Role.GENERATOR} & {*self.config.roles}
 
     @property
     def has_others(self) -> bool:
-        """Whether it looks for other nodes."""
+        """True for a node that looks for others."""
         return self.config is not None and not self.config.is_alone
 
     # --- groups ---------------------------------------------------------------------------------------
@@ -167,7 +195,7 @@ class Snapshot:
 
     @cached_property
     def errors(self) -> tuple[str, ...]:
-        """What failed in the present or last process, also before it served anybody, the newest last."""
+        """Errors of the present or last process, also from before it served anybody, the newest last."""
         since = self.started_at_s or 0.0
         return tuple(
             event.error
@@ -270,7 +298,7 @@ class Snapshot:
     # --- words ----------------------------------------------------------------------------------------
 
     def set_key(self, key: str, value: object, why: str = "") -> str:
-        """How to change one key of the configuration: file, line and command."""
+        """Change of one key of the configuration, in words: file, line and command."""
         section, _, name = key.rpartition(".")
         where = f"under [{section}] " if section else ""
         return f"in {self.directory / 'node.toml'} {where}set {name} = {as_toml(value)}{why}; then {self.start}"

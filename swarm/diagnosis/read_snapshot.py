@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import psutil
 
-from swarm.causes.snapshot import AnsweredGroup, Snapshot
 from swarm.config import NodeConfig, load_config
-from swarm.environments.record_facts import RecordFacts, last_word, loose, plain, record_facts
+from swarm.diagnosis.snapshot import AnsweredGroup, Snapshot
+from swarm.environments.record_facts import RecordFacts, file_of, last_word, loose, plain, record_facts
 from swarm.errors import ConfigError
 from swarm.process import is_running
 from swarm.telemetry import read_events, read_warnings
@@ -29,7 +29,7 @@ NUM_GROUPS: Final = 32  # own groups whose answers are looked at
 
 
 def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> Snapshot:
-    """What the node in `directory` left.
+    """Snapshot of the files of the node in `directory` (blocking).
 
     Args:
         directory: of the node.
@@ -64,8 +64,14 @@ def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> S
         log=_read_end(directory / "log.txt"),
         warnings=tuple(read_warnings(directory)),
         records=records,
+        missing_files=_missing_files(config),
         stopped_pids=_stopped_pids((status or {}).get("pid", 0)) if runs else (),
     )
+
+
+def _missing_files(config: NodeConfig | None) -> tuple[str, ...]:
+    files = () if config is None else filter(None, map(file_of, config.environments))
+    return tuple(str(path) for path in files if not path.exists())
 
 
 def _read_config(directory: Path, started_at_s: float) -> tuple[NodeConfig | None, str, tuple[str, ...]]:
@@ -164,7 +170,7 @@ def _mean_nats(group: RolloutGroup) -> float:
 
 
 def _beside_references(group: RolloutGroup, records: RecordFacts | None) -> dict[str, tuple[bool, ...]]:
-    """Which answers of a group are right, nearly right, or right of the record beside; {} where that is unknown."""
+    """Kinds of a group's answers, compared with the right answers of the file; {} where these are unknown."""
     number, references = group.task_id, () if records is None else records.references
     if number >= len(references) or not references[number]:
         return {}
@@ -189,7 +195,7 @@ def _beside_references(group: RolloutGroup, records: RecordFacts | None) -> dict
 
 
 def _has_room(trace: TokenTrace, limits: EpisodeLimits) -> bool:
-    """Whether another turn would have fitted, after an observation such as those before it."""
+    """True where another turn would have fitted, after an observation such as those before it."""
     num_observed = int((~trace.action_mask).sum()) // max(1, int(trace.turn_ids.max(initial=0)))
     return limits.has_room(trace.token_ids.size, num_observed)
 
