@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("swarm", "node", "coordinator")
 SHARED = [path.stem for folder in ("golden", "recorded", ".") for path in (ROOT / "tests" / folder).glob("*.py")]
 SCENES = {
+    "ailing_node",
     "attacked_dht",
     "attacked_node",
     "attacked_relay",

@@ -1,10 +1,11 @@
-"""Real nodes of the tiny model in one process, which run until something is true; what `ailments` plants them with."""
+"""Real nodes of the tiny model in one process, which run until something is true."""
 
 import asyncio
 import json
 import random
-import shutil
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers.models.llama import modeling_llama
 from node.daemon import Daemon, write_config
 from node.train import TrainOptions, prepare
 from swarm.config import NodeConfig
+from swarm.diagnosis import Diagnosed, Gravity, diagnose, read_snapshot
 from swarm.errors import ConfigError
 from swarm.events import Event
 
@@ -130,8 +132,17 @@ def count(kind: type[Event], number: int, node: int = 0) -> Until:
     return lambda _, events: sum(isinstance(event, kind) for event in events[node]) >= number
 
 
-def empty(folder: Path) -> Path:
-    """The folder, new."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
+def pair(folder: Path, asked: dict[str, Any] | None = None, **sections: Any) -> list[NodeConfig]:
+    """Two nodes that find each other; the second has these keys beside those of both."""
+    both: dict[str, Any] = {"directory": {"kind": "dht"}, **sections}
+    second = {key: {**both.get(key, {}), **value} for key, value in (asked or {}).items()}
+    ours: dict[str, Any] = {**both, "seed": 7, **second}
+    return [make_config(folder, "other", **both), make_config(folder, **ours)]
+
+
+def ask(directory: Path, *, runs: bool) -> list[Diagnosed]:
+    """Findings about a node that was stopped so that its files stand still, notes left out; as if it ran, or not."""
+    snapshot = read_snapshot(directory, time.time())
+    if runs:
+        snapshot = replace(snapshot, runs=True, now_s=snapshot.value("at_s", snapshot.now_s))
+    return [each for each in diagnose(snapshot) if each.gravity is not Gravity.NOTE]
