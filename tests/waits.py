@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from swarm.errors import Unavailable
+from swarm.interfaces import Reservation
 from swarm.simulate.local.processes import Process
 from swarm.types import JsonDict
 
@@ -47,6 +49,17 @@ async def until(
             raise AssertionError(f"the task ended before {what} came: {beside}")
         assert time.monotonic() < end_s, f"waited {most_s:g} s for this: {what}"
         await asyncio.sleep(0.005)
+
+
+async def hold(reservation: Reservation) -> "asyncio.Task[None]":
+    """The task that holds a reservation, once it is held: it is asked for again where a busy machine was late."""
+    while True:
+        holding, held = asyncio.ensure_future(reservation.hold()), asyncio.ensure_future(reservation.held.wait())
+        await asyncio.wait({holding, held}, return_when=asyncio.FIRST_COMPLETED)
+        if held.done():
+            return holding
+        held.cancel()
+        assert isinstance(holding.exception(), Unavailable), holding
 
 
 async def written(path: Path, process: Process) -> JsonDict:

@@ -394,7 +394,11 @@ one_right_answer: Final = RecordFault(
 
 def _noted(snapshot: Snapshot, message: str) -> LoggedWarning | None:
     """The note under this message from before the present or last process started."""
-    since = snapshot.value("started_at_s", snapshot.now_s) - DOUBT_S
+    started_at_s = snapshot.value("started_at_s", snapshot.now_s)
+    ended_at_s = max(
+        (each.at_s for each in snapshot.events if each.at_s < started_at_s), default=0.0
+    )  # of the one before
+    since = max(started_at_s - DOUBT_S, ended_at_s)
     return next((each for each in reversed(snapshot.warnings) if each.message == message and each.at_s >= since), None)
 
 

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, cast
 
 import grpc
+from waits import hold
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
@@ -89,14 +90,13 @@ class Relay:
         self._stack.push_async_callback(transport.stop)
         await transport.serve(HoldsNothing())
         reservation = transport.reservation_at(self.address)
-        holding = asyncio.ensure_future(reservation.hold())
+        holding = await hold(reservation)
 
         async def end() -> None:
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
 
         self._stack.push_async_callback(end)
-        await reservation.held.wait()
         return transport
 
     async def reaches(self, source: str, timeout_s: float = 5.0) -> str:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from waits import until
+from waits import hold, until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig, NodeConfig
@@ -151,8 +151,7 @@ async def playing(*, is_by_calls: bool = False) -> AsyncGenerator[Scene]:
     advert = make_advert(NODE.node_id, endpoints=tuple(reservation.endpoint for reservation in reservations))
     it.directory = Directory([advert])
     directory: Any = it.directory
-    tasks = [asyncio.ensure_future(reservation.hold()) for reservation in reservations]
-    await asyncio.gather(*(reservation.held.wait() for reservation in reservations))
+    tasks = await asyncio.gather(*map(hold, reservations))
     tasks.append(asyncio.ensure_future(neighbours_loop(it.agent, it.reader, directory, random.Random(0))))
     try:
         yield it

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from waits import PROMPT_S, until
+from waits import PROMPT_S, hold, until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
@@ -98,8 +98,7 @@ class BehindRelay:
         if not self._relay.endpoint:
             await self._relay.serve(Log())
         reservation = self._inner.reservation_at(PeerAddress(node_id=self._relay_id, endpoint=self._relay.endpoint))
-        self._holding = asyncio.create_task(reservation.hold())
-        await reservation.held.wait()
+        self._holding = await hold(reservation)
         return (reservation.endpoint,)
 
     async def connect(self, address: PeerAddress, timeout_s: float) -> PeerClient:

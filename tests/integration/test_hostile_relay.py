@@ -18,7 +18,7 @@ from hostile_relay import (
     Scene,
     playing,
 )
-from waits import until
+from waits import hold, until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig, NodeConfig
@@ -217,8 +217,7 @@ async def test_what_a_node_sent_before_it_stopped_comes_through_its_relay(
         await relay.relay.close_port()
     await node.serve(once)
     reservation = node.reservation_at(PeerAddress(node_id=HONEST.node_id, endpoint=relay.endpoint))
-    holding = asyncio.ensure_future(reservation.hold())
-    await reservation.held.wait()
+    holding = await hold(reservation)
     client = await reader.connect(PeerAddress(node_id=NODE.node_id, endpoint=reservation.endpoint), 5.0)
     reading = asyncio.ensure_future(anext(aiter(client.subscribe(Cursor(), StreamFilter()))))
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from attacked_relay import NODE, RUN, Relay, relaying
-from waits import PROMPT_S, until
+from waits import PROMPT_S, hold, until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
@@ -39,8 +39,7 @@ async def connected(relay: Relay, *, near: str, far: str) -> AsyncGenerator[tupl
     server = await asyncio.start_server(lambda *ends: taken.put_nowait(ends), "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     reservation = RelayReservation(transports[1]._relays, relay.address, f"{host}:{port}")
-    holding = asyncio.ensure_future(reservation.hold())
-    await reservation.held.wait()
+    holding = await hold(reservation)
     writers: list[asyncio.StreamWriter] = []
     try:
         async with RelayedSocket(transports[0]._relays, relay.address, NODE.node_id, 6.0) as path:
