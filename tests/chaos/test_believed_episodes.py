@@ -1,7 +1,4 @@
-"""Environments whose observations nobody else can rebuild: believed of listed nodes only, or kept at home.
-
-Each defence is taken out by name in a second run, where the attack succeeds.
-"""
+"""Environments whose observations nobody else can rebuild: believed of listed nodes only, or kept at home."""
 
 import importlib.metadata
 from dataclasses import replace
@@ -13,14 +10,10 @@ import pytest
 from swarm import plugins
 from swarm.clock import ManualClock
 from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig, ReplayConfig
-from swarm.environments import load
 from swarm.environments.determinism import require_repeatable
 from swarm.environments.load import build_environment
 from swarm.environments.replay import ConfiguredEnvironment, replay
-from swarm.exchange import reward_recheck
 from swarm.exchange.agent import Agent
-from swarm.exchange.group_stream import GroupStreams
-from swarm.exchange.origin_checks import OriginChecks
 from swarm.model.tokenizer import CharTokenizer
 from swarm.peers.reputation import Reputation
 from swarm.plugins import code_version, load_object
@@ -128,35 +121,18 @@ async def test_its_observations_are_refused_where_they_are_replayed(tmp_path: Pa
     assert isinstance(refused, Refused) and refused.reason is RefusalReason.WRONG_EPISODE
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "believed_of_everybody"])
-async def test_a_stranger_is_not_believed_and_not_charged(
-    tmp_path: Path, is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(OriginChecks, "_environment", lambda self, group: None)
+async def test_a_stranger_is_not_believed_and_not_charged(tmp_path: Path) -> None:
     gate = Gate(web(tmp_path, "scored"))
     result = await gate.admit(STRANGER)
-    if is_defended:
-        assert isinstance(result, Refused) and result.reason is RefusalReason.NOT_BELIEVED
-        assert gate.reputation.score(STRANGER.node_id) == 0.0
-    else:
-        assert isinstance(result, ScoredGroup)
+    assert isinstance(result, Refused) and result.reason is RefusalReason.NOT_BELIEVED
+    assert gate.reputation.score(STRANGER.node_id) == 0.0
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "rewards_are_believed"])
-async def test_a_members_forged_reward_is_found(
-    tmp_path: Path, is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(reward_recheck, "check_verdict", lambda *_: None)
-        monkeypatch.setattr("swarm.exchange.admission.check_verdict", lambda *_: None)
+async def test_a_members_forged_reward_is_found(tmp_path: Path) -> None:
     gate = Gate(web(tmp_path, "scored"))
     result = await gate.admit(MEMBER, right=0.0)
-    if is_defended:
-        assert isinstance(result, Refused) and result.reason is RefusalReason.FALSE_REWARD
-        assert gate.reputation.score(MEMBER.node_id) < 0
-    else:  # even then the learner has the reward that was computed here
-        assert isinstance(result, ScoredGroup) and result.rewards.tolist() == [1.0, 0.0]
+    assert isinstance(result, Refused) and result.reason is RefusalReason.FALSE_REWARD
+    assert gate.reputation.score(MEMBER.node_id) < 0
 
 
 async def test_more_actions_than_it_takes_and_tokens_of_others_are_refused(tmp_path: Path) -> None:
@@ -189,13 +165,8 @@ def longer(rollout):  # type: ignore[no-untyped-def]
 # --- other code -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "versions_are_as_authors_say"])
-async def test_other_code_of_one_version_is_refused_for_nothing(
-    tmp_path: Path, is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_other_code_of_one_version_is_refused_for_nothing(tmp_path: Path) -> None:
     """The author changed what a search says, and forgot to say so."""
-    if not is_defended:
-        monkeypatch.setattr(load, "code_version", lambda _: "")
     for name in ("here", "there", "same"):
         (tmp_path / name).mkdir()
     gate = Gate(web(tmp_path / "here", "replayable"))
@@ -203,10 +174,8 @@ async def test_other_code_of_one_version_is_refused_for_nothing(
     (tmp_path / "there" / "web.py").write_text(CODE.replace("page ", "side "))
     group = replace(gate.group(MEMBER.node_id), verifier=build_environment(there).verifier)
     refused = await gate.admission.admit(make_sealed(group, MEMBER), MEMBER.node_id)
-    assert isinstance(refused, Refused)
-    expected = RefusalReason.OTHER_ENVIRONMENT if is_defended else RefusalReason.WRONG_EPISODE
-    assert refused.reason is expected
-    assert (gate.reputation.score(MEMBER.node_id) == 0.0) is is_defended
+    assert isinstance(refused, Refused) and refused.reason is RefusalReason.OTHER_ENVIRONMENT
+    assert gate.reputation.score(MEMBER.node_id) == 0.0
     assert build_environment(web(tmp_path / "same", "replayable")).verifier == gate.environment.verifier
 
 
@@ -237,36 +206,21 @@ def own_agent(gate: Gate, **replay: int) -> Agent:
     )
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "sent_like_others"])
-async def test_episodes_of_ones_own_never_leave_and_none_of_others_come_in(
-    tmp_path: Path, is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_episodes_of_ones_own_never_leave_and_none_of_others_come_in(tmp_path: Path) -> None:
     gate = Gate(web(tmp_path, "own"))
     assert isinstance(await gate.admit(MEMBER), Refused)
-    if not is_defended:
-        remember = GroupStreams._remember
-
-        def sent(self: GroupStreams, scored: ScoredGroup, via: str) -> object:
-            self._own_environments = frozenset()
-            return remember(self, scored, via)
-
-        monkeypatch.setattr(GroupStreams, "_remember", sent)
     agent = own_agent(gate)
     await agent.local.put(gate.group(OURSELVES.node_id))
     ((_, sealed),) = await agent.store.since(Cursor(), 4, own_only=True)
     streams = agent.streams
     info = streams._known[sealed.digest]
     wanted = StreamFilter(relay=True, wants_zero_variance=True)
-    assert streams._is_worth_sending(info, MEMBER.node_id, wanted) is not is_defended
-    if is_defended:
-        with pytest.raises(LookupError):
-            await streams.fetch(MEMBER.node_id, sealed.digest)
+    assert not streams._is_worth_sending(info, MEMBER.node_id, wanted)
+    with pytest.raises(LookupError):
+        await streams.fetch(MEMBER.node_id, sealed.digest)
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "served_unless_it_is_known_to_stay"])
-async def test_an_episode_of_ones_own_that_the_streams_forgot_is_not_served_by_its_digest(
-    tmp_path: Path, is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_episode_of_ones_own_that_the_streams_forgot_is_not_served_by_its_digest(tmp_path: Path) -> None:
     gate = Gate(web(tmp_path, "own"))
     agent = own_agent(gate, max_groups=1)
     for number in range(2):
@@ -274,10 +228,6 @@ async def test_an_episode_of_ones_own_that_the_streams_forgot_is_not_served_by_i
     (_, forgotten), (_, newest) = await agent.store.since(Cursor(), 4, own_only=True)
     streams = agent.streams
     assert list(streams._known) == [newest.digest]
-    if not is_defended:
-        monkeypatch.setitem(streams._known, forgotten.digest, replace(streams._known[newest.digest], stays=False))
-        assert await streams.fetch(MEMBER.node_id, forgotten.digest) == forgotten
-        return
     for sealed in (forgotten, newest):
         with pytest.raises(LookupError):
             await streams.fetch(MEMBER.node_id, sealed.digest)

@@ -1,7 +1,4 @@
-"""Hostile episodes at admission: whatever the replay here does not show is refused, with its reason.
-
-The last tests take the replay, and the form, out by name: then a forged observation is learned from.
-"""
+"""Hostile episodes at admission: whatever the replay here does not show is refused, with its reason."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,9 +13,8 @@ from swarm.environments.look_up import LookUp, LookUpEnvironment
 from swarm.environments.sandbox import verifier
 from swarm.episode import Actions, TurnStatus
 from swarm.events import GroupPut
-from swarm.exchange import admission_checks, episode_checks, reward_recheck
+from swarm.exchange import episode_checks
 from swarm.model.tokenizer import CharTokenizer
-from swarm.objectives.draw_batch import make_batch
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
@@ -28,8 +24,6 @@ from swarm.testing.nodes import make_admission, make_context
 from swarm.types import (
     ClaimedTurn,
     Correction,
-    Draw,
-    DrawnGroup,
     EpisodeLimits,
     FinishReason,
     RefusalReason,
@@ -301,25 +295,15 @@ def texts_only(group: RolloutGroup, *actions: Actions) -> RolloutGroup:
     return replace(group, rollouts=tuple(rollouts))
 
 
-@pytest.mark.parametrize("mutation", [None, "rows_of_any_length"])
-async def test_texts_alone_become_no_longer_row_than_an_episode_may_be(
-    mutation: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_texts_alone_become_no_longer_row_than_an_episode_may_be() -> None:
     """A text says nothing of what the environment answers: 64 turns of 4 results each would be 50,000 characters."""
     group = make_episode_group(ENVIRONMENT, TASK, [WANDERING] * 4, TOKENIZER, HOSTILE.node_id, SAMPLING)
     hostile = texts_only(group, *[WANDERING] * 4)
-    if mutation:
-        monkeypatch.setattr(episode_checks, "_check_reencoded", lambda *_: None)
     gate = Gate(max_episode_tokens=20)
     result = await gate.admit(hostile)
     assert gate.reputation.score(HOSTILE.node_id) >= 0, "an honest node of another tokenizer cannot know"
-    if mutation:
-        assert isinstance(result, ScoredGroup)
-        draw = Draw(step=1, groups=(DrawnGroup(scored=result, age_steps=0, use=1),), num_zero_variance=0)
-        assert make_batch(draw, TOKENIZER).token_ids.shape[1] > 20
-    else:
-        assert isinstance(result, Refused) and result.reason is RefusalReason.UNUSABLE_TEXT
-        assert isinstance(await Gate(max_episode_tokens=64).admit(hostile), ScoredGroup), "one that fits is learned"
+    assert isinstance(result, Refused) and result.reason is RefusalReason.UNUSABLE_TEXT
+    assert isinstance(await Gate(max_episode_tokens=64).admit(hostile), ScoredGroup), "one that fits is learned"
 
 
 @pytest.mark.parametrize("has_trace", [True, False])
@@ -357,14 +341,3 @@ def test_a_text_in_many_tokens_counts_among_those_of_its_group(monkeypatch: pyte
     assert episode_checks.check_episodes(group, TOKENIZER, LIMITS) is None
     finding = episode_checks.check_episodes(alone, TOKENIZER, LIMITS)
     assert finding is not None and finding[0] is RefusalReason.UNUSABLE_TEXT
-
-
-@pytest.mark.parametrize("mutation", ["observations_are_believed", "form_is_believed"])
-async def test_without_its_check_a_forged_episode_comes_in(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if mutation == "observations_are_believed":
-        monkeypatch.setattr(reward_recheck, "check_replay", lambda *_: None)
-        group = on_first(with_trace(token_ids=with_other_token))
-    else:
-        monkeypatch.setattr(admission_checks, "check_episodes", lambda *_: None)
-        group = on_first(lambda r: replace(r, finish=FinishReason.LENGTH))
-    assert isinstance(await Gate().admit(group), ScoredGroup)

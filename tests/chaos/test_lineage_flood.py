@@ -14,7 +14,6 @@ from swarm.exchange.agent import Agent
 from swarm.flow import BoundedTable
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
-from swarm.peers import reputation
 from swarm.peers.peer_table import MAX_PEERS, Peers
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
@@ -113,18 +112,15 @@ def test_fresh_adverts_push_out_no_head_of_a_lineage_in_use(delivers_before: boo
     assert all(isinstance(result, ScoredGroup) for result in results)
 
 
-@pytest.mark.parametrize("is_free", [True, False], ids=["free", "mutation: it costs what a false version does"])
 def test_where_the_head_is_lost_the_groups_are_refused_and_their_producer_stays(
-    is_free: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Mutation: all heads make room alike."""
+    """It is lost as no head is kept."""
     monkeypatch.setattr(Peers, "is_in_use", lambda self, policy_id: False)
-    if not is_free:
-        monkeypatch.setattr(reputation, "COSTS", {**reputation.COSTS, RefusalReason.UNKNOWN_HEAD: 2.0})
     results, flooded = after_the_flood(delivers_before=True)
     assert [type(result) for result in results] == [Refused] * 6
     assert flooded.agent.ingest.refusals[RefusalReason.UNKNOWN_HEAD] >= 5
-    assert flooded.agent.reputation.is_allowed(GENERATOR.node_id) is is_free
+    assert flooded.agent.reputation.is_allowed(GENERATOR.node_id)
 
 
 def test_a_producer_that_is_far_ahead_of_what_is_known_here_is_not_charged() -> None:

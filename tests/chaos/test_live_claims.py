@@ -11,7 +11,6 @@ from swarm.clock import ManualClock
 from swarm.config import NodeConfig
 from swarm.errors import Unavailable
 from swarm.interfaces import PeerAddress, StreamItem
-from swarm.loops import choose_peers as choosing
 from swarm.loops import neighbours_loop
 from swarm.peers.address_book import AddressBook
 from swarm.peers.peer_table import MAX_INBOUND, Peers
@@ -83,19 +82,9 @@ def linked_after_s(num_subnets: int) -> float:
     return run_virtual(scene())
 
 
-def without_turns(agent: object, addresses: list[PeerAddress]) -> list[PeerAddress]:
-    """Mutation: all who called are tried alike."""
-    return addresses
-
-
 @pytest.mark.parametrize("num_subnets", [1, 4, 16])
 def test_live_keys_of_a_few_subnets_with_dead_addresses_delay_a_newcomer_by_a_few_dials(num_subnets: int) -> None:
     assert linked_after_s(num_subnets) <= 10.0 + 4.0 * num_subnets
-
-
-def test_mutation_without_turns_the_newcomer_waits_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "_most_credible_first", without_turns)
-    assert linked_after_s(1) > 100.0
 
 
 def test_who_calls_with_many_keys_from_one_subnet_pushes_no_other_caller_out() -> None:

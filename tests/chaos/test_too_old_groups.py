@@ -7,7 +7,6 @@ Agents, admission, credit and draws are the product's own, over the in-memory ne
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,8 @@ import pytest
 
 from swarm.config import EntryConfig, ExchangeConfig, GeneratorConfig, ReplayConfig
 from swarm.events import GroupsDrawn
-from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.loops import agent_loops
 from swarm.testing.builders import make_identity
 from swarm.types import NodeId, PolicyVersion, Role
-from swarm.weight_sync.credit import TRIAL_SHARE, CreditLine
 
 from . import following_world
 from .following_world import TRAINER, Generator, Trainer, World, made_by, play, until
@@ -140,46 +136,23 @@ async def swarm_of(
     return trainer
 
 
-@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: credit is taken off beside own groups"])
-def test_a_trainer_that_also_generates_goes_on_learning_from_its_followers(is_out: bool, tmp_path: Path) -> None:
+def test_a_trainer_that_also_generates_goes_on_learning_from_its_followers(tmp_path: Path) -> None:
     """Its own generator begins what they get no credit for: without credit they bring nothing that gives it back."""
     shares: list[float] = []
 
     async def scene(world: World) -> None:
         trainer = await swarm_of(world, 2, own_batch_s=0.3)
-        if is_out:
-            replay, credit = trainer.agent.replay, trainer.agent.credit_ledger
-            credit._most_taken_off = lambda: replay.most_taken_off
         await asyncio.sleep(40.0)
         drawn = trainer.drawn(after=len(trainer.emitted(GroupsDrawn)) - 30)
         shares.append(1.0 - drawn[TRAINER.node_id] / drawn.total())
 
     play(tmp_path, scene)
-    assert (shares[0] < 0.05) if is_out else (shares[0] > 0.25), shares
+    assert shares[0] > 0.25
 
 
-def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who may not take a place is not asked at the places after it."""
-    may_take = ReplayBuffer._oldest_for_place
-
-    def oldest(self: ReplayBuffer, local: list[Any], places: Any) -> Any:
-        while local:
-            if may_take(self, local[:1], places):
-                return local[0]
-            local.pop(0)
-        return None
-
-    monkeypatch.setattr(ReplayBuffer, "_oldest_for_place", oldest)
-
-
-@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: one pass over what waits"])
-def test_shares_of_members_leave_no_older_group_behind_a_younger_one(
-    is_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shares_of_members_leave_no_older_group_behind_a_younger_one(tmp_path: Path) -> None:
     """A run of four members makes full steps, about as many as a private one, since nobody's credit is taken off for
     groups that a draw passed over."""
-    if is_out:
-        one_pass(monkeypatch)
     figures: list[tuple[float, int, int]] = []
 
     async def scene(world: World) -> None:
@@ -191,27 +164,10 @@ def test_shares_of_members_leave_no_older_group_behind_a_younger_one(
 
     play(tmp_path, scene)
     groups_a_step, num_steps, num_taken_off = figures[0]
-    assert (groups_a_step > 7.9 and num_steps > 60 and num_taken_off < 12) is not is_out, figures
+    assert groups_a_step > 7.9 and num_steps > 60 and num_taken_off < 12
 
 
-def room_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was late is forgotten with the next group."""
-    monkeypatch.setattr(CreditLine, "holds_room", property(lambda line: not (line.is_trial or line.is_late)))
-
-
-def rare_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is late is found out when a trial could end."""
-    monkeypatch.setattr(agent_loops, "CREDIT_PAUSE_S", TRIAL_SHARE * REPLAY.max_age_s)
-
-
-@pytest.mark.parametrize(
-    "mutation", [None, *(pytest.param(each, marks=pytest.mark.sweep) for each in (room_at_once, rare_looks))]
-)
-def test_a_member_that_is_late_again_and_again_leaves_more_than_half_of_the_steps(
-    mutation: Callable[[pytest.MonkeyPatch], None] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if mutation is not None:
-        mutation(monkeypatch)
+def test_a_member_that_is_late_again_and_again_leaves_more_than_half_of_the_steps(tmp_path: Path) -> None:
     steps: list[int] = []
 
     async def scene(world: World) -> None:
@@ -223,4 +179,4 @@ def test_a_member_that_is_late_again_and_again_leaves_more_than_half_of_the_step
         steps.append(trainer.step - before)
 
     play(tmp_path, scene)
-    assert (steps[0] > 40) is (mutation is None), steps  # of about 70 without it
+    assert steps[0] > 40  # of about 70 without it

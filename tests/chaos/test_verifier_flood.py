@@ -16,13 +16,12 @@ from swarm.environments.load import build_environment
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
 from swarm.environments.sandbox.spare_processes import NUM_SPARE
 from swarm.environments.sandbox.verifier import SandboxVerifier
-from swarm.exchange.admission import Admission
 from swarm.identity import Identity
 from swarm.interfaces import Producer
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import answers, make_group, make_identity, make_sealed
 from swarm.testing.nodes import make_admission, make_context
-from swarm.types import NodeId, RefusalReason, Refused, ScoredGroup, SealedGroup
+from swarm.types import RefusalReason, Refused, ScoredGroup, SealedGroup
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only")
 
@@ -57,13 +56,13 @@ class Node:
         context = make_context(NodeConfig(), make_identity(3), clock=SystemClock(), offload=asyncio.to_thread)
         store = MemoryGroupStore(context.clock, 10**8)
         self.admission = make_admission(
-            context, store, verifier=self.verifier, environments=frozenset({"digits"}), origin_of=self.origin_of
+            context,
+            store,
+            verifier=self.verifier,
+            environments=frozenset({"digits"}),
+            origin_of=lambda node_id: self.subnets.get(node_id, ""),
         )
         self.subnets: dict[str, str] = {}
-        self.is_by_subnet = True
-
-    def origin_of(self, node_id: NodeId) -> str:
-        return self.subnets.get(node_id, "") if self.is_by_subnet else node_id
 
     def sealed(self, identity: Identity, wrong: str) -> SealedGroup:
         """Half of the answers right, half `wrong`."""
@@ -109,59 +108,24 @@ async def number_before(node: Node, honest: Identity, flood: list[asyncio.Task[S
     return num_before
 
 
-def first_come_first_served(self: ScoringTurns, lane: Lane) -> Any:
-    waiting = [each for line in self._waiting[lane].values() for key in line.parties for each in line.of(key)]
-    holding = self._holding[lane]
-    free = (each for each in waiting if each.account not in holding and not each.place.done())
-    return next(free, None)
-
-
-def nobody_is_probed(self: ScoringTurns, lane: Lane) -> bool:
-    """Mutation: whoever nobody knows has as long a first try as others have."""
-    return False
-
-
 @pytest.mark.parametrize("num_subnets", [1, NUM_KEYS])
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "first come, first served"])
-async def test_an_honest_newcomer_passes_a_flood_of_fresh_keys(
-    node: Node, num_subnets: int, is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:  # a newcomer stands in line with those whose answers never end
-        monkeypatch.setattr(ScoringTurns, "_next_in", first_come_first_served)
-        monkeypatch.setattr(ScoringTurns, "note_overrun", lambda self, producer, env: None)
-        monkeypatch.setattr("swarm.environments.sandbox.verifier.FIRST_SHARE", 1.0)
-        monkeypatch.setattr(ScoringTurns, "is_crowded", nobody_is_probed)
-        node.is_by_subnet = False
+async def test_an_honest_newcomer_passes_a_flood_of_fresh_keys(node: Node, num_subnets: int) -> None:
     flood = await attack(node, num_subnets)
-    num_before = await number_before(node, Identity.create(), flood)
-    assert (num_before <= NUM_KEYS // 2) is is_defended
+    assert await number_before(node, Identity.create(), flood) <= NUM_KEYS // 2
 
 
-@pytest.mark.parametrize("is_known", [True, False])  # the second is the mutation: nobody is known
-async def test_an_honest_group_passes_a_flood_of_its_own_subnet_once_its_producer_is_known(
-    node: Node, is_known: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_known:
-        monkeypatch.setattr(node.admission._reputation, "score", lambda _: 0.0)
+async def test_an_honest_group_passes_a_flood_of_its_own_subnet_once_its_producer_is_known(node: Node) -> None:
     honest = make_identity(2)
     node.subnets[honest.node_id] = "10.0.0.0/24"
     assert isinstance(await node.admit(honest, GOOD), ScoredGroup)
     flood = await attack(node, num_subnets=1)
-    assert (await number_before(node, honest, flood) <= NUM_KEYS // 2) is is_known
-
-
-def by_who_sent_it(self: Admission, node_id: NodeId, via: NodeId) -> Producer:
-    """Mutation: of a newcomer's answers it counts who passed them on."""
-    return Producer(node_id=node_id, is_known=self._reputation.score(node_id) > 0, origin=f"relayed by {via}")
+    assert await number_before(node, honest, flood) <= NUM_KEYS // 2
 
 
 @pytest.mark.parametrize("is_at_an_address", [True, False], ids=["proved", "unknown"])
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "by_who_sent_it"])
 async def test_endless_answers_that_a_neighbour_passes_on_are_held_against_their_signer_only(
-    node: Node, is_defended: bool, is_at_an_address: bool, monkeypatch: pytest.MonkeyPatch
+    node: Node, is_at_an_address: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not is_defended:
-        monkeypatch.setattr(Admission, "_producer_of", by_who_sent_it)
     lanes, lane_of = list[Lane](), ScoringTurns.lane_of
 
     def note(self: ScoringTurns, producer: Producer, env: str) -> Lane:
@@ -175,16 +139,13 @@ async def test_endless_answers_that_a_neighbour_passes_on_are_held_against_their
         node.subnets |= {culprit.node_id: "10.2.0.0/24", honest.node_id: "10.3.0.0/24"}
     assert isinstance(await node.admit(culprit, ENDLESS, via=relay), Refused)
     assert isinstance(await node.admit(honest, GOOD, via=relay), ScoredGroup)
-    assert lanes == [Lane.NEW, Lane.NEW if is_defended else Lane.SLOW]
+    assert lanes == [Lane.NEW, Lane.NEW]
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "nobody_is_probed"])
 async def test_at_the_first_moment_of_a_flood_by_unknown_subnets_each_has_a_very_short_try(
-    node: Node, is_defended: bool, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """24 subnets send their first group together, and then an honest newcomer of another one sends its own."""
-    if not is_defended:
-        monkeypatch.setattr(ScoringTurns, "is_crowded", nobody_is_probed)
     num_long, ask = 0, SandboxVerifier._ask_one_of
 
     async def count(self: SandboxVerifier, idle: Any, request: Any, producer: Producer | None = None) -> Any:
@@ -200,7 +161,7 @@ async def test_at_the_first_moment_of_a_flood_by_unknown_subnets_each_has_a_very
     flood = [asyncio.create_task(node.admit(key, ENDLESS)) for key in keys]
     await asyncio.sleep(0)
     assert isinstance(await node.admit(Identity.create(), GOOD), ScoredGroup)
-    assert (num_long <= 8) is is_defended, num_long
+    assert num_long <= 8
     assert all(isinstance(result, Refused) for result in await asyncio.gather(*flood))
 
 

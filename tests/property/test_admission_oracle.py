@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.hostile_groups import BLOCK, Findings, play_block
-from swarm.exchange import admission_checks
 from swarm.exchange.admission_checks import AdmissionLimits, check_form
 from swarm.identity import Identity
 from swarm.interfaces import Tokenizer
 from swarm.model.tokenizer import HfTokenizer
-from swarm.objectives import draw_batch
 from swarm.testing.builders import ToyTokenizer, make_group, make_identity
 from swarm.testing.hostile_groups import Kind, Vocabulary
 from swarm.types import FinishReason, RefusalReason, Rollout, RolloutGroup
@@ -56,12 +53,12 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return HfTokenizer(folder)
 
 
-def played(tokenizer: Tokenizer, num_groups: int, until: str = "") -> Findings:
-    """So many hostile groups through admission, and the steps of what it let in; or until the oracle says that."""
+def played(tokenizer: Tokenizer, blocks: range) -> Findings:
+    """Blocks of hostile groups through admission, until the oracle finds a fault, and the steps of what it let in."""
     vocabulary, findings = Vocabulary.of(tokenizer), Findings()
-    for number in range(num_groups // BLOCK):
+    for number in blocks:
         findings.add(play_block(number, vocabulary))
-        if until and any(until in each for each in findings.wrong):
+        if findings.wrong:
             break
     return findings
 
@@ -77,45 +74,17 @@ def check(findings: Findings) -> None:
 
 
 def test_what_is_admitted_is_no_longer_and_no_costlier_than_honest_groups_and_shows_every_token() -> None:
-    check(played(OURS, NUM_GROUPS))
+    check(played(OURS, range(NUM_GROUPS // BLOCK)))
 
 
 def test_the_same_with_tokens_that_merge_share_characters_and_have_no_text(merging: Tokenizer) -> None:
-    check(played(merging, 500))
-
-
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        ("_check_length", "tokens that the model did not choose"),
-        ("_check_length", "a row of"),
-        ("_check_text", "tokens that the text does not show"),
-        ("_check_tokens", "an end before the end"),
-        ("_check_end", "ended without an end"),
-        ("_check_cut_off", "cut off before"),
-        ("check_cut", "tokens for texts of"),
-        ("_check_reencoded", "the row says something else than the text"),
-    ],
-)
-def test_mutation_without_a_check_the_oracle_finds_what_it_refuses(
-    name: str, what: str, merging: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes: Callable[..., None] = lambda *_: None  # noqa: E731
-    monkeypatch.setattr(admission_checks, name, passes)
-    assert any(what in each for each in played(merging if name == "check_cut" else OURS, 2000, until=what).wrong)
+    check(played(merging, range(1, 2)))
 
 
 def travelled(group: RolloutGroup, identity: Identity = EVE) -> RolloutGroup | None:
     """The group as a consumer opens it, None where its structure is refused."""
     opened = open_group(seal_group(group, identity), LIMITS.max_group_bytes)
     return opened if isinstance(opened, RolloutGroup) else None
-
-
-def test_mutation_where_texts_are_not_cut_off_steps_cost_more_than_honest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draw_batch, "cut_to_limit", lambda rollout, tokenizer: rollout)
-    findings = played(OURS, 500)
-    assert any("a row of" in each for each in findings.wrong)
-    assert findings.worst_of_tokens <= 1.0 and findings.worst_of_texts > 3.0
 
 
 def unended(group: RolloutGroup, finish: FinishReason, has_trace: bool = True) -> RolloutGroup:
@@ -137,21 +106,16 @@ def unended(group: RolloutGroup, finish: FinishReason, has_trace: bool = True) -
 
 
 UNENDED = [
-    pytest.param(unended(OF_OURS, FinishReason.STOP), "_check_end", id="ended"),
-    pytest.param(unended(OF_OURS, FinishReason.LENGTH), "_check_cut_off", id="cut off"),
-    pytest.param(unended(OF_OURS, FinishReason.LENGTH, has_trace=False), "_check_cut_off", id="text that was cut off"),
+    pytest.param(unended(OF_OURS, FinishReason.STOP), id="ended"),
+    pytest.param(unended(OF_OURS, FinishReason.LENGTH), id="cut off"),
+    pytest.param(unended(OF_OURS, FinishReason.LENGTH, has_trace=False), id="text that was cut off"),
 ]
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: nobody looks at the end"])
-@pytest.mark.parametrize(("group", "check"), UNENDED)
-def test_right_answers_that_teach_never_to_end_are_refused(
-    group: RolloutGroup, check: str, is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(admission_checks, check, lambda *_: None)
+@pytest.mark.parametrize("group", UNENDED)
+def test_right_answers_that_teach_never_to_end_are_refused(group: RolloutGroup) -> None:
     finding = check_form(group, OURS, LIMITS)
-    assert (finding is not None and finding[0] is RefusalReason.BAD_TOKENS) is is_defended
+    assert finding is not None and finding[0] is RefusalReason.BAD_TOKENS
 
 
 @given(st.lists(st.sampled_from(LETTERS), min_size=8, max_size=8), st.integers(0, 8))
