@@ -1,7 +1,4 @@
-"""Entry at the other places than Hello: directory records, the coordinator, relayed groups, and a node's own start.
-
-Each attack is carried out a second time with the check taken out, and then succeeds.
-"""
+"""Entry at the other places than Hello: directory records, the coordinator, relayed groups, and a node's own start."""
 
 import asyncio
 import contextlib
@@ -28,12 +25,10 @@ from swarm.config import (
     NodeConfig,
 )
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
-from swarm.exchange.origin_checks import OriginChecks
 from swarm.identity import Identity
 from swarm.peers.coordinator_client import GrpcCoordinatorClient
-from swarm.peers.dht_records import MAX_REPLY_BYTES, RecordChecker
+from swarm.peers.dht_records import MAX_REPLY_BYTES
 from swarm.peers.discovery_dht import HivemindDirectory
-from swarm.peers.entry import EntryRule
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import make_advert, make_group, make_identity, make_sealed
 from swarm.testing.nodes import make_admission, make_context
@@ -57,13 +52,8 @@ def advert_of(identity: Identity, credential: bytes) -> Advert:
     return make_advert(identity.node_id, run_id=RUN, expires_at_s=time.time() + 90.0, credential=credential)
 
 
-@pytest.mark.parametrize("is_checked", [True, False])
-async def test_adverts_of_those_who_may_not_enter_are_never_shown(
-    is_checked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_adverts_of_those_who_may_not_enter_are_never_shown() -> None:
     """A stranger's own DHT peer, which checks nothing, announces it in three run kinds at once: nobody hears of it."""
-    if not is_checked:
-        monkeypatch.setattr(RecordChecker, "may_enter", lambda self, advert: True)
     rules = [rule_of("invited"), rule_of("work"), rule_of("members"), None]
     wrong = [invitation(MEMBER), wrong_work(STRANGER), b""]
     people = [MEMBER, NEWCOMER, *(make_identity(20 + number) for number in range(2))]
@@ -84,9 +74,6 @@ async def test_adverts_of_those_who_may_not_enter_are_never_shown(
         for directory in started:
             await directory.stop()
     strangers = {STRANGER.node_id, people[3].node_id}
-    if not is_checked:
-        assert all(found & strangers for found in seen[:3])
-        return
     assert not any(found & strangers for found in seen[:3])
     assert seen[0] == {MEMBER.node_id}  # the work run's newcomer shows no invitation
     assert seen[1] == {MEMBER.node_id, NEWCOMER.node_id}
@@ -126,23 +113,17 @@ async def heartbeat(daemon: CoordinatorDaemon, identity: Identity, credential: b
         await client.close()
 
 
-@pytest.mark.parametrize("is_checked", [True, False])
-async def test_the_coordinator_counts_nobody_who_may_not_enter(
-    is_checked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_checked:
-        monkeypatch.setattr(EntryRule, "require", lambda self, node_id, data: None)
+async def test_the_coordinator_counts_nobody_who_may_not_enter(tmp_path: Path) -> None:
     async with CoordinatorDaemon(coordinator_config(tmp_path, kind="invited")) as daemon:
         await heartbeat(daemon, MEMBER, b"")
         await heartbeat(daemon, NEWCOMER, invitation(NEWCOMER))
         own = invitation(make_identity(7), Identity.load(tmp_path / "identity.key"))
         await heartbeat(daemon, make_identity(7), own)  # whom the coordinator itself invited
         for shown in (b"", invitation(NEWCOMER), invitation(STRANGER, OPERATOR), work(STRANGER)):
-            with pytest.raises(Unauthenticated, match=r"invite|member") if is_checked else contextlib.nullcontext():
+            with pytest.raises(Unauthenticated, match=r"invite|member"):
                 await heartbeat(daemon, STRANGER, shown)
         members = {member.node_id for member in daemon.core.live_members()}
-        assert (STRANGER.node_id in members) is not is_checked
-        assert len(members - {STRANGER.node_id}) == 3
+        assert STRANGER.node_id not in members and len(members) == 3
 
 
 def test_the_longest_honest_advert_has_room_for_every_credential_and_an_equivocator() -> None:
@@ -175,20 +156,12 @@ def credential_of(data: bytes) -> Credential:
     return found
 
 
-@pytest.mark.parametrize("is_checked", [True, False])
-async def test_a_member_relays_no_groups_of_those_who_may_not_enter(
-    is_checked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_checked:
-        monkeypatch.setattr(OriginChecks, "_producer_entry", lambda self, group: None)
+async def test_a_member_relays_no_groups_of_those_who_may_not_enter() -> None:
     rule = rule_of("invited")
     context = make_context(identity=make_identity(3))
     admission = make_admission(context, MemoryGroupStore(context.clock, 10**8), entry=rule)
     relayed = make_sealed(make_group(STRANGER.node_id), STRANGER)
     result = await admission.admit(relayed, MEMBER.node_id)
-    if not is_checked:
-        assert not isinstance(result, Refused)
-        return
     assert isinstance(result, Refused) and result.reason is RefusalReason.NO_ENTRY
     rule.require(STRANGER.node_id, invitation(STRANGER))
     assert not isinstance(await admission.admit(relayed, MEMBER.node_id), Refused)

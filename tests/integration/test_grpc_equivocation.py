@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 from waits import until
 
 from swarm.clock import SystemClock
@@ -21,7 +20,6 @@ from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import HoldsNothing, make_advert, make_identity
 from swarm.testing.nodes import make_agent, make_context
 from swarm.types import Credit, NodeId, PolicyVersion, Role, SealedManifest
-from swarm.weight_sync.equivocation import EquivocationWitness
 from swarm.weight_sync.follower import FollowerState
 from swarm.weights.manifest import seal_body, with_branch
 from swarm.weights.publish import Publisher
@@ -93,50 +91,34 @@ def has_ended(agent: Agent) -> bool:
     return agent.weight_follower is not None and agent.weight_follower.state is FollowerState.ENDED
 
 
-async def play(root: Path, *, is_seen: bool = True) -> tuple[Agent, Agent]:
-    """Alice is shown one version by the trainer and another by a follower; Carol watches Alice alone.
-
-    Args:
-        root: of the agents' directories.
-        is_seen: both are waited for to end; else each has a second for it.
-    """
-    network, tasks = Network(root), list[asyncio.Task[None]]()
+async def test_who_sees_both_versions_leaves_and_shows_others_why(tmp_path: Path) -> None:
+    """Alice is shown one version by the trainer and another by a follower; Carol watches Alice alone."""
+    network, tasks = Network(tmp_path), list[asyncio.Task[None]]()
     try:
         trainer = await network.serve(TRAINER, Shows(version_of(1)))
         bob = await network.serve(BOB, Shows(version_of(2)))
         alice, carol = await network.follower(ALICE), await network.follower(CAROL)
-        seen: list[SealedManifest] = []
+        num_seen = 0
         assert alice.weight_follower is not None
         on_manifest = alice.weight_follower.on_manifest
 
         async def count(peer: NodeId, sealed: SealedManifest) -> object:
-            seen.append(sealed)
-            return await on_manifest(peer, sealed)
+            nonlocal num_seen
+            news = await on_manifest(peer, sealed)
+            num_seen += 1
+            return news
 
         alice.weight_follower.on_manifest = count  # type: ignore[method-assign, assignment]
         tasks += [network.watch(alice, ALICE, source) for source in (trainer, bob)]
-        await until(lambda: len(seen) >= 2)
-        await (until(lambda: has_ended(alice)) if is_seen else asyncio.sleep(1.0))
+        await until(lambda: num_seen >= 2)
+        assert has_ended(alice)
         tasks.append(network.watch(carol, CAROL, await network.serve(ALICE, alice)))
-        await (until(lambda: has_ended(carol)) if is_seen else asyncio.sleep(1.0))
-        return alice, carol
+        await until(lambda: has_ended(carol))
+        for agent in (alice, carol):
+            assert own_advert(agent).equivocator == TRAINER.node_id[:16]
+            assert not agent.reputation.is_allowed(TRAINER.node_id)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await network.stop()
-
-
-async def test_who_sees_both_versions_leaves_and_shows_others_why(tmp_path: Path) -> None:
-    for agent in await play(tmp_path):
-        assert has_ended(agent)
-        assert own_advert(agent).equivocator == TRAINER.node_id[:16]
-        assert not agent.reputation.is_allowed(TRAINER.node_id)
-
-
-async def test_mutation_without_witnesses_both_versions_are_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(EquivocationWitness, "observe", lambda *_: None)
-    for agent in await play(tmp_path, is_seen=False):
-        assert not has_ended(agent) and not own_advert(agent).equivocator

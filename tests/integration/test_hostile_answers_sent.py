@@ -11,7 +11,6 @@ import pytest
 from attacked_node import AttackedNode
 
 from swarm.config import EnvironmentConfig, GeneratorConfig, SandboxConfig
-from swarm.environments import reasoning_gym
 from swarm.environments.load import build_environment
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.identity import Identity
@@ -20,18 +19,12 @@ from swarm.testing.builders import InlineVerifier, ToyTokenizer, make_group, mak
 from swarm.types import RefusalReason, RolloutGroup, Sampling
 
 ALICE, EVE = make_identity(2), make_identity(3)
-DEFENDED_AND_NOT = pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation"])
 BURNING = "a" * 31 + "!"
 NUM_SENT = 2
 
-OUR_PARSER = "from swarm.environments.formulas import is_formula\n"
-# One pattern over a whole formula, in which a long word can be cut in exponentially many ways.
-ONE_PATTERN = """import re
-PATTERN = re.compile(r"(?:[0-9]{1,12}(?:[.][0-9]{1,12})?|[A-Za-z]{1,4}|[*]{2}|[-+*/() ]){1,200}")
-def is_formula(answer):
-    return PATTERN.fullmatch(answer) is not None
-"""
 RULE = """
+from swarm.environments.formulas import is_formula
+
 def score(question, answer, reference):
     return is_formula(answer) and answer == reference
 """
@@ -71,12 +64,8 @@ def _with(group: RolloutGroup, rewards: list[float], prompt: Any, verifier: str)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only")
-@DEFENDED_AND_NOT
-async def test_a_long_word_costs_a_verifier_no_process_and_those_behind_it_nothing(
-    is_defended: bool, tmp_path: Path
-) -> None:
-    """31 letters; the mutation is one_pattern_over_the_whole_formula, whose answers the kernel has to end."""
-    (tmp_path / "rule.py").write_text((OUR_PARSER if is_defended else ONE_PATTERN) + RULE)
+async def test_a_long_word_costs_a_verifier_no_process_and_those_behind_it_nothing(tmp_path: Path) -> None:
+    (tmp_path / "rule.py").write_text(RULE)
     records = [{"question": f"{number} + 1 =", "answer": str(number + 1)} for number in range(200)]
     (tmp_path / "records.jsonl").write_text("\n".join(map(json.dumps, records)))
     environment = EnvironmentConfig(
@@ -94,29 +83,19 @@ async def test_a_long_word_costs_a_verifier_no_process_and_those_behind_it_nothi
             await node.judged(NUM_SENT)
             alice.send(node.answered(ALICE, "0"))
             await node.judged(NUM_SENT + 1)
-            assert node.agent.ingest.num_admitted == (NUM_SENT + 1 if is_defended else 1), "the honest one passes"
-            assert node.refused == ({} if is_defended else {RefusalReason.VERIFIER_FAILED: NUM_SENT})
-            assert (verifier.num_replaced > 0) is not is_defended
+            assert node.agent.ingest.num_admitted == NUM_SENT + 1, "the honest one passes"
+            assert not node.refused and verifier.num_replaced == 0
     finally:
         await verifier.close()
 
 
-def what_the_library_pays(dataset: str, answer: str, reference: str, entry: Any, score: Any) -> bool:
-    return score(answer) >= 1.0
-
-
-@DEFENDED_AND_NOT
-async def test_what_a_library_pays_though_it_is_wrong_is_not_admitted_as_right(
-    is_defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`nan` for every task of a dataset; the mutation is what_the_library_pays."""
-    if not is_defended:
-        monkeypatch.setattr(reasoning_gym, "is_right", what_the_library_pays)
+async def test_what_a_library_pays_though_it_is_wrong_is_not_admitted_as_right(tmp_path: Path) -> None:
+    """`nan` for every task of a dataset."""
     environment = EnvironmentConfig(name="complex", kind="reasoning_gym", dataset="complex_arithmetic")
     async with AnsweredNode(tmp_path, environment) as node:
         eve, alice = await node.follow(EVE), await node.follow(ALICE)
         eve.send(node.answered(EVE, "nan", claimed=1.0))
         alice.send(node.answered(ALICE, "wrong"))
         await node.judged(2)
-        assert node.refused == ({RefusalReason.FALSE_REWARD: 1} if is_defended else {})
-        assert node.agent.ingest.num_admitted == (1 if is_defended else 2)
+        assert node.refused == {RefusalReason.FALSE_REWARD: 1}
+        assert node.agent.ingest.num_admitted == 1
