@@ -10,6 +10,7 @@ from swarm.environments.determinism import differences
 from swarm.environments.load import build_environment
 from swarm.environments.replay import replay
 from swarm.episode import Actions
+from swarm.plugins import EXTRAS
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 BEGIN, END = "<!-- examples -->\n", "<!-- end of examples -->"
@@ -73,9 +74,11 @@ def test_every_kind_and_parameter_has_its_row() -> None:
     page = PAGE.read_text(encoding="utf-8")
     rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `")}
     assert set(rows) == set(get_args(EnvironmentConfig.model_fields["kind"].annotation))
-    code = Path(__file__).parents[2] / "swarm" / "environments"
+    swarm = Path(__file__).parents[2] / "swarm"
     for kind in ("calculator", "retry", "look_up", "grid_world", "apps", "dialogue", "code", "nim", "notes"):
-        read = re.findall(r'params\.(?:integer|number|choice|text)\("(\w+)"', (code / f"{kind}.py").read_text())
+        folder = "extras/environments" if kind in EXTRAS else "environments"
+        code = (swarm / folder / f"{kind}.py").read_text()
+        read = re.findall(r'params\.(?:integer|number|choice|text)\("(\w+)"', code)
         missing = [name for name in [*read, "max_turns"] if f"`{name}`" not in rows[kind]]
         assert read and not missing, (kind, missing)
 
