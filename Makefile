@@ -147,6 +147,10 @@ simulate-echo: env ## One node trains, three generate for it (vLLM too after mak
 test: env ## Run every test; some: make test ARGS="tests/unit -k replay"
 	$(BIN)/python $(if $(ARGS),-m pytest $(ARGS),tests/side_by_side.py test)
 
+.PHONY: mutants
+mutants: env ## Take each defence out and see its tests fail (tests/mutants.toml); some: make mutants ARGS="relay"
+	$(BIN)/python tests/run_mutants.py $(ARGS)
+
 .PHONY: nightly
 nightly: ## Long and wide tests; some: make nightly STAGES="mutants plans"; recorded in docs/nightly.tsv
 	.ci/nightly $(STAGES)

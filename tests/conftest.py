@@ -20,12 +20,6 @@ settings.load_profile("any-machine")
 
 
 REPEAT_S = 10.0
-# Parameter -> its value in the half of a test that has no defence.
-UNDEFENDED = {
-    **dict.fromkeys(("is_bound", "is_bounded", "is_checked", "is_defended", "is_fair", "is_kept", "is_known"), False),
-    **dict.fromkeys(("is_mutated", "is_one_queue", "is_out"), True),
-    "is_remembered": False,
-}
 NIGHTLY = "SWARM_NIGHTLY"  # variable of the environment
 
 
@@ -40,21 +34,10 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None
 
 @pytest.hookimpl(tryfirst=True)  # before pytest itself looks at `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` and `.ci/run` stay short: sweeps, and attacks whose defence is taken out, run in `make nightly`."""
+    """`make test` and `.ci/run` stay short: sweeps run in `make nightly`."""
     for item in items:
-        if _is_mutant(item):
-            item.add_marker(pytest.mark.mutant)
-        if NIGHTLY not in os.environ and (item.get_closest_marker("sweep") or item.get_closest_marker("mutant")):
-            item.add_marker(pytest.mark.skip(reason=f"a sweep or a mutant: make nightly has it, or {NIGHTLY}=1"))
-
-
-def _is_mutant(item: pytest.Item) -> bool:
-    """True for a test that shows what an attack does where the defence against it is taken out."""
-    name, call = item.name, getattr(item, "callspec", None)
-    if name.startswith("test_mutation_") or "[mutation: " in name or "-mutation: " in name:
-        return True
-    values: dict[str, object] = {} if call is None else call.params
-    return bool(values.get("mutation")) or any(values.get(name) is value for name, value in UNDEFENDED.items())
+        if NIGHTLY not in os.environ and item.get_closest_marker("sweep"):
+            item.add_marker(pytest.mark.skip(reason=f"a sweep: make nightly has it, or {NIGHTLY}=1"))
 
 
 def pytest_configure() -> None:
