@@ -83,7 +83,11 @@ async def test_a_stop_in_the_middle_of_a_checkpoint_writes_it_once() -> None:
     running = asyncio.ensure_future(learn_loop(worker, cast(Any, learner)))
     assert await asyncio.to_thread(learner.begun.wait, 10.0)
     running.cancel()
-    learner.may_end.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    has_stopped = running.done()
+    learner.may_end.set()  # before any claim: a thread waits for it
+    assert not has_stopped
     with pytest.raises(asyncio.CancelledError):
         await running
     assert (learner.num_saves, learner.most_together) == (1, 1)

@@ -53,7 +53,7 @@ async def test_a_killed_process_loses_no_group_whose_put_returned(tmp_path: Path
         sys.executable, "-c", WRITER, str(path), stdout=subprocess.PIPE, env=environment
     )
     assert process.stdout is not None
-    digests = [bytes.fromhex((await process.stdout.readline()).decode()) for _ in range(40)]
+    digests = [bytes.fromhex((await process.stdout.readexactly(65)).decode()) for _ in range(40)]
     os.kill(process.pid, signal.SIGKILL)
     digests += [bytes.fromhex(line) for line in (await process.stdout.read()).decode().split("\n") if len(line) == 64]
     await process.wait()
