@@ -166,8 +166,3 @@ async def kept(reach: Reach, seconds: float = 0.0) -> AsyncGenerator[None]:
         await asyncio.sleep(seconds)
         yield
         keeping.cancel()
-
-
-def its_own(endpoint: str) -> str:
-    """Mutation: every key is a subnet."""
-    return endpoint

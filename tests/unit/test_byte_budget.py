@@ -14,18 +14,11 @@ SECONDS = 20.0
 WRITE_S = 0.002  # from one frame of a connection to its next one
 
 
-class FirstComeFirstServed(ByteBudget):
-    """Mutation: frames pass in the order in which they came."""
-
-    def _tag(self, size: int, caller: str, subnet: str) -> float:
-        return 0.0
-
-
-def passed(kind: type[ByteBudget], connections: dict[tuple[str, str], int], size: int = FRAME_BYTES) -> Counter[str]:
+def passed(connections: dict[tuple[str, str], int], size: int = FRAME_BYTES) -> Counter[str]:
     """Bytes of each caller, (caller, subnet) -> connections that send all they can."""
 
     async def scene() -> Counter[str]:
-        budget = kind(LoopClock(asyncio.get_running_loop()), BYTES_PER_S, BYTES_PER_S / 16)
+        budget = ByteBudget(LoopClock(asyncio.get_running_loop()), BYTES_PER_S, BYTES_PER_S / 16)
         done = Counter[str]()
 
         async def send(caller: str, subnet: str) -> None:
@@ -44,28 +37,22 @@ def passed(kind: type[ByteBudget], connections: dict[tuple[str, str], int], size
     return run_virtual(scene())
 
 
-@pytest.mark.parametrize("is_fair", [True, False], ids=["defended", "mutation: first come, first served"])
-def test_a_caller_with_many_connections_has_the_share_of_one_with_one(is_fair: bool) -> None:
-    done = passed(
-        ByteBudget if is_fair else FirstComeFirstServed, {("many", "1.0.0.0/24"): 31, ("one", "2.0.0.0/24"): 1}
-    )
+def test_a_caller_with_many_connections_has_the_share_of_one_with_one() -> None:
+    done = passed({("many", "1.0.0.0/24"): 31, ("one", "2.0.0.0/24"): 1})
     assert sum(done.values()) == pytest.approx(SECONDS * BYTES_PER_S, rel=0.05)
-    share = done["one"] / sum(done.values())
-    assert (share > 0.45) if is_fair else (share < 0.05)
+    assert done["one"] / sum(done.values()) > 0.45
 
 
-@pytest.mark.parametrize("is_fair", [True, False], ids=["defended", "mutation: first come, first served"])
-def test_many_keys_of_one_subnet_have_the_share_of_a_few(is_fair: bool) -> None:
+def test_many_keys_of_one_subnet_have_the_share_of_a_few() -> None:
     keys = {(f"key {number}", "1.0.0.0/24"): 1 for number in range(100)}
-    done = passed(ByteBudget if is_fair else FirstComeFirstServed, {**keys, ("one", "2.0.0.0/24"): 1})
-    share = done["one"] / sum(done.values())
-    assert (share > 0.9 / (ByteBudget.CALLERS_PER_SUBNET + 1)) if is_fair else (share < 0.02)
+    done = passed({**keys, ("one", "2.0.0.0/24"): 1})
+    assert done["one"] / sum(done.values()) > 0.9 / (ByteBudget.CALLERS_PER_SUBNET + 1)
 
 
 def test_who_is_alone_has_all_of_it_and_frames_of_one_byte_are_few() -> None:
-    done = passed(ByteBudget, {("one", "1.0.0.0/24"): 31})
+    done = passed({("one", "1.0.0.0/24"): 31})
     assert done["one"] == pytest.approx(SECONDS * BYTES_PER_S, rel=0.05)
-    frames = passed(ByteBudget, {("one", "1.0.0.0/24"): 31}, size=1)
+    frames = passed({("one", "1.0.0.0/24"): 31}, size=1)
     assert frames["one"] <= 1.1 * SECONDS * BYTES_PER_S / ByteBudget.LEAST_BYTES
 
 

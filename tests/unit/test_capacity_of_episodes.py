@@ -127,15 +127,6 @@ def test_less_than_one_group_in_a_hundred_is_too_old_and_long_episodes_are_learn
     assert len(run.drawn_of) == num_followers and min(run.drawn_of.values()) > 300, run.drawn_of
 
 
-@pytest.mark.parametrize("num_followers", [2, 3, 4])
-def test_mutation_credit_that_never_hears_of_it_loses_the_long_ones(
-    num_followers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CreditLedger, "num_taken_off", 0)
-    lost = lost_later(Run(num_followers))
-    assert lost[0] > 0.1 and lost[MOST_TURNS] > 0.3 > 0.1 > lost[1], lost
-
-
 def test_a_party_that_says_its_groups_are_old_takes_no_credit_of_the_others() -> None:
     run = Run(4)
     run.play(100)
@@ -163,14 +154,6 @@ def test_a_bound_that_is_tightened_later_leaves_enough_for_a_draw(num_followers:
     assert steps_while_tight(Run(num_followers)) > 20
 
 
-@pytest.mark.parametrize("num_followers", [1, 4])
-def test_mutation_what_the_configured_age_allowed_to_take_off_stops_every_step(
-    num_followers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ReplayBuffer, "most_taken_off", 2 * 8 - 1)
-    assert steps_while_tight(Run(num_followers)) == 0
-
-
 class Instant(Follower):
     """Has each version at once, and makes a whole batch of it in no time."""
 
@@ -191,21 +174,7 @@ def test_one_that_is_fast_leaves_the_others_their_share(max_age_steps: int) -> N
     assert min(run.drawn_of[peer] for peer in FOLLOWERS) > run.drawn_of[FOLLOWERS[0]] / 3, run.drawn_of
 
 
-def _stays_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    deliver = CreditLedger.record_delivery
-
-    def forgiving(self: CreditLedger, producer: NodeId, *, is_admitted: bool, is_useful: bool = True) -> None:
-        before = self._record_of(producer).max_outstanding
-        deliver(self, producer, is_admitted=is_admitted, is_useful=is_useful)
-        self._record_of(producer).max_outstanding = max(before, self._record_of(producer).max_outstanding)
-
-    monkeypatch.setattr(CreditLedger, "record_delivery", forgiving)
-
-
-@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: a refusal ends no trust"])
-def test_one_whose_groups_are_refused_stops_no_step(is_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if is_out:
-        _stays_proven(monkeypatch)
+def test_one_whose_groups_are_refused_stops_no_step() -> None:
     run = Run(2, max_age_steps=1)
     run.play(30)
     evil, before = FOLLOWERS[0], run.head_step
@@ -215,4 +184,4 @@ def test_one_whose_groups_are_refused_stops_no_step(is_out: bool, monkeypatch: p
         while run.lines[evil].num_outstanding:
             run.ledger.record_delivery(evil, is_admitted=False)
         run.ledger.grant(run.capacity.for_followers())
-    assert (run.head_step - before > 30) is not is_out, run.head_step - before
+    assert run.head_step - before > 30

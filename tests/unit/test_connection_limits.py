@@ -8,14 +8,12 @@ import socket
 import stat
 import threading
 from collections.abc import Generator, Iterable
-from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 from waits import HANG_S
 
-from swarm.open_files import open_descriptors
 from swarm.wire import connection_limits
 from swarm.wire.connection_limits import (
     MAX_WAITING,
@@ -161,13 +159,12 @@ def is_cut(client: socket.socket) -> bool:
         return False
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "a look takes a descriptor"])
-def test_a_flood_that_takes_every_descriptor_is_cut(monkeypatch: pytest.MonkeyPatch, is_defended: bool) -> None:
-    looks = threading.Semaphore(0)
+def test_a_flood_that_takes_every_descriptor_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, descriptors = threading.Semaphore(0), connection_limits.open_descriptors
 
     def listed() -> Iterable[int]:
         looks.release()
-        return open_descriptors() if is_defended else (int(path.name) for path in Path("/dev/fd").iterdir())
+        return descriptors()
 
     monkeypatch.setattr(connection_limits, "open_descriptors", listed)
     limiter = ConnectionLimiter(ConnectionBounds(unproven_s=0.0))
@@ -185,11 +182,33 @@ def test_a_flood_that_takes_every_descriptor_is_cut(monkeypatch: pytest.MonkeyPa
                 pass
             for _ in range(2):  # the first of these looks is over when the second begins
                 assert looks.acquire(timeout=HANG_S)
-            client.settimeout(HANG_S if is_defended else 0.1)
-            assert is_cut(client) is is_defended
-            assert limiter.is_open("ipv4:127.0.0.1:1") is not is_defended  # unseen, nobody counts as gone
-        client.settimeout(HANG_S)
-        assert is_cut(client)  # with room again, whatever failed before
+            assert not limiter.is_open("ipv4:127.0.0.1:1"), "unseen, nobody would count as gone"
+            client.settimeout(HANG_S)
+            assert is_cut(client)
+
+
+def test_while_looks_fail_nobody_counts_as_gone_and_the_next_one_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, may_look, descriptors = threading.Semaphore(0), threading.Event(), connection_limits.open_descriptors
+
+    def listed() -> Iterable[int]:
+        looks.release()
+        if not may_look.is_set():
+            raise OSError(errno.EMFILE, "no file is free")
+        return descriptors()
+
+    monkeypatch.setattr(connection_limits, "open_descriptors", listed)
+    limiter = ConnectionLimiter(ConnectionBounds(unproven_s=0.0))
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        limiter.start(*server.getsockname())
+        stack.callback(limiter.stop)
+        client = stack.enter_context(socket.create_connection(server.getsockname(), timeout=HANG_S))
+        stack.enter_context(server.accept()[0])
+        for _ in range(2):  # the first of these looks is over when the second begins
+            assert looks.acquire(timeout=HANG_S)
+        assert limiter.is_open("ipv4:127.0.0.1:1")
+        may_look.set()
+        assert is_cut(client)
 
 
 def test_a_socket_that_could_not_be_looked_at_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,10 +48,9 @@ def honest(advisor: OffPolicyAdvisor) -> None:
         advisor.report(IDS[reporter], (late(IDS[(reporter + 1) % 6], 0.9),), 0.0)
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "everybody votes"])
-def test_a_thousand_newcomers_change_no_advice(is_defended: bool) -> None:
+def test_a_thousand_newcomers_change_no_advice() -> None:
     entry = EntryConfig(members=tuple(IDS[:6]))
-    parties = Parties(EntryRule(entry, "run", ManualClock())) if is_defended else Parties()
+    parties = Parties(EntryRule(entry, "run", ManualClock()))
     advisor = OffPolicyAdvisor(base_max_age_steps=4, parties=parties)
     honest(advisor)
     assert advisor.decide(0.0) == []
@@ -59,9 +58,8 @@ def test_a_thousand_newcomers_change_no_advice(is_defended: bool) -> None:
     for number in range(1000, 2000):
         edges = tuple(late(source, 0.0) for source in [*IDS[:6], *IDS[20:60]])
         advisor.report(f"{number:064x}", edges, 1.0)
-    changes = advisor.decide(60.0)
-    assert (changes == []) == is_defended
-    assert (advisor.advice(IDS[0], 30.0) == before) == is_defended
+    assert advisor.decide(60.0) == []
+    assert advisor.advice(IDS[0], 30.0) == before
 
 
 def test_a_party_of_many_keys_has_one_vote() -> None:

@@ -11,7 +11,6 @@ import aiosqlite
 import grpc
 import pytest
 
-from coordinator import dashboard as dashboard_module
 from coordinator.core import CoordinatorCore
 from coordinator.dashboard import Dashboard
 from coordinator.history import MAX_MOMENTS, History
@@ -139,40 +138,27 @@ async def test_what_a_stranger_says_of_others_is_not_kept(is_listing: bool) -> N
     assert disk.stored == [(ADA, 1), (EVE, 0 if is_listing else 1)]
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "one bound for all"])
 async def test_strangers_whose_reports_wait_for_a_slow_disk_leave_room_for_a_listed_node(
-    monkeypatch: pytest.MonkeyPatch, is_defended: bool
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("coordinator.service.HEARTBEATS_BURST", 1000.0)
     disk = SlowDisk()
     servicer = servicer_over(disk, listing_ada())
-    if not is_defended:
-        servicer._places[False] = servicer._places[True]
     flood = [asyncio.ensure_future(beat(servicer, EVE)) for _ in range(STRANGERS_STORING + 8)]
     while not servicer._places[True].locked():  # noqa: ASYNC110 - the flood takes them
         await asyncio.sleep(0.001)
     honest = asyncio.ensure_future(beat(servicer, ADA))
     for _ in range(100):
         await asyncio.sleep(0)
-    assert honest.done() is is_defended
+    assert honest.done()
     disk.written.set()
     await asyncio.gather(honest, *flood)
     await servicer.finish()
 
 
-async def each_alone(self: SqliteCoordinatorStore, reports: list[Any]) -> None:
-    """The defence taken out: a transaction for each report."""
-    for report in reports:
-        await self._transact([("INSERT OR REPLACE INTO members VALUES (?, ?)", report.members)])
-        report.is_over = True
-
-
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "each in its own transaction"])
 async def test_reports_that_wait_for_the_disk_are_written_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_defended: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not is_defended:
-        monkeypatch.setattr(SqliteCoordinatorStore, "_write_reports", each_alone)
     num_commits = 0
     commit = aiosqlite.Connection.commit
 
@@ -188,7 +174,7 @@ async def test_reports_that_wait_for_the_disk_are_written_together(
     await asyncio.gather(*(core.heartbeat(key, replace(REPORT, node_id=key)) for key in keys))
     num_stored = len((await store.load()).members)
     await store.close()
-    assert (num_commits <= 3) is is_defended, num_commits  # the first, all others, and the advice
+    assert num_commits <= 3  # the first, all others, and the advice
     assert num_stored == len(keys)
 
 
@@ -226,12 +212,7 @@ async def test_the_page_says_who_is_listed_and_who_is_a_newcomer(is_listing: boo
     assert standing == ({ADA: "member", EVE: "newcomer"} if is_listing else {ADA: "", EVE: ""})
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as it was reported"])
-async def test_the_page_says_how_each_node_is_reached_and_no_address(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(dashboard_module, "_reached", lambda endpoints, names: ", ".join(endpoints))
+async def test_the_page_says_how_each_node_is_reached_and_no_address() -> None:
     core, relay = CoordinatorCore(ManualClock()), "c" * 64
     endpoints = {
         ADA: ("10.7.0.1:7700",),
@@ -245,9 +226,7 @@ async def test_the_page_says_how_each_node_is_reached_and_no_address(
     dashboard = Dashboard(core, "run", str, Telemetry("coordinator"), relayed=lambda: served)
     status = dashboard.status()
     page = dashboard._render(status, ())
-    assert ("10.7.0" in page or "10.7.0" in json.dumps(status)) is not is_defended
-    if not is_defended:
-        return
+    assert "10.7.0" not in page and "10.7.0" not in json.dumps(status)
     reached = {member["node_id"]: member["reached"] for member in status["members"]}
     assert reached == {ADA: "dialled", EVE: f"through ada<b>, {relay[:8]}", relay: ""}
     assert f"through ada&lt;b&gt;, {relay[:8]}</td>" in page

@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Callable
 
-import pytest
-
 from swarm.clock import ManualClock
 from swarm.config import EntryConfig
 from swarm.peers.entry import EntryRule
@@ -30,12 +28,7 @@ def proven(ledger: CreditLedger, peer: str, window: int) -> CreditLine:
     return line
 
 
-@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: every key counts in full"])
-def test_newcomers_together_have_an_eighth_of_the_capacity_with_what_waits_of_theirs(
-    is_out: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if is_out:
-        monkeypatch.setattr(Parties, "is_established", lambda *_: True)
+def test_newcomers_together_have_an_eighth_of_the_capacity_with_what_waits_of_theirs() -> None:
     waiting = Counter[str]()
     ledger, _ = open_run(ManualClock(), lambda peer: waiting[peer])
     member = proven(ledger, MEMBER.node_id, window=MAX_WINDOW)
@@ -49,15 +42,10 @@ def test_newcomers_together_have_an_eighth_of_the_capacity_with_what_waits_of_th
             while line.num_outstanding:
                 ledger.record_delivery(line.peer, is_admitted=True)
                 waiting[line.peer] += 1
-    assert (most <= 2 and member.num_outstanding >= 14) is not is_out, (most, member.num_outstanding)
+    assert most <= 2 and member.num_outstanding >= 14
 
 
-@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: each key is a party"])
-def test_a_member_with_many_invited_keys_has_no_more_credit_than_another_member(
-    is_out: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if is_out:
-        monkeypatch.setattr(Parties, "party_of", lambda self, node_id: node_id)
+def test_a_member_with_many_invited_keys_has_no_more_credit_than_another_member() -> None:
     clock = ManualClock()
     ledger, rule = open_run(clock)
     guests = [make_identity(10 + number) for number in range(7)]
@@ -66,7 +54,7 @@ def test_a_member_with_many_invited_keys_has_no_more_credit_than_another_member(
         rule.require(guest.node_id, Credential(invitation=invitation).to_bytes())
     lines = [proven(ledger, key.node_id, window=8) for key in (FELLOW, *guests)]
     ledger.grant(16)
-    assert lines[0].num_outstanding == (2 if is_out else 8)
+    assert lines[0].num_outstanding == 8
 
 
 def test_a_newcomer_that_is_invited_has_full_credit_from_its_next_group_on() -> None:
@@ -83,15 +71,14 @@ def test_a_newcomer_that_is_invited_has_full_credit_from_its_next_group_on() -> 
     assert line.num_outstanding == 8
 
 
-@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: whatever is admitted is useful"])
-def test_a_member_whose_groups_find_no_place_holds_no_credit_of_others(is_out: bool) -> None:
+def test_a_member_whose_groups_find_no_place_holds_no_credit_of_others() -> None:
     ledger, _ = open_run(ManualClock())
     lines = [proven(ledger, key.node_id, window=8) for key in (FELLOW, MEMBER)]
     ledger.grant(16)
     assert [line.num_outstanding for line in lines] == [8, 8]
     while lines[1].num_outstanding:
-        ledger.record_delivery(MEMBER.node_id, is_admitted=True, is_useful=is_out)
+        ledger.record_delivery(MEMBER.node_id, is_admitted=True, is_useful=False)
     while lines[0].num_outstanding:
         ledger.record_delivery(FELLOW.node_id, is_admitted=True)
     ledger.grant(8)
-    assert [line.num_outstanding for line in lines] == ([4, 4] if is_out else [8, 1])
+    assert [line.num_outstanding for line in lines] == [8, 1]

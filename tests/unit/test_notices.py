@@ -13,9 +13,8 @@ from swarm.episode import Actions
 from swarm.errors import Unavailable
 from swarm.exchange.admission import Admission
 from swarm.interfaces import Producer, StreamItem, Verdict
-from swarm.loops import neighbours as neighbours_module
 from swarm.loops import notices as notices_module
-from swarm.loops.notices import MAX_AT_ONCE, MAX_WAITING, Notice, Notices, StreamPositions
+from swarm.loops.notices import MAX_AT_ONCE, MAX_WAITING, Notice, Notices
 from swarm.simulate.virtual.loop import run_virtual
 from swarm.testing.builders import ScriptedVerifier, make_advert, make_group, make_identity, make_sealed
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
@@ -66,14 +65,11 @@ def test_two_of_the_largest_size_are_under_way_at_a_time() -> None:
     assert notices.has_next()
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "nobody_is_known"])
-def test_free_keys_whose_groups_fill_a_honest_neighbour_neither_delay_nor_displace_those_of_known_origins(
-    is_defended: bool,
-) -> None:
-    """Each free key made one group that takes long; mutation: nobody is known."""
+def test_free_keys_whose_groups_fill_a_honest_neighbour_neither_delay_nor_displace_those_of_known_origins() -> None:
+    """Each free key made one group that takes long."""
 
     def is_known(origin: NodeId) -> bool:
-        return is_defended and origin == "honest"
+        return origin == "honest"
 
     honest = [make_notice(5000 + number, "honest") for number in range(4)]
     notices = make_notices(*(make_notice(number, f"o{number}") for number in range(MAX_WAITING)), known=is_known)
@@ -87,7 +83,7 @@ def test_free_keys_whose_groups_fill_a_honest_neighbour_neither_delay_nor_displa
     while notices.has_next():
         taken.append(notices.take())
         notices.end(taken[-1])
-    assert (taken == honest) is is_defended and len(notices) <= MAX_WAITING
+    assert taken == honest and len(notices) <= MAX_WAITING
 
 
 def test_an_origin_that_nobody_knows_has_one_turn_of_eight() -> None:
@@ -219,18 +215,8 @@ def test_over_breaks_every_announced_group_is_admitted_once_whatever_waits(
     play(scene, {"verifier": SlowVerifier()}, replay=ReplayConfig(max_age_s=3600.0))
 
 
-def forget_what_waits(self: StreamPositions, neighbour: NodeId, standing: Callable[[NodeId], int]) -> Notices:
-    """Mutation: what was announced and not fetched ends with the stream."""
-    return Notices(neighbour, 2**22)
-
-
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "forget_what_waits"])
-def test_what_waits_when_a_stream_ends_is_fetched_by_the_next_one_of_that_neighbour(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_waits_when_a_stream_ends_is_fetched_by_the_next_one_of_that_neighbour() -> None:
     """More adverts than places change what is asked of a neighbour, and its stream is replaced."""
-    if not is_defended:
-        monkeypatch.setattr(StreamPositions, "notices_of", forget_what_waits)
 
     async def scene(bench: Bench) -> None:
         slow = make_group(SECOND.node_id, texts=["7", SLOW] * 4, created_at_s=bench.clock.now_s())
@@ -240,7 +226,7 @@ def test_what_waits_when_a_stream_ends_is_fetched_by_the_next_one_of_that_neighb
         await asyncio.sleep(10.0)
         bench.adverts += [make_advert(make_identity(50 + number).node_id) for number in range(20)]
         await asyncio.sleep(120.0)
-        assert bench.agent.ingest.num_admitted == (2 if is_defended else 1)
+        assert bench.agent.ingest.num_admitted == 2
 
     play(scene, {"verifier": SlowVerifier()})
 
@@ -254,13 +240,8 @@ class Stalling(Relaying):
         raise Unavailable("not in time")
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "PASS_ON_S"])
-def test_neighbours_that_announce_first_and_do_not_deliver_withhold_an_origin_for_seconds_only(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three of them, one after the other; the mutation lets each have all of FETCH_TIMEOUT_S."""
-    if not is_defended:
-        monkeypatch.setattr(neighbours_module, "PASS_ON_S", 1e9)
+def test_neighbours_that_announce_first_and_do_not_deliver_withhold_an_origin_for_seconds_only() -> None:
+    """Three of them, one after the other; each could have all of FETCH_TIMEOUT_S."""
 
     async def scene(bench: Bench) -> None:
         victim = bench.made(1)
@@ -270,7 +251,7 @@ def test_neighbours_that_announce_first_and_do_not_deliver_withhold_an_origin_fo
         honest.after_s = 1.0
         bench.add(honest)
         await asyncio.sleep(25.0)
-        assert (bench.agent.ingest.num_admitted == 1) is is_defended
+        assert bench.agent.ingest.num_admitted == 1
         await asyncio.sleep(200.0)
         assert bench.agent.ingest.num_admitted == 1 and not bench.agent.num_failures
 

@@ -1,12 +1,8 @@
-"""Whether a node can be dialled: witnesses that lie or differ, another network, hours of sleep.
-
-Each defence is also taken out.
-"""
+"""Whether a node can be dialled: witnesses that lie or differ, another network, hours of sleep."""
 
 import asyncio
 import logging
 import random
-from collections import Counter
 
 import pytest
 
@@ -27,7 +23,6 @@ from .reach_scene import (
     RelayAtWork,
     Scene,
     address_of,
-    its_own,
     keep,
     kept,
     no,
@@ -94,42 +89,22 @@ def test_most_witnesses_decide_and_of_two_the_first(
     play(scene, monkeypatch)
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: everybody is public"])
-def test_who_is_in_our_own_network_is_not_asked_what_the_internet_may_dial(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def everybody_is_public(endpoint: str) -> bool:
-        return True
-
-    if not is_defended:
-        monkeypatch.setattr(reach_module, "is_public", everybody_is_public)
-
+def test_who_is_in_our_own_network_is_not_asked_what_the_internet_may_dial(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         it = Scene()
         near = [address_of(number, f"192.168.1.{20 + number}") for number in range(8)]
         it.knows(*near)
         it.network.answers = {COORDINATOR: no(), **{address: yes("192.168.1.7") for address in near}}
         await it.reach.measure()
-        assert (it.reach.state.kind is ReachKind.OUTWARD) is is_defended
+        assert it.reach.state.kind is ReachKind.OUTWARD
 
     play(scene, monkeypatch)
 
 
-class FirstCounts(Counter[str]):
-    """The defence taken out: what the first witness says is taken."""
-
-    def most_common(self, n: int | None = None) -> list[tuple[str, int]]:
-        return [(next(iter(self)), self.total())]
-
-
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: the first counts"])
 @pytest.mark.parametrize("is_reached", [True, False])
 def test_one_witness_that_lies_names_no_address_and_takes_nobody_off_the_network(
-    is_reached: bool, is_defended: bool, monkeypatch: pytest.MonkeyPatch
+    is_reached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not is_defended:
-        monkeypatch.setattr(reach_module, "Counter", FirstCounts)
-
     async def scene() -> None:
         it = Scene()
         peers = [address_of(number) for number in range(2)]
@@ -138,7 +113,7 @@ def test_one_witness_that_lies_names_no_address_and_takes_nobody_off_the_network
         it.network.answers = {COORDINATOR: lie, peers[0]: yes(), peers[1]: yes()}
         await it.reach.measure()
         assert it.reach.state.kind is ReachKind.DIALABLE
-        assert it.advertised == {f"{OWN_HOST if is_defended else '6.6.6.6'}:7700"}
+        assert it.advertised == {f"{OWN_HOST}:7700"}
 
     play(scene, monkeypatch)
 
@@ -184,11 +159,7 @@ def test_witnesses_that_name_different_addresses_change_none(monkeypatch: pytest
     play(scene, monkeypatch)
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: every key is a subnet"])
-def test_keys_of_one_subnet_are_one_witness(is_defended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not is_defended:
-        monkeypatch.setattr(reach_module, "budget_key_of", its_own)
-
+def test_keys_of_one_subnet_are_one_witness(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         it = Scene()
         liars = [address_of(number, f"6.6.6.{number}") for number in range(60)]
@@ -197,7 +168,7 @@ def test_keys_of_one_subnet_are_one_witness(is_defended: bool, monkeypatch: pyte
         it.network.answers = {COORDINATOR: yes(), honest: yes(), **{liar: no() for liar in liars}}
         await it.reach.measure()
         assert len(it.network.asked) == NUM_WITNESSES and COORDINATOR in it.network.asked
-        assert (it.reach.state.kind is ReachKind.DIALABLE) is is_defended
+        assert it.reach.state.kind is ReachKind.DIALABLE
 
     play(scene, monkeypatch)
 

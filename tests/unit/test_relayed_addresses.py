@@ -2,8 +2,6 @@
 
 import random
 
-import pytest
-
 from swarm.clock import ManualClock
 from swarm.interfaces import PeerAddress
 from swarm.peers.address_book import LEADING_TRIES, AddressBook
@@ -29,17 +27,12 @@ def is_tried(book: AddressBook, address: PeerAddress) -> bool:
     return True
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: never the author's fault"])
-def test_claims_to_relays_that_lead_nowhere_count_against_their_author(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(AddressBook, "_is_leading", lambda self, address: address.relay is not None)  # type: ignore[arg-type]
+def test_claims_to_relays_that_lead_nowhere_count_against_their_author() -> None:
     clock = ManualClock()
     book, liar = book_at(clock), behind(RELAY, 0)
     assert is_tried(book, liar)
-    assert (book.num_false_claims(liar.node_id) == 1) is is_defended
-    assert (book.num_false_claims(make_identity(9).node_id, "3.3.3.0/24") == 1) is is_defended
+    assert book.num_false_claims(liar.node_id) == 1
+    assert book.num_false_claims(make_identity(9).node_id, "3.3.3.0/24") == 1
 
 
 def test_a_relay_that_turns_does_not_harm_who_is_behind_it() -> None:
@@ -54,19 +47,14 @@ def test_a_relay_that_turns_does_not_harm_who_is_behind_it() -> None:
         assert book.best_address(node.node_id, (RELAY, OTHER)).endpoint == OTHER, "and the next relay is tried at once"
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: as any address"])
-def test_false_claims_to_a_relay_that_works_do_not_keep_those_behind_it_out(
-    is_defended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(AddressBook, "_is_leading", lambda self, address: False)  # type: ignore[arg-type]
+def test_false_claims_to_a_relay_that_works_do_not_keep_those_behind_it_out() -> None:
     clock = ManualClock()
     book = book_at(clock)
     first = behind(RELAY, 0)
     assert book.begin_dial(first)
     book.record_answer(first)
-    assert sum(is_tried(book, behind(RELAY, number)) for number in range(1, 7)) == (6 if is_defended else 3)
-    assert book.begin_dial(behind(RELAY, 20)) is is_defended
+    assert sum(is_tried(book, behind(RELAY, number)) for number in range(1, 7)) == 6
+    assert book.begin_dial(behind(RELAY, 20))
 
 
 def test_a_relay_that_led_somewhere_once_is_an_address_like_others_after_many_failures() -> None:
@@ -82,11 +70,8 @@ def test_a_relay_that_led_somewhere_once_is_an_address_like_others_after_many_fa
     assert LEADING_TRIES <= num_tried <= LEADING_TRIES + 3 + 800 / 60, "then three, and one a minute"
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: bounded as a subnet"])
-def test_dead_adverts_do_not_use_up_the_only_way_out(is_defended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_adverts_do_not_use_up_the_only_way_out() -> None:
     """Where only our own relay leads out, all adverts lead through it: 40 nodes that left, and one that is there."""
-    if not is_defended:
-        monkeypatch.setattr(AddressBook, "_is_relayed_freely", AddressBook._is_leading)
     clock = ManualClock()
     book = book_at(clock)
     nodes = [behind(RELAY, number) for number in range(41)]
@@ -97,7 +82,7 @@ def test_dead_adverts_do_not_use_up_the_only_way_out(is_defended: bool, monkeypa
     for node in nodes:
         num_tried += is_tried(book, node)
         clock.advance(2.0)
-    assert (num_tried == 41) is is_defended
+    assert num_tried == 41
 
 
 def test_where_nothing_answers_but_our_own_relay_it_is_asked_first_until_something_else_does() -> None:

@@ -5,31 +5,17 @@ import pytest
 from swarm.clock import ManualClock
 from swarm.errors import Unavailable
 from swarm.identity import Identity
-from swarm.wire import server as wire_server
 from swarm.wire.server import LONGEST_PAUSE_S, ServerLimits, Sessions
 
 LIMITS = ServerLimits(sessions_total=64, sessions_per_subnet=16)
 
 
-def refuse_when_full(self: Sessions, subnet: str, now_s: float) -> None:
-    """The defence taken out: whoever comes to a full table is refused."""
-    if len(self._sessions) >= self.limits.sessions_total:
-        raise Unavailable("the table is full")
-
-
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "refused when full"])
-def test_sessions_of_few_addresses_keep_no_newcomer_out(monkeypatch: pytest.MonkeyPatch, is_defended: bool) -> None:
-    if not is_defended:
-        monkeypatch.setattr(Sessions, "_make_room", refuse_when_full)
+def test_sessions_of_few_addresses_keep_no_newcomer_out() -> None:
     sessions = Sessions(Identity.create(), "run", ManualClock(), LIMITS)
     for number in range(64):
         sessions._open_session(f"{number:064x}", f"ipv4:127.1.0.{number // 16}:{1000 + number}")
-    if is_defended:
-        token = sessions._open_session("ab" * 32, "ipv4:127.0.0.1:9")
-        assert sessions._sessions[token].node_id == "ab" * 32 and len(sessions._sessions) == 64
-    else:
-        with pytest.raises(Unavailable):
-            sessions._open_session("ab" * 32, "ipv4:127.0.0.1:9")
+    token = sessions._open_session("ab" * 32, "ipv4:127.0.0.1:9")
+    assert sessions._sessions[token].node_id == "ab" * 32 and len(sessions._sessions) == 64
 
 
 def test_a_subnet_has_its_bound_and_its_newest_sessions() -> None:
@@ -52,16 +38,11 @@ def test_where_everybody_has_one_session_a_newcomer_waits() -> None:
         sessions._open_session("ab" * 32, "ipv4:127.0.2.1:9")
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "answered at once"])
-def test_a_subnet_has_two_refusals_a_second_however_many_connections_it_has(
-    monkeypatch: pytest.MonkeyPatch, is_defended: bool
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(wire_server, "_ANSWERED_PER_S", 1e9)
+def test_a_subnet_has_two_refusals_a_second_however_many_connections_it_has() -> None:
     sessions = Sessions(Identity.create(), "run", ManualClock())
     pauses = [sessions.refused(f"ipv4:1.2.3.4:{port}", Unavailable("no")).pause_s for port in range(1, 101)]
     assert pauses[:4] == [0.0] * 4
-    assert (sum(pause > 0 for pause in pauses) == 96 and pauses[-1] == 48.0) is is_defended
+    assert sum(pause > 0 for pause in pauses) == 96 and pauses[-1] == 48.0
     assert sessions.refused("ipv4:5.6.7.8:1", Unavailable("no")).pause_s == 0.0  # another subnet does not wait
 
 

@@ -1,7 +1,7 @@
 """Room for streams of peers: keys are free, addresses are not."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -36,28 +36,32 @@ async def hold(servicer: ExchangeServicer, peer: str, address: str, opened: asyn
     raise AssertionError("the event is never set")
 
 
+async def end(calls: Sequence[asyncio.Task[str]]) -> None:
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
 def standing(peer: str) -> int:
     """As the name of the peer says."""
     return {"known": 1, "vouched": 2}.get(peer.partition(" ")[0], 0)
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "mutation: all are alike"])
 async def test_keys_of_as_many_subnets_as_places_make_room_for_known_peers_and_keep_their_part(
-    monkeypatch: pytest.MonkeyPatch, is_defended: bool
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(exchange_servicer, "STREAMS_TOTAL", NUM_STREAMS)
     monkeypatch.setattr(exchange_servicer, "STREAMS_OF_NEWCOMERS", 2)
     calls: list[tuple[str, str]] = []
-    ranks = standing if is_defended else lambda peer: 0
     servicer = ExchangeServicer(
-        cast(Any, None), cast(Any, None), 1.0, ranks, lambda peer, subnet: calls.append((peer, subnet))
+        cast(Any, None), cast(Any, None), 1.0, standing, lambda peer, subnet: calls.append((peer, subnet))
     )
     opened = asyncio.Queue[str]()
     held: list[asyncio.Task[str]] = []
 
     async def offer(peer: str) -> bool:
         """Whether a peer of a subnet of its own gets a stream."""
-        task = tasks.create_task(hold(servicer, peer, f"{len(held) + 1}.0.0.1", opened))
+        task = asyncio.create_task(hold(servicer, peer, f"{len(held) + 1}.0.0.1", opened))
         held.append(task)
         while (name := await opened.get()) != peer:
             if task.done():
@@ -65,46 +69,35 @@ async def test_keys_of_as_many_subnets_as_places_make_room_for_known_peers_and_k
             assert name == "", "another one made room"
         return True
 
-    async with AsyncExitStack() as stack:
-        tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        assert [await offer(f"key {number}") for number in range(NUM_STREAMS)] == [True] * NUM_STREAMS
-        assert calls[:2] == [("key 0", "1.0.0.0/24"), ("key 1", "2.0.0.0/24")]
-        assert not await offer("another key")
-        assert [await offer(f"known {number}") for number in range(6)] == [is_defended] * 6
-        if is_defended:
-            streams = servicer._streams.items()  # pyright: ignore[reportPrivateUsage]
-            assert sum(len(own) for peer, own in streams if not standing(peer)) == 2, "strangers keep their part"
-            assert not await offer("known one more") and not await offer("one key more")
-            assert await offer("vouched")
-        for task in held:
-            task.cancel()
+    assert [await offer(f"key {number}") for number in range(NUM_STREAMS)] == [True] * NUM_STREAMS
+    assert calls[:2] == [("key 0", "1.0.0.0/24"), ("key 1", "2.0.0.0/24")]
+    assert not await offer("another key")
+    assert [await offer(f"known {number}") for number in range(6)] == [True] * 6
+    streams = servicer._streams.items()  # pyright: ignore[reportPrivateUsage]
+    assert sum(len(own) for peer, own in streams if not standing(peer)) == 2, "strangers keep their part"
+    assert not await offer("known one more") and not await offer("one key more")
+    assert await offer("vouched")
+    await end(held)
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "by keys alone"])
 async def test_many_keys_of_one_subnet_hold_no_stream_of_others(
-    monkeypatch: pytest.MonkeyPatch, is_defended: bool
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(exchange_servicer, "STREAMS_TOTAL", NUM_STREAMS)
-    if not is_defended:
-        monkeypatch.setattr(exchange_servicer, "peer_subnet", lambda peer: "everywhere")
     servicer = ExchangeServicer(cast(Any, None), cast(Any, None), stall_timeout_s=1.0)
     opened = asyncio.Queue[str]()
-    async with AsyncExitStack() as stack:
-        tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        hostile = [
-            tasks.create_task(hold(servicer, f"key {number}", f"1.2.3.{number}", opened))
-            for number in range(NUM_STREAMS)
-        ]
-        assert [await opened.get() for _ in hostile] == [f"key {number}" for number in range(NUM_STREAMS)]
-        more = tasks.create_task(hold(servicer, "one more key", "1.2.3.99", opened))
-        assert "streams are open" in await more
-        assert await opened.get() == ""
-        honest = tasks.create_task(hold(servicer, "honest", "5.6.7.8", opened))
-        first = {await opened.get(), await opened.get()} if is_defended else {await opened.get()}
-        assert first == ({"honest", ""} if is_defended else {""})
-        assert sum(task.done() for task in hostile) == int(is_defended)
-        for task in (*hostile, honest):
-            task.cancel()
+    hostile = [
+        asyncio.create_task(hold(servicer, f"key {number}", f"1.2.3.{number}", opened)) for number in range(NUM_STREAMS)
+    ]
+    assert [await opened.get() for _ in hostile] == [f"key {number}" for number in range(NUM_STREAMS)]
+    assert "streams are open" in await hold(servicer, "one more key", "1.2.3.99", opened)
+    assert await opened.get() == ""
+    honest = asyncio.create_task(hold(servicer, "honest", "5.6.7.8", opened))
+    first = await opened.get()
+    assert not honest.done()
+    assert {first, await opened.get()} == {"honest", ""}
+    assert sum(task.done() for task in hostile) == 1
+    await end([*hostile, honest])
 
 
 async def test_the_oldest_stream_of_a_peer_makes_room_for_one_over_its_next_connection() -> None:
@@ -118,7 +111,5 @@ async def test_the_oldest_stream_of_a_peer_makes_room_for_one_over_its_next_conn
         assert "newer one of its own" in await call
     assert not any(call.done() for call in calls[3:])
     assert sum(map(len, servicer._streams.values())) == STREAMS_PER_PEER  # pyright: ignore[reportPrivateUsage]
-    for call in calls:
-        call.cancel()
-    await asyncio.gather(*calls, return_exceptions=True)
+    await end(calls)
     assert not servicer._streams and not servicer._subnets  # pyright: ignore[reportPrivateUsage]

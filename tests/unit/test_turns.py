@@ -1,8 +1,6 @@
 """Turns by subnet: how many others go before one that comes late, and what happens when all places are taken."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import pairwise
 
 import pytest
@@ -13,15 +11,6 @@ from swarm.config import EntryConfig
 from swarm.errors import Unavailable
 from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
-from swarm.wire.connection_limits import peer_subnet
-
-
-@asynccontextmanager
-async def in_order_of_arrival(self: SubnetTurns, subnet: str) -> AsyncGenerator[None]:
-    """The defence taken out: one at a time, whoever came first."""
-    lock: asyncio.Lock = self.__dict__.setdefault("lock", asyncio.Lock())
-    async with lock:
-        yield
 
 
 async def served_in_order(turns: SubnetTurns, arrivals: list[str]) -> list[str]:
@@ -42,15 +31,10 @@ async def served_in_order(turns: SubnetTurns, arrivals: list[str]) -> list[str]:
     return served
 
 
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "in order of arrival"])
-async def test_who_sends_one_call_waits_for_one_of_each_other_subnet(
-    monkeypatch: pytest.MonkeyPatch, is_defended: bool
-) -> None:
-    if not is_defended:
-        monkeypatch.setattr(SubnetTurns, "of", in_order_of_arrival)
+async def test_who_sends_one_call_waits_for_one_of_each_other_subnet() -> None:
     flood = [f"127.1.0.{number % 5}" for number in range(500)]
     served = await served_in_order(SubnetTurns(), [*flood, "127.0.0.1"])
-    assert (served.index("127.0.0.1") <= 6) is is_defended
+    assert served.index("127.0.0.1") <= 6
 
 
 async def test_a_subnet_has_its_bound_and_a_full_queue_makes_room_for_others() -> None:
@@ -143,17 +127,9 @@ async def order_of(turns: CallerTurns, node_ids: list[str]) -> list[str]:
     return served
 
 
-def all_together(self: CallerTurns, node_id: str, peer: str) -> AbstractAsyncContextManager[None]:
-    """The defence taken out: one queue for established nodes and strangers."""
-    return self._strange.of(peer_subnet(peer))
-
-
-@pytest.mark.parametrize("is_defended", [True, False], ids=["defended", "all together"])
-async def test_a_listed_node_waits_for_no_stranger(monkeypatch: pytest.MonkeyPatch, is_defended: bool) -> None:
-    if not is_defended:
-        monkeypatch.setattr(CallerTurns, "of_node", all_together)
+async def test_a_listed_node_waits_for_no_stranger() -> None:
     served = await order_of(CallerTurns(listing(ADA)), [EVE] * 50 + [ADA])
-    assert (served.index(ADA) <= 1) is is_defended and len(served) == 51
+    assert served.index(ADA) <= 1 and len(served) == 51
 
 
 async def test_a_listed_node_that_floods_waits_for_itself() -> None:
