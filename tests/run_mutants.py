@@ -21,7 +21,9 @@ import ast
 import importlib
 import os
 import pickle
+import signal
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -37,6 +39,7 @@ from pydantic import BaseModel
 TESTS: Final = Path(__file__).parent
 TABLE: Final = TESTS / "mutants.toml"
 LIMIT_S: Final = 60  # of one test; one that hangs is meant to
+PROCESS_S: Final = 900.0  # of all tests of a mutant, which may leave threads that wait for ever
 # What a test that failed leaves open is no news of the mutant.
 PLUGINS_OFF: Final = ("-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:threadexception")
 PROOFS: Final = ("AssertionError", "Failed")  # of pytest: a claim did not hold, or nothing was raised
@@ -51,11 +54,13 @@ class Mutant(BaseModel, frozen=True, extra="forbid"):
     raises: str = ""  # class of the exception that ends the tests, where it is no assertion
     hangs: bool = False
 
-    def is_proof(self, exception: str, text: str) -> bool:
+    def is_proof(self, error: BaseException) -> bool:
         """True where a test that ended with this exception noticed the mutant."""
-        if text.startswith("Timeout"):
+        if isinstance(error, BaseExceptionGroup):  # of tasks
+            return any(map(self.is_proof, error.exceptions))
+        if str(error).startswith("Timeout"):
             return self.hangs
-        return exception in (self.raises or PROOFS)
+        return type(error).__name__ in ([self.raises] if self.raises else PROOFS)
 
 
 def read_mutants(table: Path = TABLE) -> list[Mutant]:
@@ -108,9 +113,9 @@ class Watcher:
         report = yield
         name = item.nodeid.partition("[")[0].removeprefix("tests/")
         if call.excinfo is not None and not report.skipped:
-            kind, text = call.excinfo.type.__name__, str(call.excinfo.value)
-            self.ends.setdefault(name, []).append(f"{kind}: {text[:200]}")
-            if call.when == "call" and self.mutant.is_proof(kind, text):
+            error = call.excinfo.value
+            self.ends.setdefault(name, []).append(f"{type(error).__name__}: {str(error)[:200]}")
+            if call.when == "call" and self.mutant.is_proof(error):
                 self.notices.update((name, item.nodeid.removeprefix("tests/")))
         return report
 
@@ -146,9 +151,12 @@ def run_forked(mutant: Mutant, *, is_shown: bool = False) -> tuple[str, float]:
             pickle.dump(answer, out)
         os._exit(0)
     os.close(writer)
+    end = threading.Timer(PROCESS_S, os.kill, (child, signal.SIGKILL))
+    end.start()
     with os.fdopen(reader, "rb") as source:
         received = source.read()
     os.waitpid(child, 0)
+    end.cancel()
     answer = pickle.loads(received) if received else "its process died"
     return answer, time.monotonic() - began_s
 

@@ -1,4 +1,4 @@
-"""A late answer to a call that was given up does not end the reading of all others, as it does in hivemind's own table."""
+"""A late answer to a call that was given up does not end the reading of all others, as in the table of hivemind."""
 
 import asyncio
 from types import SimpleNamespace
