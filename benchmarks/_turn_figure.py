@@ -29,7 +29,6 @@ class Figure:
     """A quantity of a recipe."""
 
     recipe: str
-    row: str
     quantity: str
     where: str
     is_more: bool  # what the method claims

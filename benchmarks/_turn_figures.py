@@ -27,7 +27,6 @@ _STALE: Final = f"grid_world, a batch {NUM_STEPS} steps old"
 FIGURES: Final = (
     Figure(
         recipe="gigpo",
-        row="S012",
         quantity=f"{_OF_ADVANTAGE}, from outcomes and states alone",
         where="grid_world",
         is_more=True,
@@ -35,7 +34,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="igpo",
-        row="S001",
         quantity="share of dead groups: no advantage is other than 0",
         where="look_up",
         is_more=False,
@@ -44,7 +42,6 @@ FIGURES: Final = (
     Figure(
         recipe="igpo",
         suffix=".hops",
-        row="S001",
         quantity=f"{_OF_ADVANTAGE} (a hop found), from outcomes and the right answer alone",
         where="look_up",
         is_more=True,
@@ -52,7 +49,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="a2tgpo",
-        row="S178",
         quantity="size of advantages at turns 1 and 2 over that at turn 3, logarithm's distance from 0, outcomes 0",
         where="look_up; in place of the trajectory level `igpo`",
         is_more=False,
@@ -60,7 +56,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="trloo",
-        row="S154",
         quantity="covariance of advantage and a right first search over the true one; 1 is unbiased",
         where="look_up, groups of 4; trajectory level is `dr_grpo`",
         is_more=True,
@@ -68,7 +63,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="matchtir",
-        row="S169",
         quantity=f"{_OF_ADVANTAGE} (a hop found)",
         where="look_up",
         is_more=True,
@@ -84,7 +78,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="simpletir",
-        row="S179",
         quantity="largest gradient norm of 8 steps of 4 groups; trajectory level is `grpo_tcr`, which has its clip",
         where="look_up, 3 turns",
         is_more=False,
@@ -100,7 +93,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="aspo_tool_use",
-        row="S140",
         quantity="advantage of successes that called earliest minus that of the others",
         where="look_up at temperature 1.5",
         is_more=True,
@@ -108,7 +100,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="ipa",
-        row="S080",
         quantity="99th percentile of the log-ratio's size",
         where=_STALE,
         is_more=False,
@@ -124,7 +115,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="st_ppo",
-        row="S166",
         quantity="gradient norm",
         where=_STALE,
         is_more=False,
@@ -133,7 +123,6 @@ FIGURES: Final = (
     Figure(
         recipe="st_ppo",
         suffix=".clip",
-        row="S166",
         quantity="share of tokens that are clipped",
         where=_STALE,
         is_more=False,
@@ -141,7 +130,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="flow_grpo",
-        row="S074",
         quantity="deviation over mean of the pulls of an episode's turns",
         where="look_up",
         is_more=False,
@@ -149,7 +137,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="supo",
-        row="S036",
         quantity="share of the negative pull that is on episodes that a limit ended",
         where="grid_world, 4 turns",
         is_more=False,
@@ -157,7 +144,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="eapo",
-        row="S083",
         quantity="correlation of a success's advantage with the turns that it saved against others of its group",
         where="grid_world",
         is_more=True,
@@ -165,7 +151,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="srpo",
-        row="S019",
         quantity="correlation of a failure's advantage with the way it made, in its group, from outcomes and states",
         where="grid_world",
         is_more=True,
@@ -173,7 +158,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="global_episodic",
-        row="S194",
         quantity="advantage of turns into a state new to the episode minus that of others, from outcomes and states",
         where="grid_world; in place of the trajectory level `turn_reward_to_go`, which it is without the bonus",
         is_more=True,
@@ -182,7 +166,6 @@ FIGURES: Final = (
     Figure(
         recipe="simpletir",
         suffix=".long",
-        row="S179",
         quantity="largest gradient norm of 24 steps of 4 groups; trajectory level is `grpo_tcr`, which has its clip",
         where="look_up, 3 turns",
         is_more=False,
@@ -190,7 +173,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="infopo",
-        row="S186",
         quantity=f"{_OF_ADVANTAGE} (a hop found), from outcomes and log-probs alone",
         where="look_up",
         is_more=True,
@@ -199,7 +181,6 @@ FIGURES: Final = (
     Figure(
         recipe="infopo",
         suffix=".dead",
-        row="S186",
         quantity="share of dead groups: no advantage is other than 0",
         where="look_up",
         is_more=False,
@@ -207,7 +188,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="gtpo_turn",
-        row="S053",
         quantity=f"{_OF_ADVANTAGE} (a hop found), from outcomes and texts alone",
         where="look_up",
         is_more=True,
@@ -216,7 +196,6 @@ FIGURES: Final = (
     Figure(
         recipe="gtpo_turn",
         suffix=".failures",
-        row="S053",
         quantity="correlation of a failure's advantage with the hops it found, in its group, from outcomes and texts",
         where="look_up",
         is_more=True,
@@ -225,7 +204,6 @@ FIGURES: Final = (
     Figure(
         recipe="aspo_tool_use",
         suffix=".varied",
-        row="S140",
         quantity="advantage of successes that called earliest minus that of the others",
         where="look_up at temperature 2, groups of 32",
         is_more=True,
@@ -234,7 +212,6 @@ FIGURES: Final = (
     Figure(
         recipe="a2tgpo",
         suffix=".long",
-        row="S178",
         quantity="size of advantages at turns 1 to 4 over that at turn 5, logarithm's distance from 0, outcomes 0",
         where="look_up at temperature 2, 10 turns; in place of the trajectory level `igpo`",
         is_more=False,

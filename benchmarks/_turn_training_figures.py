@@ -20,7 +20,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="gigpo",
         suffix=".success",
-        row="S012",
         quantity="success after training",
         where=f"grid_world, {_TRAINED}",
         is_more=True,
@@ -29,7 +28,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="igpo",
         suffix=".success",
-        row="S001",
         quantity="success after training",
         where=f"look_up, {_TRAINED}",
         is_more=True,
@@ -46,7 +44,6 @@ TRAINING_FIGURES: Final = (
     ),
     Figure(
         recipe="otc_po",
-        row="S010",
         quantity="calls of a success",
         where=f"look_up, {_TRAINED}",
         is_more=False,
@@ -54,7 +51,6 @@ TRAINING_FIGURES: Final = (
     ),
     Figure(
         recipe="ufo",
-        row="S158",
         quantity="distinct tries, of those of an episode",
         where=f"retry around reverse, {_TRAINED}",
         is_more=True,
@@ -62,7 +58,6 @@ TRAINING_FIGURES: Final = (
     ),
     Figure(
         recipe="mini_o3",
-        row="S191",
         quantity="turns of an episode, tested with 8",
         where=f"grid_world, {_TRAINED} with 4 turns",
         is_more=True,
@@ -70,7 +65,6 @@ TRAINING_FIGURES: Final = (
     ),
     Figure(
         recipe="grpo_tcr",
-        row="S094",
         quantity="entropy of a token after training",
         where=f"look_up, {_TRAINED}, 2 updates each",
         is_more=True,
@@ -79,7 +73,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="flow_grpo",
         suffix=".success",
-        row="S074",
         quantity="success after training",
         where=f"look_up, {_TRAINED}",
         is_more=True,
@@ -88,7 +81,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="supo",
         suffix=".success",
-        row="S036",
         quantity="success, tested with 8 turns",
         where=f"grid_world, {_TRAINED} with 4 turns",
         is_more=True,
@@ -97,7 +89,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="srpo",
         suffix=".success",
-        row="S019",
         quantity="success after training",
         where=f"grid_world, {_TRAINED}",
         is_more=True,
@@ -106,7 +97,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="global_episodic",
         suffix=".visits",
-        row="S194",
         quantity="states of an episode that differ, of those that its turns led to",
         where=f"grid_world, {_TRAINED}",
         is_more=True,
@@ -114,7 +104,6 @@ TRAINING_FIGURES: Final = (
     ),
     Figure(
         recipe="score",
-        row="S192",
         quantity="wrong first answers made right minus right ones spoilt, of all episodes",
         where=f"retry around max, always asked twice, {_TRAINED}",
         is_more=True,
@@ -123,7 +112,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="ufo",
         suffix=".max",
-        row="S158",
         quantity="distinct tries, of those of an episode",
         where=f"retry around max, {_TRAINED}",
         is_more=True,
@@ -132,7 +120,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="otc_po",
         suffix=".long",
-        row="S010",
         quantity="calls of a success",
         where=f"look_up, {_LONG}",
         is_more=False,
@@ -141,7 +128,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="grpo_tcr",
         suffix=".long",
-        row="S094",
         quantity="entropy of a token after training",
         where=f"look_up, {_LONG}, 2 updates each",
         is_more=True,
@@ -149,7 +135,6 @@ TRAINING_FIGURES: Final = (
     ),
     Figure(
         recipe="seeupo",
-        row="S157",
         quantity="success after training",
         where=f"grid_world, {_TRAINED}",
         is_more=True,
@@ -158,7 +143,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="seeupo",
         suffix=".updates",
-        row="S157",
         quantity="success after training; trajectory level makes 4 updates of each draw",
         where=f"grid_world, {_TRAINED}",
         is_more=True,
@@ -167,7 +151,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="seeupo",
         suffix=".game",
-        row="S157",
         quantity="expected outcome over the best; in place of the trajectory level its parts in one joint update",
         where=f"{_GAME}, rate 1",
         is_more=True,
@@ -176,7 +159,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="seeupo",
         suffix=".falls",
-        row="S157",
         quantity="share of steps after which the expected outcome is lower; as above its parts in one joint update",
         where=f"{_GAME}, rate 1",
         is_more=False,
@@ -185,7 +167,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="seeupo",
         suffix=".game_large",
-        row="S157",
         quantity="expected outcome over the best; in place of the trajectory level its parts in one joint update",
         where=f"{_GAME}, rate 10",
         is_more=True,
@@ -194,7 +175,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="seeupo",
         suffix=".falls_large",
-        row="S157",
         quantity="share of steps after which the expected outcome is lower; as above its parts in one joint update",
         where=f"{_GAME}, rate 10",
         is_more=False,
@@ -203,7 +183,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="gtpo_turn",
         suffix=".success",
-        row="S053",
         quantity="success after training",
         where=f"look_up, {_TRAINED}",
         is_more=True,
@@ -212,7 +191,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="mini_o3",
         suffix=".look_up",
-        row="S191",
         quantity="turns of an episode, tested with 6",
         where=f"look_up, {_LONG} with 3 turns",
         is_more=True,
@@ -221,7 +199,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="grpo_tcr",
         suffix=".updates",
-        row="S094",
         quantity="entropy of a token after training",
         where=f"look_up, {_LONG}, 4 updates each",
         is_more=True,
@@ -230,7 +207,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="ufo",
         suffix=".long",
-        row="S158",
         quantity="distinct tries, of those of an episode",
         where=f"retry around max, {_LONG}",
         is_more=True,
@@ -239,7 +215,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="otc_po",
         suffix=".warm",
-        row="S010",
         quantity="calls of a success",
         where=f"look_up at temperature 1.5, {_LONG}",
         is_more=False,
@@ -248,7 +223,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="score",
         suffix=".stages",
-        row="S192",
         quantity="wrong first answers made right minus right ones spoilt, of all episodes",
         where=f"retry around max, always asked twice, {_TRAINED} after as many of its first stage",
         is_more=True,

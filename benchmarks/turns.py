@@ -42,7 +42,7 @@ def verdict(difference: Estimate, is_more: bool) -> str:
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
     """A row for each figure that has outcomes."""
-    lines = ["| recipe | row | quantity | where | seeds | method | trajectory level | difference | claimed | shown |"]
+    lines = ["| recipe | quantity | where | seeds | method | trajectory level | difference | claimed | shown |"]
     lines.append("|---|---|---|---|---|---|---|---|---|---|")
     for figure in FIGURES:
         own = [outcome for outcome in outcomes if outcome.job.figure == figure.name]
@@ -50,7 +50,7 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
             continue
         difference = estimate([outcome.method - outcome.baseline for outcome in own])
         lines.append(
-            f"| `{figure.recipe}` | {figure.row} | {figure.quantity} | {figure.where} | {len(own)} "
+            f"| `{figure.recipe}` | {figure.quantity} | {figure.where} | {len(own)} "
             f"| {plain(estimate([outcome.method for outcome in own]))} "
             f"| {plain(estimate([outcome.baseline for outcome in own]))} | {signed(difference)} "
             f"| {'more' if figure.is_more else 'less'} | {verdict(difference, figure.is_more)} |"

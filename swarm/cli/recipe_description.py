@@ -59,10 +59,8 @@ def parts_of(recipe: Recipe) -> list[PartDescription]:
 def summary(recipe: Recipe) -> JsonDict:
     """The recipe as plain JSON data; the names of the fields are stable.
 
-    Fields: name, acronym, title, arxiv, url (null where there is none), row (its id in the
-    project's list of published systems, or null), verification,
-    scope, needs, not_yet (those needs that no run can supply so far: with any the recipe cannot run), accepts,
-    parts (address -> class, equation and constants).
+    Fields: name, acronym, title, arxiv, url (null where there is none), verification, scope, needs, not_yet (needs that
+    no run can supply so far: with any the recipe cannot run), accepts, parts (address -> class, equation, constants).
     """
     return {
         "name": recipe.name,
@@ -70,7 +68,6 @@ def summary(recipe: Recipe) -> JsonDict:
         "title": recipe.title,
         "arxiv": recipe.arxiv or None,
         "url": recipe.url or (f"https://arxiv.org/abs/{recipe.arxiv}" if recipe.arxiv else None),
-        "row": recipe.row or None,
         "verification": recipe.verification,
         "scope": str(recipe.scope),
         "needs": sorted(str(need) for need in recipe.needs),
@@ -109,10 +106,10 @@ _HEAD = (
     "",
     "Made by `swarm recipes list --markdown`; a test fails when it is not current. *Takes*: which kinds of rollouts a",
     "recipe may learn from ([recipes.md](recipes.md) explains kinds, needs, scope and where formulas come from).",
-    "*Row*: its id in the project's list of published systems. *Runs*: yes, or the need that no run can supply yet.",
+    "*Runs*: yes, or the need that no run can supply yet.",
     "",
-    "| name | acronym | paper | row | formula from | scope | needs | takes | runs |",
-    "|---|---|---|---|---|---|---|---|---|",
+    "| name | acronym | paper | formula from | scope | needs | takes | runs |",
+    "|---|---|---|---|---|---|---|---|",
 )
 
 
@@ -122,7 +119,7 @@ def _row(recipe: Recipe) -> str:
         source = f"[link]({recipe.url})"
     takes = "all" if all(map(recipe.accepts, Correction)) else "EXACT"
     needs = ", ".join(sorted(recipe.needs)) or "-"
-    cells = (f"`{recipe.name}`", recipe.acronym or "-", source or "-", recipe.row or "-", recipe.verification)
+    cells = (f"`{recipe.name}`", recipe.acronym or "-", source or "-", recipe.verification)
     missing = ", ".join(sorted(recipe.needs & NOT_YET))
     runs = f"not yet: nothing supplies {missing}" if missing else "yes"
     return f"| {' | '.join((*cells, str(recipe.scope), needs, takes, runs))} |"

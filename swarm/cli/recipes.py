@@ -88,7 +88,7 @@ def _table(rows: list[JsonDict]) -> RenderableType:
     """One line for each; a narrow terminal gets fewer columns, never half a name."""
     columns = ["name", "acronym", "paper", "scope"]
     if console.width >= _WIDE:
-        columns += ["formula", "row", "needs"]
+        columns += ["formula", "needs"]
     table = Table(box=None, header_style="bold")
     for column in columns:
         table.add_column(column, no_wrap=column != "needs", style="cyan" if column == "name" else "")
@@ -97,7 +97,6 @@ def _table(rows: list[JsonDict]) -> RenderableType:
             **row,
             "paper": row["arxiv"] or "see show",
             "formula": row["verification"],
-            "row": row["row"] or "-",
             "needs": ", ".join(f"{need} (not yet)" if need in row["not_yet"] else need for need in row["needs"]) or "-",
         }
         table.add_row(*(Text(cells[column]) for column in columns))
@@ -120,7 +119,6 @@ def _page(recipe: "Recipe", about: str, file: str) -> RenderableType:
     facts = [
         ("paper", recipe.title),
         ("link", plain["url"] or "-"),
-        ("row", plain["row"] or "-"),
         ("formula", verified),
         ("file", file),
         ("runs", f"not yet: nothing supplies {', '.join(plain['not_yet'])}" if plain["not_yet"] else "yes"),

@@ -59,7 +59,6 @@ class Recipe:
     corrections: tuple[CorrectionPart, ...] = ()
     terms: tuple[TermPart, ...] = ()
     prompts: PromptPart | None = None  # what our own generator asks
-    row: str = ""  # id of the system in the project's list of published systems, such as "S075"; "": not listed
     url: str = ""  # where there is no arXiv id
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ LAPTOP = ROOT / "deploy" / "configs" / "laptop.toml"
 MINE = '''"""My method: a clip that closes with the group."""
 from swarm.objectives.methods import load_recipe
 from dataclasses import replace
-RECIPE = replace(load_recipe("grpo"), name="mine", title="Mine", acronym="", arxiv="", row="", verification="ours")
+RECIPE = replace(load_recipe("grpo"), name="mine", title="Mine", acronym="", arxiv="", verification="ours")
 NOT_ONE = 3
 '''
 
@@ -31,11 +31,10 @@ def test_every_recipe_is_listed_with_every_field() -> None:
     rows = json.loads(swarm("recipes", "--json").stdout)
     assert [row["name"] for row in rows] == list(list_recipes())
     assert len(rows) >= 60
-    fields = ["name", "acronym", "title", "arxiv", "url", "row", "verification", "scope", "needs", "not_yet"]
+    fields = ["name", "acronym", "title", "arxiv", "url", "verification", "scope", "needs", "not_yet"]
     assert all(list(row) == [*fields, "accepts", "parts"] for row in rows)
     for row in rows:
         assert row["title"] and (row["url"] or row["verification"] == "ours"), row["name"]
-        assert row["row"] is None or row["row"][0] == "S", row["name"]
         assert row["verification"] in ("code", "paper", "secondary", "ours")
         assert {"advantage", "ratio", "weight", "aggregate"} <= set(row["parts"])
         for part in row["parts"].values():

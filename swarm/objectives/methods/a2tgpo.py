@@ -92,7 +92,6 @@ RECIPE = Recipe(
     title="A^2TGPO: Agentic Turn-Group Policy Optimization with Adaptive Turn-level Clipping",
     acronym="A2TGPO",
     arxiv="2605.06200",
-    row="S178",
     verification="secondary",
     advantage=TurnGroup(),
     ratio=TurnRatio(),

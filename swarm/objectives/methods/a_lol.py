@@ -53,7 +53,6 @@ RECIPE = Recipe(
     title="Improving Language Models with Advantage-based Offline Policy Gradients",
     acronym="A-LoL",
     arxiv="2305.14718",
-    row="S189",
     verification="code",
     advantage=ReferenceLead(),
     ratio=ReferenceRatio(),

@@ -33,7 +33,6 @@ RECIPE = Recipe(
     title="AAPO: Enhance the Reasoning Capabilities of LLMs with Advantage Momentum",
     acronym="AAPO",
     arxiv="2505.14264",
-    row="S044",
     verification="code",  # JianxXiong/AAPO
     advantage=ReferenceMomentum(),
     ratio=NoRatio(),

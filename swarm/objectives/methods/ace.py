@@ -36,7 +36,6 @@ RECIPE = Recipe(
     title="Overconfident Errors Need Stronger Correction: Asymmetric Confidence Penalties for Reinforcement Learning",
     acronym="ACE",
     arxiv="2602.21420",
-    row="S167",
     verification="secondary",
     advantage=GroupZScore(),
     shapers=(ConfidentErrors(),),

@@ -40,7 +40,6 @@ RECIPE = Recipe(
     title="ADORA: Training Reasoning Models with Dynamic Advantage Estimation on Reinforcement Learning",
     acronym="ADORA",
     arxiv="2602.10019",
-    row="S147",
     verification="code",  # ShadeCloak/ADORA `core_algos.py` (its threshold is 4054 tokens)
     advantage=UsefulGroups(),
     ratio=TokenRatio(),

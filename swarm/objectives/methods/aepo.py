@@ -39,7 +39,6 @@ RECIPE = Recipe(
     title="Agentic Entropy-Balanced Policy Optimization",
     acronym="AEPO",
     arxiv="2510.14545",
-    row="S067",
     verification="code",
     advantage=GroupZScore(),
     shapers=(EntropyScaled(),),

@@ -40,7 +40,6 @@ RECIPE = Recipe(
     title="Adaptive Layerwise Perturbation: Unifying Off-Policy Corrections for LLM RL",
     acronym="ALP",
     arxiv="2603.19470",
-    row="S197",
     verification="code",  # amazon-science/adaptive-layerwise-perturbation `compute_policy_loss_perturbed`
     advantage=GroupZScore(),
     ratio=PerturbedRatio(),

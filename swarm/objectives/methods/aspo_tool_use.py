@@ -45,7 +45,6 @@ RECIPE = Recipe(
     title="Understanding Tool-Integrated Reasoning",
     acronym="ASPO (tool use)",
     arxiv="2508.19201",
-    row="S140",
     verification="code",
     advantage=EarlyCall(strength=2.0, bound=0.7),
     ratio=TokenRatio(),

@@ -30,7 +30,6 @@ RECIPE = Recipe(
     title="Asymmetric REINFORCE for off-Policy Reinforcement Learning: Balancing positive and negative rewards",
     acronym="AsymRE",
     arxiv="2506.20520",
-    row="S159",
     verification="code",  # Trinity-RFT `asymre`
     advantage=ShiftedMean(shift=-0.1),
     ratio=NoRatio(),

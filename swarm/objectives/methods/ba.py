@@ -38,7 +38,6 @@ RECIPE = Recipe(
     title="Balanced Aggregation: Understanding and Fixing Aggregation Bias in GRPO",
     acronym="BA",
     arxiv="2605.04077",
-    row="S199",
     verification="secondary",
     advantage=GroupZScore(),
     ratio=TokenRatio(),

@@ -84,7 +84,6 @@ RECIPE = Recipe(
     "Balanced Policy Optimization with Adaptive Clipping",
     acronym="BAPO",
     arxiv="2510.18927",
-    row="S075",
     verification="code",  # "code": WooooDyy/BAPO `recipe/bapo/policy_loss.py`; "paper": Algorithm 1
     advantage=GroupZScore(),
     ratio=TokenRatio(),

@@ -59,7 +59,6 @@ RECIPE = Recipe(
     title="BNPO: Beta Normalization Policy Optimization",
     acronym="BNPO",
     arxiv="2506.02864",
-    row="S161",
     verification="code",  # changyi7231/BNPO `bnpo_ray_trainer.py`
     advantage=BetaNormalised(),
     ratio=TokenRatio(),

@@ -57,7 +57,6 @@ RECIPE = Recipe(
     "Context-Aware Multi-Stage Policy Optimization",
     acronym="CAMPO",
     arxiv="2507.14683",
-    row="S117",
     verification="code",  # MiroMindAsia/MiroMind-M1 `compute_campo_outcome_advantage`
     rewards=(RepeatedTail(penalty=0.1),),
     advantage=GroupZScore(),

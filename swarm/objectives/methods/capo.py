@@ -62,7 +62,6 @@ RECIPE = Recipe(
     title="Stabilizing Policy Gradients for Sample-Efficient Reinforcement Learning in LLM Reasoning",
     acronym="CAPO",
     arxiv="2510.00819",
-    row="S114",
     verification="code",  # luckeciano/stable-pg-llm `grpo_entropy_trainer.py`, `sparse_adam_model.py`
     advantage=GroupZScore(),
     ratio=TokenRatio(),

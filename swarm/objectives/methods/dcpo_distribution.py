@@ -92,7 +92,6 @@ RECIPE = Recipe(
     title="Distribution-Centric Policy Optimization Dominates Exploration-Exploitation Trade-off",
     acronym="DCPO (distribution-centric)",
     url="https://github.com/597358816/DCPO",
-    row="S148",
     verification="code",
     advantage=GroupZScore(),
     shapers=(TemperedPull(),),

@@ -60,7 +60,6 @@ RECIPE = Recipe(
     title="Orchestrating Tokens and Sequences: Dynamic Hybrid Policy Optimization for RLVR",
     acronym="DHPO",
     arxiv="2601.05607",
-    row="S177",
     verification="secondary",
     advantage=GroupZScore(),
     ratio=TokenRatio(),

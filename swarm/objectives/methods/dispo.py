@@ -38,7 +38,6 @@ RECIPE = Recipe(
     "Large Language Model Mathematical Reasoning",
     acronym="DISPO",
     arxiv="2602.00983",
-    row="S183",
     verification="secondary",  # two secondary sources agree
     advantage=GroupZScore(),
     ratio=TokenRatio(),

@@ -105,7 +105,6 @@ RECIPE = Recipe(
     title="DRPO: Efficient Reasoning via Decoupled Reward Policy Optimization",
     acronym="DRPO (decoupled reward)",
     arxiv="2510.04474",
-    row="S193",
     verification="code",
     advantage=GroupCentred(),
     ratio=NoRatio(),

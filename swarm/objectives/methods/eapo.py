@@ -39,7 +39,6 @@ RECIPE = Recipe(
     title="IterResearch: Rethinking Long-Horizon Agents via Markovian State Reconstruction",
     acronym="EAPO",
     arxiv="2511.07327",
-    row="S083",
     verification="secondary",
     advantage=RoundDiscount(),
     ratio=TurnRatio(),

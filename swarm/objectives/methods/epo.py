@@ -92,7 +92,6 @@ RECIPE = Recipe(
     title="EPO: Entropy-regularized Policy Optimization for LLM Agents Reinforcement Learning",
     acronym="EPO",
     arxiv="2509.22576",
-    row="S081",
     verification="code",  # WujiangXu/EPO `verl/workers/actor/dp_actor.py`, every token a single turn
     advantage=GroupZScore(),
     ratio=TokenRatio(),

@@ -77,7 +77,6 @@ RECIPE = Recipe(
     "Gaussian Curriculum",
     acronym="FG-ExPO",
     arxiv="2605.11403",
-    row="S146",
     verification="paper",  # GCS and AKL, with their constants
     advantage=GroupZScore(),
     ratio=TokenRatio(),

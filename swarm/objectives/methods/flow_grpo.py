@@ -56,7 +56,6 @@ RECIPE = Recipe(
     title="In-the-Flow Agentic System Optimization for Effective Planning and Tool Use",
     acronym="Flow-GRPO",
     arxiv="2510.05592",
-    row="S074",
     verification="secondary",
     advantage=GroupZScore(),
     ratio=TokenRatio(),

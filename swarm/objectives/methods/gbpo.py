@@ -37,7 +37,6 @@ RECIPE = Recipe(
     title="Bounded Ratio Reinforcement Learning",
     acronym="GBPO",
     arxiv="2604.18578",
-    row="S129",
     verification="code",  # `bounded_ratio_rl` `core_algos.py`
     advantage=GroupZScore(),
     ratio=TokenRatio(),

@@ -48,7 +48,6 @@ RECIPE = Recipe(
     title="Group-in-Group Policy Optimization for LLM Agent Training",
     acronym="GiGPO",
     arxiv="2505.10978",
-    row="S012",
     verification="code",
     advantage=AnchorState(),
     ratio=TokenRatio(),

@@ -86,7 +86,6 @@ RECIPE = Recipe(
     name="global_episodic",
     title="A Study of Global and Episodic Bonuses for Exploration in Contextual MDPs",
     arxiv="2306.03236",
-    row="S194",
     verification="secondary",
     advantage=NoveltyReturn(),
     ratio=TokenRatio(),

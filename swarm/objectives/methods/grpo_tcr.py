@@ -22,7 +22,6 @@ RECIPE = Recipe(
     title="Demystifying Reinforcement Learning in Agentic Reasoning",
     acronym="GRPO-TCR",
     arxiv="2510.11701",
-    row="S094",
     verification="code",  # Gen-Verse/Open-AgentRL `recipe/demystify/grpo_tcr_qwen3_4b.sh`
     rewards=(EpisodeOverlong(),),
     advantage=GroupZScore(),

@@ -95,7 +95,6 @@ RECIPE = Recipe(
     title="Empowering Multi-Turn Tool-Integrated Reasoning with Group Turn Policy Optimization",
     acronym="GTPO (group turn)",
     arxiv="2511.14846",
-    row="S053",
     verification="secondary",
     rewards=(LikeSuccess(),),
     advantage=TurnReturns(),

@@ -90,7 +90,6 @@ RECIPE = Recipe(
     title="From Uniform to Heterogeneous: Tailoring Policy Optimization to Every Token's Nature",
     acronym="HAPO",
     arxiv="2509.16591",
-    row="S092",
     verification="code",
     advantage=TokenGroupScore(),
     ratio=TokenRatio(),

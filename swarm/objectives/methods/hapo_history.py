@@ -68,7 +68,6 @@ RECIPE = Recipe(
     title="HAPO: Training Language Models to Reason Concisely via History-Aware Policy Optimization",
     acronym="HAPO (history-aware)",
     arxiv="2505.11225",
-    row="S122",
     verification="code",  # HCY123902/HAPO `utils.py` (cosine, shortest)
     rewards=(HistoryLength(weight=1.0, worst=-0.7),),
     advantage=GroupZScore(),

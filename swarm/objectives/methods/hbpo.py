@@ -54,7 +54,6 @@ RECIPE = Recipe(
     title="Hierarchical Budget Policy Optimization for Adaptive Reasoning",
     acronym="HBPO",
     arxiv="2507.15844",
-    row="S142",
     verification="paper",  # section 3; constants of ZJU-REAL/HBPO `math_reward.py` (4, and 1/4096 a token)
     advantage=BudgetGroups(height=4.0, cost=1.0),
     ratio=TokenRatio(),

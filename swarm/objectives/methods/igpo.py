@@ -54,7 +54,6 @@ RECIPE = Recipe(
     title="Information Gain-based Policy Optimization: A Simple and Effective Approach for Multi-Turn LLM Agents",
     acronym="IGPO",
     arxiv="2510.14967",
-    row="S001",
     verification="code",
     advantage=InformationGain(),
     ratio=TokenRatio(),

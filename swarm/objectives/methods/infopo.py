@@ -59,7 +59,6 @@ RECIPE = Recipe(
     title="InfoPO: Information-Driven Policy Optimization for User-Centric Agents",
     acronym="InfoPO",
     arxiv="2603.00656",
-    row="S186",
     verification="code",
     advantage=FeedbackShift(),
     ratio=TokenRatio(),

@@ -82,7 +82,6 @@ RECIPE = Recipe(
     "Ecosystem",
     acronym="IPA",
     arxiv="2512.24873",
-    row="S080",
     verification="secondary",
     advantage=ChunkReturn(),
     ratio=TurnRatio(),

@@ -87,7 +87,6 @@ RECIPE = Recipe(
     title="LEAD: Length-Efficient Adaptive and Dynamic Reasoning for Large Language Models",
     acronym="LEAD",
     arxiv="2605.09806",
-    row="S144",
     verification="code",  # CrazyMint/LEAD `compute_advantage` (max_sym, which is the paper's)
     advantage=LengthBalance(),
     ratio=TokenRatio(),

@@ -26,7 +26,6 @@ RECIPE = Recipe(
     title="Reinforcement Learning for Long-Horizon Interactive LLM Agents",
     acronym="LOOP",
     arxiv="2502.01600",
-    row="S099",
     verification="code",  # apple/ml-loop
     advantage=LeaveOneOut(),
     ratio=TokenRatio(),

@@ -54,7 +54,6 @@ RECIPE = Recipe(
     title="MatchTIR: Fine-Grained Supervision for Tool-Integrated Reasoning via Bipartite Matching",
     acronym="MatchTIR",
     arxiv="2601.10712",
-    row="S169",
     verification="code",
     advantage=TwoLevels(),
     ratio=TokenRatio(),

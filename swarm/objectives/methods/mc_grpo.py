@@ -40,7 +40,6 @@ RECIPE = Recipe(
     title="MC-GRPO: Median-Centered Group Relative Policy Optimization for Small-Rollout Reinforcement Learning",
     acronym="MC-GRPO",
     arxiv="2601.22582",
-    row="S160",
     verification="code",  # lotusroot-kim/MC-GRPO `grpo_trainer_gsm.py`
     advantage=MedianDeviation(),
     ratio=TokenRatio(),

@@ -41,7 +41,6 @@ RECIPE = Recipe(
     title="Mirror Descent Policy Optimization",
     acronym="MDPO",
     arxiv="2005.09814",
-    row="S084",
     verification="code",  # section 4.1
     advantage=GroupZScore(),
     ratio=TokenRatio(),

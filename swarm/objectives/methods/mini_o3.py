@@ -31,7 +31,6 @@ RECIPE = Recipe(
     title="Mini-o3: Scaling Up Reasoning Patterns and Interaction Turns for Visual Search",
     acronym="Mini-o3",
     arxiv="2509.07969",
-    row="S191",
     verification="secondary",
     advantage=FinishedEpisodes(),
     ratio=TokenRatio(),

@@ -51,7 +51,6 @@ RECIPE = Recipe(
     title="Stabilizing Reinforcement Learning with LLMs: Formulation and Practices",
     acronym="MiniRL",
     arxiv="2512.01374",
-    row="S088",
     verification="secondary",  # `ppo_recompute` of sail-sg/Stable-RL
     advantage=GroupCentred(),
     ratio=TokenRatio(against="proximal"),

@@ -57,7 +57,6 @@ RECIPE = Recipe(
     title="A Step Back: Prefix Importance Ratio Stabilizes Policy Optimization",
     acronym="MinPRO",
     arxiv="2601.22718",
-    row="S182",
     verification="secondary",  # the value at the first token is the natural convention
     advantage=GroupZScore(),
     ratio=PrefixMinimumRatio(),
@@ -74,5 +73,4 @@ PREFIX_IS = replace(
     "the cap along a long response. Ours: no lower bound, cap 2, as in `minpro`, to compare the two. Formula: "
     "token mean of -sg[clip(prod_{j<=t} r_j, 0, 2)] A log pi.",
     ratio=FullPrefixRatio(),
-    row="",
 )

@@ -36,7 +36,6 @@ RECIPE = Recipe(
     title="NGRPO: Negative-enhanced Group Relative Policy Optimization",
     acronym="NGRPO",
     arxiv="2509.18851",
-    row="S195",
     verification="code",  # nangongrui-ngr/NGRPO
     advantage=VirtualMaximum(maximum=1.0),
     ratio=TokenRatio(),

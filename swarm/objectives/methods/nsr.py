@@ -36,7 +36,6 @@ RECIPE = Recipe(
     title="The Surprising Effectiveness of Negative Reinforcement in LLM Reasoning",
     acronym="NSR",
     arxiv="2506.01347",
-    row="S164",
     verification="code",  # TianHongZXY/RLVR-Decomposed. The threshold is ours
     advantage=SignWeights(positive=0.0, negative=1.0),
     ratio=TokenRatio(),

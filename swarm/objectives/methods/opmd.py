@@ -29,7 +29,6 @@ RECIPE = Recipe(
     "About GRPO and Its Friends",
     acronym="OPMD",
     arxiv="2509.24203",
-    row="S159",
     verification="code",  # Trinity-RFT `opmd`
     advantage=GroupCentred(),
     ratio=NoRatio(),

@@ -50,7 +50,6 @@ RECIPE = Recipe(
     title="OTC: Optimal Tool Calls via Reinforcement Learning",
     acronym="OTC-PO",
     arxiv="2504.14870",
-    row="S010",
     verification="secondary",
     rewards=(ToolEfficiency(),),
     advantage=GroupZScore(),

@@ -70,7 +70,6 @@ RECIPE = Recipe(
     title="Policy Improvement Reinforcement Learning",
     acronym="PIPO (policy improvement)",
     arxiv="2604.00860",
-    row="S138",
     verification="secondary",
     advantage=ImprovementFeedback(history=8, negative=0.1, most=3.0),
     ratio=TokenRatio(),

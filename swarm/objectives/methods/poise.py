@@ -134,7 +134,6 @@ RECIPE = Recipe(
     "from Actor's Internal States",
     acronym="POISE",
     arxiv="2605.07579",
-    row="S150",
     verification="ours",
     advantage=LeaveOneOut(),
     shapers=(CrossBaseline(),),

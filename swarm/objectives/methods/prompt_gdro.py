@@ -77,7 +77,6 @@ RECIPE = Recipe(
     title="Group Distributionally Robust Optimization-Driven Reinforcement Learning for LLM Reasoning",
     acronym="Prompt-GDRO",
     arxiv="2601.19280",
-    row="S190",
     verification="ours",
     advantage=GroupZScore(),
     shapers=(RobustWeights(),),

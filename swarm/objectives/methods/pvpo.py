@@ -30,7 +30,6 @@ RECIPE = Recipe(
     title="PVPO: Pre-Estimated Value-Based Policy Optimization for Agentic Reasoning",
     acronym="PVPO",
     arxiv="2508.21104",
-    row="S039",
     verification="secondary",
     advantage=ReferenceAnchor(),
     ratio=TokenRatio(),

@@ -58,7 +58,6 @@ RECIPE = Recipe(
     title="Ratio-Variance Regularized Policy Optimization for Efficient LLM Fine-tuning",
     acronym="R2VPO",
     arxiv="2601.03320",
-    row="S135",
     verification="secondary",  # unclipped primal; two third-party implementations agree, both at 0.04
     advantage=GroupZScore(),
     ratio=TokenRatio(),

@@ -77,7 +77,6 @@ RECIPE = Recipe(
     "About GRPO and Its Friends",
     acronym="REC",
     arxiv="2509.24203",
-    row="S159",
     verification="code",  # Trinity-RFT `rec`
     advantage=GroupCentred(),
     ratio=TokenRatio(),

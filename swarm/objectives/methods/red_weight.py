@@ -30,7 +30,6 @@ RECIPE = Recipe(
     "About GRPO and Its Friends",
     acronym="RED-Weight",
     arxiv="2509.24203",
-    row="S159",
     verification="code",  # Trinity-RFT `rec` with weight "advantage"
     advantage=GroupCentred(),
     ratio=NoRatio(),

@@ -83,7 +83,6 @@ RECIPE = Recipe(
     title="Reinforce-Ada: An Adaptive Sampling Framework for Reinforce-Style LLM Training",
     acronym="Reinforce-Ada",
     arxiv="2510.04996",
-    row="S165",
     verification="code",
     advantage=KeptOfPool(),
     ratio=TokenRatio(),

@@ -29,7 +29,6 @@ RECIPE = Recipe(
     title="ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language Models",
     acronym="ReMax",
     arxiv="2310.10505",
-    row="S107",
     verification="code",  # verl `compute_remax_outcome_advantage`
     advantage=GreedyBaseline(),
     ratio=NoRatio(),

@@ -93,7 +93,6 @@ RECIPE = Recipe(
     title="Squeeze the Soaked Sponge: Efficient Off-policy Reinforcement Finetuning for Large Language Model",
     acronym="ReMix",
     arxiv="2507.06892",
-    row="S082",
     verification="secondary",  # Ours: strength, estimator, and that updates are counted
     advantage=GroupZScore(),
     ratio=TokenRatio(),

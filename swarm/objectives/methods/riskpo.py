@@ -108,7 +108,6 @@ RECIPE = Recipe(
     title="RiskPO: Risk-based Policy Optimization via Verifiable Reward for LLM Post-Training",
     acronym="RiskPO",
     arxiv="2510.00911",
-    row="S141",
     verification="code",  # RTkenny/RiskPO `compute_grpo_bundle_rvar_outcome_advantage_quantile_tracking`
     advantage=BundleRisk(bundle=5, low=0.2, high=0.8, tail_weight=1.5, rate=0.1),
     ratio=TokenRatio(),

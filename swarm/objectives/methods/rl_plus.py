@@ -58,7 +58,6 @@ RECIPE = Recipe(
     "Hybrid-policy Optimization",
     acronym="RL-PLUS",
     arxiv="2508.00222",
-    row="S017",
     verification="code",  # YihongDong/RL-PLUS `rlplus_core_alg.py`
     advantage=GroupCentred(),
     shapers=(ExternalNovelty(),),

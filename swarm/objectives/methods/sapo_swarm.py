@@ -15,7 +15,6 @@ RECIPE = Recipe(
     title="Sharing is Caring: Efficient LM Post-Training with Collective RL Experience Sharing",
     acronym="SAPO (swarm)",
     arxiv="2509.08721",
-    row="S109",
     verification="secondary",
     advantage=GroupZScore(floor=1e-8),
     ratio=TokenRatio(against="proximal"),

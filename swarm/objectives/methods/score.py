@@ -72,7 +72,6 @@ RECIPE = Recipe(
     title="Training Language Models to Self-Correct via Reinforcement Learning",
     acronym="SCoRe",
     arxiv="2409.12917",
-    row="S192",
     verification="secondary",
     advantage=AttemptReturn(),
     ratio=TokenRatio(),

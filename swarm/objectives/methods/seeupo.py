@@ -105,7 +105,6 @@ RECIPE = Recipe(
     title="SeeUPO: Sequence-Level Agentic-RL with Convergence Guarantees",
     acronym="SeeUPO",
     arxiv="2602.06554",
-    row="S157",
     verification="code",
     advantage=TurnOutcome(),
     shapers=(LaterTurns(),),

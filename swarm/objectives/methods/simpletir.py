@@ -39,7 +39,6 @@ RECIPE = Recipe(
     title="SimpleTIR: End-to-End Reinforcement Learning for Multi-Turn Tool-Integrated Reasoning",
     acronym="SimpleTIR",
     arxiv="2509.02479",
-    row="S179",
     verification="code",
     advantage=WithoutVoidTurns(),
     ratio=TokenRatio(),

@@ -160,7 +160,6 @@ RECIPE = Recipe(
     "Agentic Reinforcement Learning",
     acronym="SPEAR",
     arxiv="2509.22601",
-    row="S068",
     verification="code",
     advantage=RecalibratedReplay(),
     ratio=TokenRatio(),

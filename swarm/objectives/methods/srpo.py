@@ -60,7 +60,6 @@ RECIPE = Recipe(
     title="SRPO: Self-Referential Policy Optimization for Vision-Language-Action Models",
     acronym="SRPO (self-referential)",
     arxiv="2511.15605",
-    row="S019",
     verification="secondary",
     rewards=(SelfReferentialProgress(),),
     advantage=GroupZScore(),

@@ -51,7 +51,6 @@ RECIPE = Recipe(
     title="ST-PPO: Stabilized Off-Policy Proximal Policy Optimization for Multi-Turn Agents Training",
     acronym="ST-PPO",
     arxiv="2511.20718",
-    row="S166",
     verification="ours",  # in public reviews and notes
     advantage=GroupZScore(),
     ratio=TurnRatio(),

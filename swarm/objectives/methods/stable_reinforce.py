@@ -62,7 +62,6 @@ RECIPE = Recipe(
     title="R1-Reward: Training Multimodal Reward Model Through Stable Reinforcement Learning",
     acronym="StableReinforce",
     arxiv="2505.02835",
-    row="S171",
     verification="code",
     advantage=OutlierFiltered(),
     ratio=TokenRatio(),

@@ -14,7 +14,6 @@ RECIPE = Recipe(
     title="Scaling LLM Multi-turn RL with End-to-end Summarization-based Context Management",
     acronym="SUPO",
     arxiv="2510.06727",
-    row="S036",
     verification="secondary",
     advantage=FinishedEpisodes(),
     ratio=TokenRatio(),

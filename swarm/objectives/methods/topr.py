@@ -57,7 +57,6 @@ RECIPE = Recipe(
     title="Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
     acronym="TOPR",
     arxiv="2503.14286",
-    row="S155",
     verification="paper",  # eq. 8
     advantage=GroupCentred(),
     ratio=TokenRatio(),

@@ -46,7 +46,6 @@ RECIPE = Recipe(
     title="Dr. Kernel: Reinforcement Learning Done Right for Triton Kernel Generations",
     acronym="TRLOO",
     arxiv="2602.05885",
-    row="S154",
     verification="code",
     advantage=TurnLeaveOneOut(),
     ratio=TokenRatio(),

@@ -44,7 +44,6 @@ RECIPE = Recipe(
     title='A Simple "Try Again" Can Elicit Multi-Turn LLM Reasoning',
     acronym="UFO",
     arxiv="2507.14295",
-    row="S158",
     verification="code",
     rewards=(TryDecay(),),
     advantage=GroupZScore(),

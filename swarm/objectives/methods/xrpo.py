@@ -39,7 +39,6 @@ RECIPE = Recipe(
     title="XRPO: Pushing the limits of GRPO with Targeted Exploration and Exploitation",
     acronym="XRPO",
     arxiv="2510.06672",
-    row="S069",
     verification="secondary",
     advantage=GroupZScore(),
     shapers=(NoveltySharpening(strength=1.0, bound=0.5),),
