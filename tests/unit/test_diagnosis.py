@@ -550,15 +550,15 @@ def test_every_message_that_other_rules_tell_is_one_that_is_logged() -> None:
     assert [message for message in TOLD - {STATUS_WITHOUT_ROOM} if written.count(f'"{message}"') < 2] == []
 
 
-@pytest.mark.timeout(120)  # torch is imported
-def test_an_agent_that_starts_loads_no_diagnosis() -> None:
+def test_an_agent_that_starts_loads_no_diagnosis_no_pages_and_no_extras() -> None:
     code = """
 import pkgutil, sys
 import node.cli, node.daemon, node.train, node.build, swarm.loops
 for module in pkgutil.iter_modules(swarm.loops.__path__, "swarm.loops."):
     __import__(module.name)
 import node.ranks, node.worker
-print([name for name in sys.modules if name.startswith(("swarm.diagnosis", "swarm.report"))])
+outside = "swarm.diagnosis", "swarm.report", "swarm.pages", "swarm.extras"
+print([name for name in sys.modules if name.startswith(outside)])
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert ran.stdout.strip() == "[]"
