@@ -42,8 +42,9 @@ def main() -> int:
         age = "at a commit that is not in this clone" if since is None else f"{len(since)} commits ago"
         bad = row["result"] != "passed" or (since is not None and len(since) > MOST_COMMITS)
         status |= bad
+        others = "unknown" if changed is None else str(len(changed))
         words = f"{row['result']} {age}, in {row['seconds']} s on {row['CPU capability, cores']}"
-        print(f"{stage}: {words}; {len(changed or [])} files that it tests changed since{' <- FAILS' if bad else ''}")
+        print(f"{stage}: {words}; files that it tests and that changed since: {others}{' <- FAILS' if bad else ''}")
     return status
 
 

@@ -70,7 +70,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="turn_reward_to_go",
-        row="-",
         quantity=f"{_OF_ADVANTAGE} (a hop found)",
         where="look_up",
         is_more=True,
@@ -85,7 +84,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="malformed_turn_filter",
-        row="-",
         quantity="share of the positive pull that is on malformed turns",
         where="grid_world at temperature 1.5",
         is_more=False,
@@ -107,7 +105,6 @@ FIGURES: Final = (
     ),
     Figure(
         recipe="at2po",
-        row="-",
         quantity="99th percentile of the log-ratio's size",
         where=_STALE,
         is_more=False,

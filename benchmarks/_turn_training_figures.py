@@ -36,7 +36,6 @@ TRAINING_FIGURES: Final = (
     Figure(
         recipe="turn_reward_to_go",
         suffix=".success",
-        row="-",
         quantity="success after training",
         where=f"look_up, {_TRAINED}",
         is_more=True,

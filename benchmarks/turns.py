@@ -43,7 +43,7 @@ def verdict(difference: Estimate, is_more: bool) -> str:
 def markdown(outcomes: Sequence[Outcome]) -> str:
     """A row for each figure that has outcomes."""
     lines = ["| recipe | quantity | where | seeds | method | trajectory level | difference | claimed | shown |"]
-    lines.append("|---|---|---|---|---|---|---|---|---|---|")
+    lines.append("|---|---|---|---|---|---|---|---|---|")
     for figure in FIGURES:
         own = [outcome for outcome in outcomes if outcome.job.figure == figure.name]
         if not own:

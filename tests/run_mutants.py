@@ -154,10 +154,12 @@ def run_forked(mutant: Mutant, *, is_shown: bool = False) -> tuple[str, float]:
     end = threading.Timer(PROCESS_S, os.kill, (child, signal.SIGKILL))
     end.start()
     with os.fdopen(reader, "rb") as source:
-        received = source.read()
+        try:
+            answer = pickle.load(source)  # not to its end: a child that was forked meanwhile may hold the pipe
+        except EOFError:
+            answer = "its process died"
     os.waitpid(child, 0)
     end.cancel()
-    answer = pickle.loads(received) if received else "its process died"
     return answer, time.monotonic() - began_s
 
 

@@ -53,13 +53,15 @@ async def until(
 
 async def hold(reservation: Reservation) -> "asyncio.Task[None]":
     """The task that holds a reservation, once it is held: it is asked for again where a busy machine was late."""
-    while True:
+    for _ in range(60):
         holding, held = asyncio.ensure_future(reservation.hold()), asyncio.ensure_future(reservation.held.wait())
         await asyncio.wait({holding, held}, return_when=asyncio.FIRST_COMPLETED)
         if held.done():
             return holding
         held.cancel()
         assert isinstance(holding.exception(), Unavailable), holding
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"nobody held it: {holding.exception()}")
 
 
 async def written(path: Path, process: Process) -> JsonDict:

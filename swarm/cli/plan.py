@@ -1,4 +1,4 @@
-"""`swarm plan`: its options."""
+"""Options of `swarm plan`; the answer is in `swarm.extras.plan`."""
 
 from pathlib import Path
 from typing import Annotated

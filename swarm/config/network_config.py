@@ -124,7 +124,7 @@ class EntryConfig(Model):
     the coordinator invited. `members`: the listed ones only. Members enter every run."""
     members: tuple[NodeIdText, ...] = Field(default=(), max_length=MAX_MEMBERS)
     """Node ids of those who belong to the run from the start and may invite others (`swarm-node invite`)."""
-    denied: Annotated[tuple[NodeIdText, ...], Usual("empty", "peers")] = Field(default=(), max_length=MAX_MEMBERS)
+    denied: tuple[NodeIdText, ...] = Field(default=(), max_length=MAX_MEMBERS)
     """Node ids that are refused whatever they show; what they invited is refused, too."""
     established: Literal["auto", "everybody", "members"] = "auto"
     """Whose groups count in full. `members`: those of members and of whom they invited; all other nodes together fill

@@ -20,6 +20,7 @@ ListeningOrOff = Annotated[str, BeforeValidator(lambda given: given if given == 
 
 _NOTHING = 1e-9  # stands for 0 where values are compared by factors
 _OTHER = 0.5  # distance of a value that is no number, in factors of ten
+_FAR = 3.0  # most factors of ten that count: 0 is not farther from 1 than a rate wrong by a thousand
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Usual:
         low, _, high = self.span.partition("..")
         below = math.log10(max(float(low or 0), _NOTHING) / max(value, _NOTHING)) if low else 0.0
         above = math.log10(max(value, _NOTHING) / max(float(high), _NOTHING)) if high else 0.0
-        return max(below, above, 0.0)
+        return min(max(below, above, 0.0), _FAR)
 
     def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """The span in the schema, for the page of the configuration."""

@@ -399,7 +399,7 @@ def stale(snapshot: Snapshot) -> Diagnosed | None:
     by_clock = sum(each > bounds.max_age_s for each in waited)
     by_steps = sum(age > draw.max_age_steps for age, (draw, _, _) in zip(ages, known, strict=True))
     if not by_clock + by_steps and any(_is_bounded(snapshot, step) for step in snapshot.steps[-RECENT_STEPS:]):
-        return None  # too old for the guard alone: `stays_on_policy` says why
+        return None  # too old for the guard alone: `all_set_aside` says why
     evidence = f"{len(too_old)} of {len(too_old) + used} own groups of the newest {len(draws)} draws (too_old of draw)"
     gravity = Gravity.STOPS if not used else Gravity.HARMS if share > 0.3 else Gravity.WASTES
     if by_clock > by_steps:

@@ -35,7 +35,7 @@ class Rule:
     find: Find
     gravity: Gravity  # where the finding itself has none
     docs: str  # heading of docs/why.md
-    is_effect: bool = False  # mostly follows from a cause above: said only where none was found
+    is_effect: bool = False  # mostly follows from a cause above: not said where one of its weight was found
 
     def __call__(self, snapshot: Snapshot) -> Diagnosed | None:
         """The finding with name, gravity and page; None where there is none."""
@@ -250,7 +250,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _far("pace"),
     _effect("step_needs_many", learning.step_needs_many, HARMS, "groups-that-wait"),
     _effect("gave_up_learning", process.gave_up_learning, STOPS, "equal-rewards"),
-    _effect("does_not_run", process.does_not_run, WASTES, "the-process"),
+    _rule("does_not_run", process.does_not_run, WASTES, "the-process"),
     _effect("halted", learning.halted, STOPS, "groups-that-wait"),
     _effect("no_steps", learning.no_steps, STOPS, "groups-that-wait"),
     # The node learns, and something is lost.
@@ -271,7 +271,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule("learns_nothing", learning.learns_nothing, NOTE, "steps"),
     _rule("far_from_usual", far_from_usual, NOTE, "settings"),
 )
-# What a status alone tells, for `swarm status`; each is a rule of the table.
+# What a status alone tells, for `swarm status`.
 _OF_STATUS: Final = (
     *("does_not_run", "hangs", "no_steps", "no_trainer", "trainer_away", "versions_refused", "loops_fail", "disk_full"),
     *("coordinator_alarm", "differs_from_run"),
@@ -291,11 +291,10 @@ def diagnose(snapshot: Snapshot) -> list[Diagnosed]:
     """Up to three findings in the order of the table, the likeliest cause first; notes where nothing is wrong."""
     found, notes = list[Diagnosed](), list[Diagnosed]()
     for rule in RULES:
-        if (rule.is_effect and found) or not _applies(rule, snapshot):
+        each = rule(snapshot) if _applies(rule, snapshot) else None
+        if each is None or (rule.is_effect and any(known.gravity >= each.gravity for known in found)):
             continue
-        each = rule(snapshot)
-        if each is not None:
-            (notes if each.gravity is NOTE else found).append(each)
+        (notes if each.gravity is NOTE else found).append(each)
         if len(found) == MOST_SHOWN:
             break
     return (found or notes)[:MOST_SHOWN]

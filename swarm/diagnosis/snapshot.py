@@ -11,7 +11,7 @@ from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from swarm.config import NodeConfig
 from swarm.environments.record_facts import RecordFacts
@@ -320,6 +320,8 @@ def as_toml(value: object) -> str:
     """A plain value as node.toml has it."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(as_toml, cast('tuple[object, ...]', value)))}]"
     return f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
 
 

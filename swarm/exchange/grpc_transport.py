@@ -35,7 +35,7 @@ WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "[::]", ""})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerHooks:
-    """A node's judgement of its peers, and its notes of them, as a transport asks and tells."""
+    """Callbacks by which a transport asks for a node's judgement of a peer, and reports what it saw."""
 
     require_allowed: Callable[[NodeId], None] = lambda node_id: None  # see `Sessions`
     require_entry: Callable[[NodeId, bytes], None] = lambda node_id, credential: None  # see `Sessions`

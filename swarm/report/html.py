@@ -1,6 +1,6 @@
 """Report writer of a run: report.html (one file, no requests) and report.json.
 
-Invariant: the three show the same result; every text in the page is escaped, and control characters are replaced.
+Invariant: both show the same result; every text in the page is escaped, and control characters are replaced.
 """
 
 import json

@@ -24,7 +24,7 @@ from swarm.config.section import Usual
 from swarm.diagnosis import RULES, STATUS_RULES, Diagnosed, Gravity, Snapshot, diagnose, is_healthy, read_snapshot
 from swarm.diagnosis.process_rules import TOLD
 from swarm.diagnosis.rules import SHORTFALLS, far_values
-from swarm.diagnosis.snapshot import AnsweredGroup
+from swarm.diagnosis.snapshot import AnsweredGroup, as_toml
 from swarm.environments.record_facts import RecordFacts
 from swarm.errors import ConfigError
 from swarm.events import (
@@ -504,7 +504,20 @@ def test_values_are_far_by_the_span_at_their_field_and_defaults_never_are() -> N
     sections = {"generator": {"temperature": 1.5}, "learner": {"max_grad_norm": 1e-9, "recipe_params": {"a": 1}}}
     far = far_values(NodeConfig.model_validate(sections))
     assert [each.key for each in far] == ["learner.max_grad_norm", "learner.recipe_params", "generator.temperature"]
-    assert far[0].words == "learner.max_grad_norm = 1e-09 (usual 1e-3..100)" and far[0].distance == pytest.approx(6.0)
+    assert far[0].words == "learner.max_grad_norm = 1e-09 (usual 1e-3..100)" and far[0].distance == pytest.approx(
+        3.0
+    ), "a cap"
+
+
+def test_a_suggested_value_is_toml() -> None:
+    assert as_toml((0.9, 0.99)) == "[0.9, 0.99]" and as_toml(()) == "[]" and as_toml(("a",)) == '["a"]'
+
+
+def test_what_costs_little_hides_no_node_that_makes_no_steps() -> None:
+    lied = refused("false_reward")
+    stopped = lied | {"runs": False, "now_s": 9000.0}
+    assert [each.name for each in said(**lied)] == ["liar"]
+    assert [each.name for each in said(**stopped)] == ["liar", "does_not_run"]
 
 
 def test_every_span_bears_on_something_that_a_rule_looks_for() -> None:

@@ -34,7 +34,7 @@ class MemoryNetwork(Wires):
         self.check_relay: Callable[[MemoryRelay], None] = lambda relay: None  # called when it holds more
 
     def crash(self, node_id: NodeId) -> None:
-        """As of `Wires`; it relays nothing more."""
+        """The node is gone at once, and so is its relay."""
         self.relays.pop(node_id, None)
         super().crash(node_id)
 
