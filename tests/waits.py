@@ -53,15 +53,17 @@ async def until(
 
 async def hold(reservation: Reservation) -> "asyncio.Task[None]":
     """The task that holds a reservation, once it is held: it is asked for again where a busy machine was late."""
+    error: BaseException | None = None
     for _ in range(60):
         holding, held = asyncio.ensure_future(reservation.hold()), asyncio.ensure_future(reservation.held.wait())
         await asyncio.wait({holding, held}, return_when=asyncio.FIRST_COMPLETED)
         if held.done():
             return holding
         held.cancel()
-        assert isinstance(holding.exception(), Unavailable), holding
+        error = holding.exception()
+        assert isinstance(error, Unavailable), holding
         await asyncio.sleep(0.1)
-    raise AssertionError(f"nobody held it: {holding.exception()}")
+    raise AssertionError(f"it is not held: {error}")
 
 
 async def written(path: Path, process: Process) -> JsonDict:

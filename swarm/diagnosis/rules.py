@@ -287,12 +287,16 @@ def is_healthy(findings: Iterable[Diagnosed]) -> bool:
     return all(each.gravity is NOTE for each in findings)
 
 
+def _weighs(found: Diagnosed) -> Gravity:
+    return NOTE if found.gravity is None else found.gravity
+
+
 def diagnose(snapshot: Snapshot) -> list[Diagnosed]:
     """Up to three findings in the order of the table, the likeliest cause first; notes where nothing is wrong."""
     found, notes = list[Diagnosed](), list[Diagnosed]()
     for rule in RULES:
         each = rule(snapshot) if _applies(rule, snapshot) else None
-        if each is None or (rule.is_effect and any(known.gravity >= each.gravity for known in found)):
+        if each is None or (rule.is_effect and any(_weighs(known) >= _weighs(each) for known in found)):
             continue
         (notes if each.gravity is NOTE else found).append(each)
         if len(found) == MOST_SHOWN:

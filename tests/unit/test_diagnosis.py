@@ -513,10 +513,10 @@ def test_a_suggested_value_is_toml() -> None:
     assert as_toml((0.9, 0.99)) == "[0.9, 0.99]" and as_toml(()) == "[]" and as_toml(("a",)) == '["a"]'
 
 
-def test_what_costs_little_hides_no_node_that_makes_no_steps() -> None:
+def test_what_costs_little_hides_no_node_that_does_not_run() -> None:
     lied = refused("false_reward")
-    stopped = lied | {"runs": False, "now_s": 9000.0}
     assert [each.name for each in said(**lied)] == ["liar"]
+    stopped: dict[str, Any] = {**lied, "runs": False, "now_s": 9000.0}
     assert [each.name for each in said(**stopped)] == ["liar", "does_not_run"]
 
 
