@@ -28,6 +28,7 @@ def git(*arguments: str) -> list[str] | None:
 
 
 def main() -> int:
+    """Prints a line for each stage; 1 where one fails."""
     with (ROOT / "docs" / "nightly.tsv").open() as lines:
         newest = {row["stage"]: row for row in csv.DictReader(lines, delimiter="\t")}
     status = 0

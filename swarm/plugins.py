@@ -35,7 +35,12 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 def load_extra(name: str) -> Callable[..., Any]:
     """One of EXTRAS, imported now."""
-    module, _, attribute = EXTRAS[name].partition(":")
+    return load_own(EXTRAS[name])
+
+
+def load_own(spec: str) -> Callable[..., Any]:
+    """A class or function of this package by "module:name"; its import fails as any of ours does."""
+    module, _, attribute = spec.partition(":")
     return cast("Callable[..., Any]", getattr(importlib.import_module(module), attribute))
 
 

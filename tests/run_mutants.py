@@ -129,7 +129,9 @@ def run_here(mutant: Mutant, *, is_shown: bool) -> str:
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return f"pytest ended with {status!r}"
     missed = [each for each in mutant.red if each not in watcher.notices]
-    return "; ".join(f"{each}: {' | '.join(watcher.ends.get(each, ['all cases passed']))}" for each in missed)
+    return "; ".join(
+        f"{each}: {' | '.join(watcher.ends.get(each.partition('[')[0], ['all cases passed']))}" for each in missed
+    )
 
 
 def run_forked(mutant: Mutant, *, is_shown: bool = False) -> tuple[str, float]:

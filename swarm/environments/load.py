@@ -15,7 +15,7 @@ from swarm.environments.replay import ConfiguredEnvironment, Score, replay
 from swarm.environments.retry import RetryEnvironment
 from swarm.errors import ConfigError
 from swarm.interfaces import Environment
-from swarm.plugins import EXTRAS, code_version, load_entry_point, load_extra, load_object, package_digest
+from swarm.plugins import EXTRAS, code_version, load_entry_point, load_extra, load_object, load_own, package_digest
 
 _READS_FILES: Final = ("jsonl", "function", "plugin")
 ENTRY_POINTS: Final = "swarm.environments"  # group in which packages offer environments by name
@@ -80,7 +80,7 @@ def _build(config: EnvironmentConfig) -> Environment:
     if config.kind in EXTRAS:
         return load_extra(config.kind)(config)
     if config.kind in _KINDS:
-        return cast("Callable[[EnvironmentConfig], Environment]", load_object(_KINDS[config.kind]))(config)
+        return load_own(_KINDS[config.kind])(config)
     return load_plugin(config)
 
 
