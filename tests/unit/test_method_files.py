@@ -34,7 +34,6 @@ LONG = {
     "seeupo": "a z-score of a turn, the weights of the turns behind it, and their sum",
     "segment_ratio": "sums over segments of two tokenizers",
     "spear": "an advantage, a warm-up, a clip by covariance and an aggregate for two ages",
-    "topr": "two tapered weights, of a trajectory and of a token",
 }
 """More than 80 lines, with the mathematics that fills them."""
 
