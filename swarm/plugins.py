@@ -40,6 +40,7 @@ def load_extra(name: str) -> Callable[..., Any]:
 
 def load_own(spec: str) -> Callable[..., Any]:
     """A class or function of this package by "module:name"; its import fails as any of ours does."""
+    # load_object would turn an error of ours into a ConfigError, which blames the user's configuration
     module, _, attribute = spec.partition(":")
     return cast("Callable[..., Any]", getattr(importlib.import_module(module), attribute))
 
@@ -142,7 +143,7 @@ def _first_hidden(
 
 
 def _ignores_its_source(compiled: Path) -> bool:
-    """Whether Python runs a compiled file without a look at its source (PEP 552: flags 0b01)."""
+    """True if Python runs a compiled file without a look at its source (PEP 552: flags 0b01)."""
     flags = int.from_bytes(compiled.read_bytes()[4:8], "little")
     return flags & 0b11 == 0b01
 
