@@ -10,8 +10,9 @@ A mutant is a table of tests/mutants.toml:
     red = ["chaos/test_hostile_admission.py::test_a_copy_is_refused"]
 
 `patch` maps an attribute to the Python expression that replaces it, where `old` is what it replaces and every name of
-the attribute's module is known. `red` names tests; of each, one case at least must fail by an assertion. A mutant whose
-tests end otherwise says so: `raises = "OverflowError"`, or `hangs = true` where they run into their limit.
+the attribute's module is known. `red` names tests, of which every case must fail by an assertion; where some cases hold
+without the defence, it names the others: `test_x[case]`. A mutant whose tests end otherwise says so:
+`raises = "OverflowError"`, or `hangs = true` where they run into their limit.
 
 Invariant: an exception that the table does not name is no proof: a broken mutant is not counted as caught.
 """
@@ -97,13 +98,14 @@ def find(target: str) -> tuple[Any, str, Any]:
     return owner, name, old
 
 
-@dataclass
+@dataclass(eq=False)  # pytest keeps plugins in sets
 class Watcher:
     """A pytest plugin: applies a mutant once everything is imported, and notes how each test ended."""
 
     mutant: Mutant
-    ends: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # test id -> how its cases ended
-    notices: set[str] = field(default_factory=set[str])
+    ends: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # case -> how it ended
+    notices: set[str] = field(default_factory=set[str])  # cases that failed by proof
+    holds: set[str] = field(default_factory=set[str])  # cases that ended otherwise
 
     def pytest_collection_finish(self) -> None:
         apply(self.mutant)
@@ -111,13 +113,23 @@ class Watcher:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
         report = yield
-        name = item.nodeid.partition("[")[0].removeprefix("tests/")
+        case = item.nodeid.removeprefix("tests/")
         if call.excinfo is not None and not report.skipped:
             error = call.excinfo.value
-            self.ends.setdefault(name, []).append(f"{type(error).__name__}: {str(error)[:200]}")
+            self.ends.setdefault(case, []).append(f"{type(error).__name__}: {str(error)[:200]}")
             if call.when == "call" and self.mutant.is_proof(error):
-                self.notices.update((name, item.nodeid.removeprefix("tests/")))
+                self.notices.add(case)
+        if call.when == "call" and not report.skipped and case not in self.notices:
+            self.holds.add(case)
         return report
+
+    def why_not_red(self, test: str) -> str:
+        """The cases of a test that do not notice the mutant, with how each ended; nothing where all do."""
+        mine = [each for each in self.holds | self.notices | set(self.ends) if test in (each, each.partition("[")[0])]
+        if not mine:
+            return f"{test}: ran no case"
+        held = sorted(set(mine) - self.notices)
+        return "; ".join(f"{each}: {' | '.join(self.ends.get(each, ['passed']))}" for each in held)
 
 
 def run_here(mutant: Mutant, *, is_shown: bool) -> str:
@@ -128,10 +140,7 @@ def run_here(mutant: Mutant, *, is_shown: bool) -> str:
     status = pytest.main([*words, *PLUGINS_OFF, f"--timeout={LIMIT_S}", *ids], plugins=[watcher])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return f"pytest ended with {status!r}"
-    missed = [each for each in mutant.red if each not in watcher.notices]
-    return "; ".join(
-        f"{each}: {' | '.join(watcher.ends.get(each.partition('[')[0], ['all cases passed']))}" for each in missed
-    )
+    return "; ".join(filter(None, map(watcher.why_not_red, mutant.red)))
 
 
 def run_forked(mutant: Mutant, *, is_shown: bool = False) -> tuple[str, float]:
