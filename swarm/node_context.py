@@ -22,7 +22,10 @@ IN_PLACE_BYTES: Final = 4096
 
 
 class Pause:
-    """The pause that the owner of a machine asks for: no batch and no step begins, and nothing is taken in."""
+    """The pause that the owner of a machine asks for: no batch and no step begins, and nothing is taken in.
+
+    Only `Agent.pause` and `Agent.resume` begin and end it.
+    """
 
     def __init__(self, changed: Signal) -> None:
         """`changed` is fired when it begins or ends."""
@@ -33,16 +36,6 @@ class Pause:
     def is_on(self) -> bool:
         """The node is paused."""
         return self.since_s is not None
-
-    def begin(self, since_s: float) -> None:
-        """Begins nothing more until `end`; what is under way ends. `since_s`: wall clock."""
-        self.since_s = since_s
-        self._changed.fire()
-
-    def end(self) -> None:
-        """Goes on."""
-        self.since_s = None
-        self._changed.fire()
 
     async def over(self) -> None:
         """Waits until the node is not paused."""

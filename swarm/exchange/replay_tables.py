@@ -36,7 +36,7 @@ class ReplayEntry(Candidate):
     is_newcomer: bool  # counts among the groups of all newcomers, whatever becomes of its producer
     num_bytes: int  # of memory, `held_bytes`
     uses: int
-    has_signal: bool
+    is_wanted: bool  # a draw would hand it out
     policy_id: str
     oldest_step: int
     newest_step: int

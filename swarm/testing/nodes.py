@@ -13,6 +13,7 @@ from swarm.exchange.admission import Admission
 from swarm.exchange.agent import Agent
 from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.novelty import Novelty
+from swarm.exchange.origin_checks import OriginChecks
 from swarm.identity import Identity
 from swarm.interfaces import EnvironmentShape, GroupStore, Tokenizer, Verifier
 from swarm.node_context import NodeContext
@@ -81,18 +82,17 @@ def make_admission(
         store: takes what is admitted.
     """
     clock, groups_per_minute = context.clock, context.config.exchange.groups_per_minute
+    reputation = Reputation(clock, groups_per_minute) if reputation is None else reputation
+    peers = Peers(context.node_id) if peers is None else peers
+    versions = KnownVersions(context.node_id, clock) if versions is None else versions
     return Admission(
         context,
         store,
         ToyTokenizer() if tokenizer is None else tokenizer,
         ScriptedVerifier() if verifier is None else verifier,
-        Peers(context.node_id) if peers is None else peers,
-        KnownVersions(context.node_id, clock) if versions is None else versions,
-        Reputation(clock, groups_per_minute) if reputation is None else reputation,
-        None,
-        environments,
+        OriginChecks(context, entry, reputation, environments, peers, versions, None),
+        reputation,
         usable,
-        entry,
         Novelty() if novelty is None else novelty,
         origin_of,
         is_established,

@@ -12,11 +12,10 @@ import zstandard
 from google.protobuf.message import DecodeError
 from rich.console import Console
 
-from swarm.clock import Clock
-from swarm.config import ReplayConfig
 from swarm.exchange.admission import Admission, Arrival
 from swarm.exchange.episode_checks import Finding
 from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.exchange.reward_recheck import to_scored_group
 from swarm.report.invariants import ADMITTED, AGE, BOUNDS, NO_FAILURE, ONCE, PROGRESS, REPEAT, REUSE
 from swarm.simulate.virtual.faults import Crash, FaultPlan, Partition
 from swarm.simulate.virtual.group_store import MemoryGroupStore
@@ -141,13 +140,16 @@ class CarelessAdmission(Admission):
         assert group is not None
         verdict = await self._verifier.verify(group.env, group.task_id, [r.actions for r in group.rollouts])
         outcomes = [replace(outcome, reward=float(i)) for i, outcome in enumerate(verdict.outcomes)]
-        arrival.verdict = replace(verdict, outcomes=tuple(outcomes))  # looks like signal
-        return (
-            await self._duplicate(arrival)
-            or await self._form(group, arrival)
-            or self._correction(group, arrival)
-            or await self._storage(arrival)
+        verdict = replace(verdict, outcomes=tuple(outcomes))  # looks like signal
+        arrival.scored = to_scored_group(
+            group,
+            arrival.sealed,
+            verdict.rewards,
+            self._tokenizer,
+            is_made_here=False,
+            now_s=self._context.clock.now_s(),
         )
+        return await self._duplicate(arrival) or await self._form(group, arrival) or await self._storage(arrival)
 
 
 class ForgetfulStore(MemoryGroupStore):
@@ -165,11 +167,8 @@ class OverfullBuffer(ReplayBuffer):
         return 2.0
 
 
-def _ignoring(**bounds: float) -> Callable[[ReplayConfig, str, int, Clock], ReplayBuffer]:
-    def make(config: ReplayConfig, policy_id: str, seed: int, clock: Clock) -> ReplayBuffer:
-        return ReplayBuffer(config.model_copy(update=bounds), policy_id, seed, clock)
-
-    return make
+def _ignoring(**bounds: float) -> Callable[..., ReplayBuffer]:
+    return lambda config, *rest: ReplayBuffer(config.model_copy(update=bounds), *rest)
 
 
 CRASH = FaultPlan(crashes=(Crash(node=1, at_s=18.0, down_s=3.0),))

@@ -32,8 +32,7 @@ class Bench:
         self.config = ReplayConfig.model_validate({"local_groups": 1, "external_groups": 4, **settings})
         rule = EntryRule(EntryConfig(members=(ADA, BELL, CURIE)), "local", ManualClock())
         self.shares = DrawShares(Parties(rule), self.config.max_reuse)
-        self.buffer = ReplayBuffer(self.config, OWN, 0, ManualClock())
-        self.buffer.limit_shares(self.shares)
+        self.buffer = ReplayBuffer(self.config, OWN, 0, ManualClock(), self.shares)
         self.num_made, self.step = 0, 0
 
     def scored(

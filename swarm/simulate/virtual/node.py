@@ -15,7 +15,7 @@ import numpy as np
 
 from coordinator.core import CoordinatorCore
 from swarm.clock import Clock
-from swarm.config import NodeConfig, ReplayConfig
+from swarm.config import NodeConfig
 from swarm.environments.curriculum import TaskMixture
 from swarm.episode import Actions
 from swarm.exchange.admission import Admission
@@ -226,7 +226,7 @@ class Checkpoints:
 class Parts:
     """What the nodes are built of; a test puts a broken one here to see that an invariant turns red."""
 
-    replay: Callable[[ReplayConfig, str, int, Clock], ReplayBuffer] = ReplayBuffer
+    replay: Callable[..., ReplayBuffer] = ReplayBuffer
     admission: type[Admission] = Admission
     store: type[MemoryGroupStore] = MemoryGroupStore
     checkpoints: type[Checkpoints] = Checkpoints

@@ -501,7 +501,7 @@ class VirtualSwarm:
             tokenizer=self.tokenizer,
             verifier=verifier,
             environments=frozenset(self.environments),
-            replay=self.parts.replay(config.replay, identity.node_id, config.seed, context.clock),
+            replay_type=self.parts.replay,
             admission_type=self.parts.admission,
         )
         if index >= self.num_nodes:  # an adversary sends what it likes
