@@ -53,9 +53,9 @@ class Agent:
     """One node's state.
 
     `local` serves its worker, `streams` answers its peers, `ingest` takes their groups, `own_groups` takes those of its
-    generator, `journal` hands out draws to the learner. With a weight store a trainer that publishes serves its versions
-    (`version_publisher`) and gives credit to its followers; a generator without the trainer role follows a trainer
-    (`weight_follower`).
+    generator, `journal` hands out draws to the learner. With a weight store, a trainer that publishes serves its
+    versions (`version_publisher`) and gives credit to its followers; a generator without the trainer role follows a
+    trainer (`weight_follower`).
 
     Args:
         context: of the node.

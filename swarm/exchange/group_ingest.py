@@ -4,8 +4,9 @@ Invariant: a group of another node reaches the learner and other peers only afte
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from swarm.errors import Unavailable
 from swarm.events import GroupAdmitted, GroupRefused
@@ -32,15 +33,7 @@ MAX_DETAIL: Final = 200  # characters of a refusal's detail, which may quote its
 STRAY_PAUSE_S: Final = 10.0  # a follower that brought a group of another lineage gets no more than others for so long
 
 
-class Announcer(Protocol):
-    """The notice of a group that a neighbour sent while another one was to deliver it; equal for one neighbour."""
-
-    def fetch_later(self) -> None:
-        """That one did not: whoever comes first of those that announced it fetches it."""
-        ...
-
-
-Fetch = dict[Announcer, None]  # who announced a group meanwhile, in order of their notices; one object for each fetch
+Fetch = dict[NodeId, Callable[[], None]]  # one fetch of a group: other announcers, and how each queues it again
 
 
 class FetchQueue:
@@ -50,7 +43,7 @@ class FetchQueue:
     or not soon.
 
     Example:
-        if not queue.announce(digest, announcer):
+        if not queue.announce(digest, neighbour, fetch_later):
             fetch = queue.begin(digest)  # this neighbour fetches it, then calls `settle`, or `pass_on`, also ahead
     """
 
@@ -60,29 +53,29 @@ class FetchQueue:
     def __len__(self) -> int:
         return len(self._fetches)
 
-    def announce(self, digest: Digest, announcer: Announcer) -> bool:
-        """Whether the group is being fetched already; then this neighbour is remembered as one more source of it."""
+    def announce(self, digest: Digest, neighbour: NodeId, fetch_later: Callable[[], None]) -> bool:
+        """True if the group is being fetched already; then this neighbour is remembered as one more source of it."""
         fetch = self._fetches.get(digest)
         if fetch is not None:
-            fetch.setdefault(announcer)
+            fetch.setdefault(neighbour, fetch_later)
         return fetch is not None
 
     def begin(self, digest: Digest) -> Fetch:
-        """Somebody begins to fetch the group."""
+        """Begins a fetch of the group."""
         fetch = self._fetches[digest] = {}
         return fetch
 
     def settle(self, digest: Digest, fetch: Fetch) -> None:
-        """The group came and was judged: nobody needs to fetch it any more."""
+        """Ends a fetch whose group was judged."""
         if self._fetches.get(digest) is fetch:
             del self._fetches[digest]
 
     def pass_on(self, digest: Digest, fetch: Fetch) -> None:
-        """One of the others that announced it fetches it, or whoever announces it from now on."""
+        """Leaves the group to the others that announced it, or announce it from now on."""
         if self._fetches.get(digest) is fetch:
             del self._fetches[digest]
-            for announcer in fetch:
-                announcer.fetch_later()
+            for fetch_later in fetch.values():
+                fetch_later()
 
 
 @dataclass(eq=False, repr=False)

@@ -72,7 +72,7 @@ class FollowWeightsLoop:
             self._batch_version = None
 
     async def _load_newest(self, *, wait: bool) -> None:
-        """Loads the newest known version; with `wait`, once one is available."""
+        """Loads the newest known version; with `wait`, as soon as there is one."""
         while (chain := await self._next_chain(wait=wait)) is not None:
             if await self._load(chain):
                 return
@@ -108,7 +108,7 @@ class FollowWeightsLoop:
         return await self._worker.exchange.next_update(self._applier.version, wait=wait)
 
     async def _load(self, chain: PatchChain) -> bool:
-        """False, after a pause, where the engine keeps serving the previous version."""
+        """Loads a version; False, after a pause, if the engine keeps serving the previous one."""
         report = await self._worker.offload(self._applier.apply, chain)
         await self._worker.exchange.report_update(report)
         if not report.error:
