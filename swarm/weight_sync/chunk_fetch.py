@@ -19,7 +19,7 @@ from swarm.flow import BoundedTable, RunningMean, Signal
 from swarm.interfaces import PeerClient
 from swarm.types import Digest, JsonDict, NodeId, short
 from swarm.weight_sync.update_planner import ChunkQueue
-from swarm.weights.chunks import CHUNK_BYTES
+from swarm.weights.payload import CHUNK_BYTES
 
 logger = logging.getLogger(__name__)
 

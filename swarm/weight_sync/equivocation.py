@@ -17,8 +17,8 @@ from swarm.flow import BoundedTable
 from swarm.process import write_json
 from swarm.types import JsonDict, NodeId, SealedManifest, short
 from swarm.weights.manifest import Manifest
+from swarm.weights.payload import Unusable
 from swarm.weights.store import WeightStore
-from swarm.weights.unusable import Unusable
 
 logger = logging.getLogger(__name__)
 

@@ -32,8 +32,8 @@ from swarm.weight_sync.equivocation import EquivocationProof, EquivocationWitnes
 from swarm.weight_sync.update_planner import KnownPatches, News, UpdatePlanner
 from swarm.weight_sync.weight_server import WeightServer
 from swarm.weights.patch_graph import Patch
+from swarm.weights.payload import Unusable, UnusableReason
 from swarm.weights.store import WeightStore
-from swarm.weights.unusable import Unusable, UnusableReason
 
 logger = logging.getLogger(__name__)
 

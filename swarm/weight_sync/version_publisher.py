@@ -13,8 +13,8 @@ from swarm.node_context import NodeContext
 from swarm.types import PolicyVersion, SealedManifest
 from swarm.weight_sync.weight_server import WeightServer
 from swarm.weights.manifest import Manifest, seal_body, with_branch
+from swarm.weights.payload import Unusable
 from swarm.weights.store import GRACE_S, WeightStore
-from swarm.weights.unusable import Unusable
 
 logger = logging.getLogger(__name__)
 
