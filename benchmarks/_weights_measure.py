@@ -12,11 +12,11 @@ import numpy as np
 from benchmarks._weights_rivals import RIVALS, Change, Floors, changes_between
 from swarm.identity import Identity
 from swarm.types import PolicyVersion
+from swarm.weights.apply import VerifiedVersion, stage
 from swarm.weights.delta import decode_delta, encode_delta
 from swarm.weights.manifest import seal_manifest
 from swarm.weights.publish import publish
 from swarm.weights.tensors import TorchWeights, published_digest
-from swarm.weights.verify import VerifiedVersion, stage
 
 REPETITIONS = 3
 Clock = Callable[[], float]

@@ -42,12 +42,12 @@ from swarm.types import (
     SealedManifest,
     StreamFilter,
 )
+from swarm.weights.apply import VerifiedVersion, stage
 from swarm.weights.codec import full_bytes
 from swarm.weights.manifest import Limits, Manifest, open_manifest, seal_body
 from swarm.weights.publish import CANARY_TOKENS, Publisher
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import TorchWeights, specs_of
-from swarm.weights.verify import VerifiedVersion, stage
 
 NUM_CANARIES = 4
 STORE_BYTES = 4 << 30

@@ -55,11 +55,10 @@ from swarm.objectives.part import Requirement
 from swarm.serving.served_policy import read_or_make_key, serve
 from swarm.telemetry.shown_episodes import write_episodes
 from swarm.types import SPLITS, Draw, NodeId, PolicyVersion, Role, Task
-from swarm.weights.apply import Applier
+from swarm.weights.apply import Applier, VerifiedVersion
 from swarm.weights.publish import Publisher, keep_anchor, least_store_bytes
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import TorchWeights, specs_of
-from swarm.weights.verify import VerifiedVersion
 
 EVALUATING: Final = "evaluating"
 BASE_MODEL: Final = "base model"  # policy id of what an engine starts with, until a manifest names the one it follows

@@ -22,7 +22,7 @@ from swarm.loops.supervise import supervise
 from swarm.types import Advert, Credit, SealedManifest, short
 from swarm.weight_sync.follower import FollowerState, WeightFollower
 from swarm.weight_sync.update_planner import News
-from swarm.weights.unusable import Unusable
+from swarm.weights.payload import Unusable
 
 logger = logging.getLogger(__name__)
 

@@ -35,11 +35,10 @@ from swarm.types import (
     TokenTrace,
     VersionSpan,
 )
-from swarm.weights.apply import Applier
+from swarm.weights.apply import Applier, VerifiedVersion
 from swarm.weights.publish import Publisher, keep_anchor
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import HostTensor, TensorSpec, published_digest
-from swarm.weights.verify import VerifiedVersion
 
 NUM_ELEMENTS = 1_300_000  # 2.6 MB of bf16: three chunks in full
 FULL_BYTES = 2 * NUM_ELEMENTS

@@ -9,8 +9,8 @@ import pytest
 
 from swarm.events import ApplyFailed, GroupsDrawn
 from swarm.simulate.virtual.faults import FaultPlan
-from swarm.weights import retention
-from swarm.weights.chunks import CHUNK_BYTES
+from swarm.weights import patch_graph
+from swarm.weights.payload import CHUNK_BYTES
 
 from .following_world import (
     ANCHOR_EVERY,
@@ -57,7 +57,7 @@ def test_a_generator_killed_in_the_middle_of_a_download_goes_on_with_what_it_has
 def test_a_generator_that_starts_again_from_the_base_model_downloads_no_version_in_full(
     tmp_path: Path, is_agent_killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "KEPT_MANIFESTS", 0)  # the patches from the base model are long gone
+    monkeypatch.setattr(patch_graph, "KEPT_MANIFESTS", 0)  # the patches from the base model are long gone
 
     async def scene(world: World) -> None:
         trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)

@@ -15,8 +15,7 @@ from swarm.config import ExchangeConfig
 from swarm.identity import Identity
 from swarm.relay import relay_client
 from swarm.relay.relay_client import RelayReservation
-from swarm.relay.relayed_socket import RelayedSocket
-from swarm.relay.relaying_transport import RelayingTransport
+from swarm.relay.relaying_transport import RelayedSocket, RelayingTransport
 
 SENT = random.Random(0).randbytes(400_000)
 SLOW = {"bytes_per_s": 2**18, "burst_bytes": 2**16}

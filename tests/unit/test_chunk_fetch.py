@@ -12,7 +12,7 @@ from swarm.weight_sync.chunk_fetch import (
     ChunkSources,
     Outcome,
 )
-from swarm.weights.chunks import CHUNK_BYTES
+from swarm.weights.payload import CHUNK_BYTES
 
 
 def serve(sources: ChunkSources, peer: str, seconds: float, num_bytes: int = CHUNK_BYTES) -> None:

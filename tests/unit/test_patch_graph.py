@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from swarm.testing.builders import make_identity
 from swarm.types import PolicyVersion, SealedManifest
-from swarm.weights.chunks import chunk_digest
 from swarm.weights.codec import Codec
 from swarm.weights.manifest import Manifest, layout_digest
 from swarm.weights.patch_graph import Patch, PatchGraph
+from swarm.weights.payload import chunk_digest
 from swarm.weights.publish import is_anchor
 
 OWNER = make_identity(1)

@@ -14,13 +14,12 @@ from swarm.interfaces import Generator
 from swarm.model.version_digest import weights_digest
 from swarm.types import Canary, FloatArray, LoadReport, PolicyVersion, SealedManifest
 from swarm.weights import apply
-from swarm.weights.apply import Applier
+from swarm.weights.apply import Applier, VerifiedVersion
 from swarm.weights.codec import full_bytes
 from swarm.weights.manifest import Limits, Manifest, layout_digest, open_manifest, seal_body, seal_manifest
+from swarm.weights.payload import Unusable
 from swarm.weights.publish import Publisher
 from swarm.weights.tensors import TensorSpec, TorchWeights
-from swarm.weights.unusable import Unusable
-from swarm.weights.verify import VerifiedVersion
 
 TRAINER = Identity.from_seed(b"t" * 32)
 OTHER = Identity.from_seed(b"s" * 32)

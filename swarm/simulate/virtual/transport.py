@@ -17,7 +17,7 @@ from swarm.simulate.virtual.network import MemoryNetwork, MemoryReservation, Rel
 from swarm.simulate.virtual.relay import CHECK_BYTES, RESERVE_BYTES, MemoryRelay
 from swarm.simulate.virtual.wires import HANDSHAKE_BYTES, Line, UnderWay
 from swarm.types import Credit, Cursor, Digest, NodeId, SealedGroup, SealedManifest, StreamFilter
-from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
+from swarm.weights.payload import CHUNK_BYTES, chunk_digest
 from swarm.wire.session import PING_S
 
 _HEADER_BYTES = 128  # of a message without a body, for the bandwidth cap

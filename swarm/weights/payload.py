@@ -1,31 +1,137 @@
-"""Byte streams of a payload, and small unsigned numbers packed into bits or byte planes.
+"""Payload of a version as bytes from anybody: the reasons to refuse it, its chunks, and the streams in it.
 
-Invariant: nothing is allocated for a stream before its declared length was compared with what its reader can use;
-unpacking what was packed gives it back, and a packed length follows from count and width alone.
+Invariant: inside this package hostile bytes raise `MalformedPayload` and nothing else; callers of its public functions
+get an `Unusable` value. A chunk is passed on only after its length and digest were compared with the manifest. Nothing
+is allocated for a stream before its declared length was compared with what its reader can use; a packed length follows
+from count and width alone.
 
 Layout of a stream: plain length u32, packed length u32 (0: stored plain), bytes (one zstd frame unless plain).
 Little-endian.
 """
 
+import hashlib
 import struct
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from swarm.weights.unusable import MalformedPayload, UnusableReason, malformed
+from swarm.types import Digest, short
+
+CHUNK_BYTES: Final = 1 << 20
+
+
+class UnusableReason(StrEnum):
+    """Reason for not using a version from a peer; counted."""
+
+    TOO_LARGE = "too_large"  # a size over its bound, before anything was allocated for it
+    MALFORMED = "malformed"  # structure of a manifest or payload
+    WRONG_SIGNATURE = "wrong_signature"
+    WRONG_OWNER = "wrong_owner"  # not signed by the lineage's owner
+    WRONG_CHUNK = "wrong_chunk"  # not the digest of the manifest
+    WRONG_BASE = "wrong_base"  # we hold other weights than the patch starts from
+    WRONG_LAYOUT = "wrong_layout"  # names, dtypes or shapes differ from the base
+    WRONG_TENSOR = "wrong_tensor"  # a decoded tensor has another hash
+    WRONG_TARGET = "wrong_target"  # the decoded whole has another digest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unusable:
+    """Refusal of a manifest, chunk or version: counted data, not an exception."""
+
+    reason: UnusableReason
+    detail: str  # values and bounds, for the log
+
+
+class MalformedPayload(Exception):
+    """Raised within this package only; becomes an `Unusable`."""
+
+    def __init__(self, reason: UnusableReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+    def unusable(self) -> Unusable:
+        """The same as a value, for callers outside this package."""
+        return Unusable(reason=self.reason, detail=self.detail)
+
+
+def malformed(detail: str) -> MalformedPayload:
+    """`MalformedPayload` with the commonest reason."""
+    return MalformedPayload(UnusableReason.MALFORMED, detail)
+
+
+# --- chunks -----------------------------------------------------------------------------------
+
+
+def chunk_digest(chunk: bytes | memoryview) -> Digest:
+    """SHA-256, the address of a chunk."""
+    return hashlib.sha256(chunk).digest()
+
+
+def split_chunks(parts: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    """Splits a payload into chunks of CHUNK_BYTES; the last one may be shorter."""
+    held = bytearray()
+    for part in parts:
+        view = memoryview(part)
+        while len(view):
+            taken = view[: CHUNK_BYTES - len(held)]
+            held += taken
+            view = view[len(taken) :]
+            if len(held) == CHUNK_BYTES:
+                yield bytes(held)
+                held.clear()
+    if held:
+        yield bytes(held)
+
+
+def num_chunks(payload_bytes: int) -> int:
+    """Number of chunks of a payload."""
+    return -(-payload_bytes // CHUNK_BYTES)
+
+
+def check_chunk(number: int, chunk: bytes | memoryview, digests: tuple[Digest, ...], payload_bytes: int) -> None:
+    """Raises MalformedPayload for a chunk of another length or digest."""
+    expected = min(CHUNK_BYTES, payload_bytes - number * CHUNK_BYTES)
+    if len(chunk) != expected:
+        raise MalformedPayload(
+            UnusableReason.WRONG_CHUNK, f"chunk {number} has {len(chunk)} bytes, expected {expected}"
+        )
+    if chunk_digest(chunk) != digests[number]:
+        raise MalformedPayload(UnusableReason.WRONG_CHUNK, f"chunk {number} is not {short(digests[number])}")
+
+
+def check_chunks(
+    chunks: Iterable[bytes | memoryview], digests: tuple[Digest, ...], payload_bytes: int
+) -> Iterator[bytes | memoryview]:
+    """Yields the chunks of a payload, each after its check. Raises MalformedPayload at a wrong or missing one."""
+    number = 0
+    for chunk in chunks:
+        if number == len(digests):
+            raise MalformedPayload(UnusableReason.WRONG_CHUNK, f"more than {number} chunks")
+        check_chunk(number, chunk, digests, payload_bytes)
+        number += 1
+        yield chunk
+    if number < len(digests):
+        raise MalformedPayload(UnusableReason.WRONG_CHUNK, f"{number} of {len(digests)} chunks")
+
+
+# --- streams ----------------------------------------------------------------------------------
+
 
 Numbers = NDArray[Any]  # unsigned
 
 _HEAD: Final = struct.Struct("<II")
-_LEVEL: Final = 1  # the streams are residuals: what matters is the entropy stage, which all levels share
+_LEVEL: Final = 1  # the streams are residuals, and all levels share the entropy stage that matters for them
 
 
 class _Local(threading.local):
-    """zstd contexts of one thread: making one costs more than using it on a small stream."""
+    """zstd contexts of one thread: creating one costs more than a small stream."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False)
@@ -44,14 +150,14 @@ def pack(data: bytes) -> bytes:
 
 
 class StreamReader:
-    """Reads numbers and streams from a sequence of buffers (chunks as they arrive), never ahead of what is needed."""
+    """Reads numbers and streams from buffers (chunks as they arrive), never ahead of the need."""
 
     def __init__(self, buffers: Iterable[bytes | memoryview]) -> None:
         self._buffers: Iterator[bytes | memoryview] = iter(buffers)
         self._rest = memoryview(b"")
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes, which the caller has bounded. Raises MalformedPayload where the payload ends early."""
+        """The next `size` bytes, bounded by the caller. Raises MalformedPayload where the payload ends early."""
         if size <= len(self._rest):
             taken, self._rest = self._rest[:size], self._rest[size:]
             return bytes(taken)
@@ -67,7 +173,7 @@ class StreamReader:
         return b"".join(parts)
 
     def into(self, target: memoryview) -> None:
-        """Fills `target`, which the caller has bounded. Raises MalformedPayload where the payload ends early."""
+        """Fills `target`. Raises MalformedPayload where the payload ends early."""
         filled = 0
         while filled < len(target):
             if not len(self._rest):
@@ -104,7 +210,7 @@ class StreamReader:
 
 
 def _decompress(packed: bytes, plain_bytes: int) -> bytes:
-    """Exactly one zstd frame. A frame that announces another size is refused before it is given memory."""
+    """Exactly one zstd frame. A frame that announces another size is refused before anything is allocated."""
     try:
         if zstandard.frame_content_size(packed) != plain_bytes:
             raise malformed("zstd frame announces another size")
@@ -120,12 +226,12 @@ def _decompress(packed: bytes, plain_bytes: int) -> bytes:
 
 
 def packed_size(count: int, width: int) -> int:
-    """Bytes that `count` numbers of `width` bits take."""
+    """Bytes of `count` numbers of `width` bits."""
     return -(-count * width // 8)
 
 
 def pack_bits(numbers: Numbers, width: int) -> bytes:
-    """The low `width` bits of each number (up to 32), one after the other."""
+    """The low `width` bits of each number (up to 32), concatenated."""
     if width in (1, 2, 4):
         per_byte = 8 // width
         padded = np.zeros(-(-len(numbers) // per_byte) * per_byte, np.uint8)
@@ -143,7 +249,7 @@ def pack_bits(numbers: Numbers, width: int) -> bytes:
 
 
 def unpack_bits(data: bytes, count: int, width: int) -> Numbers:
-    """[count] numbers of the narrowest dtype; `data` has packed_size(count, width) bytes."""
+    """[count] numbers of the narrowest dtype, from packed_size(count, width) bytes."""
     packed = np.frombuffer(data, np.uint8)
     if width == 8:
         return packed
