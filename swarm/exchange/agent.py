@@ -108,9 +108,7 @@ class Agent:
         self.entry_rule = rule  # one for sessions, records, relayed groups and parties
         parties = self.parties = Parties(None if config.is_private else rule, self.address_book.endpoint_of)
         peers = self.peers = Peers(self.node_id, lambda peer: not parties.is_private and parties.is_established(peer))
-        reputation = self.reputation = Reputation(
-            self.clock, config.exchange.groups_per_minute, is_denied=rule.is_denied
-        )
+        reputation = self.reputation = Reputation(self.clock, is_denied=rule.is_denied)
         self.coordinator_view = CoordinatorView(self.clock)
         quota = IntakeQuota(config.replay, self.clock)
 

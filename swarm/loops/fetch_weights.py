@@ -14,6 +14,7 @@ from typing import Final
 
 from swarm.errors import NotHeld, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
+from swarm.exchange.grpc_transport import DIAL_TIMEOUT_S
 from swarm.flow import Backoff
 from swarm.interfaces import CoordinatorClient, Discovery, PeerAddress, PeerClient, Transport
 from swarm.loops.dial import dial
@@ -207,7 +208,7 @@ class SourceWatcher:
 
     async def _connect_trainer(self) -> PeerClient:
         try:
-            return await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
+            return await self._transport.connect(self._address, DIAL_TIMEOUT_S)
         except Unavailable:
             self._note_failure(was_connected=False)
             raise

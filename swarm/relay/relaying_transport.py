@@ -14,7 +14,14 @@ import grpc
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig
 from swarm.errors import Unavailable
-from swarm.exchange.grpc_transport import ROUTER_PING_S, STALL_TIMEOUT_S, WILDCARD_HOSTS, GrpcTransport, PeerHooks
+from swarm.exchange.grpc_transport import (
+    DIAL_TIMEOUT_S,
+    ROUTER_PING_S,
+    STALL_TIMEOUT_S,
+    WILDCARD_HOSTS,
+    GrpcTransport,
+    PeerHooks,
+)
 from swarm.identity import Identity
 from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, RecordKeeper, Reservation
 from swarm.relay.relay_client import RelayReservation, RelaySessions, announce_at, dial_back, records_at
@@ -54,7 +61,7 @@ class RelayingTransport(GrpcTransport):
             hooks.standing,
             lambda: self.directory,
         )
-        self._relays = RelaySessions(self._open_relay, self._relay_endpoint, config.dial_timeout_s)
+        self._relays = RelaySessions(self._open_relay, self._relay_endpoint, DIAL_TIMEOUT_S)
 
     async def serve(self, handler: ExchangeHandler) -> tuple[str, ...]:
         endpoints = await super().serve(handler)

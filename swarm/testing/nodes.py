@@ -80,7 +80,7 @@ def make_admission(
         context: see `make_context`; bounds are those of its configuration.
         store: takes what is admitted.
     """
-    clock, groups_per_minute = context.clock, context.config.exchange.groups_per_minute
+    clock = context.clock
     return Admission(
         context,
         store,
@@ -88,7 +88,7 @@ def make_admission(
         ScriptedVerifier() if verifier is None else verifier,
         Peers(context.node_id) if peers is None else peers,
         KnownVersions(context.node_id, clock) if versions is None else versions,
-        Reputation(clock, groups_per_minute) if reputation is None else reputation,
+        Reputation(clock) if reputation is None else reputation,
         None,
         environments,
         usable,
