@@ -13,12 +13,13 @@ import numpy as np
 
 from benchmarks._groups import GROUP_SIZE, RUN_ID
 from swarm.clock import SystemClock
-from swarm.config import EnvironmentConfig, ExchangeConfig, GeneratorConfig, NodeConfig, SandboxConfig
+from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig, SandboxConfig
 from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.identity import Identity
 from swarm.interfaces import Verifier
 from swarm.node_context import IN_PLACE_BYTES
+from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import InlineVerifier, ToyTokenizer, make_rollout
 from swarm.types import Refused, Rollout, RolloutGroup, Sampling, SealedGroup, Task
@@ -89,13 +90,15 @@ def _admission(verifier: Verifier) -> "Admission":
     config = NodeConfig(
         run_id=RUN_ID,
         generator=GeneratorConfig(group_size=GROUP_SIZE, max_new_tokens=16),
-        exchange=ExchangeConfig(groups_per_minute=_MANY),
     )
     context = make_context(
         config, Identity.create(), clock=SystemClock(), offload=asyncio.to_thread, in_place_bytes=IN_PLACE_BYTES
     )
     store = MemoryGroupStore(context.clock, max_bytes=2**30)
-    return make_admission(context, store, verifier=verifier, environments=frozenset({_ENVIRONMENT.name}))
+    quota = Reputation(context.clock, _MANY)
+    return make_admission(
+        context, store, verifier=verifier, reputation=quota, environments=frozenset({_ENVIRONMENT.name})
+    )
 
 
 def _make_groups(identity: Identity, count: int) -> list[SealedGroup]:

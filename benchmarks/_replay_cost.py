@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarm.clock import SystemClock
-from swarm.config import EnvironmentConfig, ExchangeConfig, GeneratorConfig, NodeConfig, SandboxConfig
+from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig, SandboxConfig
 from swarm.environments.load import build_environment
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.episode import Actions, EpisodeOutcome
@@ -30,7 +30,6 @@ from swarm.testing.nodes import make_agent, make_context
 from swarm.types import PolicyVersion, Refused, Sampling, SealedGroup, Task
 
 GROUP_SIZE: Final = 8
-_MANY: Final = 10**9  # groups a minute: no quota
 _KINDS: Final[dict[str, dict[str, Any]]] = {
     "calculator": {},
     "retry": {"inner": {"kind": "reasoning_gym", "dataset": "chain_sum"}},
@@ -75,7 +74,6 @@ async def _measure(
     node_config = NodeConfig(
         environments=(config,),
         generator=GeneratorConfig(group_size=GROUP_SIZE, max_new_tokens=num_tokens),
-        exchange=ExchangeConfig(groups_per_minute=_MANY),
     )
     environment = build_environment(config)
     tasks = [task for i in range(8 * (num_groups + 1)) if not (task := environment.task(i)).is_held_out]

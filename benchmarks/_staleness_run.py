@@ -19,7 +19,7 @@ import torch
 
 from benchmarks._scored import scored_groups
 from benchmarks._sharing_start import warm_weights
-from swarm.config import EnvironmentConfig, GuardConfig, LearnerConfig, ReplayConfig
+from swarm.config import SAFE_RECIPE, EnvironmentConfig, GuardConfig, LearnerConfig, ReplayConfig
 from swarm.environments.char_tasks import KINDS
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
@@ -197,7 +197,7 @@ class _Policy:
             self.name,
             folder / name,
         )
-        self.learner = GuardedLearner(policy, load_recipe(guard.safe_recipe), guard, max_age_steps=job.age)
+        self.learner = GuardedLearner(policy, load_recipe(SAFE_RECIPE), guard, max_age_steps=job.age)
         self.generator = TransformersGenerator(engine, tokenizer, self.learner.version, seed=seed, max_rows=_MAX_ROWS)
         self.generator.load(*self.learner.snapshot())
         self.environments = build_environments(

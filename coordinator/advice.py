@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from swarm.config import GuardConfig
+from swarm.config import GuardLimits
 from swarm.flow import BoundedTable
 from swarm.peers.parties import Parties
 from swarm.types import Advice, EdgeReport, NodeId, short
@@ -22,12 +22,12 @@ MAX_REPORTERS_PER_SOURCE: Final = 64
 MAX_SOURCES: Final = 4096
 MAX_WEIGHTS: Final = 64  # in one advice, of about 70 bytes each: every heartbeat is answered with all of them
 
-_LEARNER: Final = GuardConfig()  # at its defaults: the one home of the thresholds that both sides share
+_LEARNER: Final = GuardLimits()  # the one home of the thresholds that both sides share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdvisorLimits:
-    """Thresholds of the advisor, on one ladder with those of a learner's own guard (`GuardConfig`).
+    """Thresholds of the advisor, on one ladder with those of a learner's own guard (`GuardLimits`).
 
     From worst to best: alarm, intervene, tight. A learner tightens at `tight` by itself; the advisor intervenes for
     everyone only where the median learner is still off after that, and lets go where no learner's guard would object.

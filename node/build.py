@@ -29,7 +29,7 @@ from swarm.activity import (
     ignore_progress,
 )
 from swarm.clock import Clock, SystemClock
-from swarm.config import NodeConfig
+from swarm.config import SAFE_RECIPE, NodeConfig
 from swarm.environments.curriculum import NUM_CANDIDATES, SPACING, AdaptiveCurriculum, TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
 from swarm.episode import Actions, EpisodeOutcome
@@ -130,7 +130,7 @@ def build_trainer(
     policy = open_policy(config, node_id, loaded, recipes, environments, ranks, on_progress)
     learner = GuardedLearner(
         policy,
-        load_recipe(config.guard.safe_recipe),
+        load_recipe(SAFE_RECIPE),
         config.guard,
         config.replay.max_age_steps,
         generates=Role.GENERATOR in config.roles and config.replay.local_groups > 0,
@@ -172,7 +172,6 @@ def build_trainer(
             open_weight_store(config).put_chunk,
             [tokenizer.encode_prompt(task) for task in canaries[:NUM_CANARIES]],
             evaluator.score,
-            config.weights.anchor_every,
         )
         publish = partial(publish_version, publisher)
     greedy = None
@@ -195,7 +194,7 @@ def build_trainer(
         show=partial(write_episodes, config.dir),
         keep_best=BestVersion(config.dir / BEST).offer if config.evaluation.keep_best else None,
         saves_when_stopped=True,
-        checkpoint_pause_s=checkpoint_pause_s(CHECKPOINT_BYTES * num_trained, config.disk.checkpoint_bytes_per_s),
+        checkpoint_pause_s=checkpoint_pause_s(CHECKPOINT_BYTES * num_trained),
         close=closing.close,
         clock=clock,
         offload=asyncio.to_thread,
@@ -305,7 +304,7 @@ def serve_policy(config: NodeConfig, engine: Engine, loaded: LoadedModel) -> Cal
     server, _ = serve(
         engine,
         loaded.tokenizer,
-        name=config.serve.name or config.name or "policy",
+        name=config.name or "policy",
         source=config.model.source,
         context_tokens=loaded.context_tokens,
         listen=config.serve.listen,

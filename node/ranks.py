@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from node.status_figures import COMPUTE_FILE
 from swarm.activity import MEASURING, OnProgress, ignore_progress
-from swarm.config import NodeConfig
+from swarm.config import SAFE_RECIPE, NodeConfig
 from swarm.identity import Identity
 from swarm.interfaces import Environment
 from swarm.learn.checkpoint_state import CHECKPOINTS, newest_compute_dtype
@@ -206,5 +206,5 @@ def follow_leader(config: NodeConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):  # sent to all: the first rank finishes its step, then says stop
         signal.signal(number, signal.SIG_IGN)
     freeze_gc()
-    obey_leader(policy, ranks, load_recipe(config.guard.safe_recipe))
+    obey_leader(policy, ranks, load_recipe(SAFE_RECIPE))
     ranks.stop()

@@ -174,9 +174,9 @@ class Lengths:
     prompt: int  # of the longest prompt
     response: int  # of the longest response or episode
 
-    def group(self, size: int, shares_prompt: bool) -> int:
-        """Tokens of a group in a forward pass."""
-        return self.prompt + size * self.response if shares_prompt else size * (self.prompt + self.response)
+    def group(self, size: int) -> int:
+        """Tokens of a group in a forward pass, whose rollouts share one copy of the prompt."""
+        return self.prompt + size * self.response
 
 
 def lengths_of(config: NodeConfig, prompt: int, has_turns: bool) -> Lengths:
@@ -190,7 +190,7 @@ def lengths_of(config: NodeConfig, prompt: int, has_turns: bool) -> Lengths:
 def pass_tokens(config: NodeConfig, lengths: Lengths) -> int:
     """Tokens of the largest forward pass: those of a step, at most learner.token_budget, at least a whole response."""
     groups = config.replay.local_groups + config.replay.external_groups
-    step = groups * lengths.group(config.generator.group_size, config.learner.share_prompt)
+    step = groups * lengths.group(config.generator.group_size)
     return max(min(step, config.learner.token_budget), lengths.prompt + lengths.response)
 
 

@@ -7,7 +7,14 @@ starts, with an error that names the key. Defaults run on a laptop.
 from swarm.config.coordinator_config import CoordinatorConfig
 from swarm.config.environment_config import EnvironmentConfig
 from swarm.config.generation_config import EngineConfig, FollowConfig, GeneratorConfig, ModelConfig, WeightsConfig
-from swarm.config.learning_config import EvaluationConfig, GuardConfig, LearnerConfig, ReplayConfig
+from swarm.config.learning_config import (
+    SAFE_RECIPE,
+    EvaluationConfig,
+    GuardConfig,
+    GuardLimits,
+    LearnerConfig,
+    ReplayConfig,
+)
 from swarm.config.load_config import apply_overrides, explained, has_section, load_config, parse_config
 from swarm.config.network_config import (
     MAX_ANCHORS,
@@ -27,6 +34,7 @@ __all__ = [
     "MAX_ANCHORS",
     "MAX_MEMBERS",
     "NODE_FILE",
+    "SAFE_RECIPE",
     "Anchor",
     "CoordinatorConfig",
     "CoordinatorLink",
@@ -41,6 +49,7 @@ __all__ = [
     "FollowConfig",
     "GeneratorConfig",
     "GuardConfig",
+    "GuardLimits",
     "LearnerConfig",
     "Model",
     "ModelConfig",

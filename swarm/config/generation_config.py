@@ -100,9 +100,6 @@ class EngineConfig(Model):
     and timeout_s (docs/engines.md)."""
     max_rows: Annotated[Positive, Usual("4..512", "pace machine")] = 64
     """Most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result."""
-    stall_s: PositiveFloat = 600.0
-    """vllm: seconds after which a step or a change of weights counts as hung: the engine process ends, and another one
-    starts with the last good weights."""
     tolerance_nats: Annotated[float, Field(ge=0), Usual("1e-3..", "exchange")] = 0.0
     """Largest mean difference of canary log-probs from the publisher's, nats, at which an engine still counts as having
     loaded a version. 0: as measured for this engine and dtype."""
@@ -113,8 +110,6 @@ class ServeConfig(Model):
 
     listen: ListeningOrOff = ""
     """host:port, such as 127.0.0.1:8300; empty: nothing is served. Clients need the key in <dir>/api.key."""
-    name: str = Field(default="", max_length=80)
-    """What clients call the model; empty: the node's name."""
 
 
 class FollowConfig(Model):
@@ -134,8 +129,6 @@ class WeightsConfig(Model):
 
     publish: bool = False
     """Encode every version and serve it, so that generators can follow."""
-    anchor_every: Annotated[int, Field(ge=1, le=1000), Usual("..200", "exchange")] = 10
-    """Versions between two that are published in full, too."""
     store_bytes: Annotated[Positive, Usual("200e6..", "exchange")] = 8 * 2**30
     """Disk budget for chunks of weights, own and followed. A trainer that publishes does not start with less than one
     and a half times the size of its published tensors (bf16: 3 bytes a parameter)."""

@@ -4,6 +4,7 @@ Invariant: an error names the file, the key and the fix, before anything starts.
 """
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Generator
@@ -14,7 +15,7 @@ from typing import Any, TypeVar, cast, get_args
 from pydantic import ValidationError
 
 from swarm.config.node_config import NodeConfig
-from swarm.config.section import Model
+from swarm.config.section import REMOVED, Model
 from swarm.errors import ConfigError
 
 AnyModel = TypeVar("AnyModel", bound=Model)
@@ -97,7 +98,11 @@ def explained(origin: str, kind: type[Model] | None = None) -> Generator[None]:
 
 def _explain(error: Any, kind: type[Model] | None) -> str:
     if error["type"] == "extra_forbidden":
-        given, known = str(error["loc"][-1]), _keys(kind, error["loc"][:-1])
+        given, section = str(error["loc"][-1]), _section(kind, error["loc"][:-1])
+        removed = REMOVED.get(section.__name__, {}) if section else {}
+        if given in removed:
+            return f"no longer a key, every node has {json.dumps(removed[given])}; leave it out"
+        known = list(section.model_fields) if section else []
         near = difflib.get_close_matches(given, known, n=1)
         near = near or [key for key in known if "".join(word[0] for word in key.split("_")) == given]  # lr
         return f"unknown key; did you mean {near[0]}?" if near else "unknown key"
@@ -121,12 +126,12 @@ def _apply_override(kind: type[Model], data: dict[str, Any], override: str) -> N
     data[last] = value
 
 
-def _keys(kind: Any, path: tuple[Any, ...]) -> list[str]:
-    """Keys of the section at a path of a model; none where the path leads out of it."""
+def _section(kind: Any, path: tuple[Any, ...]) -> type[Model] | None:
+    """The section at a path of a model; None where the path leads out of it."""
     for part in path:
         if isinstance(part, int):
             continue
         field = kind.model_fields.get(part) if kind is not None else None
         inner = [field.annotation, *get_args(field.annotation)] if field is not None else []
         kind = next((each for each in inner if isinstance(each, type) and issubclass(each, Model)), None)
-    return list(kind.model_fields) if kind is not None else []
+    return kind

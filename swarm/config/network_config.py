@@ -46,13 +46,9 @@ class ExchangeConfig(Model):
     """Largest group accepted or sent (serialised, after decompression)."""
     store_bytes: Positive = 2 * 2**30
     """Disk budget of the group store."""
-    groups_per_minute: Annotated[Positive, Usual("60..", "exchange")] = 6000
-    """Most groups accepted from one peer in a minute; ten times so many may be announced on its streams."""
     max_upload_bytes_per_s: Annotated[NotNegative, Usual("5e5..", "peers exchange")] = 0
     """Most bytes per second that leave for peers: groups, manifests and chunks of weights, and what is passed on for
     others, together. Peers that give groups go first. The DHT and the coordinator do not count. 0: no limit."""
-    dial_timeout_s: Annotated[PositiveFloat, Usual("0.5..", "peers")] = 5.0
-    """Deadline of a connection attempt."""
     lookup_every_s: Annotated[PositiveFloat, Usual("..60", "peers")] = 2.0
     """Seconds between two look-ups in the directory."""
     advert_every_s: Annotated[PositiveFloat, Usual("..600", "peers")] = 30.0

@@ -10,15 +10,10 @@ from swarm.config.section import ListeningOrOff, Model, NotNegative, Positive, P
 class SandboxConfig(Model):
     """Limits of the process that scores answers."""
 
-    cpu_s: Annotated[PositiveFloat, Usual("1..", "pace")] = 20.0
-    """CPU seconds of one scoring process before it is replaced."""
     timeout_s: Annotated[PositiveFloat, Usual("0.5..60", "pace")] = 5.0
     """Wall-clock seconds for the answers of one group; most CPU seconds that an environment may declare for one."""
     memory_bytes: Annotated[Positive, Usual("128e6..", "pace")] = 1024 * 2**20
     """Largest address space, bytes."""
-    replay_s_per_minute: Annotated[PositiveFloat, Usual("1..", "exchange")] = 15.0
-    """CPU seconds of a minute that reading and replaying the groups of one party may take; what is beyond is refused
-    uncharged. The last eighth is for keys of it that took hardly anything."""
 
 
 class DiskConfig(Model):
@@ -27,9 +22,6 @@ class DiskConfig(Model):
     max_bytes: NotNegative = 0
     """Most bytes that `dir` may take. Checkpoints and what else has a fixed size come first; exchange.store_bytes and
     weights.store_bytes are lowered to what is left. `swarm check` shows the parts. 0: those two alone bound it."""
-    checkpoint_bytes_per_s: NotNegative = 2_000_000
-    """What checkpoints over 64 MB may write on average: after one, none is due for its size divided by this, or for 15
-    minutes where that is shorter. A restart makes the steps since then again. 0: no bound."""
     checkpoint_at_end: bool = True
     """Write one after the last step, and when the node is stopped. Without it a restart makes the steps since the last
     one again from the draw journal, all of them where there is none."""

@@ -5,9 +5,9 @@ Invariant: a section is frozen and has no unknown keys; a usual span never chang
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 
 from swarm.addresses import listening_address
 
@@ -33,16 +33,13 @@ class Usual:
         temperature: Annotated[PositiveFloat, Usual("0.5..1.4", "signal steps")] = 1.0
     """
 
-    span: str  # "1e-6..1e-4", "..64", "4..", one for each part of a tuple ("0..1, 0..2"), or a plain value: "false"
-    # Some of: signal (rewards that differ), steps (their size), pace (their number), guard (data that is off policy),
-    # peers (finding them), exchange (using their groups and weights), machine (its memory).
+    span: str  # "1e-6..1e-4", "..64", "4..", or a plain value: "false"
+    # Some of: signal (rewards that differ), steps (their size), pace (their number), peers (finding them), exchange
+    # (using their groups and weights), machine (its memory).
     bears_on: str
 
     def distance(self, value: object) -> float:
         """Factors of ten from the value to the span; 0 inside. Half of one for a value that is no number."""
-        if isinstance(value, tuple) and "," in self.span:
-            parts = zip(self.span.split(","), value, strict=True)
-            return max(Usual(span.strip(), self.bears_on).distance(each) for span, each in parts)
         if ".." not in self.span or isinstance(value, bool) or not isinstance(value, int | float):
             shown = str(value).lower() if value or isinstance(value, bool) else "empty"
             return 0.0 if shown == self.span else _OTHER
@@ -56,7 +53,45 @@ class Usual:
         return {**handler(core), "usual": self.span}
 
 
+REMOVED: Final[dict[str, dict[str, object]]] = {
+    "EngineConfig": {"stall_s": 600.0},
+    "ServeConfig": {"name": ""},
+    "WeightsConfig": {"anchor_every": 10},
+    "LearnerConfig": {"betas": [0.9, 0.99], "final_rate_share": 0.0, "share_prompt": True},
+    "GuardConfig": {
+        "tight_ess": 0.5,
+        "loose_ess": 0.7,
+        "tight_kl": 0.1,
+        "loose_kl": 0.05,
+        "tight_m2": 0.25,
+        "loose_m2": 0.12,
+        "tight_nll": 2.0,
+        "alarm_ess": 0.05,
+        "alarm_kl": 1.0,
+        "cap": 4.0,
+        "safe_recipe": "gspo",
+        "hold_steps": 4,
+        "freeze_steps": 4,
+        "min_tokens": 32,
+    },
+    "ExchangeConfig": {"groups_per_minute": 6000, "dial_timeout_s": 5.0},
+    "SandboxConfig": {"cpu_s": 20.0, "replay_s_per_minute": 15.0},
+    "DiskConfig": {"checkpoint_bytes_per_s": 2_000_000},
+}
+"""Section -> keys of earlier releases -> the constant that each became."""
+
+
 class Model(BaseModel):
     """Base of every section: frozen, no unknown keys, docstrings under fields are their help."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, data: Any) -> Any:
+        """Drops a removed key that holds its constant: files and manifests of earlier releases have all their keys."""
+        removed = REMOVED.get(cls.__name__)
+        if not removed or not isinstance(data, dict):
+            return data
+        given = cast("dict[str, Any]", data).items()
+        return {key: value for key, value in given if key not in removed or value != removed[key]}

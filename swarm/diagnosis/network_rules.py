@@ -327,7 +327,7 @@ others_refused: Final = RefusalFamily(
     words={
         RefusalReason.NO_ENTRY: "the entry rule here does not let their makers into the run: compare [entry] (kind, "
         "members) with the run's, or invite them (swarm-node invite ID)",
-        RefusalReason.OVER_REPLAY_TIME: "scoring them again takes longer than sandbox.replay_s_per_minute allows",
+        RefusalReason.OVER_REPLAY_TIME: "scoring them again takes longer than 15 s of a minute",
         RefusalReason.BAD_VERSION: "they name versions that never were: their node began again with one key",
         RefusalReason.UNKNOWN_HEAD: "too little is known here of the versions that made them",
         RefusalReason.LOW_REPUTATION: "their makers sent too many bad groups before",
@@ -392,23 +392,6 @@ def come_too_late(snapshot: Snapshot) -> Diagnosed | None:
         evidence=(_counts(snapshot, *reasons), f"{share:.0%} of the groups that came", _by(snapshot, *reasons)[1]),
         key="" if future > late else "replay.max_age_steps",
         gravity=Gravity.HARMS if share > MOST_SHARE else Gravity.WASTES,
-    )
-
-
-def quota_too_low(snapshot: Snapshot) -> Diagnosed | None:
-    """Groups of others that are more than this node takes from one peer."""
-    reasons = (RefusalReason.OVER_QUOTA, RefusalReason.TOO_MANY_ITEMS)
-    config, count = snapshot.config, snapshot.refused_of(*reasons)
-    if config is None or not snapshot.refused[RefusalReason.OVER_QUOTA] or count < FEW_REFUSED:
-        return None
-    quota = config.exchange.groups_per_minute
-    if _share(snapshot, count) < 0.3 or quota >= 600:  # else it is a flood
-        return None
-    return Diagnosed(
-        claim=f"this node takes {quota} groups a minute from one peer, and they make more: the rest is refused",
-        fix=snapshot.set_key("exchange.groups_per_minute", 6000),
-        evidence=(_counts(snapshot, *reasons), f"exchange.groups_per_minute = {quota} (node.toml)"),
-        key="exchange.groups_per_minute",
     )
 
 

@@ -137,7 +137,6 @@ SHORTFALLS: Final[dict[str, tuple[tuple[Find, ...], tuple[tuple[str, Callable[[S
             ("neither a step nor a group came since the start", learning.has_no_product_yet),
         ),
     ),
-    "guard": ((learning.all_set_aside, learning.tokens_left_out), ()),
     "peers": (
         (network.cannot_dial, network.nobody_follows, network.trainer_away, network.alone),
         (("no other node is connected", network.is_lonely),),
@@ -211,7 +210,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _effect("held_out_falls", learning.held_out_falls, HARMS, "held-out-success"),
     _rule("buffer_too_small", learning.buffer_too_small, STOPS, "groups-that-wait"),
     _rule("stale", learning.stale, STOPS, "groups-that-wait"),
-    _far("guard"),
     _rule("all_set_aside", learning.all_set_aside, STOPS, "groups-that-wait"),
     _effect("tokens_left_out", learning.tokens_left_out, HARMS, "steps"),
     _effect("gets_worse", learning.gets_worse, HARMS, "steps"),
@@ -228,7 +226,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule("settings_differ", network.settings_differ, HARMS, "refused-groups"),
     _rule("environments_differ", network.environments_differ, HARMS, "refused-groups"),
     _rule("tokens_differ", network.tokens_differ, HARMS, "refused-groups"),
-    _rule("quota_too_low", network.quota_too_low, HARMS, "refused-groups"),
     _rule("liar", network.liar, WASTES, "refused-groups"),
     _far("peers"),
     _far("exchange"),

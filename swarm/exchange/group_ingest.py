@@ -101,7 +101,7 @@ class GroupIngest:
         self.num_admitted = 0  # this and the next: since the process started
         self.bytes_received = 0  # sealed groups from peers, useful or not
         self._strayed_s = BoundedTable[NodeId, float](MAX_PEERS)  # when a follower last sent one without credit
-        self._stream_quota = stream_quota(self._context.config.exchange.groups_per_minute)
+        self._stream_quota = stream_quota()
 
     def count_item(self, peer: NodeId) -> None:
         """Counts one item of a neighbour's stream, useful or not. Raises Unavailable where it sends too many."""

@@ -28,6 +28,7 @@ from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 # A write that flow control blocks for this long ends the stream; the peer begins again where it is.
 STALL_TIMEOUT_S: Final = 120.0
 DRAIN_S: Final = 0.2
+DIAL_TIMEOUT_S: Final = 5.0  # of a connection attempt, through relays, too: several round trips of a slow network
 # Seconds of silence after which the other end is asked for a sign of life; whatever comes ends a silence.
 ROUTER_PING_S: Final = 6.0  # from behind a router: the strictest that was tried forgets after 8 s
 WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "[::]", ""})
@@ -130,7 +131,7 @@ class GrpcTransport:
             )
 
     def _peer(self, channel: AuthenticatedChannel, close_way: CloseWay | None = None) -> GrpcPeer:
-        peer = GrpcPeer(channel, self._config.dial_timeout_s, self._clients, self._begun, close_way)
+        peer = GrpcPeer(channel, DIAL_TIMEOUT_S, self._clients, self._begun, close_way)
         self._clients.add(peer)
         return peer
 

@@ -32,6 +32,7 @@ from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, R
 logger = logging.getLogger(__name__)
 
 FOLDER: Final = "engine"  # of the node's directory: weights and log
+STALL_S: Final = 600.0  # a step or a change of weights that takes longer hangs: the largest take a minute
 RESTARTS: Final = 5  # attempts to start a new process after a crash
 FIRST_RESTART_S: Final = 1.0  # before the second attempt; doubled for each further one
 _SEED_BITS: Final = 63  # of vLLM's seeds
@@ -115,7 +116,7 @@ class VllmGenerator:
             eos_ids=sorted(tokenizer.eos_ids),
             version=version,
             options=config.engine.options,
-            stall_s=config.engine.stall_s,
+            stall_s=STALL_S,
         )
         python = vllm_python(config.engine)
         tolerance = tolerance_nats("vllm", config.model.dtype, config.engine.tolerance_nats)

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 NUM_KEPT = 2  # the newest, and the one before it in case the newest cannot be read
 SMALL_BYTES = 64_000_000  # checkpoints up to this size are written whenever they are due
+BYTES_PER_S = 2_000_000  # that larger ones may write on average: 300 TB in five years, about what a disk lasts
 LONGEST_PAUSE_S = 900.0  # so much work is made again after a kill, at most
 _TENSORS = "tensors.safetensors"
 
@@ -49,11 +50,9 @@ class Checkpoint:
     state: dict[str, Any]  # plain JSON
 
 
-def checkpoint_pause_s(size_bytes: int, bytes_per_s: int) -> float:
-    """Seconds between two checkpoints of a size that keep to a rate on average; 0 where it is small or unbounded."""
-    if not bytes_per_s or size_bytes <= SMALL_BYTES:
-        return 0.0
-    return min(size_bytes / bytes_per_s, LONGEST_PAUSE_S)
+def checkpoint_pause_s(size_bytes: int) -> float:
+    """Least seconds between two checkpoints of a size; 0 for a small one."""
+    return 0.0 if size_bytes <= SMALL_BYTES else min(size_bytes / BYTES_PER_S, LONGEST_PAUSE_S)
 
 
 def write_checkpoint(root: Path, checkpoint: Checkpoint, num_kept: int = NUM_KEPT) -> Path:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Final, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,8 @@ from swarm.objectives.part import Requirement, Scope
 from swarm.objectives.recipe import Recipe
 from swarm.telemetry.shown_updates import EVERY_S, ShownUpdate
 from swarm.types import Draw, Evaluation, PolicyVersion, StepReport
+
+BETAS: Final = (0.9, 0.99)  # of AdamW: the second moment forgets in 100 steps, about as long as a policy stays alike
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +129,7 @@ class PolicyLearner:
         self._ranks.prepare(self._network)
         if config.gradient_checkpointing:
             checkpoint_layers(self._network)
-        self._optimizer = self._ranks.optimizer(self._network, config.betas, config.weight_decay)
+        self._optimizer = self._ranks.optimizer(self._network, BETAS, config.weight_decay)
         noise = self._recipes.main.ratio.noise
         self._noise = LayerNoise(self._network, noise, self._ranks) if noise else None
         self._memory = plain_data(self._recipes.main.initial_memory())
@@ -296,9 +298,8 @@ class PolicyLearner:
         return pack(
             batch,
             self._config.token_budget,
-            self._config.share_prompt,
-            math.inf if scope is Scope.GROUP else break_even,
-            self._ranks.count,
+            break_even=math.inf if scope is Scope.GROUP else break_even,
+            num_ranks=self._ranks.count,
             most_alike=int(break_even) if is_free_of_place(self._network) else 0,
         )
 

@@ -12,8 +12,8 @@ def learning_rate(config: LearnerConfig, step: int) -> float:
     """The learning rate of the step that makes version `step`, >= 1.
 
     Warm-up is linear, up to the full rate at step W = `warmup_steps`. The step after it has the full rate, too, as in
-    `get_cosine_schedule_with_warmup` of transformers, and the one after the last, N = `num_steps`, would have the final
-    rate; later ones, where a node goes on, keep it.
+    `get_cosine_schedule_with_warmup` of transformers, and the one after the last, N = `num_steps`, would have the rate
+    0; later ones, where a node goes on, keep it.
     """
     if step <= config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
@@ -21,4 +21,4 @@ def learning_rate(config: LearnerConfig, step: int) -> float:
         return config.learning_rate
     progress = min(1.0, (step - 1 - config.warmup_steps) / (config.num_steps - config.warmup_steps))
     left = 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return config.learning_rate * (config.final_rate_share + (1.0 - config.final_rate_share) * left)
+    return config.learning_rate * left

@@ -11,6 +11,7 @@ from typing import Final
 
 from swarm.errors import OtherNode, Unavailable
 from swarm.exchange.agent import Agent
+from swarm.exchange.grpc_transport import DIAL_TIMEOUT_S
 from swarm.interfaces import PeerAddress, PeerClient, Transport
 from swarm.loops.choose_peers import MAX_TRIALS
 from swarm.types import short
@@ -32,7 +33,7 @@ async def dial(agent: Agent, transport: Transport, address: PeerAddress) -> Peer
     if not book.begin_dial(address, is_alive=is_alive):
         raise Unavailable(f"{address.endpoint} is not dialled now: it failed before, or too many others did")
     try:
-        client = await transport.connect(address, agent.config.exchange.dial_timeout_s)
+        client = await transport.connect(address, DIAL_TIMEOUT_S)
     except OtherNode as error:
         book.record_other(address, error.found, caller)
         raise

@@ -15,6 +15,7 @@ from typing import Final
 
 from swarm.errors import NotHeld, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
+from swarm.exchange.grpc_transport import DIAL_TIMEOUT_S
 from swarm.flow import Backoff
 from swarm.interfaces import CoordinatorClient, Discovery, PeerAddress, PeerClient, Transport
 from swarm.loops.dial import dial
@@ -206,6 +207,16 @@ class SourceWatcher:
             await self._follower.changed.until(lambda: sources.keeps_failing(peer))
             await client.close()
 
+<<<<<<< HEAD
+=======
+    async def _connect_trainer(self) -> PeerClient:
+        try:
+            return await self._transport.connect(self._address, DIAL_TIMEOUT_S)
+        except Unavailable:
+            self._note_failure(was_connected=False)
+            raise
+
+>>>>>>> 6495aa8f5b11babbdf33f0dc5d02e4e8395ecf80
     def _note_failure(self, *, was_connected: bool) -> None:
         """Counts a failure where another path may work at once: past a relay, or past an address that is dead."""
         book = self._agent.address_book

@@ -115,28 +115,3 @@ def _supplied_by(config: EnvironmentConfig) -> frozenset[Requirement]:
     environment = build_environment(config)
     signals = frozenset(map(Requirement, signals_of(environment)))
     return signals | {Requirement.TURNS} if environment.max_turns > 1 else signals
-
-
-def check_safe(safe: Recipe, needs: frozenset[Requirement], supplied: frozenset[Requirement]) -> None:
-    """Refuses a safe recipe that the guard could not switch to in the middle of a run.
-
-    Args:
-        safe: the recipe of `guard.safe_recipe`.
-        needs: of the configured recipes: what is prepared from the start.
-        supplied: what the run can supply.
-
-    Raises:
-        ConfigError: names what is missing.
-    """
-    check_supply(safe, supplied)
-    from_the_start = {
-        Requirement.REFERENCE_LOGPROBS,
-        Requirement.BASELINE_ROLLOUT,
-        Requirement.PERTURBED_LOGPROBS,
-    }
-    missing = safe.needs & from_the_start - needs
-    if missing:
-        names = ", ".join(sorted(missing))
-        raise ConfigError(
-            f"guard.safe_recipe: {safe.name} needs {names}, which the configured recipe does not prepare; use gspo"
-        )

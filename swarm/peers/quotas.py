@@ -11,6 +11,7 @@ from swarm.config import ReplayConfig
 from swarm.flow import BoundedTable, RateLimiter, RunningMean, TokenBucket
 from swarm.types import NodeId
 
+GROUPS_PER_MINUTE: Final = 6000  # that one peer may bring, above what any node here makes; more is a flood
 ITEMS_PER_GROUP: Final = 10  # stream items per group that one peer may bring: it also announces what all others made
 MAX_NEIGHBOURS: Final = 256  # remembered; there are never more than 64 at a time
 # Groups taken in for each one that a draw takes: some are refused, some come too late. With 1.5 instead of 2 the draws
@@ -19,10 +20,10 @@ _SURPLUS: Final = 1.5
 _MEMORY: Final = 0.8  # share of the old figure in the running mean of the time between draws
 
 
-def stream_quota(groups_per_minute: int) -> RateLimiter[NodeId]:
+def stream_quota() -> RateLimiter[NodeId]:
     """Limit of the items on each neighbour's streams, useful or not: at most twice the rate within any minute,
     however often it reconnects."""
-    per_minute = float(ITEMS_PER_GROUP * groups_per_minute)
+    per_minute = float(ITEMS_PER_GROUP * GROUPS_PER_MINUTE)
     return RateLimiter(per_s=per_minute / 60.0, burst=per_minute, max_keys=MAX_NEIGHBOURS)
 
 

@@ -19,8 +19,20 @@ import grpc
 
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig
+<<<<<<< HEAD
 from swarm.errors import NotHeld, Unauthenticated, Unavailable
 from swarm.exchange.grpc_transport import ROUTER_PING_S, STALL_TIMEOUT_S, WILDCARD_HOSTS, GrpcTransport, PeerHooks
+=======
+from swarm.errors import Unavailable
+from swarm.exchange.grpc_transport import (
+    DIAL_TIMEOUT_S,
+    ROUTER_PING_S,
+    STALL_TIMEOUT_S,
+    WILDCARD_HOSTS,
+    GrpcTransport,
+    PeerHooks,
+)
+>>>>>>> 6495aa8f5b11babbdf33f0dc5d02e4e8395ecf80
 from swarm.identity import Identity
 from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, RecordKeeper, Reservation
 from swarm.printable import printable
@@ -70,7 +82,7 @@ class RelayingTransport(GrpcTransport):
             hooks.standing,
             lambda: self.directory,
         )
-        self._relays = RelaySessions(self._open_relay, self._relay_endpoint, config.dial_timeout_s)
+        self._relays = RelaySessions(self._open_relay, self._relay_endpoint, DIAL_TIMEOUT_S)
 
     async def serve(self, handler: ExchangeHandler) -> tuple[str, ...]:
         endpoints = await super().serve(handler)

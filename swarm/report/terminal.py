@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swarm.config import GuardConfig
+from swarm.config import GuardLimits
 from swarm.report.episode_views import EpisodeView, NodeView, ProblemView, environment_views, example_of
 from swarm.report.figures import (
     Change,
@@ -183,10 +183,10 @@ def _set_aside(swarm: SwarmResult) -> list[Text]:
         return []
     told = f"set aside (drawn, not learned from): {', '.join(f'{each.name} {each.num_set_aside}' for each in aside)}"
     worst = max((kl for each in aside for kl in each.edges_kl.values()), default=0.0)
-    if worst > GuardConfig().tight_kl:
+    if worst > GuardLimits().tight_kl:
         told += (
             f"; their policies were up to {worst:.2g} nats a token (KL) from the learner's: a lower learning rate or "
-            "replay.max_age_steps keeps them nearer, guard.tight_kl is the bound"
+            f"replay.max_age_steps keeps them nearer; the guard's bound is {GuardLimits().tight_kl:g}"
         )
     return [Text(told)]
 

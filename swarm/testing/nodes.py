@@ -81,8 +81,8 @@ def make_admission(
         context: see `make_context`; bounds are those of its configuration.
         store: takes what is admitted.
     """
-    clock, groups_per_minute = context.clock, context.config.exchange.groups_per_minute
-    reputation = Reputation(clock, groups_per_minute) if reputation is None else reputation
+    clock = context.clock
+    reputation = Reputation(clock) if reputation is None else reputation
     peers = Peers(context.node_id) if peers is None else peers
     versions = KnownVersions(context.node_id, clock) if versions is None else versions
     return Admission(

@@ -107,7 +107,7 @@ class World:
         defaults: dict[str, Any] = {
             "replay": ReplayConfig(local_groups=4, external_groups=0, max_age_steps=2),
             "generator": GeneratorConfig(groups_per_batch=2),
-            "weights": WeightsConfig(publish=Role.TRAINER in roles, anchor_every=ANCHOR_EVERY),
+            "weights": WeightsConfig(publish=Role.TRAINER in roles),
             "exchange": ExchangeConfig(lookup_every_s=0.5, advert_every_s=5.0),
         }
         return NodeConfig(dir=self.root / str(number), roles=roles, **{**defaults, **sections})

@@ -93,7 +93,7 @@ def test_a_full_disk_of_the_trainer_shows_nothing_half_and_the_next_version_is_f
 
 def test_what_a_trainer_cannot_serve_does_not_stay_on_its_disk(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
-        budget = WeightsConfig(publish=True, anchor_every=ANCHOR_EVERY, store_bytes=FULL_BYTES - 1)
+        budget = WeightsConfig(publish=True, store_bytes=FULL_BYTES - 1)
         trainer = Trainer(world, weights=budget)
         await trainer.start()
         await trainer.publish()

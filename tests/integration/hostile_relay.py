@@ -26,7 +26,7 @@ from swarm.wire.envelopes import seal_group
 from swarm.wire.grpc_errors import Context
 
 NODE, READER, HOSTILE, HONEST = (make_identity(number) for number in range(2, 6))
-EXCHANGE = ExchangeConfig(lookup_every_s=0.1, dial_timeout_s=2.0)
+EXCHANGE = ExchangeConfig(lookup_every_s=0.1)
 Change = Callable[[bytes], Awaitable[bytes]]
 
 

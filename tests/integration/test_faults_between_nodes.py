@@ -14,7 +14,6 @@ from attacked_node import AttackedNode
 from waits import until
 
 from swarm.clock import CLOCK_SKEW_S
-from swarm.config import ExchangeConfig
 from swarm.flow import Backoff
 from swarm.interfaces import PeerAddress
 from swarm.testing.builders import TOY_NOW_S, make_group, make_identity
@@ -122,7 +121,7 @@ async def test_a_process_that_is_stopped_for_longer_than_its_connections_last_ex
     async with (
         peer_process(tmp_path / "alice") as (process, endpoint),
         Relay(endpoint) as relay,
-        AttackedNode(tmp_path / "victim", exchange=ExchangeConfig(dial_timeout_s=1.0)) as node,
+        AttackedNode(tmp_path / "victim") as node,
     ):
         address = PeerAddress(node_id=ALICE.node_id, endpoint=relay.endpoint)
         stream = node.stream_from(address)

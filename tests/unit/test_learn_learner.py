@@ -1,6 +1,7 @@
 """One step, its accumulation, its checkpoint."""
 
 import dataclasses
+import functools
 import logging
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError
 from swarm.learn.checkpoint import has_checkpoint
 from swarm.learn.learner import PolicyLearner
+from swarm.learn.packing import pack
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import weights_digest
@@ -163,11 +165,14 @@ def test_resume_after_two_steps_ends_at_the_same_bits_as_four_steps(
 
 
 @pytest.mark.parametrize("recipe", [name for name in representatives() if load_recipe(name).ratio.noise is None])
-def test_accumulated_micro_batches_make_the_step_of_one_big_batch(tmp_path: Path, recipe: str) -> None:
+def test_accumulated_micro_batches_make_the_step_of_one_big_batch(
+    tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     big = learner(tmp_path / "a", torch.float64, recipe, token_budget=100_000)
     small = learner(tmp_path / "b", torch.float64, recipe, token_budget=32)
-    unshared = learner(tmp_path / "c", torch.float64, recipe, token_budget=32, share_prompt=False)
-    reports = [one.step(draw(1)) for one in (big, small, unshared)]
+    reports = [one.step(draw(1)) for one in (big, small)]
+    monkeypatch.setattr("swarm.learn.learner.pack", functools.partial(pack, share_prompt=False))
+    reports.append(learner(tmp_path / "c", torch.float64, recipe, token_budget=32).step(draw(1)))
     counts = [report.diagnostics["num_micro_batches"] for report in reports]
     assert counts[0] < counts[1] and counts[2] > 3, counts
     for report in reports[1:]:
@@ -366,12 +371,13 @@ class Spy(WeightPart):
     ],
 )
 def test_coefficients_that_reach_beyond_a_micro_batch_are_computed_once_for_the_step(
-    tmp_path: Path, scope: Scope, share_prompt: bool, is_whole: bool
+    tmp_path: Path, scope: Scope, share_prompt: bool, is_whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("swarm.learn.learner.pack", functools.partial(pack, share_prompt=share_prompt))
     recipe, seen = load_recipe("sapo_swarm"), list[int]()
     spy: Any = Spy(inner=recipe.weight, seen=seen, scope=scope)
     settings = arguments(tmp_path, torch.float32, dataclasses.replace(recipe, weight=spy))
-    config = LearnerConfig(token_budget=40, share_prompt=share_prompt)
+    config = LearnerConfig(token_budget=40)
     settings |= {"replay": ReplayConfig(external="all"), "config": config}
     report = PolicyLearner(**settings).step(draw(1, num_own=6))  # what others' groups may weigh is a further reach
     assert report.diagnostics["num_micro_batches"] > 1 and sum(seen) == 24

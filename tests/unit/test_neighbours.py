@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarm.config import ExchangeConfig, NodeConfig, ReplayConfig
+from swarm.config import NodeConfig, ReplayConfig
 from swarm.errors import NotHeld, Unavailable
 from swarm.events import GroupRefused, events_of
 from swarm.exchange.agent import Agent
@@ -30,7 +30,9 @@ from .neighbour_bench import FIRST, OURS, PRODUCER, SECOND, Bench, Honest, Neigh
 
 
 @pytest.mark.parametrize("size_bytes", [2**40, 100])
-def test_a_neighbour_that_announces_without_end_is_dropped_and_told_of(size_bytes: int) -> None:
+def test_a_neighbour_that_announces_without_end_is_dropped_and_told_of(
+    size_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Endless(Neighbour):
         async def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
             while True:
@@ -51,7 +53,8 @@ def test_a_neighbour_that_announces_without_end_is_dropped_and_told_of(size_byte
         assert [refused.producer for refused in events_of(GroupRefused, bench.events)] == [FIRST.node_id] * 3
 
     known: Any = None
-    play(scene, exchange=ExchangeConfig(groups_per_minute=10))
+    monkeypatch.setattr("swarm.peers.quotas.GROUPS_PER_MINUTE", 10)
+    play(scene)
 
 
 def test_a_neighbour_with_a_long_backlog_and_steady_news_stays() -> None:

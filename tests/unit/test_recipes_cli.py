@@ -138,12 +138,6 @@ def test_check_reads_the_run_of_a_coordinator() -> None:
     assert "no such file" in swarm("check", "--config", "nowhere.toml").stderr
 
 
-def test_check_includes_what_the_guard_falls_back_to() -> None:
-    check = ["check", "--config", str(LAPTOP), "--set"]
-    assert "guard.safe_recipe: unknown recipe" in swarm(*check, "guard.safe_recipe=best").stderr
-    assert "keep_zero_variance" in swarm(*check, "guard.safe_recipe=ngrpo").stderr
-
-
 @pytest.mark.parametrize("spec", ["mine.py:RECIPE", "mine:RECIPE", "./mine.py:RECIPE"])
 def test_a_file_of_the_working_directory_is_a_recipe(
     spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

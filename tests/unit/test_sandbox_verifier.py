@@ -76,7 +76,7 @@ async def obedient(folder: Path) -> AsyncIterator[SandboxVerifier]:
     """One for all tests: a child takes half a second to start, and whatever an answer does, the next one works."""
     params = {"path": str(folder / "problems.jsonl")}
     config = EnvironmentConfig(name="run", kind="function", dataset=f"{folder / 'rule.py'}:score", params=params)
-    verifier = SandboxVerifier((config, CHAR), SandboxConfig(timeout_s=2.0, cpu_s=100.0, memory_bytes=512 * 2**20))
+    verifier = SandboxVerifier((config, CHAR), SandboxConfig(timeout_s=2.0, memory_bytes=512 * 2**20))
     yield verifier
     await verifier.close()
 
@@ -331,8 +331,9 @@ async def test_printing_does_not_reach_the_protocol(obedient: SandboxVerifier) -
     assert await works(obedient)
 
 
-async def test_the_child_is_replaced_when_its_cpu_budget_is_used_up() -> None:
-    verifier = SandboxVerifier((CHAR,), SandboxConfig(cpu_s=1e-6))  # its start alone takes more
+async def test_the_child_is_replaced_when_its_cpu_budget_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.environments.sandbox.verifier.PROCESS_CPU_S", 1e-6)  # its start alone takes more
+    verifier = SandboxVerifier((CHAR,), SandboxConfig())
     try:
         assert await works(verifier) and await works(verifier)
         assert verifier.num_replaced == 2

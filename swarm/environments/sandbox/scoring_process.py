@@ -25,6 +25,7 @@ from swarm.interfaces import EnvironmentShape
 
 logger = logging.getLogger(__name__)
 
+PROCESS_CPU_S: Final = 20.0  # of one process before another takes its place: what answers leave behind goes with it
 MAX_REPLY_BYTES: Final = 16 * 2**20
 START_HANG_S: Final = 600.0  # imports: 3 s beside four busy processes; no answer is involved
 # The child sees nothing of our environment. One thread: a thread pool would count against its limits.
@@ -122,7 +123,7 @@ class ScoringProcesses:
         return 0 if status == signal.SIGKILL else status
 
     def _budget_s(self) -> int:
-        return math.ceil(self._limits.cpu_s + self._limits.timeout_s + 1)  # replaced before the kernel would kill it
+        return math.ceil(PROCESS_CPU_S + self._limits.timeout_s + 1)  # replaced before the kernel would kill it
 
     async def _command(self, letter: bytes, number: int, passed: socket.socket | None = None) -> dict[str, Any]:
         """One command to the process that forks, and its reply."""

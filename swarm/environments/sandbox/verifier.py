@@ -21,7 +21,7 @@ from typing import Any, Final
 from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.replay import MAX_EPISODES
 from swarm.environments.sandbox.child import LEAST_SHARE_S
-from swarm.environments.sandbox.scoring_process import ScoringProcess, ScoringProcesses, read_reply
+from swarm.environments.sandbox.scoring_process import PROCESS_CPU_S, ScoringProcess, ScoringProcesses, read_reply
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
 from swarm.environments.sandbox.spare_processes import SpareProcesses
 from swarm.environments.sandbox.time_accounts import FIRST_TRY_S, Allowance, TimeAccounts
@@ -34,6 +34,9 @@ from swarm.types import Task
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES: Final = 16 * 2**20
+# CPU seconds of a minute that reading and replaying the groups of one party may take: a quarter of a core. What is
+# beyond is refused uncharged.
+REPLAY_S_PER_MINUTE: Final = 15.0
 # Of the CPU time that all answers of a request may take (8 ms for 8 answers of 50 ms): a first try. Honest answers
 # take a tenth of a millisecond to a few; beyond it the whole request is scored again among the slow ones.
 FIRST_SHARE: Final = 0.02
@@ -58,7 +61,7 @@ class SandboxVerifier:
     """An `interfaces.Verifier` over confined, long-lived processes, started when first needed.
 
     One scores the answers of this node, others those of peers (`ScoringTurns` says whose), one of these what took too
-    long in a first try. A process is replaced when it used `limits.cpu_s` of CPU, and killed when one answer takes more
+    long in a first try. A process is replaced when it used PROCESS_CPU_S of CPU, and killed when one answer takes more
     CPU than its environment allows, or a request longer than `limits.timeout_s`.
     """
 
@@ -72,7 +75,7 @@ class SandboxVerifier:
         self._own: list[ScoringProcess] = []  # at most one; empty while it is busy
         self._turns = ScoringTurns(lambda: asyncio.get_running_loop().time())
         # of each party; admission counts what it reads of texts in them, too
-        self.accounts = TimeAccounts(lambda: asyncio.get_running_loop().time(), limits.replay_s_per_minute)
+        self.accounts = TimeAccounts(lambda: asyncio.get_running_loop().time(), REPLAY_S_PER_MINUTE)
         self._external: list[ScoringProcess] = []  # those that wait for a request
         self._slow: list[ScoringProcess] = []  # at most one; empty while it is busy
         self._playing: list[ScoringProcess] = []  # those of own episodes that wait for a request
@@ -215,7 +218,7 @@ class SandboxVerifier:
         return allowance
 
     def _over_budget(self) -> OverBudget:
-        return OverBudget(f"its groups have taken {self._limits.replay_s_per_minute:g} s of a minute to replay")
+        return OverBudget(f"its groups have taken {REPLAY_S_PER_MINUTE:g} s of a minute to replay")
 
     async def _ask_one_of(
         self, idle: list[ScoringProcess], request: "_Request", producer: Producer | None = None
@@ -243,7 +246,7 @@ class SandboxVerifier:
             result = _result_of(request, reply)
             used_s = reply.get("cpu_s")
             process.cpu_s = used_s if isinstance(used_s, float) else float("inf")
-            if process.cpu_s < self._limits.cpu_s:
+            if process.cpu_s < PROCESS_CPU_S:
                 idle.append(process)
                 return result
             logger.debug("scoring process replaced", extra={"cpu_s": process.cpu_s})
