@@ -1,6 +1,6 @@
 """Facts about a file of questions and right answers that no single record shows: contradictions, repetitions, blanks.
 
-Invariant: facts alone, of at most MOST_READ records; `swarm.diagnosis.reward_rules` judges which ones do harm.
+Invariant: facts alone, of at most MOST_READ records; `swarm.diagnosis.record_rules` judges which ones do harm.
 """
 
 import json

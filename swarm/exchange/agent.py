@@ -104,17 +104,10 @@ class Agent:
         # one rule for sessions, records, relayed groups and parties
         rule = self.entry_rule = entry or EntryRule(config.entry, config.run_id, clock, config.coordinator.fingerprint)
         parties = self.parties = Parties(None if config.is_private else rule, self.address_book.endpoint_of)
-<<<<<<< HEAD
         peers = self.peers = Peers(self.node_id, self._is_listed)
-        reputation = Reputation(clock, config.exchange.groups_per_minute, is_denied=rule.is_denied)
+        reputation = Reputation(clock, is_denied=rule.is_denied)
         self.reputation, self.coordinator_view = reputation, CoordinatorView(clock)
         quota = IntakeQuota(config.replay, clock)
-=======
-        peers = self.peers = Peers(self.node_id, lambda peer: not parties.is_private and parties.is_established(peer))
-        reputation = self.reputation = Reputation(self.clock, is_denied=rule.is_denied)
-        self.coordinator_view = CoordinatorView(self.clock)
-        quota = IntakeQuota(config.replay, self.clock)
->>>>>>> 6495aa8f5b11babbdf33f0dc5d02e4e8395ecf80
 
         # groups that wait for a step, and how many more may be begun
         shares = DrawShares(parties, config.replay.max_reuse)

@@ -174,7 +174,7 @@ class SourceWatcher:
         self._agent.reputation.require_allowed(peer)
         if peer == policy_id:  # never given up, and its advert is its own: no budget
             try:
-                client = await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
+                client = await self._transport.connect(self._address, DIAL_TIMEOUT_S)
             except Unavailable:
                 self._note_failure(was_connected=False)
                 raise
@@ -207,16 +207,6 @@ class SourceWatcher:
             await self._follower.changed.until(lambda: sources.keeps_failing(peer))
             await client.close()
 
-<<<<<<< HEAD
-=======
-    async def _connect_trainer(self) -> PeerClient:
-        try:
-            return await self._transport.connect(self._address, DIAL_TIMEOUT_S)
-        except Unavailable:
-            self._note_failure(was_connected=False)
-            raise
-
->>>>>>> 6495aa8f5b11babbdf33f0dc5d02e4e8395ecf80
     def _note_failure(self, *, was_connected: bool) -> None:
         """Counts a failure where another path may work at once: past a relay, or past an address that is dead."""
         book = self._agent.address_book

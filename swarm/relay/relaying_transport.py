@@ -19,11 +19,7 @@ import grpc
 
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig
-<<<<<<< HEAD
 from swarm.errors import NotHeld, Unauthenticated, Unavailable
-from swarm.exchange.grpc_transport import ROUTER_PING_S, STALL_TIMEOUT_S, WILDCARD_HOSTS, GrpcTransport, PeerHooks
-=======
-from swarm.errors import Unavailable
 from swarm.exchange.grpc_transport import (
     DIAL_TIMEOUT_S,
     ROUTER_PING_S,
@@ -32,7 +28,6 @@ from swarm.exchange.grpc_transport import (
     GrpcTransport,
     PeerHooks,
 )
->>>>>>> 6495aa8f5b11babbdf33f0dc5d02e4e8395ecf80
 from swarm.identity import Identity
 from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, PeerClient, RecordKeeper, Reservation
 from swarm.printable import printable
@@ -133,7 +128,7 @@ class RelayingTransport(GrpcTransport):
 
     async def announce_at(self, relay: PeerAddress, advert: bytes) -> None:
         """Asks a relay to put our signed advert into the directory. Raises Unavailable."""
-        timeout_s = 2 * self._config.dial_timeout_s
+        timeout_s = 2 * DIAL_TIMEOUT_S
         async with self._relays.call(relay) as (stub, metadata):
             with calling(f"announcement at {short(relay.node_id)}", Unauthenticated):
                 await stub.Announce(pb.AnnounceRequest(advert=advert), metadata=metadata, timeout=timeout_s)
@@ -143,7 +138,7 @@ class RelayingTransport(GrpcTransport):
         found: list[bytes] = []
         what = f"look-up at {short(relay.node_id)}"
         async with self._relays.call(relay) as (stub, metadata):
-            call = stub.Lookup(pb.LookupRequest(), metadata=metadata, timeout=2 * self._config.dial_timeout_s)
+            call = stub.Lookup(pb.LookupRequest(), metadata=metadata, timeout=2 * DIAL_TIMEOUT_S)
             try:
                 with calling(what, Unauthenticated):
                     async for response in call:

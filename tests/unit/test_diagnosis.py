@@ -23,7 +23,7 @@ from swarm.config import NodeConfig
 from swarm.config.section import Usual
 from swarm.diagnosis import RULES, STATUS_RULES, Diagnosed, Gravity, Snapshot, diagnose, is_healthy, read_snapshot
 from swarm.diagnosis.process_rules import TOLD
-from swarm.diagnosis.rules import SHORTFALLS, far_values
+from swarm.diagnosis.settings_rules import SHORTFALLS, far_values
 from swarm.diagnosis.snapshot import AnsweredGroup, as_toml
 from swarm.environments.record_facts import RecordFacts
 from swarm.errors import ConfigError
