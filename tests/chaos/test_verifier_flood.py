@@ -174,7 +174,11 @@ async def test_spare_processes_are_few_and_end_with_the_verifier(node: Node) -> 
     await until(lambda: len(spares._waiting) >= NUM_SPARE and not spares._tasks, "spare processes")
     pids = [process.pid for process in spares._waiting]
     assert len(pids) == NUM_SPARE and all(map(is_alive, pids))
+    taken = spares.take()
+    assert taken is not None
+    spares.end(taken)
     await verifier.close()
+    assert taken.writer.is_closing(), "its end was cancelled before it began"
     await until(lambda: not any(map(is_alive, pids)), "their end")
     assert not spares._waiting and not spares._tasks
 

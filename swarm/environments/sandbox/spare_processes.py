@@ -47,7 +47,8 @@ class SpareProcesses:
         return taken
 
     def end(self, process: ScoringProcess) -> None:
-        """Ends a process of whom nothing more needs to be known."""
+        """Shuts a process down in the background; its result is not needed."""
+        process.writer.close()  # at once: `close` may cancel the task before it begins
         self._begin(self._end(process))
 
     async def close(self) -> None:
