@@ -14,8 +14,8 @@ from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.environments.curriculum import TaskMixture
 from swarm.environments.environment import AnswerEnvironment
-from swarm.exchange import admission_checks
 from swarm.exchange.agent import Agent
+from swarm.exchange.checks import admission_checks
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Result
 from swarm.loops import Worker

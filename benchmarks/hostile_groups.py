@@ -26,7 +26,7 @@ import torch
 
 from swarm.clock import ManualClock
 from swarm.config import GeneratorConfig, ModelConfig, NodeConfig
-from swarm.exchange.reward_recheck import to_scored_group
+from swarm.exchange.checks.reward_recheck import to_scored_group
 from swarm.model.tokenizer import load_tokenizer
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ToyTokenizer, make_group, make_identity, make_sealed

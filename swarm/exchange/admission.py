@@ -13,12 +13,12 @@ from typing import Final
 
 from swarm.environments.sandbox.time_accounts import Allowance, TimeAccounts
 from swarm.errors import OverBudget, RolloutFailed, StorageFull, TooLarge
-from swarm.exchange.admission_checks import AdmissionLimits, check_form
-from swarm.exchange.episode_checks import Finding, check_num_turns
-from swarm.exchange.group_form import GroupForm, read_group, timed
+from swarm.exchange.checks.admission_checks import GroupForm, check_form, read_group, timed
+from swarm.exchange.checks.admission_limits import AdmissionLimits, Finding
+from swarm.exchange.checks.episode_checks import check_num_turns
+from swarm.exchange.checks.origin_checks import OriginChecks
+from swarm.exchange.checks.reward_recheck import check_verdict, cut_group, to_scored_group
 from swarm.exchange.novelty import MIN_BITS, Novelty, keep_keys
-from swarm.exchange.origin_checks import OriginChecks
-from swarm.exchange.reward_recheck import check_verdict, cut_group, to_scored_group
 from swarm.fairness import FairTurns, Turn
 from swarm.interfaces import EnvironmentShape, GroupStore, Producer, Result, Tokenizer, Verifier
 from swarm.node_context import NodeContext

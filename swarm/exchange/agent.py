@@ -15,13 +15,13 @@ from swarm.environments.sandbox.time_accounts import TimeAccounts
 from swarm.events import LoopFailed, NodeRestored
 from swarm.exchange.admission import Admission
 from swarm.exchange.capacity import GenerationCapacity
+from swarm.exchange.checks.origin_checks import OriginChecks
 from swarm.exchange.draw_journal import DrawJournal
 from swarm.exchange.draw_shares import DrawShares
 from swarm.exchange.group_ingest import GroupIngest
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.novelty import Novelty
-from swarm.exchange.origin_checks import OriginChecks
 from swarm.exchange.own_groups import OwnGroups
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.exchange.worker_exchange import WorkerExchange
@@ -160,7 +160,7 @@ class Agent:
             context, self.admission, quota, peers, reputation, parties, credit, replay, streams, novelty, self._learns
         )
         self.local = WorkerExchange(
-            context,
+            context=context,
             verifier=verifier,
             generation=generation,
             own_groups=self.own_groups,

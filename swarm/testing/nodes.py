@@ -11,9 +11,9 @@ from swarm.config import NodeConfig
 from swarm.environments.sandbox.time_accounts import TimeAccounts
 from swarm.exchange.admission import Admission
 from swarm.exchange.agent import Agent
+from swarm.exchange.checks.origin_checks import OriginChecks
 from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.novelty import Novelty
-from swarm.exchange.origin_checks import OriginChecks
 from swarm.identity import Identity
 from swarm.interfaces import EnvironmentShape, GroupStore, Tokenizer, Verifier
 from swarm.node_context import NodeContext

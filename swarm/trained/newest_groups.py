@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from swarm.errors import ConfigError
-from swarm.exchange.stored_rows import SCORED_COLUMNS, scored_of
+from swarm.exchange.group_database import SCORED_COLUMNS, scored_of
 from swarm.types import Digest, ScoredGroup
 
 Origin = Literal["own", "others", "all"]

@@ -20,7 +20,7 @@ from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
 from swarm.environments.look_up import LookUpEnvironment
 from swarm.events import Event, GroupPut, GroupsDrawn, Kind, PolicyEvaluated, StepMade, events_of
-from swarm.exchange import stored_rows
+from swarm.exchange import group_database
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.loops import Worker, run_worker
@@ -335,7 +335,7 @@ async def test_what_the_replay_found_comes_back_from_the_disk_of_a_killed_node(t
             await run_once(machine, kill_at)
             with pytest.MonkeyPatch.context() as patch:
                 if forgets:
-                    patch.setattr(stored_rows, "_unpacked", lambda data, count: ())  # pyright: ignore
+                    patch.setattr(group_database, "_unpacked", lambda data, count: ())  # pyright: ignore
                 await run_once(machine)
             steps.append(sorted({(e.draw_step, e.digest) for e in machine.of(StepMade)}))
         if steps[0] != steps[1]:

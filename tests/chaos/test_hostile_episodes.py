@@ -13,7 +13,7 @@ from swarm.environments.look_up import LookUp, LookUpEnvironment
 from swarm.environments.sandbox import verifier
 from swarm.episode import Actions, TurnStatus
 from swarm.events import GroupPut
-from swarm.exchange import episode_checks
+from swarm.exchange.checks import episode_checks
 from swarm.model.tokenizer import CharTokenizer
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation

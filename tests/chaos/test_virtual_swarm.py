@@ -13,9 +13,9 @@ from google.protobuf.message import DecodeError
 from rich.console import Console
 
 from swarm.exchange.admission import Admission, Arrival
-from swarm.exchange.episode_checks import Finding
+from swarm.exchange.checks.admission_limits import Finding
+from swarm.exchange.checks.reward_recheck import to_scored_group
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.exchange.reward_recheck import to_scored_group
 from swarm.report.invariants import ADMITTED, AGE, BOUNDS, NO_FAILURE, ONCE, PROGRESS, REPEAT, REUSE
 from swarm.simulate.virtual.faults import Crash, FaultPlan, Partition
 from swarm.simulate.virtual.group_store import MemoryGroupStore

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.hostile_groups import BLOCK, Findings, play_block
-from swarm.exchange.admission_checks import AdmissionLimits, check_form
+from swarm.exchange.checks.admission_checks import check_form
+from swarm.exchange.checks.admission_limits import AdmissionLimits
 from swarm.identity import Identity
 from swarm.interfaces import Tokenizer
 from swarm.model.tokenizer import HfTokenizer

@@ -223,7 +223,7 @@ def test_groups_that_an_earlier_release_let_in_are_not_learned_from_after_a_rest
         await bench.put(task_id=7)
         await bench.put(task_id=17)
         with monkeypatch.context() as earlier:
-            earlier.setattr("swarm.exchange.group_form.check_form", lambda *_: None)
+            earlier.setattr("swarm.exchange.checks.admission_checks.check_form", lambda *_: None)
             drawn, waiting = [make_sealed(pill(task_id, bench.clock.now_s()), PEER) for task_id in (7, 18)]
             await agent.ingest.receive(drawn, via=PEER.node_id)
             draw = await agent.local.draw(HEAD)

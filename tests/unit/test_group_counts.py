@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from swarm.exchange.admission_checks import AdmissionLimits
+from swarm.exchange.checks.admission_limits import AdmissionLimits
 from swarm.identity import DOMAIN_GROUP
 from swarm.testing.builders import make_group, make_identity
 from swarm.types import RefusalReason, Refused, RolloutGroup, SealedGroup

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.honest_answers import World, environments_of
 from swarm.config import ModelConfig
-from swarm.exchange import episode_checks
+from swarm.exchange.checks import episode_checks
 from swarm.model.network import load_model
 
 

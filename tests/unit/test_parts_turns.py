@@ -14,7 +14,7 @@ from swarm.environments.load import build_environment, signals_of
 from swarm.environments.replay import replay
 from swarm.episode import TurnStatus
 from swarm.errors import ConfigError
-from swarm.exchange.reward_recheck import to_scored_group
+from swarm.exchange.checks.reward_recheck import to_scored_group
 from swarm.interfaces import Environment
 from swarm.model.tokenizer import CharTokenizer
 from swarm.objectives.batch import Batch

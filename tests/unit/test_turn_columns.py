@@ -13,8 +13,8 @@ from swarm.environments.load import build_environment
 from swarm.environments.replay import replay
 from swarm.environments.tool_calls import render_call
 from swarm.episode import EpisodeOutcome, Message, ToolCall, TurnStatus
+from swarm.exchange.checks.reward_recheck import to_scored_group
 from swarm.exchange.group_store import SqliteGroupStore
-from swarm.exchange.reward_recheck import to_scored_group
 from swarm.model.token_alignment import cut_to_limit
 from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.turn_columns import turn_columns

@@ -15,7 +15,7 @@ import numpy as np
 from swarm.config import LearnerConfig, NodeConfig
 from swarm.environments.tool_calls import parse_action
 from swarm.episode import Actions, Transition, TurnStatus
-from swarm.exchange.episode_checks import TURN_REWARD_TOLERANCE
+from swarm.exchange.checks.episode_checks import TURN_REWARD_TOLERANCE
 from swarm.interfaces import Environment, Tokenizer
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import coefficients, with_advantages

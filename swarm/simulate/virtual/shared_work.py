@@ -14,8 +14,8 @@ from swarm.config import EnvironmentConfig
 from swarm.environments.char_tasks import CharEnvironment
 from swarm.environments.environment import Problem
 from swarm.episode import Actions, Message
-from swarm.exchange.admission_checks import AdmissionLimits
-from swarm.exchange.group_form import GroupForm, read_group
+from swarm.exchange.checks.admission_checks import GroupForm, read_group
+from swarm.exchange.checks.admission_limits import AdmissionLimits
 from swarm.flow import BoundedTable
 from swarm.identity import PUBLIC_KEY_BYTES, Identity, Verify
 from swarm.interfaces import Environment, Offload, Producer, Result, Tokenizer, Verdict

@@ -1,32 +1,31 @@
 """Checks of episodes of several turns: their form, and every observation, reward and end against the replay here.
 
-Invariant: a token that the model did not choose is the one that this node's own replay and tokenizer put there; peers
-believe no observation but those of listed nodes (class `scored`). Nothing reveals prompt or answer text in its detail.
+Invariant: a token that the model did not choose is the one that this node's own replay and tokenizer put there; only
+observations of listed nodes (class `scored`) are believed.
 
 Shape letters: T response tokens, K turns.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Final
 
 import numpy as np
 
 from swarm.episode import MAX_TURNS, EpisodeOutcome
 from swarm.errors import ConfigError
+from swarm.exchange.checks.admission_limits import Finding, first
 from swarm.interfaces import Tokenizer, Verdict
 from swarm.model.conversations import Conversations
 from swarm.types import EpisodeLimits, FinishReason, RefusalReason, Rollout, RolloutGroup, TokenTrace
 
-Finding = tuple[RefusalReason, str] | None
-
 TURN_REWARD_TOLERANCE: Final = 1e-3  # it travels as float32
-# Bound of a text before it is encoded here, `most_chars`. Of 15 million tokens of code, prose, tables and markup by
-# three tokenizers (SmolLM2, DeepSeek-V3, Claude 2) the 8 longest in a row have 303 characters, 64: 934, 256: 2,970
-# (white space in C++), 2,048: 14,540.
+# Bound of a text before it is encoded here, `most_chars`. In 15 million tokens of code, prose, tables and markup by
+# three tokenizers (SmolLM2, DeepSeek-V3, Claude 2) the longest 8 consecutive tokens have 303 characters, 64: 934,
+# 256: 2,970 (white space in C++), 2,048: 14,540.
 CHARS_PER_TOKEN: Final = 12
 CHARS_OF_FEW: Final = 1024
-# An honest sample is often not its text's usual cut (9 of 32 of SmolLM2 at temperature 1), and then hardly longer.
+# Honest samples often differ from the usual cut of their text (9 of 32 of SmolLM2 at temperature 1), by few tokens.
 CUT_FACTOR: Final = 2
 CUT_EXTRA: Final = 4
 
@@ -53,53 +52,51 @@ def turns_of(trace: TokenTrace) -> list[TurnBounds] | None:
 
 
 def check_episodes(group: RolloutGroup, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
-    """What group, vocabulary and limits decide alone."""
+    """Everything that group, vocabulary and limits decide."""
     is_ours = group.tokenizer_digest == tokenizer.digest
-    for rollout in group.rollouts:  # of all, before a text of any is encoded
-        finding = _check_structure(rollout, limits)
-        if finding is None and len(rollout.claimed_turns) not in (0, len(rollout.actions)):
-            num_claims, num_actions = len(rollout.claimed_turns), len(rollout.actions)
-            finding = RefusalReason.MALFORMED, f"claims for {num_claims} turns of {num_actions}"
-        if finding is None and (rollout.trace is None or not is_ours):
-            finding = _check_num_chars(rollout, limits)
-        if finding is not None:
-            return finding
-    for rollout in group.rollouts:
-        if rollout.trace is not None and is_ours:
-            finding = _check_actions(rollout, rollout.trace, tokenizer, limits)
-        else:
-            finding = _check_texts(rollout, tokenizer, limits)
-        if finding is not None:
-            return finding
-    return check_cut(group, tokenizer) if is_ours else None
+    # of all rollouts, before a text of any is encoded
+    finding = first(
+        _check_structure(rollout, limits)
+        or _check_num_claims(rollout)
+        or (_check_num_chars(rollout, limits) if rollout.trace is None or not is_ours else None)
+        for rollout in group.rollouts
+    )
+    finding = finding or first(
+        _check_actions(rollout, rollout.trace, tokenizer, limits)
+        if rollout.trace is not None and is_ours
+        else _check_texts(rollout, tokenizer, limits)
+        for rollout in group.rollouts
+    )
+    return finding or (check_cut(group, tokenizer) if is_ours else None)
 
 
 def check_replay(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
     """Every episode as recorded against the same actions played here.
 
-    What differs is its producer's fault only where both play the same version of the environment.
+    A difference is its producer's fault only where both play the same version of the environment.
     """
     is_ours = group.tokenizer_digest == tokenizer.digest
     is_same = group.verifier == verdict.verifier
-    for rollout, outcome in zip(group.rollouts, verdict.outcomes, strict=True):
+
+    def check(rollout: Rollout, outcome: EpisodeOutcome) -> Finding:
         has_our_tokens = is_ours and rollout.trace is not None
-        try:
-            conversations = Conversations(tokenizer, group.env)
-            detail = _difference(rollout, outcome, tokenizer if has_our_tokens else None, conversations, limits)
-            if detail:
-                return (RefusalReason.WRONG_EPISODE if is_same else RefusalReason.OTHER_ENVIRONMENT), detail
-            finding = _check_claims(rollout, outcome) if is_same else None
-            if finding is None and not has_our_tokens:
-                finding = _check_reencoded(rollout, outcome, tokenizer, conversations, limits)
-        except ConfigError as error:  # what the environment said has no tokens here
-            return RefusalReason.UNUSABLE_TEXT, f"an observation cannot be encoded here: {type(error).__name__}"
-        if finding is not None:
-            return finding
-    return None
+        conversations = Conversations(tokenizer, group.env)
+        detail = _difference(rollout, outcome, tokenizer if has_our_tokens else None, conversations, limits)
+        if detail:
+            return (RefusalReason.WRONG_EPISODE if is_same else RefusalReason.OTHER_ENVIRONMENT), detail
+        finding = _check_claims(rollout, outcome) if is_same else None
+        return finding or (
+            None if has_our_tokens else _check_reencoded(rollout, outcome, tokenizer, conversations, limits)
+        )
+
+    try:
+        return first(starmap(check, zip(group.rollouts, verdict.outcomes, strict=True)))
+    except ConfigError as error:  # an observation has no tokens here
+        return RefusalReason.UNUSABLE_TEXT, f"an observation cannot be encoded here: {type(error).__name__}"
 
 
 def check_believed(group: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer) -> Finding:
-    """Episodes whose observations are believed: there are as many actions as there may be, and all tokens are ours."""
+    """Episodes whose observations are believed: no more actions than allowed, and all tokens are ours."""
     if group.tokenizer_digest != tokenizer.digest or any(rollout.trace is None for rollout in group.rollouts):
         return RefusalReason.UNUSABLE_TEXT, "observations that are believed come as tokens of ours"
     return check_num_turns(group, verdict.task.max_turns, verdict.verifier)
@@ -116,9 +113,9 @@ def check_num_turns(group: RolloutGroup, max_turns: int, verifier: str) -> Findi
 
 
 def check_cut(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
-    """The texts are cut into about as many tokens as usual: nobody teaches others to spell.
+    """The texts are cut into about as many tokens as usual: a peer cannot teach our policy to spell letter by letter.
 
-    The bound is for the group, since one text may have collapsed to what merges: 64 spaces are 2 tokens.
+    The bound is for the group, since one text may have collapsed into tokens that merge: 64 spaces are 2 tokens.
     """
     masks = [rollout.trace.action_mask for rollout in group.rollouts if rollout.trace is not None]
     num_tokens = sum([int(np.count_nonzero(mask)) for mask in masks])
@@ -130,7 +127,7 @@ def check_cut(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
 
 
 def most_chars(num_tokens: int) -> int:
-    """Characters that a text of so many tokens of another tokenizer may have."""
+    """Most characters of a text of `num_tokens` tokens of another tokenizer."""
     return CHARS_PER_TOKEN * num_tokens + CHARS_OF_FEW
 
 
@@ -157,8 +154,15 @@ def _check_structure(rollout: Rollout, limits: EpisodeLimits) -> Finding:
     return None
 
 
+def _check_num_claims(rollout: Rollout) -> Finding:
+    num_claims, num_actions = len(rollout.claimed_turns), len(rollout.actions)
+    if num_claims not in (0, num_actions):
+        return RefusalReason.MALFORMED, f"claims for {num_claims} turns of {num_actions}"
+    return None
+
+
 def _check_actions(rollout: Rollout, trace: TokenTrace, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
-    """Tokens of our vocabulary: each action says its text, and ends as its episode says."""
+    """Tokens of our vocabulary: each action decodes to its text, and ends as its episode says."""
     turns = turns_of(trace)
     assert turns is not None
     if trace.token_ids.size and int(trace.token_ids.view(np.uint32).max()) >= tokenizer.vocab_size:
@@ -178,7 +182,7 @@ def _check_actions(rollout: Rollout, trace: TokenTrace, tokenizer: Tokenizer, li
 
 
 def _check_num_chars(rollout: Rollout, limits: EpisodeLimits) -> Finding:
-    """Texts that are to be encoded here are no longer than those of honest nodes may be."""
+    """Texts to be encoded here are no longer than texts of honest nodes."""
     longest, most = max(map(len, rollout.actions)), most_chars(limits.max_new_tokens)
     if longest > most:
         return RefusalReason.UNUSABLE_TEXT, f"{longest} characters of an action exceed {most}"
@@ -189,7 +193,7 @@ def _check_num_chars(rollout: Rollout, limits: EpisodeLimits) -> Finding:
 
 
 def _check_texts(rollout: Rollout, tokenizer: Tokenizer, limits: EpisodeLimits) -> Finding:
-    """Texts that are encoded here say what they say, and are no longer than an action of our own."""
+    """Texts survive encoding with our vocabulary, and are no longer than our own actions."""
     num_tokens = 0
     for text in rollout.actions:
         ids = tokenizer.encode_response(text)
@@ -213,7 +217,7 @@ def _difference(
     conversations: Conversations,
     limits: EpisodeLimits,
 ) -> str:
-    """What the replay shows otherwise; empty where nothing. `tokenizer` None: the tokens are another one's."""
+    """The first difference to the replay; empty without one. `tokenizer` None: the tokens are of another tokenizer."""
     num_actions, num_taken = len(rollout.actions), len(outcome.transitions)
     if num_taken != num_actions:
         return f"{num_actions} actions, of which the environment takes {num_taken}"
@@ -240,7 +244,7 @@ def _check_reencoded(
     conversations: Conversations,
     limits: EpisodeLimits,
 ) -> Finding:
-    """An episode that is encoded here ended by itself, and is no longer than one of our own."""
+    """An episode that is encoded here ended by itself, and is no longer than our own episodes."""
     if not outcome.is_ended:
         return RefusalReason.UNUSABLE_TEXT, "an episode that a limit in other tokens ended"
     num_tokens = 0
@@ -253,7 +257,7 @@ def _check_reencoded(
 
 
 def _check_claims(rollout: Rollout, outcome: EpisodeOutcome) -> Finding:
-    """Statuses and rewards of turns, where the producer claims any."""
+    """Statuses and rewards of turns, if the producer claims any."""
     if not rollout.claimed_turns:
         return None
     for number, (claim, transition) in enumerate(zip(rollout.claimed_turns, outcome.transitions, strict=True), start=1):

@@ -1,4 +1,4 @@
-"""Rewards checked again: what a producer says of task, prompt and rewards against this node's verdict, and the result.
+"""Recheck of rewards: a producer's task, prompt and rewards against this node's verdict, and the scored group.
 
 Invariant: the rewards of a scored group were computed on this node, whoever made the group.
 Shape letters: G rollouts.
@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from swarm.episode import OUTCOME, EpisodeOutcome
-from swarm.exchange.admission_checks import AdmissionLimits
-from swarm.exchange.episode_checks import Finding, check_believed, check_replay
+from swarm.exchange.checks.admission_limits import AdmissionLimits, Finding
+from swarm.exchange.checks.episode_checks import check_believed, check_replay
 from swarm.interfaces import Tokenizer, Verdict
 from swarm.model.token_alignment import cut_to_limit
 from swarm.types import (
@@ -27,13 +27,13 @@ from swarm.types import (
 
 _TEMPLATE_TOKENS = 1024  # of another model's chat template
 _SHOWN_CHARS = 200  # of an environment's version, in a refusal
-_PER_FOREIGN_TOKEN = 8  # tokens that one of ours may be in another tokenizer: a word's characters
+_PER_FOREIGN_TOKEN = 8  # most tokens of another tokenizer for one of ours: a word's characters
 
 
 def cut_group(group: RolloutGroup, tokenizer: Tokenizer) -> RolloutGroup:
-    """A group of another node as far as the learner takes it: what is scored is what is learned.
+    """A group of another node cut as the learner cuts it, so that the learned text is the scored one.
 
-    The same object where nothing is too long, and where its tokens are ours.
+    Returns the same object if no text is too long, or if its tokens are ours.
     """
     if correction_of(group, tokenizer) is not Correction.TEXT_ONLY:
         return group
@@ -45,14 +45,14 @@ def cut_group(group: RolloutGroup, tokenizer: Tokenizer) -> RolloutGroup:
 def check_verdict(
     group: RolloutGroup, scored: RolloutGroup, verdict: Verdict, tokenizer: Tokenizer, limits: AdmissionLimits
 ) -> Finding:
-    """Task, prompt and rewards as rebuilt here, against what the producer says.
+    """Task, prompt and rewards as rebuilt here, against the producer's claims.
 
-    What differs is its producer's fault only where both have the same version of the environment.
+    A difference is its producer's fault only where both have the same version of the environment.
 
     Args:
-        group: as it came.
-        scored: as far as the learner takes it; claims are about whole answers.
-        verdict: on that.
+        group: as it came; its claims are about whole answers.
+        scored: `cut_group` of it.
+        verdict: on `scored`.
         tokenizer: our own.
         limits: of the run.
     """
@@ -82,7 +82,7 @@ def _check_against(
     if is_ours and group.prompt_ids.tolist() != prompt_ids:
         return _fault(RefusalReason.WRONG_PROMPT, is_same), "the prompt is not that of the task"
     num_tokens, most = group.prompt_ids.size, _PER_FOREIGN_TOKEN * len(prompt_ids) + _TEMPLATE_TOKENS
-    if num_tokens > most:  # nobody here reads it, but it takes memory
+    if num_tokens > most:  # it is not read here, but takes memory
         return RefusalReason.UNUSABLE_TEXT, f"{num_tokens} tokens of a prompt exceed {most}"
     if is_same:
         for rollout, kept, reward in zip(group.rollouts, scored.rollouts, rewards, strict=True):
@@ -97,7 +97,7 @@ def _check_against(
 
 
 def _fault(reason: RefusalReason, is_same: bool) -> RefusalReason:
-    """The reason where both have the same version; another version may hold out other tasks and ask otherwise."""
+    """The reason if both have the same version; another version may hold out other tasks and ask differently."""
     return reason if is_same else RefusalReason.OTHER_ENVIRONMENT
 
 
@@ -118,9 +118,9 @@ def to_scored_group(
         sealed: as it travels.
         rewards: [G], computed on this node.
         tokenizer: of this node's model.
-        is_made_here: whether this node generated it.
+        is_made_here: this node generated it.
         now_s: wall clock.
-        outcomes: [G], of the replay on this node; none where rewards are all that is known.
+        outcomes: [G], of the replay on this node; empty if only rewards are known.
     """
     correction = correction_of(group, tokenizer)
     return ScoredGroup(
@@ -136,7 +136,7 @@ def to_scored_group(
 
 
 def _kept_outcomes(outcomes: Sequence[EpisodeOutcome], correction: Correction) -> tuple[EpisodeOutcome, ...]:
-    """Outcomes that say more than rewards do; observations only where our own tokens of them are not in the trace."""
+    """Outcomes, if they hold more than rewards; with observations only if the trace lacks our tokens of them."""
     if all(len(outcome.transitions) < 2 and outcome.rewards.keys() <= {OUTCOME} for outcome in outcomes):
         return ()
     if correction is Correction.TEXT_ONLY:
@@ -148,7 +148,7 @@ def _kept_outcomes(outcomes: Sequence[EpisodeOutcome], correction: Correction) -
 
 
 def correction_of(group: RolloutGroup, tokenizer: Tokenizer) -> Correction:
-    """Which ratios this node may form for the group."""
+    """The ratios that this node may form for the group."""
     if group.tokenizer_digest != tokenizer.digest:
         return Correction.TEXT_ONLY
     is_exact = True

@@ -9,8 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from swarm.exchange.admission_checks import AdmissionLimits
-from swarm.exchange.episode_checks import Finding
+from swarm.exchange.checks.admission_limits import AdmissionLimits, Finding
 from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.staleness import check_freshness
 from swarm.node_context import NodeContext

@@ -1,33 +1,33 @@
-"""The pure checks of admission: one function per rule, each returning what is wrong or None.
+"""Checks of a group's form: everything that group, vocabulary and limits decide before an episode is replayed.
 
-Invariant: no check trusts a length, a number or a name of a group beyond what `open_group` established,
-and none reveals prompt or answer text in its detail.
-
-Shape letters: G rollouts, P prompt tokens, T response tokens.
+Invariant: each text is encoded once, however many checks need its tokens, and the result says how much CPU time it
+took, so that its party pays for it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from swarm.config import NodeConfig
-from swarm.episode import MAX_TURNS
-from swarm.exchange.episode_checks import Finding, check_cut, check_episodes, most_chars
-from swarm.interfaces import Tokenizer
+from swarm.episode import Message
+from swarm.exchange.checks.admission_limits import AdmissionLimits, Finding, first
+from swarm.exchange.checks.episode_checks import check_cut, check_episodes, most_chars
+from swarm.exchange.checks.reward_recheck import cut_group
+from swarm.exchange.novelty import AnswerKey, hash_answers
+from swarm.interfaces import Result, Tokenizer
 from swarm.types import (
-    EpisodeLimits,
     FinishReason,
     IntArray,
     RefusalReason,
     Rollout,
     RolloutGroup,
     Sampling,
+    Task,
     TokenTrace,
 )
-from swarm.wire.group_counts import CountLimits
 
 ROUNDING_NATS: Final = 1e-4  # a log-prob this far above 0 is rounding and is clamped
 _LEAST_LOGPROB: Final = -100.0  # e ** -100: no sampler ever draws such a token
@@ -35,60 +35,75 @@ _TEMPERATURE_TOLERANCE: Final = 1e-3  # relative; it travels as float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdmissionLimits:
-    """The bounds of admission."""
+class GroupForm:
+    """Form of a group, its texts as tokens of ours, and its answers."""
 
-    max_group_bytes: int = 4 * 2**20  # as it travels and decompressed
-    group_size: int = 8  # rollouts, exactly
-    largest_group: int = 0  # 0, or groups have any size from 2 to this
-    max_age_steps: int = 4
-    max_age_s: float = 600.0  # since the producer's created_at, clock skew allowed on top
-    max_new_tokens: int = 8  # tokens of one answer, and what its generator was allowed
-    temperature: float = 1.0  # of the run
-    reward_tolerance: float = 1e-3
-    has_followers: bool = False  # others have our weights, and make groups with them
-    episode_environments: frozenset[str] = frozenset()  # names of those whose episodes may have several turns
-    max_episode_tokens: int = 2048  # of such an episode
-    believed_from: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
-    """environment whose observations are believed -> the nodes whose are"""
-    own_environments: frozenset[str] = frozenset()  # names of those whose episodes stay where they were made
+    finding: Finding
+    learned: RolloutGroup  # cut as a batch cuts its texts, if its form is right
+    answers: list[AnswerKey]  # [G] of the whole group; empty if its form is wrong
+    learned_answers: list[AnswerKey]  # [G] of `learned`; empty if its form is wrong
+    tokenizer: Tokenizer  # ours, with the texts that it encoded
+    cpu_s: float
 
-    @classmethod
-    def from_config(cls, config: NodeConfig) -> "AdmissionLimits":
-        """The limits a node's configuration implies."""
-        return cls(
-            max_group_bytes=config.exchange.max_group_bytes,
-            group_size=config.generator.group_size,
-            largest_group=config.generator.largest_group,
-            max_age_steps=config.replay.max_age_steps,
-            max_age_s=config.replay.max_age_s,
-            max_new_tokens=config.generator.max_new_tokens,
-            temperature=config.generator.temperature,
-            has_followers=config.weights.publish,
-            episode_environments=frozenset(each.name for each in config.environments if each.may_have_turns),
-            max_episode_tokens=config.generator.max_episode_tokens,
-            believed_from={e.name: frozenset(e.scored_from) for e in config.environments if e.exchange == "scored"},
-            own_environments=config.own_environments,
-        )
 
-    @property
-    def episodes(self) -> EpisodeLimits:
-        """Where episodes of several turns end."""
-        return EpisodeLimits(max_new_tokens=self.max_new_tokens, max_episode_tokens=self.max_episode_tokens)
+class EncodedOnce:
+    """A `Tokenizer` that encodes equal texts once: form, cut and replay of a group encode the same texts."""
 
-    @property
-    def counts(self) -> CountLimits:
-        """What a group may hold at all: the rest is not parsed."""
-        return CountLimits.of_run(
-            group_size=max(self.group_size, self.largest_group),
-            max_new_tokens=self.max_episode_tokens if self.episode_environments else self.max_new_tokens,
-            max_turns=MAX_TURNS if self.episode_environments else 1,
-            max_age_steps=self.max_age_steps,
-        )
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.digest, self.vocab_size, self.eos_ids = tokenizer.digest, tokenizer.vocab_size, tokenizer.eos_ids
+        self._tokenizer = tokenizer
+        self._ids_of: dict[str, list[int]] = {}
+
+    def encode_prompt(self, task: Task) -> list[int]:
+        return self._tokenizer.encode_prompt(task)
+
+    def encode_observation(self, messages: Sequence[Message], is_ended: bool) -> list[int]:
+        return self._tokenizer.encode_observation(messages, is_ended)
+
+    def encode_response(self, text: str) -> list[int]:
+        """Encodes as the tokenizer; callers do not change the list."""
+        ids = self._ids_of.get(text)
+        if ids is None:
+            ids = self._ids_of[text] = self._tokenizer.encode_response(text)
+        return ids
+
+    def byte_lengths(self, text: str) -> list[int]:
+        return self._tokenizer.byte_lengths(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids)
+
+
+def read_group(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> GroupForm:
+    """Checks and cuts a group of another node."""
+    began_s = time.thread_time()
+    once = EncodedOnce(tokenizer)
+    finding = check_form(group, once, limits)
+    learned, answers, learned_answers = group, list[AnswerKey](), list[AnswerKey]()
+    if finding is None:
+        learned = cut_group(group, once)
+        answers = learned_answers = hash_answers(group)
+        if learned is not group:
+            learned_answers = hash_answers(learned)
+    return GroupForm(
+        finding=finding,
+        learned=learned,
+        answers=answers,
+        learned_answers=learned_answers,
+        tokenizer=once,
+        cpu_s=time.thread_time() - began_s,
+    )
+
+
+def timed(function: Callable[..., Result], /, *arguments: object) -> tuple[Result, float]:
+    """A function's result, and the CPU seconds of this thread that it took."""
+    began_s = time.thread_time()
+    result = function(*arguments)
+    return result, time.thread_time() - began_s
 
 
 def check_form(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-    """Everything that group, vocabulary and limits decide alone."""
+    """Everything that group, vocabulary and limits decide."""
     least, most = (2, limits.largest_group) if limits.largest_group else (limits.group_size,) * 2
     if not least <= len(group.rollouts) <= most:
         return RefusalReason.WRONG_GROUP_SIZE, f"{len(group.rollouts)} rollouts, expected {least} to {most}"
@@ -103,47 +118,46 @@ def check_form(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimit
     if finding is None and traces:
         finding = _check_length(traces, limits) or _check_traces(group, traces)
     if finding is None and traces and group.tokenizer_digest == tokenizer.digest:
-        return _check_tokens(group, traces, tokenizer) or _check_answers(group, tokenizer)
+        return _check_tokens(group, traces, tokenizer) or _check_answers(group, traces, tokenizer)
     return finding or _check_reencoded(group, tokenizer, limits)
 
 
 def _check_sampled(group: RolloutGroup, limits: AdmissionLimits) -> Finding:
-    for sampling in {id(rollout.sampling): rollout.sampling for rollout in group.rollouts}.values():  # mostly one
-        finding = _check_sampling(sampling, limits)
-        if finding is not None:
-            return finding
-    for rollout in group.rollouts:
-        if rollout.finish is FinishReason.ABORTED:
-            return RefusalReason.BAD_SAMPLING, "an aborted rollout"
-        if rollout.finish is FinishReason.LENGTH and group.env not in limits.episode_environments:
-            most = len(rollout.text.encode()) if rollout.trace is None else rollout.trace.token_ids.size
-            finding = _check_cut_off(most, limits)
-            if finding is not None:
-                return finding
+    samplings = {id(rollout.sampling): rollout.sampling for rollout in group.rollouts}.values()  # mostly one
+    return first(_check_sampling(sampling, limits) for sampling in samplings) or first(
+        _check_finish(rollout, limits, is_episode=group.env in limits.episode_environments)
+        for rollout in group.rollouts
+    )
+
+
+def _check_finish(rollout: Rollout, limits: AdmissionLimits, *, is_episode: bool) -> Finding:
+    if rollout.finish is FinishReason.ABORTED:
+        return RefusalReason.BAD_SAMPLING, "an aborted rollout"
+    if rollout.finish is FinishReason.LENGTH and not is_episode:
+        return _check_cut_off(
+            len(rollout.text.encode()) if rollout.trace is None else rollout.trace.token_ids.size, limits
+        )
     return None
 
 
 def _check_traces(group: RolloutGroup, traces: Sequence[TokenTrace]) -> Finding:
-    """What needs no vocabulary: ids of another one are never looked up here."""
-    for rollout, trace in zip(group.rollouts, traces, strict=bool(traces)):
-        finding = _check_spans(trace, group.policy_id) or _check_byte_lengths("".join(rollout.actions), trace)
-        if finding is not None:
-            return finding
-    return _check_logprobs(traces)
+    """Checks that need no vocabulary: ids of another vocabulary are never looked up here."""
+    return first(
+        _check_spans(trace, group.policy_id) or _check_byte_lengths("".join(rollout.actions), trace)
+        for rollout, trace in zip(group.rollouts, traces, strict=bool(traces))
+    ) or _check_logprobs(traces)
 
 
-def _check_answers(group: RolloutGroup, tokenizer: Tokenizer) -> Finding:
+def _check_answers(group: RolloutGroup, traces: Sequence[TokenTrace], tokenizer: Tokenizer) -> Finding:
     """Text against tokens of our vocabulary."""
-    for rollout in group.rollouts:
-        assert rollout.trace is not None
-        finding = _check_text(rollout.text, rollout.trace, tokenizer) or _check_end(rollout, rollout.trace, tokenizer)
-        if finding is not None:
-            return finding
-    return check_cut(group, tokenizer)
+    return first(
+        _check_text(rollout.text, trace, tokenizer) or _check_end(rollout, trace, tokenizer)
+        for rollout, trace in zip(group.rollouts, traces, strict=True)
+    ) or check_cut(group, tokenizer)
 
 
 def _check_sampling(sampling: Sampling, limits: AdmissionLimits) -> Finding:
-    """Sampling is as the run has it: objectives weigh by length limits, and gradients grow as a temperature falls."""
+    """Sampling is that of the run: objectives weigh by length limits, and gradients grow as a temperature falls."""
     if not abs(sampling.temperature - limits.temperature) <= _TEMPERATURE_TOLERANCE * limits.temperature:  # NaN too
         return RefusalReason.BAD_SAMPLING, f"temperature {sampling.temperature}, here {limits.temperature}"
     if sampling.max_new_tokens != limits.max_new_tokens:
@@ -165,11 +179,11 @@ def _check_spans(trace: TokenTrace, policy_id: str) -> Finding:
     return None
 
 
-# One call of numpy costs as much for an answer as for all of a group, so those below look at all answers at once.
+# One call of numpy costs as much for an answer as for a whole group, so these functions check all answers at once.
 
 
 def _check_length(traces: Sequence[TokenTrace], limits: AdmissionLimits) -> Finding:
-    """Single answers: the model chose every token, so that no row is longer than prompt and `max_new_tokens`."""
+    """The model chose every token of single answers: no row is longer than prompt and `max_new_tokens`."""
     sizes = [trace.token_ids.size for trace in traces]
     if min(sizes) < 1 or max(sizes) > limits.max_new_tokens:
         return RefusalReason.BAD_TOKENS, f"{min(sizes)} to {max(sizes)} tokens, expected 1 to {limits.max_new_tokens}"
@@ -180,14 +194,14 @@ def _check_length(traces: Sequence[TokenTrace], limits: AdmissionLimits) -> Find
 
 
 def _check_cut_off(most_tokens: int, limits: AdmissionLimits) -> Finding:
-    """What was cut off has all the tokens that it may have; a text stands for a byte of each at least."""
+    """An answer that was cut off has all the tokens that it may have; a text has at least a byte for each."""
     if most_tokens < limits.max_new_tokens:
         return RefusalReason.BAD_TOKENS, f"cut off after {most_tokens} tokens or fewer of {limits.max_new_tokens}"
     return None
 
 
 def _check_end(rollout: Rollout, trace: TokenTrace, tokenizer: Tokenizer) -> Finding:
-    """What says that it ended has its end: of answers without it a policy learns never to stop."""
+    """An answer that ended has its end token: from answers without it a policy learns never to stop."""
     if rollout.finish is FinishReason.STOP and int(trace.token_ids[-1]) not in tokenizer.eos_ids:
         return RefusalReason.BAD_TOKENS, "ended without an end of sequence"
     return None
@@ -204,11 +218,11 @@ def _check_tokens(group: RolloutGroup, traces: Sequence[TokenTrace], tokenizer: 
 
 
 def _check_reencoded(group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> Finding:
-    """Texts that are encoded here say what they say; what has too many tokens is cut off later (`cut_to_limit`)."""
+    """Texts survive encoding with our vocabulary; those with too many tokens are cut off later (`cut_to_limit`)."""
     longest, most = max(len(rollout.text) for rollout in group.rollouts), most_chars(limits.max_new_tokens)
     if longest > most:
         return RefusalReason.UNUSABLE_TEXT, f"{longest} characters exceed {most}"
-    for rollout in group.rollouts:  # a character unknown here would be learned as another
+    for rollout in group.rollouts:  # a character unknown here would be learned as a different one
         if tokenizer.decode(tokenizer.encode_response(rollout.text)) != rollout.text:
             return RefusalReason.UNUSABLE_TEXT, "the text has characters that are lost here"
     return None
@@ -233,7 +247,7 @@ def _check_logprobs(traces: Sequence[TokenTrace]) -> Finding:
 
 
 def _check_byte_lengths(text: str, trace: TokenTrace) -> Finding:
-    """The tokens that stand for a text stand for all of it; which for what, only its tokenizer could tell."""
+    """The tokens cover the whole text; their borders only its own tokenizer could check."""
     if trace.byte_lengths is None:
         return None
     total, expected = int(trace.byte_lengths.sum(dtype=np.int64)), len(text.encode())
@@ -241,7 +255,7 @@ def _check_byte_lengths(text: str, trace: TokenTrace) -> Finding:
 
 
 def _check_text(text: str, trace: TokenTrace, tokenizer: Tokenizer) -> Finding:
-    """What is scored is what is learned: every token shows in the text."""
+    """The text that is scored shows every token that is learned."""
     if tokenizer.decode(trace.token_ids.tolist()) != text:
         return RefusalReason.TEXT_MISMATCH, "the tokens do not decode to the text"
     return None
