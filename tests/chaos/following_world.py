@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scenes import Scene, make_test
 
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig, GeneratorConfig, NodeConfig, ReplayConfig, WeightsConfig
@@ -333,3 +334,12 @@ def play(root: Path, scene: Callable[[World], Awaitable[None]], faults: FaultPla
         await scene(World(root, faults))
 
     run_virtual(main())
+
+
+def scene(faults: FaultPlan | None = None) -> Callable[[Scene], Scene]:
+    """Makes a test of a coroutine: a scene over the test's own directory."""
+
+    def run(acts: Callable[[World], Awaitable[None]], tmp_path: Path) -> None:
+        play(tmp_path, acts, faults)
+
+    return lambda acts: make_test(acts, run, ("tmp_path",), num_given=1)
