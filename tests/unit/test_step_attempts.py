@@ -1,6 +1,7 @@
 """Groups that end the learner's process, in a journal that hands them out again after every restart."""
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,15 @@ class Node:
         finally:
             await store.close()
 
+    @asynccontextmanager
+    async def resumed(self) -> AsyncGenerator[Agent]:
+        """The agent of one process, without a learner."""
+        store = await self.open()
+        agent = make_agent(make_context(self.config, IDENTITY, emit=self.events.append), store)
+        await agent.restore()
+        yield agent
+        await store.close()
+
     @property
     def given_up(self) -> list[tuple[str, str]]:
         return [(event.digest, event.producer) for event in events_of(GroupGivenUp, self.events)]
@@ -197,29 +207,23 @@ async def test_a_draw_of_killers_alone_is_left_out(tmp_path: Path) -> None:
     await node.fill()
     for _ in range(9):  # the second time it is begun, and each of four groups twice
         assert not await node.live()
-    store = await node.open()
-    agent = make_agent(make_context(node.config, IDENTITY), store)
-    await agent.restore()
-    (draw,) = await agent.local.redraw(1)
-    attempt = await agent.local.begin_again(1)
-    assert {drawn.scored.digest for drawn in draw.groups} <= attempt.left_out == frozenset(node.digests)
-    assert await agent.local.redraw(1) == []
-    await store.close()
+    async with node.resumed() as agent:
+        (draw,) = await agent.local.redraw(1)
+        attempt = await agent.local.begin_again(1)
+        assert {drawn.scored.digest for drawn in draw.groups} <= attempt.left_out == frozenset(node.digests)
+        assert await agent.local.redraw(1) == []
 
 
 async def test_a_worker_that_dies_under_a_living_agent_tells_at_once(tmp_path: Path) -> None:
     node = Node(tmp_path, FakeLearner(lambda digests: False))
     await node.fill()
-    store = await node.open()
-    agent = make_agent(make_context(node.config, IDENTITY, emit=node.events.append), store)
-    await agent.restore()
-    assert (await agent.local.begin_again(1)).trial is None
-    assert (await agent.local.begin_again(1)).trial == node.digests[0]
-    assert (await agent.local.begin_again(1, node.digests[0])).trial == node.digests[1]
-    attempt = await agent.local.begin_again(1)
+    async with node.resumed() as agent:
+        assert (await agent.local.begin_again(1)).trial is None
+        assert (await agent.local.begin_again(1)).trial == node.digests[0]
+        assert (await agent.local.begin_again(1, node.digests[0])).trial == node.digests[1]
+        attempt = await agent.local.begin_again(1)
     assert attempt.trial == node.digests[2] and attempt.left_out == {node.digests[1]}
     assert node.given_up == [(node.digests[1].hex(), PEER.node_id)]
-    await store.close()
 
 
 @pytest.mark.parametrize("num_kills", [1, 2, 3])
@@ -239,40 +243,25 @@ async def test_a_draw_that_kills_though_no_group_of_it_does_is_abandoned(tmp_pat
     for _ in range(1 + step_attempts.MAX_WHOLE):  # the second time it is begun, and what follows the trials
         assert not await node.live()
     assert set(node.learner.tried) == set(node.digests)
-    store = await node.open()
-    agent = make_agent(make_context(node.config, IDENTITY, emit=node.events.append), store)
-    await agent.restore()
-    assert (await agent.local.begin_again(1)).left_out == frozenset(node.digests)
-    assert await agent.local.redraw(1) == []
+    async with node.resumed() as agent:
+        assert (await agent.local.begin_again(1)).left_out == frozenset(node.digests)
+        assert await agent.local.redraw(1) == []
+        assert not node.given_up and len(agent.reputation) == 0
     assert events_of(DrawsAbandoned, node.events) == [DrawsAbandoned(from_step=1, first=1, last=1)]
-    assert not node.given_up and len(agent.reputation) == 0
-    await store.close()
 
 
-async def test_a_stop_in_order_is_no_death(tmp_path: Path) -> None:
+@pytest.mark.parametrize("was_killed", [False, True])
+async def test_a_stop_in_order_is_no_death_and_blames_no_group_that_is_being_tried(
+    tmp_path: Path, was_killed: bool
+) -> None:
     node = Node(tmp_path, FakeLearner(lambda digests: False))
     await node.fill()
-    for _ in range(5):
-        store = await node.open()
-        agent = make_agent(make_context(node.config, IDENTITY), store)
-        await agent.restore()
-        await agent.local.redraw(1)
-        assert (await agent.local.begin_again(1)).trial is None
-        await agent.journal.stop()
-        await store.close()
-
-
-async def test_a_stop_in_order_blames_no_group_that_is_being_tried(tmp_path: Path) -> None:
-    node = Node(tmp_path, FakeLearner(lambda digests: False))
-    await node.fill()
-    for is_killed in (True, False, False):
-        store = await node.open()
-        agent = make_agent(make_context(node.config, IDENTITY, emit=node.events.append), store)
-        await agent.restore()
-        await agent.local.redraw(1)
-        attempt = await agent.local.begin_again(1)
-        if not is_killed:
-            assert attempt.trial is not None
+    for life in range(5):
+        async with node.resumed() as agent:
+            await agent.local.redraw(1)
+            attempt = await agent.local.begin_again(1)
+            if was_killed and life == 0:
+                continue
+            assert (attempt.trial is not None) is was_killed
             await agent.journal.stop()
-        await store.close()
     assert not node.given_up
