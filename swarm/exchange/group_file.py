@@ -79,24 +79,10 @@ _LATER_COLUMNS: Final = (
 
 
 class GroupFile:
-    """An open file of groups, tombstones and the draw journal.
-
-    Args:
-        path: the database file; its folder is created.
-        clock: wall clock of the tombstones.
-        max_bytes: budget of the bodies.
-        before_write: called with the bytes of each write before it is committed.
-
-    Raises:
-        ConfigError: the file cannot be opened, or is of another schema version.
-        StorageFull: no room to create it.
-    """
+    """An open file of groups, tombstones and the draw journal; see `SqliteGroupStore.open`."""
 
     def __init__(self, path: Path, clock: Clock, max_bytes: int, before_write: BeforeWrite | None) -> None:
-        self._path = path
-        self._clock = clock
-        self._max_bytes = max_bytes
-        self._before_write = before_write
+        self._path, self._clock, self._max_bytes, self._before_write = path, clock, max_bytes, before_write
         self._connection: sqlite3.Connection
         self.moved_aside: Path | None = None  # new place of a damaged file, which this empty one replaces
         try:

@@ -36,11 +36,6 @@ class SqliteGroupStore:
 
     One thread of its own touches the database. A transaction is a plain function on that thread, so cancelling a caller
     can never leave half of it.
-
-    Example:
-        store = await SqliteGroupStore.open(Path("groups.sqlite"), SystemClock(), max_bytes=2**31)
-        cursor = await store.put(scored, sealed)
-        await store.close()
     """
 
     def __init__(self, path: Path) -> None:

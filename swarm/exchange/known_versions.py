@@ -21,12 +21,6 @@ class KnownVersions:
 
     After a start this node does not know which branches were abandoned before: versions that seem false may be of
     such a branch, and nobody is blamed for them as long as such groups can be on their way.
-
-    Example:
-        versions = KnownVersions(identity.node_id, SystemClock())
-        versions.publish(version)  # ours, at each step
-        versions.record(manifest.version)  # anybody's, once its manifest was checked
-        finding = versions.check(group)
     """
 
     def __init__(self, policy_id: NodeId, clock: Clock) -> None:

@@ -36,11 +36,6 @@ class ReplayBuffer:
         clock: wall clock of the ages.
         shares: bounds each party's part of the draws; None: nobody is bounded, as in a private run.
         max_stored_bytes: bound of the groups' bytes in the store, where they have to stay until they are drawn.
-
-    Example:
-        buffer = ReplayBuffer(ReplayConfig(), identity.node_id, seed=0, clock=SystemClock())
-        buffer.add(scored)
-        draw = buffer.draw(1, head, heads.get, {})
     """
 
     def __init__(
@@ -71,12 +66,7 @@ class ReplayBuffer:
         return self._insert(self._entry(scored))
 
     def restore(self, uses: Mapping[Digest, int], groups: Iterable[ScoredGroup]) -> None:
-        """Refills the buffer after a restart.
-
-        Args:
-            uses: how often each group was drawn, from the journal.
-            groups: oldest first.
-        """
+        """Refills the buffer after a restart. `uses`: draws of each group so far; `groups`: oldest first."""
         for scored in groups:
             count = uses.get(scored.digest, 0)
             is_spent = count > 0 and not self.is_wanted(scored)
@@ -313,11 +303,10 @@ class ReplayBuffer:
     # --- age and capacity ----------------------------------------------------------------------
 
     def capacity(self, head_step: int, running: int) -> int:
-        """How many groups may be started now so that none becomes too old to use, >= 0.
+        """Groups that may be started now so that none becomes too old to use, >= 0; 0 if this node draws none.
 
-        (max_age_steps + 1) * I groups are used up before a group that starts now exceeds its age; those
-        that wait already and those that are being generated come first, wherever that is. 0 when I is 0: nothing
-        here will use what is generated.
+        (max_age_steps + 1) * I groups are used up before a group that starts now exceeds its age; groups that wait or
+        are being generated, here or elsewhere, come first.
 
         Args:
             head_step: newest step of our own lineage.

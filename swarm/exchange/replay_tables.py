@@ -47,13 +47,7 @@ BySource = FairTable[str, ReplayEntry]
 
 
 class ReplayTables:
-    """Every group held.
-
-    Example:
-        tables = ReplayTables()
-        tables.hold(entry)
-        tables.remove(tables.oldest_to_evict())
-    """
+    """Every group held."""
 
     def __init__(self) -> None:
         self.all: dict[Digest, ReplayEntry] = {}

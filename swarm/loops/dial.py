@@ -46,18 +46,7 @@ async def dial(agent: Agent, transport: Transport, address: PeerAddress) -> Peer
 
 
 class AddressTrials:
-    """Dials under way to addresses where nobody has proved a key yet.
-
-    Args:
-        agent: of the node.
-        transport: dials.
-        tasks: owns the dials.
-
-    Example:
-        trials.begin(choice.trials)
-        while await trials.answered(timeout_s=2.0):
-            ...  # a peer proved its key: choose again
-    """
+    """Dials under way to addresses where nobody has proved a key yet; `tasks` owns them."""
 
     def __init__(self, agent: Agent, transport: Transport, tasks: asyncio.TaskGroup) -> None:
         self._agent, self._transport, self._tasks = agent, transport, tasks

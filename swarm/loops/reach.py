@@ -91,11 +91,6 @@ class Reach:
         rng: jitter; seeded differently at each node.
         is_advertise_set: the owner configured where others dial this node; otherwise it is where they reached it.
         find_address: this machine's address.
-
-    Example:
-        reach = Reach(agent, transport, rng, is_advertise_set=False)
-        await reach.measure()
-        await reach.keep()  # until cancelled
     """
 
     def __init__(

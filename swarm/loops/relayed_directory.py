@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -30,27 +31,17 @@ LOOKUP_EVERY_S: Final = 4.0
 PATIENCE_S: Final = 2.0  # with the DHT or a relay, where another one answered, or can be asked beside it
 
 
+@dataclass(eq=False, repr=False)
 class RelayedDirectory:
-    """`swarm.interfaces.Discovery` over a DHT peer, and over relays while no peer of `directory.bootstrap` answers it.
+    """`swarm.interfaces.Discovery` over a DHT peer, and over relays while no bootstrap peer of it answers."""
 
-    Args:
-        directory: the DHT peer.
-        transport: asks relays.
-        relays: helpers, the best first; none where others can dial us.
-        identity: ours.
-        clock: for the pace.
-    """
+    _directory: "HivemindDirectory"  # the DHT peer
+    _transport: Reachability  # asks relays
+    _relays: Callable[[], list[PeerAddress]]  # helpers, the best first; none where others can dial us
+    _identity: Identity
+    _clock: Clock
 
-    def __init__(
-        self,
-        directory: "HivemindDirectory",
-        transport: Reachability,
-        relays: Callable[[], list[PeerAddress]],
-        identity: Identity,
-        clock: Clock,
-    ) -> None:
-        self._directory, self._transport, self._relays = directory, transport, relays
-        self._identity, self._clock = identity, clock
+    def __post_init__(self) -> None:
         self._looked_s = -math.inf
         self._num_looks = 0
         self._asked: dict[str, asyncio.Future[Unavailable | None]] = {}  # the newest look at the DHT, and at relays

@@ -25,11 +25,7 @@ POLL_S = 1.0  # for a newer version while a batch runs
 
 
 class FollowWeightsLoop:
-    """The loops of a worker that follows a trainer.
-
-    Example:
-        await FollowWeightsLoop(worker, applier).run()
-    """
+    """The loops of a worker that follows a trainer."""
 
     def __init__(self, worker: Worker, applier: Applier) -> None:
         self._worker = worker
