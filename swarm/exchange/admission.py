@@ -184,7 +184,8 @@ class Admission:
     # --- sealed --------------------------------------------------------------------------------------
 
     async def _digest(self, arrival: Arrival) -> Finding:
-        if await self._compute(arrival, _digest_of, arrival.sealed.body) != arrival.sealed.digest:
+        found = await self._compute(arrival, lambda: hashlib.sha256(arrival.sealed.body).digest())
+        if found != arrival.sealed.digest:
             return RefusalReason.WRONG_DIGEST, "the body does not hash to the digest"
         return None
 
@@ -334,7 +335,3 @@ class Admission:
         self.refusals[refused.reason] += 1
         self._reputation.record_refused(refused.reason, via, refused.producer)
         return refused
-
-
-def _digest_of(body: bytes) -> Digest:
-    return hashlib.sha256(body).digest()

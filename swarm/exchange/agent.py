@@ -132,7 +132,9 @@ class Agent:
         self.weight_server = WeightServer(
             context, weights, credit, generation.for_followers, reputation, versions.record
         )
-        self.version_publisher = self._make_publisher(weights)
+        self.version_publisher = None
+        if weights is not None and config.weights.publish:
+            self.version_publisher = VersionPublisher(context, weights, self.weight_server)
         follower = self.weight_follower = self._make_follower(weights)
         streams = self.streams = GroupStreams(context, store, peers, reputation, self.weight_server, parties.origin_of)
 
@@ -179,11 +181,6 @@ class Agent:
 
     def _counts_in_full(self, producer: NodeId) -> bool:
         return producer == self.node_id or self.parties.is_established(producer)
-
-    def _make_publisher(self, weights: WeightStore | None) -> VersionPublisher | None:
-        if weights is None or not self.config.weights.publish:
-            return None
-        return VersionPublisher(self.context, weights, self.weight_server)
 
     def _make_follower(self, weights: WeightStore | None) -> WeightFollower | None:
         """A node that publishes follows nobody; a generator without a trainer of its own follows one."""

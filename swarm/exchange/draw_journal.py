@@ -99,7 +99,10 @@ class DrawJournal:
             return self._pending
 
     async def _draw(self, head: PolicyVersion) -> Draw:
-        await self._context.changed.until(lambda: self._round_is_complete(head))
+        # with `replay.barrier` once every connected peer's rollouts of this round are here
+        await self._context.changed.until(
+            lambda: not self._config.replay.barrier or self._peers.have_delivered(head.step)
+        )
         draw: Draw | None = None
         while draw is None:
             await self._context.pause.over()
@@ -225,10 +228,6 @@ class DrawJournal:
         self.num_local += num_local
         self.num_external += num_external
         self.num_set_aside += max(0, len(draw.groups) - num_local - num_external)
-
-    def _round_is_complete(self, head: PolicyVersion) -> bool:
-        """Always, unless `replay.barrier` asks to wait for every connected peer's rollouts of this round."""
-        return not self._config.replay.barrier or self._peers.have_delivered(head.step)
 
     def _lag_bound(self) -> int | None:
         """The least age bound of the coordinator's advice and the learner's guard; None: only the configured one."""

@@ -137,7 +137,9 @@ class DrawPlaces:
         for place in self._before:
             self._count(place, 1)
             self._since_newcomer = 0 if place.is_newcomer else self._since_newcomer + 1
-        active = {parties.party_of(place.producer) for place in self._before if _is_established(place)}
+        active = {
+            parties.party_of(place.producer) for place in self._before if place.producer and not place.is_newcomer
+        }
         active.update(parties.party_of(producer) for producer in waiting if parties.is_established(producer))
         self.most_of_one = max(LEAST_BOUND, -(-WINDOW // max(1, len(active))))
 
@@ -227,7 +229,3 @@ class DrawPlaces:
 
     def _bounds_of(self, producer: NodeId, is_newcomer: bool) -> tuple[str, ...]:
         return (_NEWCOMERS,) if is_newcomer else self._parties.bounds_of(producer)
-
-
-def _is_established(place: DrawPlace) -> bool:
-    return bool(place.producer) and not place.is_newcomer

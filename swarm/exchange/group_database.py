@@ -128,13 +128,11 @@ class GroupDatabase(GroupFile):
             )
             self._connection.executemany("INSERT INTO drawn VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             if draw.places:
-                self._record_places(draw)
-
-    def _record_places(self, draw: Draw) -> None:
-        self._connection.execute("DELETE FROM places WHERE step = ? OR step <= ?", (draw.step, draw.step - MAX_PLACES))
-        rows = [(draw.step, i, place.producer, place.is_newcomer, *place.task) for i, place in enumerate(draw.places)]
-        columns = "step, position, producer, is_newcomer, env, task_id"
-        self._connection.executemany(f"INSERT INTO places ({columns}) VALUES (?, ?, ?, ?, ?, ?)", rows)
+                old = draw.step - MAX_PLACES
+                self._connection.execute("DELETE FROM places WHERE step = ? OR step <= ?", (draw.step, old))
+                places = [(draw.step, i, p.producer, p.is_newcomer, *p.task) for i, p in enumerate(draw.places)]
+                columns = "step, position, producer, is_newcomer, env, task_id"
+                self._connection.executemany(f"INSERT INTO places ({columns}) VALUES (?, ?, ?, ?, ?, ?)", places)
 
     def places(self, limit: int) -> list[DrawPlace]:
         """The newest places of the journalled draws, oldest first."""

@@ -177,16 +177,11 @@ class GroupIngest:
         level = logging.INFO if self.refusals[reason] == 1 else logging.DEBUG  # the first one of each reason
         fields = {"reason": str(reason), "detail": refused.detail, "producer": short(producer), "via": short(via)}
         logger.log(level, "group refused", extra=fields)
-        if reason is not RefusalReason.LOW_REPUTATION:
-            self._end_streams_of_low_reputation(via, producer)
+        if reason is not RefusalReason.LOW_REPUTATION and not all(map(self._reputation.is_allowed, (via, producer))):
+            self._streams.wake()  # one of them just fell below the floor: its streams end at once
+            self._context.changed.fire()
         if self._is_arrival(refused, via):
             self._arrived(producer, is_admitted=False)
-
-    def _end_streams_of_low_reputation(self, *peers: NodeId) -> None:
-        """Wakes the streams after a peer fell below the floor, so that its own streams end at once."""
-        if not all(map(self._reputation.is_allowed, peers)):
-            self._streams.wake()
-            self._context.changed.fire()
 
     def _is_arrival(self, refused: Refused, via: NodeId) -> bool:
         """A refused group used up credit: its producer sent it itself. Relays may send old groups again and again."""

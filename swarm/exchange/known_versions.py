@@ -70,16 +70,14 @@ class KnownVersions:
         if history is None:
             return None
         finding = next(filter(None, (self._finding(history, version) for version in group.versions)), None)
-        if finding is not None and finding[0] is RefusalReason.BAD_VERSION and self._is_doubtful:
+        until_s = self._doubtful_until_s
+        is_doubtful = until_s is not None and self._clock.monotonic_s() < until_s
+        if finding is not None and finding[0] is RefusalReason.BAD_VERSION and is_doubtful:
             return RefusalReason.TOO_OLD, f"{finding[1]}, or is of a branch that was abandoned before a restart"
         return finding
 
     def _history(self, policy_id: str) -> VersionHistory | None:
         return self._own if policy_id == self._policy_id else self._others.get(policy_id)
-
-    @property
-    def _is_doubtful(self) -> bool:
-        return self._doubtful_until_s is not None and self._clock.monotonic_s() < self._doubtful_until_s
 
     def _finding(self, history: VersionHistory, version: PolicyVersion) -> tuple[RefusalReason, str] | None:
         is_own = history is self._own

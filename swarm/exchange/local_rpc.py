@@ -159,7 +159,7 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
 
     @rpc
     async def Put(self, request: pb.PutRequest, context: Context) -> pb.PutResponse:
-        """Takes one group of ours; it is stored even when the worker dies meanwhile."""
+        """Takes one group of ours; it is stored even if the worker dies during the call."""
         group = body_to_group(request.body, request.producer)
         return pb.PutResponse(reward_mean=await self._finish(self._local.put(group)))
 
@@ -182,7 +182,7 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
 
     @rpc
     async def BeginAgain(self, request: pb.BeginAgainRequest, context: Context) -> pb.BeginAgainResponse:
-        """What comes before a journalled step is made again."""
+        """The trial before a journalled step is made again."""
         attempt = await self._finish(self._local.begin_again(request.step, request.passed or None))
         return pb.BeginAgainResponse(trial=attempt.trial or b"", left_out=sorted(attempt.left_out))
 

@@ -322,19 +322,13 @@ class ReplayBuffer:
         """Local groups that the draws within that age can use up."""
         return (max_age_steps + 1) * self._config.local_groups
 
-    def _age(self, entry: ReplayEntry, head: PolicyVersion, head_of: HeadOf) -> int | None:
-        """See `staleness.age_steps`; None for a group of this node whose lineage is no longer known."""
-        lineage_head = head if entry.is_own_policy else head_of(entry.policy_id)
-        if lineage_head is None and entry.scored.is_made_here:
-            return None
-        return age_steps(entry, lineage_head)
-
     def _drop_old(self, head: PolicyVersion, head_of: HeadOf, credit: CreditLedger | None) -> None:
         """The guarantee on staleness: a group that is too old in steps or seconds at this moment is never drawn."""
         oldest_s = self._clock.now_s() - self._config.max_age_s
         for entry in list(self._held.all.values()):
-            age = self._age(entry, head, head_of)
-            if age is None:
+            lineage_head = head if entry.is_own_policy else head_of(entry.policy_id)
+            age = age_steps(entry, lineage_head)
+            if lineage_head is None and entry.scored.is_made_here:
                 self._drop(entry, "no_lineage")
             elif age > self._max_age_steps or entry.first_seen_s < oldest_s:
                 self._drop(entry, "too_old")

@@ -36,7 +36,7 @@ LOOK_EVERY_S: Final = 2.0  # at our own address and the clock
 SLEPT_S: Final = 10.0  # advance of the wall clock over this process that means sleep
 FIRST_PAUSE_S: Final = 1.0  # after a reservation was lost, or refused; doubles
 LONGEST_PAUSE_S: Final = 60.0
-USELESS_PAUSE_S: Final = 10.0  # at least, after a relay did not lead to us: another one is tried meanwhile
+USELESS_PAUSE_S: Final = 10.0  # at least, after a relay did not lead to us, so that another one is tried
 LASTING_S: Final = 30.0
 MAX_IN_VAIN: Final = 4  # useless reservations until the coordinator comes before relays of free keys
 MAX_PAUSES: Final = 1024
@@ -50,7 +50,7 @@ CHECK_TIMEOUT_S: Final = 5.0
 
 
 class ReachKind(StrEnum):
-    """How others reach a node."""
+    """Ways in which others reach a node."""
 
     UNKNOWN = "unknown"  # no node could be asked; its endpoint is advertised as configured
     DIALABLE = "dialable"
@@ -346,7 +346,7 @@ class Reach:
         return [address for address, _ in self.state.relays] or list(coordinator_addresses(self._agent))
 
     def status(self) -> JsonDict:
-        """How others reach this node."""
+        """Reach for the status of this node."""
         return {
             "kind": str(self.state.kind),
             "host": self.state.host,
