@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from sealed_groups import Entry, make_entry
 
 from swarm.clock import ManualClock
 from swarm.errors import ConfigError
@@ -22,28 +23,19 @@ from swarm.exchange import group_file
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.interfaces import GroupStore
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
-from swarm.types import Cursor, Digest, Draw, DrawnGroup, ScoredGroup, SealedGroup
+from swarm.types import Cursor, Digest, Draw, DrawnGroup
 
 NUM_LIVES: Final = 6
 NUM_DAMAGES: Final = int(os.environ.get("SWARM_DISK_DAMAGES", "60"))
 NUM_CALLS: Final = 30
 PAGE: Final = 4096
 
-Entry = tuple[ScoredGroup, SealedGroup]
 Call = tuple[Any, ...]
 
 
 def _entry(number: int) -> Entry:
-    identity = make_identity(number % 2)
     text = "".join(random.Random(number).choices("abcdefgh", k=400))  # does not compress away
-    group = make_group(identity.node_id, texts=(text, text[::-1]), task_id=number)
-    sealed = make_sealed(group, identity)
-    is_made_here, size_bytes = number % 2 == 0, sealed.size_bytes
-    scored = make_scored(
-        group, digest=sealed.digest, is_made_here=is_made_here, first_seen_s=float(number), size_bytes=size_bytes
-    )
-    return scored, sealed
+    return make_entry(number, is_made_here=number % 2 == 0, first_seen_s=float(number), texts=(text, text[::-1]))
 
 
 ENTRIES: Final = [_entry(number) for number in range(40)]

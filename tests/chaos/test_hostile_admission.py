@@ -13,10 +13,11 @@ from functools import partial
 import numpy as np
 import pytest
 import zstandard
+from sealed_groups import seal_bytes
 
 from swarm.clock import ManualClock
 from swarm.config import ExchangeConfig, GeneratorConfig, NodeConfig
-from swarm.identity import DOMAIN_GROUP, Identity
+from swarm.identity import DOMAIN_GROUP
 from swarm.objectives.draw_batch import make_batch
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation
@@ -134,25 +135,11 @@ def on_first_trace(**changes: object) -> Change:
     return change
 
 
-def signed(body: bytes, identity: Identity = HOSTILE, is_compressed: bool = False) -> SealedGroup:
-    """Any bytes at all, correctly signed."""
-    digest = hashlib.sha256(body).digest()
-    tokenizer = rollout_pb2.BODY_CODEC_ZSTD if is_compressed else rollout_pb2.BODY_CODEC_IDENTITY
-    return SealedGroup(
-        digest=digest,
-        producer=identity.node_id,
-        public_key=identity.public_key,
-        signature=identity.sign(DOMAIN_GROUP, bytes([tokenizer]) + digest),
-        is_compressed=is_compressed,
-        body=body,
-    )
-
-
 def crafted(change: Callable[[rollout_pb2.GroupBody], None]) -> SealedGroup:
     """A correctly signed body that our own sealing could never make."""
     body = group_to_body(make_group(HOSTILE.node_id))
     change(body)
-    return signed(body.SerializeToString())
+    return seal_bytes(body.SerializeToString(), HOSTILE)
 
 
 # --- one thing is wrong --------------------------------------------------------------------------
@@ -197,8 +184,8 @@ REFUSED: dict[RefusalReason, dict[str, Callable[[], SealedGroup]]] = {
     },
     RefusalReason.DUPLICATE: {"our own": lambda: make_sealed(make_group(OURSELVES.node_id), OURSELVES)},
     RefusalReason.MALFORMED: {
-        "bytes": lambda: signed(b"\xff" * 1000),
-        "no frame": lambda: signed(b"not a frame" * 10, is_compressed=True),
+        "bytes": lambda: seal_bytes(b"\xff" * 1000, HOSTILE),
+        "no frame": lambda: seal_bytes(b"not a frame" * 10, HOSTILE, is_compressed=True),
         "a claim of NaN": lambda: hostile(on_first_rollout(claimed_reward=float("nan"))),
         "a claim of infinity": lambda: hostile(on_first_rollout(claimed_reward=float("inf"))),
         "one without a trace": lambda: hostile(on_first_rollout(trace=None)),
@@ -361,7 +348,7 @@ async def test_a_body_of_100_megabytes_costs_neither_time_nor_memory() -> None:
 async def test_a_compressed_bomb() -> None:
     bomb = zstandard.ZstdCompressor(level=19).compress(bytes(100 * 2**20))
     assert len(bomb) < MAX_BYTES
-    sealed = signed(bomb, is_compressed=True)
+    sealed = seal_bytes(bomb, HOSTILE, is_compressed=True)
     tracemalloc.start()
     await Gate().expect(sealed, RefusalReason.TOO_LARGE)
     peak_bytes = tracemalloc.get_traced_memory()[1]

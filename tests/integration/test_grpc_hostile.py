@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import hashlib
 import secrets
 import ssl
 from collections.abc import AsyncIterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from sealed_groups import seal_bytes
 from waits import PROMPT_S, until
 
 from swarm.clock import ManualClock, SystemClock
@@ -19,7 +19,7 @@ from swarm.config import ExchangeConfig
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.exchange_servicer import STREAMS_PER_PEER
 from swarm.exchange.grpc_transport import GrpcTransport, PeerHooks
-from swarm.identity import DOMAIN_GROUP, DOMAIN_HELLO, Identity
+from swarm.identity import DOMAIN_HELLO, Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
@@ -33,19 +33,6 @@ from swarm.wire.v1 import session_service_pb2 as session_pb
 from swarm.wire.v1 import session_service_pb2_grpc as session_grpc
 
 RUN = "test-run"
-
-
-def sealed_of(identity: Identity, body: bytes) -> SealedGroup:
-    digest = hashlib.sha256(body).digest()
-    signature = identity.sign(DOMAIN_GROUP, b"\1" + digest)
-    return SealedGroup(
-        digest=digest,
-        producer=identity.node_id,
-        public_key=identity.public_key,
-        signature=signature,
-        is_compressed=False,
-        body=body,
-    )
 
 
 class Endless(HoldsNothing):
@@ -90,7 +77,7 @@ class Node:
 @pytest.fixture
 async def node() -> AsyncIterator[Node]:
     identity, clock = Identity.create(), ManualClock()
-    handler = Endless(sealed_of(identity, bytes(100_000)))
+    handler = Endless(seal_bytes(bytes(100_000), identity))
     limits = ServerLimits(handshake_timeout_s=0.5, idle_timeout_s=0.5)
     transport = GrpcTransport(identity, RUN, ExchangeConfig(), clock, limits=limits, stall_timeout_s=1.0)
     (endpoint,) = await transport.serve(handler)
@@ -145,7 +132,7 @@ async def test_a_peer_that_is_not_allowed_is_refused_at_hello_and_in_its_session
 
     hooks = PeerHooks(require_allowed=require_allowed)
     transport = GrpcTransport(identity, RUN, ExchangeConfig(), SystemClock(), hooks=hooks)
-    (endpoint,) = await transport.serve(Endless(sealed_of(identity, bytes(100))))
+    (endpoint,) = await transport.serve(Endless(seal_bytes(bytes(100), identity)))
     open_as = functools.partial(open_channel, endpoint, identity.node_id, run_id=RUN, timeout_s=5.0)
     channel, other = await open_as(identity=liar), await open_as(identity=honest)
     metadata = await channel.metadata(5.0)
@@ -393,7 +380,7 @@ async def connect_to(*responses: Any) -> tuple[SessionServer, GrpcTransport, Any
 
 
 CHUNK = pb.FetchResponse(total_bytes=100, offset=0, data=bytes(50))
-OTHER = sealed_to_bytes(sealed_of(Identity.from_seed(bytes(32)), b"other content"))
+OTHER = sealed_to_bytes(seal_bytes(b"other content", Identity.from_seed(bytes(32))))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from sealed_groups import seal_bytes
 
 from swarm.clock import ManualClock, SystemClock
 from swarm.config import ExchangeConfig
@@ -23,14 +24,13 @@ from swarm.testing.builders import HoldsNothing
 from swarm.types import Digest, NodeId, SealedGroup
 from swarm.wire.envelopes import sealed_to_bytes
 from swarm.wire.weights import MAX_CHUNK_BYTES
-from tests.integration.test_grpc_hostile import sealed_of
 
 RUN = "resumed"
 HOLD_AT = 2 * FETCH_BYTES + FETCH_BYTES // 2  # in the middle of the third piece
 OVERHEAD = 32 * 1024  # of TLS, HTTP/2 and the greeting
 CHUNK = random.Random(7).randbytes(MAX_CHUNK_BYTES)
 OWNER = Identity.from_seed(bytes(32))
-GROUP = sealed_of(OWNER, CHUNK)
+GROUP = seal_bytes(CHUNK, OWNER)
 
 
 class Holder(HoldsNothing):

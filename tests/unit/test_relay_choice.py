@@ -18,7 +18,7 @@ from swarm.relay.relay_servicer import RECORD_CALLS_PER_S
 from swarm.testing.builders import make_advert
 from swarm.types import Advert
 
-from .reach_scene import COORDINATOR, RelayAtWork, Scene, address_of, keep, kept, play, scene
+from .reach_scene import COORDINATOR, RelayAtWork, Scene, address_of, keep, kept, scene
 
 
 def outward(*relays: PeerAddress, **changes: Any) -> Scene:
@@ -109,30 +109,18 @@ async def test_adverts_of_one_subnet_do_not_keep_a_node_from_relays_of_others() 
     assert it.network.relays[honest].num_asked == 1
 
 
-def makes_room_for_the_coordinator(monkeypatch: pytest.MonkeyPatch, **hostile: Any) -> bool:
-    """Whether a node whose peers relay so advertises its coordinator alone."""
-    relays, advertised = [address_of(number) for number in range(2)], set[str]()
-
-    async def scene() -> None:
-        it = outward(*relays)
-        for relay in relays:
-            it.network.relays[relay] = RelayAtWork(**hostile)
-        await it.reach.measure()
-        async with kept(it.reach, 15.0):
-            advertised.update(it.advertised)
-
-    play(scene, monkeypatch)
-    return advertised == {COORDINATOR.endpoint}
-
-
-def test_relays_that_accept_reservations_and_pass_nothing_on_are_not_advertised(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert makes_room_for_the_coordinator(monkeypatch, passes_on=False)
-
-
-def test_relays_that_never_say_that_a_reservation_is_held_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert makes_room_for_the_coordinator(monkeypatch, gives_reservation=False)
+@pytest.mark.parametrize(
+    "hostile", [{"passes_on": False}, {"gives_reservation": False}], ids=["passes nothing on", "never held"]
+)
+@scene
+async def test_relays_that_do_not_lead_here_are_not_advertised_and_make_room(hostile: dict[str, Any]) -> None:
+    relays = [address_of(number) for number in range(2)]
+    it = outward(*relays)
+    for relay in relays:
+        it.network.relays[relay] = RelayAtWork(**hostile)
+    await it.reach.measure()
+    async with kept(it.reach, 15.0):
+        assert it.advertised == {COORDINATOR.endpoint}
 
 
 @scene

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sealed_groups import Entry
+from sealed_groups import make_entry as entry
 
 from swarm.clock import ManualClock
 from swarm.errors import StorageFull
@@ -14,10 +16,7 @@ from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.replay_tables import held_bytes
 from swarm.interfaces import GroupStore
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
 from swarm.types import Cursor, Draw, DrawnGroup, ScoredGroup, SealedGroup
-
-Entry = tuple[ScoredGroup, SealedGroup]
 
 
 class Disk:
@@ -58,20 +57,6 @@ async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     bench.store = await open_store()
     yield bench
     await bench.store.close()
-
-
-def entry(task_id: int, *, is_made_here: bool = True, first_seen_s: float = 0.0) -> Entry:
-    identity = make_identity(0 if is_made_here else 1)
-    group = make_group(identity.node_id, task_id=task_id)
-    sealed = make_sealed(group, identity)
-    scored = make_scored(
-        group,
-        digest=sealed.digest,
-        is_made_here=is_made_here,
-        first_seen_s=first_seen_s,
-        size_bytes=sealed.size_bytes,
-    )
-    return scored, sealed
 
 
 def draw_of(step: int, entries: list[Entry], zero_variance: tuple[bytes, ...] = ()) -> Draw:
