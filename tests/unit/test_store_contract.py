@@ -5,9 +5,8 @@ import errno
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from sealed_groups import Entry
+from sealed_groups import Entry, assert_same_scored
 from sealed_groups import make_entry as entry
 
 from swarm.clock import ManualClock
@@ -16,7 +15,7 @@ from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.replay_tables import held_bytes
 from swarm.interfaces import GroupStore
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.types import Cursor, Draw, DrawnGroup, ScoredGroup, SealedGroup
+from swarm.types import Cursor, Draw, DrawnGroup, SealedGroup
 
 
 class Disk:
@@ -71,18 +70,6 @@ def draw_of(step: int, entries: list[Entry], zero_variance: tuple[bytes, ...] = 
         source_weights={"peer": 0.5},
         zero_variance_digests=zero_variance,
     )
-
-
-def assert_same_scored(left: ScoredGroup, right: ScoredGroup) -> None:
-    assert np.array_equal(left.rewards, right.rewards)
-    for name in ("digest", "correction", "is_made_here", "first_seen_s", "size_bytes"):
-        assert getattr(left, name) == getattr(right, name)
-    assert left.group.producer == right.group.producer and left.group.task_id == right.group.task_id
-    for mine, other in zip(left.group.rollouts, right.group.rollouts, strict=True):
-        assert mine.text == other.text and mine.trace is not None and other.trace is not None
-        assert np.array_equal(mine.trace.token_ids, other.trace.token_ids)
-        assert mine.trace.logprobs is not None and other.trace.logprobs is not None
-        assert np.array_equal(mine.trace.logprobs, other.trace.logprobs)
 
 
 async def test_what_was_put_comes_back_byte_for_byte_also_after_reopening(bench: Bench) -> None:
