@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from scenes import Scene, make_test
+from workers import make_report
 
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig, GeneratorConfig, NodeConfig, ReplayConfig, WeightsConfig
@@ -32,7 +33,6 @@ from swarm.types import (
     PolicyVersion,
     Role,
     RolloutGroup,
-    StepReport,
     TokenTrace,
     VersionSpan,
 )
@@ -205,7 +205,7 @@ class Trainer(Node):
             self.weights, self.step = stepped(self.weights, f"{self.life} {self.step}"), self.step + 1
             await self.publish()
             if draw is not None:
-                await self.agent.local.report_step(report_of(self.version, draw.step))
+                await self.agent.local.report_step(make_report(self.version, draw_step=draw.step))
 
     def save(self) -> None:
         self.checkpoint = (self.weights, self.step)
@@ -282,20 +282,6 @@ def made_by(node: Node, version: PolicyVersion, task_id: int) -> RolloutGroup:
     group = make_group(node.node_id, task_id=task_id, created_at_s=node.world.clock.now_s())
     rollouts = tuple(replace(r, trace=renamed(r.trace)) for r in group.rollouts if r.trace is not None)
     return replace(group, policy_id=version.policy_id, rollouts=rollouts)
-
-
-def report_of(version: PolicyVersion, draw_step: int) -> StepReport:
-    """Says that a step was made from a draw, and nothing else of it."""
-    return StepReport(
-        version=version,
-        loss=0.0,
-        grad_norm=0.0,
-        num_tokens=1,
-        was_skipped=False,
-        diagnostics={},
-        seconds={},
-        draw_step=draw_step,
-    )
 
 
 def follower_of(node: Node) -> Any:

@@ -8,13 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from workers import make_report
+
 from swarm.config import CoordinatorLink, EntryConfig, ReplayConfig
 from swarm.events import GroupsDrawn
 from swarm.testing.builders import TOY_RUN_ID, make_group, make_identity
 from swarm.types import NodeId, PolicyVersion, Role
 from swarm.wire.credentials import Credential, seal_invitation
 
-from .following_world import Generator, Node, Trainer, World, report_of, scene, until
+from .following_world import Generator, Node, Trainer, World, scene, until
 
 BOTH = (Role.TRAINER, Role.GENERATOR)
 COORDINATOR = make_identity(99)
@@ -64,7 +66,7 @@ class Peer(Node):
             draw = await self.agent.local.draw(self.version)
             self.step += 1
             await self.agent.local.publish(self.version)
-            await self.agent.local.report_step(report_of(self.version, draw.step))
+            await self.agent.local.report_step(make_report(self.version, draw_step=draw.step))
 
     def drawn(self, after: int = 0) -> Counter[NodeId]:
         """Groups of others in its draws after the first few, by producer."""

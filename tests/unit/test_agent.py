@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scenes import in_virtual_time
+from workers import make_report
 
 from swarm.config import LearnerConfig, NodeConfig, ReplayConfig
 from swarm.errors import ConfigError, Unauthenticated, Unavailable
@@ -147,16 +148,8 @@ def test_a_loop_that_goes_on_failing_is_told_once_and_again_after_it_worked(capl
 
 
 def report_of(draw_step: int, step: int, was_skipped: bool = False) -> StepReport:
-    return StepReport(
-        version=PolicyVersion(policy_id=IDENTITY.node_id, step=step),
-        loss=0.5,
-        grad_norm=1.0,
-        num_tokens=8,
-        was_skipped=was_skipped,
-        diagnostics={},
-        seconds={},
-        draw_step=draw_step,
-    )
+    version = PolicyVersion(policy_id=IDENTITY.node_id, step=step)
+    return make_report(version, was_skipped=was_skipped, draw_step=draw_step)
 
 
 def test_a_disk_that_is_full_while_a_draw_is_journalled_loses_no_group_and_ends_the_wait_by_itself() -> None:

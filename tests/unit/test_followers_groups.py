@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from scenes import in_virtual_time
+from workers import make_report
 
 from swarm.config import NodeConfig, ReplayConfig, WeightsConfig
 from swarm.events import Event, GroupAdmitted, GroupsDrawn, Kind, VersionPublished, events_of
@@ -23,7 +24,6 @@ from swarm.types import (
     Refused,
     RolloutGroup,
     ScoredGroup,
-    StepReport,
     VersionSpan,
 )
 
@@ -81,17 +81,7 @@ async def test_a_draw_waits_for_the_own_lineage_and_takes_what_followers_made() 
     assert [(d.age_steps, d.in_flight_steps) for d in draw.groups] == [(2, 1), (0, 0)]
     journal = bench.agent.journal
     assert (journal.num_local, journal.num_external) == (0, 0), "nothing is learned from yet"
-    report = StepReport(
-        version=version(3),
-        loss=0.0,
-        grad_norm=1.0,
-        num_tokens=8,
-        was_skipped=False,
-        diagnostics={},
-        seconds={},
-        draw_step=draw.step,
-        num_local=1,
-    )
+    report = make_report(version(3), draw_step=draw.step, num_local=1)
     await bench.agent.local.report_step(report)
     assert (journal.num_local, journal.num_external, journal.num_set_aside) == (1, 0, 1)
     await bench.agent.local.report_step(report)

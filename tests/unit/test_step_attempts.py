@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from workers import PlainLearner, make_worker
 
 from swarm.clock import ManualClock
 from swarm.config import EvaluationConfig, LearnerConfig, NodeConfig, ReplayConfig
@@ -14,11 +14,10 @@ from swarm.events import DrawsAbandoned, Event, GroupGivenUp, events_of
 from swarm.exchange import step_attempts
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
-from swarm.loops import Worker
 from swarm.loops.learn_loop import learn_loop
 from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
-from swarm.testing.nodes import inline, make_agent, make_context
-from swarm.types import Digest, Draw, DrawnGroup, PolicyVersion, ScoredGroup, StepReport
+from swarm.testing.nodes import make_agent, make_context
+from swarm.types import Digest, Draw, DrawnGroup, ScoredGroup, StepReport
 
 IDENTITY, PEER, OTHER = make_identity(1), make_identity(2), make_identity(3)
 MOST_LIVES = 12
@@ -28,16 +27,13 @@ class Death(BaseException):
     """The process is gone."""
 
 
-@dataclass
-class FakeLearner:
+class FakeLearner(PlainLearner):
     """Dies of what `is_deadly` says of the digests it computes."""
 
-    is_deadly: Callable[[frozenset[Digest]], bool]
-    num_kills: int = 0  # steps, not dry runs, that something unrelated ends
-    learned: list[frozenset[Digest]] = field(default_factory=list[frozenset[Digest]])
-    tried: list[Digest] = field(default_factory=list[Digest])
-    version: PolicyVersion = field(default_factory=lambda: PolicyVersion(policy_id=IDENTITY.node_id, step=0))
-    next_draw: int = 1
+    def __init__(self, is_deadly: Callable[[frozenset[Digest]], bool], num_kills: int = 0) -> None:
+        super().__init__(IDENTITY.node_id)
+        self.is_deadly, self.num_kills = is_deadly, num_kills  # steps, not dry runs, that something unrelated ends
+        self.learned, self.tried = list[frozenset[Digest]](), list[Digest]()
 
     def _compute(self, draw: Draw) -> frozenset[Digest]:
         digests = frozenset(drawn.scored.digest for drawn in draw.groups)
@@ -54,27 +50,7 @@ class FakeLearner:
             self.num_kills -= 1
             raise Death
         self.learned.append(self._compute(draw))
-        self.next_draw = draw.step + 1
-        self.version = PolicyVersion(policy_id=IDENTITY.node_id, step=self.version.step + 1)
-        return StepReport(
-            version=self.version,
-            loss=0.0,
-            grad_norm=0.0,
-            num_tokens=1,
-            was_skipped=False,
-            diagnostics={},
-            seconds={},
-            draw_step=draw.step,
-        )
-
-    def snapshot(self) -> tuple[PolicyVersion, object]:
-        return self.version, None
-
-    def evaluated(self, evaluations: object) -> None:
-        """Not here."""
-
-    def save(self) -> None:
-        """Kills come before it."""
+        return super().step(draw)
 
 
 class Node:
@@ -115,20 +91,10 @@ class Node:
         store = await self.open()
         context = make_context(self.config, IDENTITY, emit=self.events.append)
         self.agent = make_agent(context, store)
-        parts: dict[str, Any] = {"generator": None, "tokenizer": None, "evaluation_tasks": {}}
-        worker = Worker(
-            config=self.config,
-            exchange=self.agent.local,
-            produce=lambda first, count: [],
-            evaluate=lambda tasks: [],
-            learner=self.learner,
-            clock=context.clock,
-            offload=inline,
-            **parts,
-        )
+        worker = make_worker(self.config, self.agent.local, self.learner, clock=context.clock)
         try:
             await self.agent.restore()
-            await learn_loop(worker, self.learner)
+            await learn_loop(worker, cast(Any, self.learner))
             return True
         except Death:
             self.num_deaths += 1
