@@ -12,8 +12,9 @@ from swarm.types import Attempt, Draw, Evaluation, PolicyVersion, StepReport
 
 def make_report(version: PolicyVersion, **changes: Any) -> StepReport:
     """The report of a step, with nothing special about it."""
-    plain: dict[str, Any] = {"loss": 0.0, "grad_norm": 0.0, "num_tokens": 1, "was_skipped": False}
-    return StepReport(version=version, **{**plain, "diagnostics": {}, "seconds": {}, **changes})
+    fields: dict[str, Any] = {"loss": 0.0, "grad_norm": 0.0, "num_tokens": 1, "was_skipped": False}
+    fields |= {"diagnostics": {}, "seconds": {}, **changes}
+    return StepReport(version=version, **fields)
 
 
 class QuietExchange:
