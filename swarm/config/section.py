@@ -27,7 +27,7 @@ _FAR = 3.0  # most factors of ten that count: 0 is not farther from 1 than a rat
 class Usual:
     """The usual values of a field: where a node does not learn, one outside of them is the first to look at.
 
-    The default is usual, whatever the span says.
+    The default is usual, inside the span or not.
 
     Example:
         temperature: Annotated[PositiveFloat, Usual("0.5..1.4", "signal steps")] = 1.0
@@ -74,6 +74,7 @@ REMOVED: Final[dict[str, dict[str, object]]] = {
         "freeze_steps": 4,
         "min_tokens": 32,
     },
+    "DirectoryConfig": {"rejoin_every_s": 20.0},
     "ExchangeConfig": {"groups_per_minute": 6000, "dial_timeout_s": 5.0},
     "SandboxConfig": {"cpu_s": 20.0, "replay_s_per_minute": 15.0},
     "DiskConfig": {"checkpoint_bytes_per_s": 2_000_000},
