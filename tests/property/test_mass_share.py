@@ -16,7 +16,6 @@ from torch import Tensor
 
 from swarm.episode import TurnStatus
 from swarm.objectives import coefficients as objective
-from swarm.objectives import fallbacks
 from swarm.objectives.batch import Batch, MassClip, Masses
 from swarm.objectives.coefficients import Coefficients, coefficients, with_advantages
 from swarm.objectives.fallbacks import RecipeSet
@@ -269,16 +268,6 @@ def test_a_group_in_several_micro_batches_has_one_bound_and_what_is_within_it_ke
             assert bool((used[others] <= bounds_of(clip) * (1 + 1e-9)).all()), f"{recipe.name}: attack {seed}"
 
 
-def test_without_the_clip_most_recipes_give_a_source_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objective, "clip_factors", lambda batch, masses: None)
-    heavier = [
-        recipe.name
-        for recipe, step, attacks in cases(as_newcomer)
-        if not all(within_share(recipe, hostile, usual(recipe, step)) for hostile in attacks)
-    ]
-    assert len(heavier) > len(NAMES) // 2, heavier
-
-
 def moved(recipe: Recipe, step: Step, hostile: Step) -> bool:
     """Whether anything of the others depends on what the stranger sent."""
     good = ~is_in(HOSTILE)
@@ -292,12 +281,6 @@ def test_nothing_that_a_newcomer_sends_changes_a_coefficient_of_others_or_what_a
     for recipe, step, attacks in cases(as_newcomer):
         for seed, hostile in enumerate(attacks):
             assert not moved(recipe, step, hostile), f"{recipe.name}: attack {seed}"
-
-
-def test_with_newcomers_among_the_others_their_tokens_would_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallbacks, "_tokens_without_newcomers", lambda batch: batch.step_tokens)
-    step, hostile = as_newcomer(honest(1)), as_newcomer(attack(honest(1), 0))
-    assert moved(load_recipe("sapo_swarm"), step, hostile)
 
 
 CHANGED_BY_ESTABLISHED = {

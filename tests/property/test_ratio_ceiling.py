@@ -130,13 +130,6 @@ def test_the_ceiling_touches_neither_honest_rollouts_nor_our_own() -> None:
             assert is_same, f"{recipe.name}: {('honest', *LIES)[number]}"
 
 
-def test_without_the_ceiling_one_lie_would_own_most_recipes() -> None:
-    batch, logprobs, entropy = step()
-    false, policy = lie(replace(batch, ratio_ceiling=math.inf), logprobs, "one token of a failure")
-    pulls = [pull(found(load_recipe(name), false, policy, entropy, "all")) for name in list_recipes()]
-    assert sum(float(each[LIAR + 1]) > 0.99 * float(each.sum()) for each in pulls) > 40
-
-
 def test_what_is_left_out_is_counted_and_the_ratio_of_a_sequence_is_of_the_others() -> None:
     batch, logprobs, entropy = step()
     false, policy = lie(batch, logprobs, "one token")
