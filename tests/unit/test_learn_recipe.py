@@ -6,8 +6,7 @@ import pytest
 
 from swarm.errors import ConfigError
 from swarm.objectives.methods import load_recipe
-from swarm.objectives.parts.entropy import EntropyBonus
-from swarm.objectives.parts.kl import KlPenalty
+from swarm.objectives.parts.kl import EntropyBonus, KlPenalty
 
 
 def test_two_parts_of_one_class_are_refused_because_they_would_share_address_and_memory() -> None:

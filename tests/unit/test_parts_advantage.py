@@ -38,12 +38,12 @@ from swarm.objectives.parts.advantage import (
     BatchDeviation,
     GroupCentred,
     GroupZScore,
+    Overlong,
     WhitenedReturn,
     whitened,
 )
 from swarm.objectives.parts.aggregate import ConstantLength, RolloutSum
 from swarm.objectives.parts.prompts import renewed
-from swarm.objectives.parts.reward import Overlong
 from swarm.testing.batches import toy_batch, toy_scored
 
 

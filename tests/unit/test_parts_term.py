@@ -21,8 +21,7 @@ from swarm.objectives.methods.magic import AdaptiveEntropy
 from swarm.objectives.methods.mdpo import MirrorKl
 from swarm.objectives.methods.remix import ConvexKl
 from swarm.objectives.part import Requirement, Scored, TermPart
-from swarm.objectives.parts.entropy import EntropyBonus
-from swarm.objectives.parts.kl import KlPenalty
+from swarm.objectives.parts.kl import EntropyBonus, KlPenalty
 from swarm.testing.batches import toy_batch, toy_scored
 
 LENGTHS = (3, 1)
