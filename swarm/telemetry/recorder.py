@@ -200,7 +200,7 @@ class Telemetry:
         self._rate(status["tokens_generated"], status["at_s"])
 
     def _weights(self, status: JsonDict) -> None:
-        """What is published, served and followed, on nodes that do."""
+        """Figures of published, served and followed weights, where there are some."""
         self.total("weights/sent_bytes_total", status.get("weights_sent_bytes", 0))
         if status.get("published_step") is not None:
             self.gauge("weights/published_step", status["published_step"])
@@ -307,7 +307,7 @@ class Telemetry:
 
     @property
     def takes_alerts(self) -> bool:
-        """Whether a sink shows alerts."""
+        """True where a sink shows alerts."""
         return any(isinstance(sink, AlertSink) for sink in self._sinks)
 
     def alert(self, title: str, text: str, *, is_grave: bool) -> None:
@@ -344,13 +344,10 @@ def make_sinks(
     """The curve writers that the configuration enables.
 
     Args:
-        config: which.
-        directory: of the node.
-        node: its name.
-        settings: the whole configuration, to be shown beside the curves.
+        settings: the whole configuration, shown beside the curves.
 
     Raises:
-        ConfigError: a package is missing, and the message names it.
+        ConfigError: names a package that is missing.
     """
     from swarm.telemetry.sinks import TensorBoardSink, TrackioSink, WandbSink
 

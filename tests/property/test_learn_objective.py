@@ -21,6 +21,7 @@ from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import Coefficients, with_advantages
 from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.parts.kl import EntropyBonus, KlPenalty
 from swarm.objectives.parts.ratio import NoRatio
 from swarm.objectives.recipe import Recipe
 from swarm.testing.batches import toy_batch
@@ -316,6 +317,16 @@ def test_a_constant_is_overridden_by_address_and_a_plug_in_by_place() -> None:
     assert recipe.constants["weight.high"] == 1 and recipe.constants["weight.low"] == 0.2
     assert recipe.constants["advantage.floor"] == 1e-4
     assert load_recipe("grpo").constants["weight.high"] == 0.2
+
+
+def test_two_parts_of_one_class_are_refused_because_they_would_share_address_and_memory() -> None:
+    grpo = load_recipe("grpo")
+    twice = (EntropyBonus(strength=0.1), EntropyBonus(strength=0.2))
+    with pytest.raises(ConfigError, match=r"grpo has two parts called EntropyBonus"):
+        replace(grpo, terms=twice)
+    both = replace(grpo, terms=(EntropyBonus(strength=0.1), KlPenalty(strength=0.2)))
+    assert both.constants["terms.entropy_bonus.strength"] == 0.1
+    assert both.with_params({"terms.entropy_bonus.strength": 0.3}).terms[1] == both.terms[1]
 
 
 def test_no_recipe_changed_the_steps_that_all_of_them_share() -> None:

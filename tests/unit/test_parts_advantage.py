@@ -43,7 +43,6 @@ from swarm.objectives.parts.advantage import (
     whitened,
 )
 from swarm.objectives.parts.aggregate import ConstantLength, RolloutSum
-from swarm.objectives.parts.prompts import renewed
 from swarm.testing.batches import toy_batch, toy_scored
 
 
@@ -245,11 +244,6 @@ def test_a_record_is_of_outcomes_and_not_of_shaped_rewards() -> None:
     batch = step([[0.3, 1.2]], [[3, 5]], keys=("a",))
     shaped = replace(batch, outcomes=torch.tensor([1.0, 0.0], dtype=torch.float64))
     assert HistoryLength().observe({"prompts": {}}, toy_scored(shaped)) == {"prompts": {"a": 3}}
-
-
-def test_the_oldest_prompts_are_forgotten() -> None:
-    records = renewed({"a": 1, "b": 2, "c": 3}, {"a": 4, "d": 5}, limit=3)
-    assert list(records.items()) == [("c", 3), ("a", 4), ("d", 5)]
 
 
 def test_quantiles_of_bundles_are_tracked() -> None:

@@ -84,13 +84,6 @@ def test_every_metric_has_meaning_range_and_a_name_with_its_stage():
         assert (metric.kind == "histogram") == bool(metric.buckets)
 
 
-def test_two_telemetries_share_nothing():
-    first, second = Telemetry(), Telemetry()
-    first.count("exchange/admitted_total")
-    assert scrape(first)["swarm_exchange_admitted_total"] == 1
-    assert scrape(second)["swarm_exchange_admitted_total"] == 0
-
-
 def test_unknown_name_wrong_kind_and_wrong_labels_are_errors():
     telemetry = Telemetry()
     with pytest.raises(KeyError):
