@@ -131,27 +131,12 @@ def test_a_trajectory_far_off_is_finite() -> None:
     assert pulls(TaperedTrajectory(), scored) == pytest.approx([-1.0] * 60)
 
 
-def test_rare_tokens_have_wide_bounds() -> None:
-    part, likely = ProbabilityClip(low=0.16, high=0.2), math.exp(-1)
-    high = 0.5 + 0.5 * math.sqrt(1 + 0.8 / likely)
-    assert pulls(part, one_row([high - 0.01, high + 0.01], [1.0, 1.0])) == pytest.approx([high - 0.01, 0.0])
-    low = 0.5  # 4 * .16 exceeds the probability
-    assert pulls(part, one_row([low + 0.01, low - 0.01, 11.0], [-1.0] * 3)) == pytest.approx([-low - 0.01, 0.0, 0.0])
-
-
 def test_entropy_is_placed_between_minus_one_and_one() -> None:
     entropy = torch.tensor([[math.exp(-4.0), math.exp(-2.0), 1.0, math.exp(3.0), 99.0]], dtype=torch.float64)
     mask = torch.tensor([[True, True, True, True, False]])
     places = EntropyClip(pivot=0.67).places(entropy, mask)
     assert places.flatten().tolist() == pytest.approx([-1.0, -0.5, 0.0, 1.0, 0.0])
     assert not EntropyClip().places(torch.full_like(entropy, 0.7), mask).any()
-
-
-def test_the_clip_bias_only_ever_shrinks_an_update() -> None:
-    mild, harsh = one_row([1.5, 1.0], [0.5, 0.5]), one_row([6.0, 1.0], [2.0, 2.0])
-    part = BiasNormalisedClip(reference=0.5)
-    assert pulls(part, mild) == pytest.approx([0.0, 0.5])  # removed: 1.4 * .5 / 2 tokens = .35
-    assert pulls(part, harsh) == pytest.approx([0.0, 2.0 / 2.8])  # removed: 1.4 * 2 / 2 tokens = 2.8 times .5
 
 
 def test_replay_remembers_the_means_of_fresh_groups_only_and_forgets_the_oldest() -> None:
