@@ -146,12 +146,19 @@ def within_bounds(recipe: Recipe, batch: Batch, logprobs: Tensor) -> Batch:
 
     Where the recipe takes log-probs of the generator, those that another node claims, also one that follows our own
     policy, cannot blow the step up: tokens whose ratio exceeds `batch.ratio_ceiling`, or falls below its inverse at a
-    negative advantage, leave the mask before any ratio is formed, so that that of a sequence is of the others.
+    negative advantage, leave the mask before any ratio is formed, so that the ratio of a sequence is that of the other
+    tokens.
     """
-    if batch.ratio_band < inf:
-        batch = _within_band(batch, logprobs)
     is_claimed = _is_claimed(recipe, batch)
-    return batch if is_claimed is None else _within_ceiling(batch, logprobs, is_claimed)
+    if is_claimed is None and batch.ratio_band == inf:
+        return batch
+    log_ratio = logprobs.detach() - batch.behavior_logprobs.to(logprobs.dtype)  # NaN where unknown: never beyond
+    is_beyond = log_ratio.abs() > log(batch.ratio_band)
+    if is_claimed is not None:
+        most = log(batch.ratio_ceiling)
+        is_lie = (log_ratio > most) | ((log_ratio < -most) & (batch.advantages < 0))
+        is_beyond |= is_lie & is_claimed[:, None]
+    return with_mask(batch, batch.mask & ~is_beyond)
 
 
 def _is_claimed(recipe: Recipe, batch: Batch) -> Tensor | None:
@@ -160,21 +167,6 @@ def _is_claimed(recipe: Recipe, batch: Batch) -> Tensor | None:
         return None
     is_claimed = batch.from_peers & batch.has_logprobs
     return is_claimed if bool(is_claimed.any()) else None
-
-
-def _within_ceiling(batch: Batch, logprobs: Tensor, is_claimed: Tensor) -> Batch:
-    """The batch without the claimed tokens that are beyond the ceiling."""
-    most = log(batch.ratio_ceiling)
-    log_ratio = logprobs.detach() - batch.behavior_logprobs.to(logprobs.dtype)
-    is_beyond = (log_ratio > most) | ((log_ratio < -most) & (batch.advantages < 0))
-    mask = batch.mask & ~(is_beyond & is_claimed[:, None])
-    return with_mask(batch, mask)
-
-
-def _within_band(batch: Batch, logprobs: Tensor) -> Batch:
-    """The batch without the tokens whose known ratio is outside the band."""
-    log_ratio = logprobs.detach() - batch.behavior_logprobs.to(logprobs.dtype)  # NaN where unknown: never outside
-    return with_mask(batch, batch.mask & ~(log_ratio.abs() > log(batch.ratio_band)))
 
 
 def with_mask(batch: Batch, mask: Tensor) -> Batch:
