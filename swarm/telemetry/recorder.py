@@ -312,20 +312,21 @@ class Telemetry:
 
     def alert(self, title: str, text: str, *, is_grave: bool) -> None:
         """Raises an alert where a sink shows them."""
-        for sink in self._sinks:
-            if isinstance(sink, AlertSink):
-                sink.alert(title, text, is_grave=is_grave)
+        self._deliver(lambda sink: sink.alert(title, text, is_grave=is_grave) if isinstance(sink, AlertSink) else None)
 
     def close(self) -> None:
         """Flushes and closes the sinks."""
-        while self._sinks:
-            self._sinks.pop().close()
+        self._deliver(lambda sink: sink.close())
+        self._sinks.clear()
 
     def _draw_curves(self, step: int, figures: dict[str, float]) -> None:
+        self._deliver(lambda sink: sink.write(step, figures))
+
+    def _deliver(self, call: Callable[[Sink], None]) -> None:
         for sink in list(self._sinks):
             try:
-                sink.write(step, figures)
-            except (OSError, RuntimeError, ValueError):
+                call(sink)
+            except Exception:  # of packages that are not ours, with errors of their own: no step depends on a curve
                 logger.exception("curves are not written any more", extra={"sink": type(sink).__name__})
                 self._sinks.remove(sink)
 
