@@ -1,6 +1,6 @@
 """Generation of answers: model, sampling, engine, serving, and the weights that a node follows or publishes."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -87,6 +87,8 @@ class GeneratorConfig(Model):
 class EngineConfig(Model):
     """The generation engine."""
 
+    removed: ClassVar = {"stall_s": 600.0}
+
     kind: Literal["transformers", "vllm", "openai"] = "transformers"
     """`transformers`: in the worker process. `vllm`: a process of its own, in vLLM's own environment. `openai`: a
     server that speaks the OpenAI protocol (vLLM, SGLang)."""
@@ -108,6 +110,8 @@ class EngineConfig(Model):
 class ServeConfig(Model):
     """The node's policy behind OpenAI's HTTP interface, for chat windows and agents (docs/serving.md)."""
 
+    removed: ClassVar = {"name": ""}
+
     listen: ListeningOrOff = ""
     """host:port, such as 127.0.0.1:8300; empty: nothing is served. Clients need the key in <dir>/api.key."""
 
@@ -126,6 +130,8 @@ class FollowConfig(Model):
 
 class WeightsConfig(Model):
     """Versions that a trainer publishes, and the room for them."""
+
+    removed: ClassVar = {"anchor_every": 10}
 
     publish: bool = False
     """Encode every version and serve it, so that generators can follow."""

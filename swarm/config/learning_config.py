@@ -1,7 +1,7 @@
 """Learning: replay buffer, optimizer step, off-policy guard, evaluation."""
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -45,6 +45,8 @@ class ReplayConfig(Model):
 
 class LearnerConfig(Model):
     """The optimizer step: recipe, AdamW and batch sizes."""
+
+    removed: ClassVar = {"betas": [0.9, 0.99], "final_rate_share": 0.0, "share_prompt": True}
 
     recipe: str = "sapo_swarm"
     """A built-in recipe (`swarm recipes`) or one's own, `my_file.py:RECIPE`."""
@@ -96,13 +98,6 @@ class LearnerConfig(Model):
         return self
 
 
-class GuardConfig(Model):
-    """The off-policy guard, which makes a learner more careful where its data is far from its policy."""
-
-    enabled: Annotated[bool, Usual("true", "steps")] = True
-    """Off: the configured recipe and lag bound, whatever is measured."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuardLimits:
     """Thresholds of the off-policy guard, about the tokens of a step. They are the same on every node.
@@ -130,6 +125,15 @@ class GuardLimits:
 
 SAFE_RECIPE: Final = "gspo"
 """Recipe of the guard's second level: its ratio is that of a whole answer, and it needs nothing but log-probs."""
+
+
+class GuardConfig(Model):
+    """The off-policy guard, which makes a learner more careful where its data is far from its policy."""
+
+    removed: ClassVar = {**asdict(GuardLimits()), "safe_recipe": SAFE_RECIPE}
+
+    enabled: Annotated[bool, Usual("true", "steps")] = True
+    """Off: the configured recipe and lag bound, whatever is measured."""
 
 
 class EvaluationConfig(Model):

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar, cast, get_args
 from pydantic import BaseModel, ValidationError
 
 from swarm.config.node_config import NodeConfig
-from swarm.config.section import REMOVED, Model
+from swarm.config.section import Model
 from swarm.errors import ConfigError
 
 AnyModel = TypeVar("AnyModel", bound=Model)
@@ -114,9 +114,8 @@ def explained(origin: str, kind: type[Model] | None = None) -> Generator[None]:
 def _explain(error: Any, kind: type[Model] | None) -> str:
     if error["type"] == "extra_forbidden":
         given, section = str(error["loc"][-1]), _section(kind, error["loc"][:-1])
-        removed = REMOVED.get(section.__name__, {}) if section else {}
-        if given in removed:
-            return f"no longer a key, every node has {json.dumps(removed[given])}; leave it out"
+        if section and given in section.removed:
+            return f"no longer a key, every node has {json.dumps(section.removed[given])}; leave it out"
         known = list(section.model_fields) if section else []
         near = difflib.get_close_matches(given, known, n=1)
         near = near or [key for key in known if "".join(word[0] for word in key.split("_")) == given]  # lr

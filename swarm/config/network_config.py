@@ -3,7 +3,7 @@
 Invariant: an address that is given to others is one that they could dial.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -22,6 +22,8 @@ NodeIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 class ExchangeConfig(Model):
     """The exchange of groups with other nodes."""
+
+    removed: ClassVar = {"groups_per_minute": 6000, "dial_timeout_s": 5.0}
 
     listen: Listening = "127.0.0.1:0"
     """host:port of the exchange service; port 0 picks a free one."""
@@ -80,6 +82,8 @@ class ExchangeConfig(Model):
 
 class DirectoryConfig(Model):
     """Discovery through the hivemind DHT."""
+
+    removed: ClassVar = {"rejoin_every_s": 20.0}
 
     kind: Literal["dht", "none"] = "dht"
     """`none` runs alone."""

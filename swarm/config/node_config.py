@@ -5,7 +5,7 @@ node starts from is a whole node configuration, validated as one.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -37,6 +37,8 @@ NODE_FILE = "node.toml"  # of a node, in its directory
 class SandboxConfig(Model):
     """Limits of the process that scores answers."""
 
+    removed: ClassVar = {"cpu_s": 20.0, "replay_s_per_minute": 15.0}
+
     timeout_s: Annotated[PositiveFloat, Usual("0.5..60", "pace")] = 5.0
     """Wall-clock seconds for the answers of one group; most CPU seconds that an environment may declare for one."""
     memory_bytes: Annotated[Positive, Usual("128e6..", "pace")] = 1024 * 2**20
@@ -45,6 +47,8 @@ class SandboxConfig(Model):
 
 class DiskConfig(Model):
     """Room and checkpoints on this machine's disk."""
+
+    removed: ClassVar = {"checkpoint_bytes_per_s": 2_000_000}
 
     max_bytes: NotNegative = 0
     """Most bytes that `dir` may take. Checkpoints and what else has a fixed size come first; exchange.store_bytes and
