@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import ConfigError
 from swarm.objectives.methods.fg_expo import GaussianAccuracy
 from swarm.objectives.methods.reinforce_ada import SuccessiveElimination
 from swarm.objectives.methods.rollout_gdro import RobustCounts, best_counts
@@ -158,20 +157,3 @@ def test_a_window_forgets_what_a_prompt_once_was() -> None:
     for reward in (0.0, 0.0, 1.0, 1.0):
         table = bins.with_group(table, "a", reward, 4)
     assert table == {"a": {"bin": 9, "groups": [[1.0, 4], [1.0, 4]]}}
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: GaussianAccuracy(width=0.0),
-        lambda: GaussianAccuracy(pace=0.0),
-        lambda: GaussianAccuracy(remembers=0),
-        lambda: SuccessiveElimination(rounds=0),
-        lambda: SuccessiveElimination(rule="none"),  # pyright: ignore[reportArgumentType]
-        lambda: RobustCounts(least=1),
-        lambda: RobustCounts(num_bins=0),
-    ],
-)
-def test_senseless_constants_are_refused(make: Any) -> None:
-    with pytest.raises(ConfigError):
-        make()

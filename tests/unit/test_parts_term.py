@@ -12,9 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
 from swarm.objectives.batch import Batch
-from swarm.objectives.methods.correct_likelihood import CorrectLikelihood
 from swarm.objectives.methods.epo import EntropyBand
 from swarm.objectives.methods.grpo_unbiased_kl import ImportanceKl
 from swarm.objectives.methods.magic import AdaptiveEntropy
@@ -173,21 +171,3 @@ def test_the_bands_weight_falls_slowly_then_fast() -> None:
     assert term.weight(50) == pytest.approx(1 - 0.2 * (1 - math.exp(-2)))
     assert term.weight(100) == pytest.approx(0.8 * math.exp(-3)) == term.weight(1000)
     assert all(term.weight(step) > term.weight(step + 1) for step in range(100))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: KlPenalty(strength=-1.0),
-        lambda: KlPenalty(estimator="k4"),  # pyright: ignore[reportArgumentType]
-        lambda: KlPenalty(to="nobody"),  # pyright: ignore[reportArgumentType]
-        lambda: ConvexKl(every=0),
-        lambda: MirrorKl(horizon=0),
-        lambda: EntropyBand(low=2.0, high=1.0),
-        lambda: AdaptiveEntropy(pace=-0.1),
-        lambda: CorrectLikelihood(strength=-0.1),
-    ],
-)
-def test_senseless_constants_are_refused(make: Any) -> None:
-    with pytest.raises(ConfigError):
-        make()

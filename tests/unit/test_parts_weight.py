@@ -11,27 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.errors import ConfigError
 from swarm.objectives.methods.a_lol import TrajectoryClip
-from swarm.objectives.methods.aspo import FlippedClip
 from swarm.objectives.methods.capo import CurvatureMask
-from swarm.objectives.methods.dcpo import ProbabilityClip
-from swarm.objectives.methods.gbpo import BoundedRatio
 from swarm.objectives.methods.hapo import EntropyClip
 from swarm.objectives.methods.kl_cov import CovariancePenalty
 from swarm.objectives.methods.r2vpo import RatioVariance
-from swarm.objectives.methods.rec import RingGate
 from swarm.objectives.methods.red_weight import ExponentialWeight
-from swarm.objectives.methods.sapo_soft_gate import SoftGate
 from swarm.objectives.methods.spear import (
     RecalibratedReplay,
     ReplayWarmup,
 )
-from swarm.objectives.methods.st_ppo import BiasNormalisedClip
-from swarm.objectives.methods.stable_reinforce import PreClip
-from swarm.objectives.methods.topr import TaperedToken, TaperedTrajectory
+from swarm.objectives.methods.topr import TaperedTrajectory
 from swarm.objectives.part import Prediction, Scored, WeightPart
-from swarm.objectives.parts.clip import CovarianceClip, PreservingClip
+from swarm.objectives.parts.clip import CovarianceClip
 from swarm.testing.batches import toy_batch, toy_scored
 
 
@@ -171,31 +163,6 @@ def test_replay_counts_along_half_a_cosine() -> None:
         memory = part.observe(memory, scored)
     root = math.sqrt(0.5)
     assert weights == pytest.approx([(1 - root) / 2, 0.5, (1 + root) / 2, 1.0, 1.0, 1.0])
-
-
-@pytest.mark.parametrize(
-    ("kind", "constants"),
-    [
-        (RatioVariance, {"start": 20.0}),
-        (RatioVariance, {"bound": 0.0}),
-        (BoundedRatio, {"temperature": 0.0}),
-        (CovarianceClip, {"least": 5.0}),
-        (CovarianceClip, {"share": 0.0}),
-        (RingGate, {"far_low": 0.1}),
-        (SoftGate, {"positive": 0.0}),
-        (ExponentialWeight, {"temperature": 0.0}),
-        (PreservingClip, {"preserve": "lower"}),
-        (FlippedClip, {"cap": 1.0}),
-        (PreClip, {"least": 0.0}),
-        (TaperedToken, {"low": 2.0}),
-        (EntropyClip, {"pivot": 1.5}),
-        (BiasNormalisedClip, {"reference": 0.0}),
-        (ProbabilityClip, {"ceiling": 1.0}),
-    ],
-)
-def test_senseless_constants_are_refused(kind: type[WeightPart], constants: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
-        kind(**constants)
 
 
 def a_prediction(logits: Tensor, hidden: Tensor, target: int, temperature: float) -> Prediction:
