@@ -1,4 +1,4 @@
-"""What every recipe must satisfy, whatever its formula: order, padding, accumulation, the on-policy case.
+"""Properties of every recipe, whatever its formula: order, padding, accumulation, the on-policy case.
 
 A property is one test of all recipes: of its time a third was pytest's around a thousand small ones.
 """
@@ -80,7 +80,7 @@ def steps(width: int = 0) -> Iterator[tuple[Batch, Tensor, Tensor]]:
 
 
 def coefficients(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor) -> Coefficients:
-    """The engine's, with a positive number of each token, few of them large, for what probes would say."""
+    """The engine's, with a positive number of each token, few of them large, in place of probes."""
     probes = dict.fromkeys(recipe.probes, (0.1 - batch.behavior_logprobs) ** 8)
     return objective.coefficients(recipe, batch, logprobs, entropy, probes)
 
@@ -189,7 +189,7 @@ def test_micro_batches_add_up_to_the_whole(by_group: bool) -> None:
 
 
 class PolicyGradient(WeightPart):
-    """What a trust region is on-policy: nothing."""
+    """No trust region, as any trust region is on-policy."""
 
     equation: ClassVar[str] = "L_t = -A log pi_t"
 

@@ -179,7 +179,7 @@ def as_newcomer(step: Step) -> Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What an update makes of a step."""
+    """Result of an update on a step."""
 
     by_logprob: Tensor  # [N, L]
     by_entropy: Tensor  # [N, L]
@@ -192,7 +192,7 @@ class Outcome:
 
 
 def update(recipe: Recipe, step: Step, clip: MassClip | None = None) -> Outcome:
-    """As `PolicyLearner` makes it: by slices, newcomers apart, each slice clipped."""
+    """As `PolicyLearner` makes it: by slices, with newcomers in slices of their own, each slice clipped."""
     logprob, entropy = torch.zeros_like(step.logprobs), torch.zeros_like(step.entropy)
     memory: dict[str, object] = {}
     for part in RecipeSet(main=recipe).slices(step.batch):
@@ -269,7 +269,7 @@ def test_a_group_in_several_micro_batches_has_one_bound_and_what_is_within_it_ke
 
 
 def moved(recipe: Recipe, step: Step, hostile: Step) -> bool:
-    """Whether anything of the others depends on what the stranger sent."""
+    """True where anything of the others depends on the stranger's groups."""
     good = ~is_in(HOSTILE)
     before, after = update(recipe, step), update(recipe, hostile)
     same = torch.allclose(before.by_logprob[good], after.by_logprob[good], rtol=1e-9, atol=1e-15)
@@ -315,7 +315,7 @@ mean over the tokens of a step shrinks with long responses besides, at most by t
 
 
 def changed_but_for_dilution(recipe: Recipe, step: Step, hostile: Step) -> bool:
-    """Whether more of the others changed than the number of tokens by which everything is divided."""
+    """True where more of the others changed than the number of tokens by which everything is divided."""
     good = ~is_in(HOSTILE)
     before, after = update(recipe, step), update(recipe, hostile)
     scale = step.batch.step_tokens / hostile.batch.step_tokens

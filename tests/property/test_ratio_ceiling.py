@@ -1,4 +1,4 @@
-"""No recipe lets another node own a step by what it says of its log-probs, whichever way it lies.
+"""No recipe lets another node own a step by false log-probs, whichever way it lies.
 
 A property is one test of all recipes; a failure names the recipe and the lie.
 """

@@ -1,4 +1,4 @@
-"""A configuration that cannot be read says why, in one line; one that is changed is validated as a whole."""
+"""An unreadable configuration is an error of one line with the reason; removed keys are named with their constants."""
 
 import json
 import re

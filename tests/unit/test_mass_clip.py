@@ -1,4 +1,4 @@
-"""What other nodes' groups weigh in a step: bounded by own groups, of this step or of those before it."""
+"""Weight of other nodes' groups in a step: bounded by own groups, of this step or of those before it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -219,7 +219,7 @@ def test_what_a_newcomer_sends_changes_neither_what_parts_remember_nor_how_other
 
 
 def remembered(dir: Path, texts: list[str], is_established: bool) -> list[float]:
-    """What the recipe and the clip remember after a step."""
+    """Memory of the recipe and the clip after a step."""
     one = learner(dir, "epo")
     one.step(draw(1, texts, is_established))
     band = one._memory["EntropyBand"]  # pyright: ignore[reportPrivateUsage]

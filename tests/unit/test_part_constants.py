@@ -1,4 +1,4 @@
-"""Constants of parts: what their types say is checked, in alternatives and tuples too."""
+"""Constants of parts: the bounds in their types are checked, in alternatives and tuples too."""
 
 from typing import Any, Literal
 

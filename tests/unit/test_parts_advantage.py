@@ -167,7 +167,7 @@ def test_only_a_loop_that_was_cut_off_costs() -> None:
 
 
 def run(part: AdvantagePart | RewardPart, batches: list[Batch]) -> list[Tensor]:
-    """What the part makes of successive steps, its memory passing through JSON as in a checkpoint."""
+    """Results of the part on successive steps, its memory passing through JSON as in a checkpoint."""
     memory, found = part.initial(), list[Tensor]()
     for batch in batches:
         batch = replace(batch, memory={type(part).__name__: json.loads(json.dumps(memory))})

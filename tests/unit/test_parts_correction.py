@@ -1,6 +1,6 @@
-"""Corrections at their edges: fresh data passes, hostile log-probs stay finite, thresholds act where they say.
+"""Corrections at their edges: fresh data passes, hostile log-probs stay finite, a kept mean is within its budget.
 
-Derivation: by hand from tests/golden/formulas (tis, icepop, rollout correction, dppo, m2po_mask, minirl).
+Their numbers are checked in tests/golden.
 """
 
 import math

@@ -18,7 +18,7 @@ NUM_GROUPS, LENGTH = 6, 3
 
 
 def step(seed: int, part: CrossBaseline, memory: Memory) -> Scored:
-    """Pairs of rollouts; the reward of both is a linear function of what the first direction says of the prompt."""
+    """Pairs of rollouts; the reward of both is a linear function of the first direction's value at the prompt."""
     generator = torch.Generator().manual_seed(seed)
     count = 2 * NUM_GROUPS
     mask = torch.ones(count, LENGTH, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""What is asked next, and how often: against simple models and by enumeration."""
+"""Choice of the next questions and of their number of answers: against simple models and by enumeration."""
 
 import itertools
 import math

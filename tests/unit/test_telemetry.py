@@ -251,7 +251,7 @@ def test_a_missing_package_is_a_configuration_error_with_its_fix(
 
 
 class PackageError(Exception):
-    """Of a package that is not ours, as `wandb.Error`."""
+    """An error of a package that is not ours, as `wandb.Error`."""
 
 
 @pytest.mark.parametrize("fails_at", ["write", "alert", "close"])

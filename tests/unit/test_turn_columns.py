@@ -1,4 +1,4 @@
-"""What the learner knows of turns: from the replay through store and local wire into the batch."""
+"""Turns on their way to the learner: from the replay through store and local wire into the batch."""
 
 import sqlite3
 from dataclasses import replace
