@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +20,9 @@ from swarm.objectives import coefficients as objective
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import Coefficients, with_advantages
 from swarm.objectives.methods import list_recipes, load_recipe
-from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import Scope
 from swarm.objectives.parts.kl import EntropyBonus, KlPenalty
+from swarm.objectives.parts.likelihood import Likelihood
 from swarm.objectives.parts.ratio import NoRatio
 from swarm.objectives.recipe import Recipe
 from swarm.testing.batches import toy_batch
@@ -188,15 +189,6 @@ def test_micro_batches_add_up_to_the_whole(by_group: bool) -> None:
     of_every_recipe(check)
 
 
-class PolicyGradient(WeightPart):
-    """No trust region, as any trust region is on-policy."""
-
-    equation: ClassVar[str] = "L_t = -A log pi_t"
-
-    def __call__(self, scored: Scored) -> TokenLosses:
-        return TokenLosses(losses=-scored.advantages * scored.logprobs, bounded=torch.zeros_like(scored.mask))
-
-
 def on_policy(recipe: Recipe) -> tuple[Batch, Tensor, Tensor]:
     batch, _, entropy = random_batch(0)
     mu = batch.behavior_logprobs
@@ -234,7 +226,7 @@ def listed(recipe: Recipe, reasons: dict[str, str]) -> set[str]:
 def is_plain_on_policy(recipe: Recipe) -> bool:
     batch, logprobs, entropy = on_policy(recipe)
     found = coefficients(recipe, batch, logprobs, entropy)
-    plain = replace(recipe, ratio=NoRatio(), weight=PolicyGradient(), corrections=())
+    plain = replace(recipe, ratio=NoRatio(), weight=Likelihood(), corrections=())
     expected = coefficients(plain, batch, logprobs, entropy)
     return torch.allclose(found.logprobs, expected.logprobs, rtol=1e-9, atol=1e-12) and not found.bounded.any()
 

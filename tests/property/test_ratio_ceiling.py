@@ -6,7 +6,6 @@ A property is one test of all recipes; a failure names the recipe and the lie.
 import functools
 import math
 from dataclasses import replace
-from typing import ClassVar
 
 import pytest
 import torch
@@ -15,7 +14,8 @@ from torch import Tensor
 from swarm.objectives.batch import RATIO_CEILING, Batch
 from swarm.objectives.coefficients import Coefficients, coefficients, scored, with_advantages
 from swarm.objectives.methods import list_recipes, load_recipe
-from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import Scope
+from swarm.objectives.parts.clip import Surrogate
 from swarm.objectives.parts.ratio import FullSequenceRatio
 from swarm.objectives.recipe import Recipe
 from swarm.testing.batches import toy_batch
@@ -173,18 +173,8 @@ def test_a_price_that_is_remembered_is_not_driven_up_by_a_lie() -> None:
     assert prices[1] == pytest.approx(prices[0], rel=0.05)
 
 
-class Unclipped(WeightPart):
-    """The ratio times the advantage, whatever the ratio."""
-
-    equation: ClassVar[str] = "L = -r A"
-
-    def __call__(self, scored: Scored) -> TokenLosses:
-        losses = -scored.log_ratio.exp() * scored.advantages
-        return TokenLosses(losses=losses, bounded=torch.zeros_like(scored.mask))
-
-
 def test_small_lies_do_not_multiply_up_in_the_ratio_of_a_sequence() -> None:
-    recipe = replace(load_recipe("grpo"), ratio=FullSequenceRatio(), weight=Unclipped())
+    recipe = replace(load_recipe("grpo"), ratio=FullSequenceRatio(), weight=Surrogate())
     batch, logprobs, entropy = step()
     honest = pull(found(recipe, batch, logprobs, entropy, "all"))
     false, policy = lie(batch, logprobs, "every token a little")

@@ -1,6 +1,6 @@
 """Terms on small steps worked out by hand, and what the stateful ones remember.
 
-Derivation: gradients of one token are typed here from the formulas (methods 5.1, 5.2, 5.3, 5.7, 5.8, 2.26).
+Derivation: gradients of one token are typed here from the formula of the method.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Weight rules on a few tokens worked out by hand, and what the stateful ones remember.
 
-Derivation: every expected number is typed here from methods 2.14, 2.16, 2.22, 2.30, 2.32, 2.33 and 2.11.
+Derivation: every expected number is typed here from the formula of the method.
 """
 
 import json
