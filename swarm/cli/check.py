@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from node.sampled_tasks import SampledEnvironment
     from swarm.config import CoordinatorConfig, Model, NodeConfig
-    from swarm.config.resolved_toml import Key
+    from swarm.config.load_config import Key
     from swarm.environments.determinism import Examined
     from swarm.interfaces import Tokenizer
     from swarm.objectives.fallbacks import RecipeSet

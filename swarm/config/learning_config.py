@@ -1,7 +1,7 @@
-"""How a node learns: replay buffer, optimizer step, off-policy guard, evaluation."""
+"""Learning: replay buffer, optimizer step, off-policy guard, evaluation."""
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,19 +20,19 @@ class ReplayConfig(Model):
     max_age_s: Annotated[PositiveFloat, Usual("60..", "pace exchange")] = 600.0
     """Longest time between first sight of a group and its use, seconds."""
     max_reuse: Annotated[Positive, Usual("..2", "steps")] = 1
-    """How often one group may be used."""
+    """Most uses of one group."""
     max_groups: Annotated[Positive, Usual("64..", "pace exchange")] = 4096
     """Buffer bound, groups."""
     max_bytes: Annotated[Positive, Usual("4e6..", "pace exchange")] = 256 * 2**20
     """Buffer bound, bytes of memory: 8 answers of 256 tokens take about 50,000."""
     sampler: Literal["uniform", "fresh", "effective"] = "uniform"
-    """Which external groups are drawn first: any, the youngest, or those of sources with high effective sample size."""
+    """External groups that are drawn first: any, the youngest, or those of sources with high effective sample size."""
     external: Literal["all", "positive"] = "positive"
     """`positive` drops rollouts of external groups with negative advantage (after the advantage was computed)."""
     keep_zero_variance: Annotated[bool, Usual("false", "steps")] = False
     """Groups whose rewards are all equal are learned from too, as some recipes want; else they are only counted."""
     keep_turn_signal: bool = False
-    """Of those at least the groups of episodes whose turns were not all rewarded alike, as recipes over turns want."""
+    """Only those whose turns were not all rewarded alike are learned from too, as recipes over turns want."""
     barrier: Annotated[bool, Usual("false", "pace")] = False
     """Each step waits for every connected peer's rollouts of the same round: the synchronous form, for comparison."""
 
@@ -45,6 +45,8 @@ class ReplayConfig(Model):
 
 class LearnerConfig(Model):
     """The optimizer step: recipe, AdamW and batch sizes."""
+
+    removed: ClassVar = {"betas": [0.9, 0.99], "final_rate_share": 0.0, "share_prompt": True}
 
     recipe: str = "sapo_swarm"
     """A built-in recipe (`swarm recipes`) or one's own, `my_file.py:RECIPE`."""
@@ -96,13 +98,6 @@ class LearnerConfig(Model):
         return self
 
 
-class GuardConfig(Model):
-    """The off-policy guard, which makes a learner more careful where its data is far from its policy."""
-
-    enabled: Annotated[bool, Usual("true", "steps")] = True
-    """Off: the configured recipe and lag bound, whatever is measured."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuardLimits:
     """Thresholds of the off-policy guard, about the tokens of a step. They are the same on every node.
@@ -130,6 +125,15 @@ class GuardLimits:
 
 SAFE_RECIPE: Final = "gspo"
 """Recipe of the guard's second level: its ratio is that of a whole answer, and it needs nothing but log-probs."""
+
+
+class GuardConfig(Model):
+    """The off-policy guard, which makes a learner more careful where its data is far from its policy."""
+
+    removed: ClassVar = {**asdict(GuardLimits()), "safe_recipe": SAFE_RECIPE}
+
+    enabled: Annotated[bool, Usual("true", "steps")] = True
+    """Off: the configured recipe and lag bound, whatever is measured."""
 
 
 class EvaluationConfig(Model):

@@ -4,8 +4,9 @@ Invariant: a section is frozen and has no unknown keys; a usual span never chang
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 
@@ -27,7 +28,7 @@ _FAR = 3.0  # most factors of ten that count: 0 is not farther from 1 than a rat
 class Usual:
     """The usual values of a field: where a node does not learn, one outside of them is the first to look at.
 
-    The default is usual, whatever the span says.
+    The default is usual, inside the span or not.
 
     Example:
         temperature: Annotated[PositiveFloat, Usual("0.5..1.4", "signal steps")] = 1.0
@@ -53,45 +54,17 @@ class Usual:
         return {**handler(core), "usual": self.span}
 
 
-REMOVED: Final[dict[str, dict[str, object]]] = {
-    "EngineConfig": {"stall_s": 600.0},
-    "ServeConfig": {"name": ""},
-    "WeightsConfig": {"anchor_every": 10},
-    "LearnerConfig": {"betas": [0.9, 0.99], "final_rate_share": 0.0, "share_prompt": True},
-    "GuardConfig": {
-        "tight_ess": 0.5,
-        "loose_ess": 0.7,
-        "tight_kl": 0.1,
-        "loose_kl": 0.05,
-        "tight_m2": 0.25,
-        "loose_m2": 0.12,
-        "tight_nll": 2.0,
-        "alarm_ess": 0.05,
-        "alarm_kl": 1.0,
-        "cap": 4.0,
-        "safe_recipe": "gspo",
-        "hold_steps": 4,
-        "freeze_steps": 4,
-        "min_tokens": 32,
-    },
-    "ExchangeConfig": {"groups_per_minute": 6000, "dial_timeout_s": 5.0},
-    "SandboxConfig": {"cpu_s": 20.0, "replay_s_per_minute": 15.0},
-    "DiskConfig": {"checkpoint_bytes_per_s": 2_000_000},
-}
-"""Section -> keys of earlier releases -> the constant that each became."""
-
-
 class Model(BaseModel):
     """Base of every section: frozen, no unknown keys, docstrings under fields are their help."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    removed: ClassVar[Mapping[str, object]] = {}  # keys of earlier releases -> the constant that each became
 
     @model_validator(mode="before")
     @classmethod
     def _without_removed(cls, data: Any) -> Any:
         """Drops a removed key that holds its constant: files and manifests of earlier releases have all their keys."""
-        removed = REMOVED.get(cls.__name__)
-        if not removed or not isinstance(data, dict):
+        if not cls.removed or not isinstance(data, dict):
             return data
         given = cast("dict[str, Any]", data).items()
-        return {key: value for key, value in given if key not in removed or value != removed[key]}
+        return {key: value for key, value in given if key not in cls.removed or value != cls.removed[key]}

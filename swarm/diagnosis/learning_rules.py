@@ -251,11 +251,11 @@ def tokens_left_out(snapshot: Snapshot) -> Diagnosed | None:
     clipped, masked = (middle(snapshot.course(name, recent)) for name in ("clip_share", "masked_share"))
     if len(recent) >= RECENT_STEPS / 2 and num_empty >= len(recent) / 2:
         claim = f"{num_empty} of the newest {len(recent)} steps learned from no token"
-        fix = "swarm status tells what the guard set aside; [guard], replay.external and replay.keep_zero_variance "
-        fix += "decide what a step may use"
+        fix = "swarm status tells what the guard set aside; guard.enabled, replay.external and "
+        fix += "replay.keep_zero_variance decide what a step may use"
     elif len(snapshot.made) >= FEW_STEPS and clipped + masked >= 0.5:
         claim = f"most tokens teach nothing: {clipped:.0%} are clipped, {masked:.0%} left out"
-        fix = "constants of the recipe nearer to its own (learner.recipe_params, guard.cap), or fresher groups"
+        fix = "constants of the recipe nearer to its own (learner.recipe_params), or fresher groups"
     else:
         return None
     return Diagnosed(claim=claim, fix=fix, evidence=("num_tokens, clip_share and masked_share of step (events.jsonl)",))

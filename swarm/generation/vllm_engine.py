@@ -32,7 +32,7 @@ from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, R
 logger = logging.getLogger(__name__)
 
 FOLDER: Final = "engine"  # of the node's directory: weights and log
-STALL_S: Final = 600.0  # a step or a change of weights that takes longer hangs: the largest take a minute
+STALL_S: Final = 600.0  # a step or a change of weights that takes longer counts as hung, and ends the process
 RESTARTS: Final = 5  # attempts to start a new process after a crash
 FIRST_RESTART_S: Final = 1.0  # before the second attempt; doubled for each further one
 _SEED_BITS: Final = 63  # of vLLM's seeds

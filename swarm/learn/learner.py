@@ -63,7 +63,7 @@ from swarm.objectives.recipe import Recipe
 from swarm.telemetry.shown_updates import EVERY_S, ShownUpdate
 from swarm.types import Draw, Evaluation, PolicyVersion, StepReport
 
-BETAS: Final = (0.9, 0.99)  # of AdamW: the second moment forgets in 100 steps, about as long as a policy stays alike
+BETAS: Final = (0.9, 0.99)  # of AdamW: the second moment is a mean over 100 steps, since runs have some hundreds
 
 logger = logging.getLogger(__name__)
 

@@ -22,6 +22,8 @@ from swarm.version_history import MAX_RECORDED
 logger = logging.getLogger(__name__)
 
 TIDY_EVERY_S = 30.0
+REPAIR_EVERY_S = 20.0  # at most: a round pings a few dozen peers
+LOOKUPS_PER_REPAIR = 10  # a directory that is asked often finds peers of a swarm that changes fast
 CHANGES_PER_S = 1 / 8  # changes of an advert that are announced at once
 CHANGES_BURST = 4.0
 CHANGE_PAUSE_S = 0.5  # between two looks whether one more may be announced
@@ -80,7 +82,8 @@ async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) 
 async def repair_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:
     """Keeps the directory connected: probe, rejoin, remember peers."""
     while True:
-        await asyncio.sleep(agent.config.directory.rejoin_every_s * rng.uniform(0.8, 1.2))
+        pause_s = min(REPAIR_EVERY_S, LOOKUPS_PER_REPAIR * agent.config.exchange.lookup_every_s)
+        await asyncio.sleep(pause_s * rng.uniform(0.8, 1.2))
         await directory.maintain()
 
 

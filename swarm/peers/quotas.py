@@ -11,7 +11,7 @@ from swarm.config import ReplayConfig
 from swarm.flow import BoundedTable, RateLimiter, RunningMean, TokenBucket
 from swarm.types import NodeId
 
-GROUPS_PER_MINUTE: Final = 6000  # that one peer may bring, above what any node here makes; more is a flood
+GROUPS_PER_MINUTE: Final = 6000  # that one peer may bring; 100 a second and more is a flood
 ITEMS_PER_GROUP: Final = 10  # stream items per group that one peer may bring: it also announces what all others made
 MAX_NEIGHBOURS: Final = 256  # remembered; there are never more than 64 at a time
 # Groups taken in for each one that a draw takes: some are refused, some come too late. With 1.5 instead of 2 the draws

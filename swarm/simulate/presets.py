@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from swarm.config import (
     CoordinatorLink,
-    DirectoryConfig,
     DiskConfig,
     EngineConfig,
     EnvironmentConfig,
@@ -315,7 +314,6 @@ def _node(options: SimulationOptions, preset: Preset, index: int, names: list[st
         ),
         disk=DiskConfig(checkpoint_at_end=options.keep_checkpoints),  # else it would be written to be deleted
         exchange=ExchangeConfig(lookup_every_s=0.5, advert_every_s=10.0),
-        directory=DirectoryConfig(rejoin_every_s=5.0),
         coordinator=CoordinatorLink(heartbeat_s=1.0),
         evaluation=EvaluationConfig(
             every_steps=preset.evaluate_every, num_problems=preset.num_problems, num_tries=preset.num_tries

@@ -1,4 +1,4 @@
-"""A configuration that cannot be read says why, in one line; one that is changed is validated as a whole."""
+"""An unreadable configuration is an error of one line with the reason; removed keys are named with their constants."""
 
 import json
 import re
@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 from coordinator.manifest_signing import sign_next
 from swarm.cli.main import app
-from swarm.config import CoordinatorConfig, ModelConfig, NodeConfig, load_config, parse_config
-from swarm.config.section import REMOVED
+from swarm.config import CoordinatorConfig, LearnerConfig, ModelConfig, NodeConfig, load_config, parse_config
 from swarm.errors import ConfigError
 from swarm.identity import DOMAIN_MANIFEST, Identity
 from swarm.wire.held_manifest import save_held
@@ -57,13 +56,17 @@ def test_a_port_that_nobody_dials_for_a_relay_is_refused_with_the_ones_that_are(
 
 
 @pytest.mark.parametrize(
-    ("section", "key"), [(section, key) for section, removed in REMOVED.items() for key in removed]
+    ("table", "key", "constant"),
+    [
+        (table, key, constant)
+        for table, each in NodeConfig.model_fields.items()
+        for key, constant in getattr(each.default, "removed", {}).items()
+    ],
 )
 def test_a_removed_key_counts_as_left_out_at_its_constant_and_is_named_with_it_at_another_value(
-    section: str, key: str, tmp_path: Path
+    table: str, key: str, constant: object, tmp_path: Path
 ) -> None:
-    (table,) = [name for name, each in NodeConfig.model_fields.items() if type(each.default).__name__ == section]
-    constant, path = REMOVED[section][key], tmp_path / "node.toml"
+    path = tmp_path / "node.toml"
     path.write_text(f"[{table}]\n{key} = {json.dumps(constant)}\n")
     assert load_config(NodeConfig, path) == NodeConfig()
     assert parse_config(CoordinatorConfig, {"node": {table: {key: constant}}}, "run") == CoordinatorConfig()
@@ -78,7 +81,7 @@ def test_a_manifest_of_an_earlier_release_is_taken_and_stays_the_one_that_is_sig
     config = CoordinatorConfig(dir=tmp_path, run_id="demo")
     manifest = manifest_of(NodeConfig(model=ModelConfig(source="tiny")), "demo", "", 1.0)
     data = json.loads(manifest.to_bytes())
-    data["learner"] |= REMOVED["LearnerConfig"]
+    data["learner"] |= LearnerConfig.removed
 
     def signed() -> SignedManifest:
         body = json.dumps(data).encode()

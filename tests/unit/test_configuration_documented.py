@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the models say: it is current, its defaults are theirs, its bounds hold."""
+"""docs/configuration.md agrees with the models: it is current, its defaults are theirs, its bounds hold."""
 
 import re
 import tomllib

@@ -110,7 +110,7 @@ def _plain(name: str) -> str:
 
 
 def _similar(spec: str) -> str:
-    """What was probably meant: names that contain it, names like it, or methods described in these words."""
+    """Suggestions for an unknown name: names that contain it, names like it, or methods described in its words."""
     known, wanted = list_recipes(), spec.lower().replace("-", "_")
     found = [name for name in known if wanted and wanted in name]
     if words := re.findall(r"[a-z0-9]+", wanted):
