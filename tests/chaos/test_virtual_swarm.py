@@ -1,11 +1,8 @@
 """The whole swarm under seeded fault plans on virtual time: what must hold, holds; what is seeded, repeats."""
 
-import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 
 import pytest
 import zstandard
@@ -25,28 +22,15 @@ from swarm.simulate.virtual.scale import LARGE, LARGE_SWARM
 from swarm.types import Draw, RefusalReason
 from swarm.wire.rollout_groups import Malformed, body_to_group
 from swarm.wire.v1 import rollout_pb2
+from tests.worlds.fault_sweep import NUM_NODES, NUM_ROUNDS, failures
 
 NUM_PLANS = int(os.environ.get("SWARM_FAULT_PLANS", "4"))  # 300 in make nightly
-NUM_NODES = 10
-NUM_ROUNDS = 6
-
-
-def _broken(seed: int) -> str:
-    """Empty when every invariant held under that seed's plan; else what broke and how to replay it."""
-    logging.disable(logging.CRITICAL)
-    run = run_seed(seed, NUM_NODES, NUM_ROUNDS)
-    if run.invariants.hold:
-        return ""
-    broken = [f"{verdict.name}: {verdict.detail}" for verdict in run.invariants.verdicts() if not verdict.holds]
-    command = f"swarm simulate --virtual --nodes {NUM_NODES} --rounds {NUM_ROUNDS} --seed {seed}"
-    return f"{command}\n" + "\n".join(broken)
 
 
 @pytest.mark.timeout(900)
 def test_invariants_hold_under_every_fault_plan() -> None:
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        failures = [found for found in pool.map(_broken, range(NUM_PLANS), chunksize=2) if found]
-    assert not failures, "\n\n".join(failures[:5])
+    found = failures(range(NUM_PLANS))
+    assert not found, "\n\n".join(found[:5])
 
 
 def test_same_seed_gives_the_same_event_log_bit_for_bit() -> None:

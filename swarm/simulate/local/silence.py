@@ -1,7 +1,7 @@
-"""Silence of processes: which of them showed no sign of life for how long.
+"""Silence of processes: seconds since the last sign of life of each.
 
-Invariant: a sign is work that advanced: an event of it, an activity that its worker told, or, before there can be one,
-CPU that it used. Status files and heartbeats, which a process with a stuck worker goes on writing, are none.
+Invariant: a sign is work that advanced: an event, an activity of its worker, or, before there can be one, used CPU.
+Status files and heartbeats, which a process with a stuck worker goes on writing, are none.
 """
 
 from collections.abc import Callable, Collection
@@ -55,8 +55,8 @@ class SilenceWatch:
         if not stuck and len(silent) == len(names):
             stuck = silent
         if stuck:
-            told = [
+            lines = [
                 f"{name} showed no sign of life for {now_s - each.seen_s:.0f} s; its last one: {each.words}"
                 for name, each in stuck.items()
             ]
-            raise SimulationFailed("\n".join(told))
+            raise SimulationFailed("\n".join(lines))

@@ -33,8 +33,8 @@ LETTERS: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 ADMISSIBLE: Final = (
     "invented",  # half of the answers right, half of them reversed, by a script
     "unmeasured",  # wrong answers that differ from the right one in their last character, without log-probs
-    "rare",  # the same, said to be rare: the ratio is as large as it can be claimed to be
-    "sure",  # the same, said to be nearly certain
+    "rare",  # the same, with log-probs of rare tokens: the claimed ratio is as large as possible
+    "sure",  # the same, with log-probs of nearly certain tokens
     "long",  # wrong answers as long as an answer may be
     "one_task",  # invented answers to one task for ever
     "flood",  # invented answers, many times as many as others make
@@ -44,7 +44,7 @@ ADMISSIBLE: Final = (
 INADMISSIBLE: Final = (
     "trained_end",  # an end of sequence before the answer
     "hidden",  # tokens before a right answer that the text does not show
-    "context",  # tokens before a right answer of which it is said that nothing is learned
+    "context",  # tokens before a right answer that are marked as not trained
     "endless",  # a right answer behind more tokens than an answer may have
 )
 ATTACKS: Final = (*ADMISSIBLE, *INADMISSIBLE)

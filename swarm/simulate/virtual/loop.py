@@ -46,7 +46,7 @@ class _NumberedTask(asyncio.Task[Any]):
 
     @property
     def is_unseen(self) -> bool:
-        """Whether it failed and its exception was never retrieved."""
+        """True where it failed and its exception was never retrieved."""
         unseen: bool = self._log_traceback  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         return unseen
 
@@ -154,7 +154,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             is_stopping = self._stopping  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
     def _find_ready(self) -> None:
-        """What is due now comes behind what is ready; where nothing is, time jumps to the next timer."""
+        """Adds due timers behind the ready handles; time jumps to the next timer where nothing is ready."""
         ready, timers = self._ready, self._timers
         while timers and timers[0][2]._cancelled:
             heappop(timers)
