@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 from coordinator.core import CoordinatorCore
-from swarm.clock import Clock
-from swarm.config import NodeConfig
 from swarm.environments.curriculum import TaskMixture
 from swarm.episode import Actions
 from swarm.exchange.admission import Admission
@@ -26,13 +24,13 @@ from swarm.loops.reach import Reach
 from swarm.relay.reservation_table import ReservationTable
 from swarm.simulate.coordinator_history import CoordinatorHistory
 from swarm.simulate.virtual.adversaries import Adversary
+from swarm.simulate.virtual.author import Author
 from swarm.simulate.virtual.episode_generator import EpisodeEngine
 from swarm.simulate.virtual.episode_plan import EpisodePlan
 from swarm.simulate.virtual.faults import DiskFault, Turncoat
 from swarm.simulate.virtual.forged_episodes import EPISODE_ATTACKS, forged
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.seam_faults import SeamFaults
-from swarm.testing.builders import ToyTokenizer
 from swarm.types import (
     Canary,
     Draw,
@@ -40,7 +38,6 @@ from swarm.types import (
     FinishReason,
     FloatArray,
     LoadReport,
-    NodeId,
     PolicyVersion,
     Rollout,
     RolloutGroup,
@@ -115,7 +112,7 @@ class ScriptedGenerator:
     def __init__(
         self,
         version: PolicyVersion,
-        tokenizer: ToyTokenizer,
+        tokenizer: Tokenizer,
         environments: Mapping[str, Environment],
         seed: str,
     ) -> None:
@@ -278,12 +275,8 @@ class ScriptedNode:
     """
 
     exchange: LocalExchange
-    node_id: NodeId
-    config: NodeConfig
+    author: Author
     disk: Disk
-    tokenizer: ToyTokenizer
-    environments: Mapping[str, Environment]
-    clock: Clock
     paces: Sequence[float]
     incarnation: str
     seams: SeamFaults
@@ -292,28 +285,30 @@ class ScriptedNode:
     episodes: EpisodePlan | None
 
     def __post_init__(self) -> None:
-        config = self.config
-        self._learner = ScriptedLearner(self.node_id, self.disk.checkpoints, self.judge)
-        self._generator = ScriptedGenerator(self._learner.version, self.tokenizer, self.environments, self.incarnation)
-        weights = dict.fromkeys(self.environments, 1.0)
-        self._mixture = TaskMixture(self.environments, weights, seed=config.seed, spacing=SPACING)
+        author, seed = self.author, self.author.config.seed
+        self._learner = ScriptedLearner(author.node_id, self.disk.checkpoints, self.judge)
+        self._generator = ScriptedGenerator(
+            self._learner.version, author.tokenizer, author.environments, self.incarnation
+        )
+        weights = dict.fromkeys(author.environments, 1.0)
+        self._mixture = TaskMixture(author.environments, weights, seed=seed, spacing=SPACING)
         is_flood = self.turncoat is not None and self.turncoat.attack == "flood"
-        self._pace = FLOOD_PACE if is_flood else random.Random(f"pace {config.seed}").choice(self.paces)
+        self._pace = FLOOD_PACE if is_flood else random.Random(f"pace {seed}").choice(self.paces)
         self._adversary = self._make_adversary()
         self._engine = None if self.episodes is None else self._make_engine(self.episodes)
 
     def worker(self) -> Worker:
         """The worker that the node's loops run."""
         return Worker(
-            config=self.config,
+            config=self.author.config,
             exchange=self.exchange,
             generator=self._generator,
             produce=self.produce,
             evaluate=lambda tasks: [],
             learner=self._learner,
-            tokenizer=self.tokenizer,
+            tokenizer=self.author.tokenizer,
             evaluation_tasks={},
-            clock=self.clock,
+            clock=self.author.clock,
             offload=self._take_time,
             ask=None if self._engine is None else self._ask,
         )
@@ -323,27 +318,12 @@ class ScriptedNode:
         tasks = self._mixture.tasks(first_number, count)
         if self._adversary is not None and self._has_turned:
             return self._adversary.groups(tasks, self._generator.version)
-        generator = self.config.generator
-        sampling = Sampling(temperature=generator.temperature, max_new_tokens=generator.max_new_tokens)
-        return [
-            RolloutGroup(
-                run_id=self.config.run_id,
-                producer=self.node_id,
-                policy_id=self.node_id,
-                env=task.env,
-                task_id=task.task_id,
-                tokenizer_digest=self.tokenizer.digest,
-                prompt_ids=np.asarray(self.tokenizer.encode_prompt(task), dtype=np.int32),
-                rollouts=self._generator.rollouts(task, generator.group_size, sampling),
-                verifier="unscored",
-                created_at_s=self.clock.now_s(),
-            )
-            for task in tasks
-        ]
+        size, sampling = self.author.config.generator.group_size, self.author.sampling
+        return [self.author.group(task, self._generator.rollouts(task, size, sampling)) for task in tasks]
 
     @property
     def _has_turned(self) -> bool:
-        return self.turncoat is not None and self.clock.monotonic_s() >= self.turncoat.honest_s
+        return self.turncoat is not None and self.author.clock.monotonic_s() >= self.turncoat.honest_s
 
     async def _ask(self, first: int, count: int) -> list[RolloutGroup]:
         """Groups of episodes, in place of `Worker.ask`."""
@@ -355,7 +335,10 @@ class ScriptedNode:
             return self.produce(first, count)
         played = await self._engine.ask(first, count)
         rng = random.Random(f"forged {self.incarnation} {first}")
-        return [forged(self.turncoat.attack, group, self.tokenizer, self.environments, rng) for group in played]
+        return [
+            forged(self.turncoat.attack, group, self.author.tokenizer, self.author.environments, rng)
+            for group in played
+        ]
 
     async def _take_time(self, function: Callable[..., Result], /, *arguments: object) -> Result:
         seconds = {"produce": GENERATE_S, "step": STEP_S}.get(getattr(function, "__name__", ""), 0.0)
@@ -370,11 +353,7 @@ class ScriptedNode:
             return None
         return Adversary(
             attack=self.turncoat.attack,
-            node_id=self.node_id,
-            config=self.config,
-            tokenizer=self.tokenizer,
-            environments=self.environments,
-            clock=self.clock,
+            author=self.author,
             rng=random.Random(f"adversary {self.incarnation}"),
             heard=lambda: [scored.group for scored in self.disk.store.newest(NUM_HEARD)],
         )
@@ -387,12 +366,8 @@ class ScriptedNode:
 
         return EpisodeEngine(
             exchange=self.exchange,
-            node_id=self.node_id,
-            config=self.config,
+            author=self.author,
             plan=episodes,
-            tokenizer=self.tokenizer,
-            environments=dict(self.environments),
-            clock=self.clock,
             tasks=self._mixture.tasks,
             version=version,
             seed=self.incarnation,

@@ -41,6 +41,7 @@ from swarm.peers.coordinator_client import MAX_PENDING_VERSIONS
 from swarm.peers.peer_table import MAX_IN_USE, MAX_PEERS
 from swarm.relay.reservation_table import RelayLimits
 from swarm.report.invariants import LEARNED, TRAINED, TURNS, WHOLE_EPISODES, Invariants
+from swarm.simulate.virtual.author import Author
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator, observe
 from swarm.simulate.virtual.directory import MemoryDirectory
 from swarm.simulate.virtual.episode_plan import episode_environments
@@ -345,14 +346,8 @@ class VirtualSwarm:
     async def _hostile(self, number: int) -> None:
         identity = self._identity(hashlib.sha256(f"hostile {self.seed} {number}".encode()).digest())
         config = self._config(number)
-        node = HostileNode(
-            identity,
-            config,
-            self.tokenizer,
-            self.environments,
-            self.clock,
-            lambda: [d.store for d in self._disks.values()],
-        )
+        author = self._author(identity, config, self.clock)
+        node = HostileNode(identity, author, lambda: [disk.store for disk in self._disks.values()])
         transport = MemoryTransport(self.network, identity.node_id)
         directory = self.directory.view(identity, config.run_id, self.clock)
         await node.run(transport, directory)
@@ -433,12 +428,8 @@ class VirtualSwarm:
         incarnation = f"{self.seed} {index} {self.log.num_events}"
         node = ScriptedNode(
             exchange=agent.local,
-            node_id=identity.node_id,
-            config=config,
+            author=self._author(identity, config, self._clocks[index]),
             disk=disk,
-            tokenizer=self.tokenizer,
-            environments=self.environments,
-            clock=self._clocks[index],
             paces=self.scale.paces,
             incarnation=incarnation,
             seams=self._seams[index],
@@ -462,6 +453,15 @@ class VirtualSwarm:
                     self._all_finished.set()
         finally:
             await transport.stop()
+
+    def _author(self, identity: Identity, config: NodeConfig, clock: Clock) -> Author:
+        return Author(
+            node_id=identity.node_id,
+            config=config,
+            tokenizer=self.tokenizer,
+            environments=self.environments,
+            clock=clock,
+        )
 
     def _turncoat(self, index: int) -> Turncoat | None:
         number = index - self.num_nodes
