@@ -35,8 +35,7 @@ from swarm.events import (
 )
 from swarm.process import load_or_create_identity, make_private
 from swarm.simulate.local.fork_server import OF_AGENTS, OF_WORKERS, fork_server
-from swarm.simulate.local.processes import POLL_S, Process, SimulationFailed
-from swarm.simulate.local.silence import SilenceWatch
+from swarm.simulate.local.processes import POLL_S, Process, SilenceWatch, SimulationFailed
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
 from swarm.telemetry.shown_episodes import ShownEpisode, read_episodes
 from swarm.types import JsonDict, Role
