@@ -30,14 +30,14 @@ from swarm.config import (
 from swarm.errors import SwarmError
 from swarm.identity import Identity
 from swarm.process import run_until_signal
-from swarm.testing.call_flood import RawConnection, Tally, forwarding
-from swarm.testing.connection_flood import ConnectionFlood, allow_open_files
 from swarm.types import EdgeReport, NodeReport, PolicyVersion
 from swarm.wire.reports import report_to_heartbeat
 from swarm.wire.session import AuthenticatedChannel, open_channel
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import session_service_pb2
 from swarm.wire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+from tests.attacks.call_flood import RawConnection, Tally, forwarding
+from tests.attacks.connection_flood import ConnectionFlood, allow_open_files
 
 RUN_ID: Final = "heartbeat-flood"
 _SERVICE: Final = f"/{pb.DESCRIPTOR.services_by_name['CoordinatorService'].full_name}/"

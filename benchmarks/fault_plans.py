@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarm.simulate.virtual.faults import FaultPlan, shrink
+from swarm.simulate.virtual.node import Parts
 from swarm.simulate.virtual.run import draw_plan, run_seed
+from tests.worlds.one_ledger import violations
 
 NUM_NODES: Final = 10
 NUM_ROUNDS: Final = 6
@@ -52,7 +54,7 @@ def run_plan(
 def _judge(seed: int, num_nodes: int, plan: FaultPlan) -> tuple[str, list[str]]:
     """Digest of the event log, and what the run broke: invariants with their first violations, or itself."""
     try:
-        run = run_seed(seed, num_nodes, NUM_ROUNDS, plan)
+        run = run_seed(seed, num_nodes, NUM_ROUNDS, plan, Parts(judge_coordinator=violations))
     except Exception as error:  # a node ended: that is a finding like any other
         return "", [f"the run ended: {''.join(traceback.format_exception(error, limit=-3))}"]
     broken = [f"{verdict.name}: {verdict.detail}" for verdict in run.invariants.verdicts() if not verdict.holds]

@@ -34,7 +34,7 @@ import numpy as np
 
 from benchmarks._heartbeat_flood_roles import main_thread
 from swarm.identity import Identity
-from swarm.testing.connection_flood import loopback_addresses
+from tests.attacks.connection_flood import loopback_addresses
 
 CASES: Final = "none/1,heartbeats/1,heartbeats/64,strangers/64,handshakes/64,idle/1,idle/50,idle/1000"
 NUM_MEMBERS: Final = 8

@@ -30,7 +30,10 @@ from swarm.exchange.checks.reward_recheck import to_scored_group
 from swarm.model.tokenizer import load_tokenizer
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ToyTokenizer, make_group, make_identity, make_sealed
-from swarm.testing.hostile_groups import (
+from swarm.testing.nodes import make_admission, make_context
+from swarm.types import Refused, ScoredGroup
+from swarm.wire.envelopes import seal_group
+from tests.attacks.hostile_groups import (
     GROUP_SIZE,
     MAX_NEW_TOKENS,
     Kind,
@@ -41,9 +44,6 @@ from swarm.testing.hostile_groups import (
     step_cost,
     wrong_about,
 )
-from swarm.testing.nodes import make_admission, make_context
-from swarm.types import Refused, ScoredGroup
-from swarm.wire.envelopes import seal_group
 
 BLOCK: Final = 500  # groups
 DRAW: Final = 8  # groups of a step

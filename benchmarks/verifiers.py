@@ -17,7 +17,7 @@ from swarm.environments.answer_forms import FORM, JUDGED
 from swarm.environments.reasoning_gym import ReasoningGymEnvironment
 from swarm.environments.replay import answer_reward
 from swarm.errors import ConfigError
-from swarm.testing.hostile_answers import TEXT, hostile_answers, is_excused
+from tests.attacks.hostile_answers import TEXT, hostile_answers, is_excused
 
 NUM_TASKS = 10
 # Puzzles with many solutions, of which a mutated one may be another.

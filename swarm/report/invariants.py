@@ -291,7 +291,9 @@ class Invariants:
         shares = [SHARES] if self.members else []
         learned = list(self._num_judged)
         honest = [HONEST] if self.honest else []
-        seen = [SENT_WHOLE, ONE_PLACE, COORDINATED] if self._num_calls else []
+        seen = [SENT_WHOLE] if self._num_sent else []
+        seen += [ONE_PLACE] if self._places_of else []
+        seen += [COORDINATED] if self._num_calls else []
         reach = [REACHED, RESUMED, RELAY_BUDGET, ADVERTISED] if self._num_reach else []
         details = {
             REUSE: f"{self._num_consumed} groups consumed in {self._num_draws} draws",

@@ -68,7 +68,7 @@ class Preset:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
-    """What the command line may change."""
+    """Options of the command line."""
 
     preset: str = "smollm"
     nodes: int | None = None
@@ -231,7 +231,7 @@ def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig
 
 
 def preset_of(options: SimulationOptions) -> Preset:
-    """Raises ConfigError where there is none of that name."""
+    """The preset of that name. Raises ConfigError for an unknown one."""
     if options.preset not in PRESETS:
         raise ConfigError(f"--preset {options.preset}: unknown; choose one of {', '.join(PRESETS)}")
     return PRESETS[options.preset]

@@ -128,7 +128,7 @@ class ScriptedVerifier:
     async def verify(
         self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
     ) -> Verdict:
-        """What the last actions earn. Raises LookupError and RolloutFailed as a real verifier does."""
+        """Rewards of the last actions. Raises LookupError and RolloutFailed as a real verifier does."""
         if env not in self.environments or not 0 <= task_id < self.num_tasks:
             raise LookupError(f"no task {task_id} in {env}")
         if self.on_verify is not None:
@@ -324,7 +324,7 @@ def make_scored(
 
 
 def make_advert(node_id: NodeId, **changes: Any) -> Advert:
-    """Of a trainer of the toy run with nothing made yet."""
+    """Advert of a trainer of the toy run that has made nothing yet."""
     plain: dict[str, Any] = {
         "node_id": node_id,
         "run_id": TOY_RUN_ID,

@@ -1,6 +1,6 @@
 """Builders of a node's agent and admission on toy parts.
 
-Invariant: apart from `builders`, so that whoever needs values alone does not import a whole agent.
+Invariant: `builders` does not import this file, so that tests of values import no agent.
 """
 
 from collections.abc import Callable, Mapping

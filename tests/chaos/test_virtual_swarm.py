@@ -1,11 +1,9 @@
 """The whole swarm under seeded fault plans on virtual time: what must hold, holds; what is seeded, repeats."""
 
-import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
+from typing import Any
 
 import pytest
 import zstandard
@@ -25,36 +23,22 @@ from swarm.simulate.virtual.scale import LARGE, LARGE_SWARM
 from swarm.types import Draw, RefusalReason
 from swarm.wire.rollout_groups import Malformed, body_to_group
 from swarm.wire.v1 import rollout_pb2
+from tests.worlds.fault_sweep import NUM_NODES, NUM_ROUNDS, failures
 
 NUM_PLANS = int(os.environ.get("SWARM_FAULT_PLANS", "4"))  # 300 in make nightly
-NUM_NODES = 10
-NUM_ROUNDS = 6
-
-
-def _broken(seed: int) -> str:
-    """Empty when every invariant held under that seed's plan; else what broke and how to replay it."""
-    logging.disable(logging.CRITICAL)
-    run = run_seed(seed, NUM_NODES, NUM_ROUNDS)
-    if run.invariants.hold:
-        return ""
-    broken = [f"{verdict.name}: {verdict.detail}" for verdict in run.invariants.verdicts() if not verdict.holds]
-    command = f"swarm simulate --virtual --nodes {NUM_NODES} --rounds {NUM_ROUNDS} --seed {seed}"
-    return f"{command}\n" + "\n".join(broken)
 
 
 @pytest.mark.timeout(900)
 def test_invariants_hold_under_every_fault_plan() -> None:
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        failures = [found for found in pool.map(_broken, range(NUM_PLANS), chunksize=2) if found]
-    assert not failures, "\n\n".join(failures[:5])
+    found = failures(range(NUM_PLANS))
+    assert not found, "\n\n".join(found[:5])
 
 
-def test_same_seed_gives_the_same_event_log_bit_for_bit() -> None:
-    assert run_seed(11, NUM_NODES, NUM_ROUNDS).log_digest == run_seed(11, NUM_NODES, NUM_ROUNDS).log_digest
-
-
-def test_other_seed_gives_another_event_log() -> None:
-    assert run_seed(1, 4, 2).log_digest != run_seed(2, 4, 2).log_digest
+def test_the_seed_alone_decides_the_event_log_bit_for_bit() -> None:
+    first, second = (run_seed(17, NUM_NODES, NUM_ROUNDS) for _ in range(2))
+    plan = first.plan
+    assert plan.turncoats and plan.crashes and plan.outward_share, "faults, newcomers and relays are part of it"
+    assert first.log_digest == second.log_digest != run_seed(18, NUM_NODES, NUM_ROUNDS).log_digest
 
 
 def test_nodes_learn_from_each_other_on_a_perfect_network() -> None:
@@ -208,10 +192,14 @@ def test_a_broken_part_turns_its_invariant_red(parts: Parts, plan: FaultPlan, br
     assert run.invariants.violations.get(broken), run.invariants.verdicts()
 
 
-def test_the_command_of_a_run_replays_it() -> None:
-    run = run_seed(7, 3, 2)
-    assert run.command == "swarm simulate --virtual --nodes 3 --rounds 2 --seed 7"
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [({}, ""), ({"outward_share": 0.7}, "--outward 0.7 "), ({"has_episodes": True}, "--episodes ")],
+)
+def test_the_command_of_a_run_replays_it(options: dict[str, Any], flags: str) -> None:
+    run = run_seed(7, 3, 2, **options)
+    assert run.command == f"swarm simulate --virtual {flags}--nodes 3 --rounds 2 --seed 7"
     console = Console(record=True, width=200)
-    assert run_virtual_command(3, 2, 7, console)
+    assert run_virtual_command(3, 2, 7, console, **options)
     shown = console.export_text()
     assert run.command in shown and run.log_digest in shown

@@ -16,12 +16,12 @@ from swarm.interfaces import PeerAddress
 from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.reservation_table import RelayLimits
 from swarm.testing.builders import HoldsNothing, make_identity
-from swarm.testing.call_flood import forwarding
-from swarm.testing.connection_flood import loopback_addresses
 from swarm.wire.server import ServerLimits
 from swarm.wire.session import AuthenticatedChannel, open_channel
 from swarm.wire.v1 import relay_service_pb2 as pb
 from swarm.wire.v1.relay_service_pb2_grpc import RelayServiceStub
+from tests.attacks.call_flood import forwarding
+from tests.attacks.connection_flood import loopback_addresses
 
 RUN = "relay-floods"
 RELAY, NODE = make_identity(1), make_identity(2)

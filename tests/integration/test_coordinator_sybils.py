@@ -24,9 +24,9 @@ from swarm.config import (
 )
 from swarm.identity import Identity
 from swarm.peers.coordinator_client import GrpcCoordinatorClient
-from swarm.testing.call_flood import forwarding
-from swarm.testing.connection_flood import loopback_addresses
 from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
+from tests.attacks.call_flood import forwarding
+from tests.attacks.connection_flood import loopback_addresses
 
 RUN = "sybils"
 MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 4)]

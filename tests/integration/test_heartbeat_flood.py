@@ -17,8 +17,6 @@ from coordinator.service import STREAMS_PER_CONNECTION
 from swarm.config import CoordinatorConfig, DirectoryConfig, EntryConfig, EnvironmentConfig, ModelConfig, NodeConfig
 from swarm.errors import SwarmError
 from swarm.identity import Identity
-from swarm.testing.call_flood import RawConnection, forwarding
-from swarm.testing.connection_flood import loopback_addresses
 from swarm.types import EdgeReport, NodeReport, PolicyVersion
 from swarm.wire import server as wire_server
 from swarm.wire.connection_limits import ConnectionLimiter
@@ -26,6 +24,8 @@ from swarm.wire.reports import report_to_heartbeat
 from swarm.wire.request_deadline import RequestDeadline
 from swarm.wire.session import AuthenticatedChannel, open_channel
 from swarm.wire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+from tests.attacks.call_flood import RawConnection, forwarding
+from tests.attacks.connection_flood import loopback_addresses
 
 NUM_SUBNETS = 4
 KEYS_PER_SUBNET = 3

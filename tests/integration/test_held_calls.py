@@ -16,13 +16,13 @@ from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.testing.builders import HoldsNothing, make_identity, make_sealed
-from swarm.testing.call_flood import RawConnection
-from swarm.testing.connection_flood import loopback_addresses
 from swarm.types import Cursor, NodeId, StreamFilter
 from swarm.wire import server as wire_server
 from swarm.wire.connection_limits import ConnectionLimiter
 from swarm.wire.request_deadline import RequestDeadline
 from swarm.wire.server import ServerLimits
+from tests.attacks.call_flood import RawConnection
+from tests.attacks.connection_flood import loopback_addresses
 
 RUN = "held-calls"
 NUM_CONNECTIONS = 200

@@ -18,11 +18,11 @@ from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.reservation_table import RelayLimits
 from swarm.relay.tunnel import FRAME_BYTES
 from swarm.testing.builders import make_identity
-from swarm.testing.call_flood import forwarding
 from swarm.wire.server import ServerLimits
 from swarm.wire.v1 import relay_service_pb2 as pb
 from swarm.wire.v1 import session_service_pb2
 from swarm.wire.v1.session_service_pb2_grpc import SessionServiceStub
+from tests.attacks.call_flood import forwarding
 
 # --- bounds that others fill --------------------------------------------------------------------------------
 

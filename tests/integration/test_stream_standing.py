@@ -18,9 +18,9 @@ from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
 from swarm.peers.peer_table import Peers
 from swarm.testing.builders import HoldsNothing, make_identity
-from swarm.testing.call_flood import forwarding
-from swarm.testing.connection_flood import loopback_addresses
 from swarm.types import Cursor, NodeId, StreamFilter
+from tests.attacks.call_flood import forwarding
+from tests.attacks.connection_flood import loopback_addresses
 
 RUN = "stream-standing"
 NUM_PLACES = 8

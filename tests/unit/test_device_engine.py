@@ -16,8 +16,8 @@ from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import snapshot
 from swarm.testing import engine_contract
 from swarm.testing.engine_contract import CONTRACT, Check, EngineBench
-from swarm.testing.pretended_device import device_named
 from swarm.types import Canary, PolicyVersion, Rollout, Sampling
+from tests.worlds.pretended_device import device_named
 
 CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["pretended", pytest.param("cuda", marks=CUDA)]

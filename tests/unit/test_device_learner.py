@@ -24,8 +24,8 @@ from swarm.objectives.requirements import NOT_YET
 from swarm.telemetry.shown_updates import ShownUpdate
 from swarm.testing.builders import make_group, make_scored
 from swarm.testing.episodes import make_episode_group
-from swarm.testing.pretended_device import device_named
 from swarm.types import Draw, DrawnGroup, Sampling, StepReport
+from tests.worlds.pretended_device import device_named
 
 CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["pretended", pytest.param("cuda", marks=CUDA)]

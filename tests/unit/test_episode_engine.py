@@ -21,8 +21,8 @@ from swarm.model.conversations import conversation_ids
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import snapshot
-from swarm.testing.mixed_cache import scored_with_one_cache
 from swarm.types import FinishReason, PolicyVersion, Rollout, Sampling, TokenTrace
+from tests.worlds.mixed_cache import scored_with_one_cache
 
 START = PolicyVersion(policy_id="a", step=0)
 NEXT = PolicyVersion(policy_id="a", step=1)

@@ -35,10 +35,10 @@ MOST_LINES = {
     "core": 47_700,
     "methods": 7_400,
     "extras": 5_400,
-    "operation": 24_200,
-    "packages": 92_400,
+    "operation": 23_200,
+    "packages": 91_400,
     "benchmarks": 10_400,
-    "tests": 75_400,
+    "tests": 76_500,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 

@@ -31,7 +31,7 @@ from swarm.extras.environments.dialogue import DialogueEnvironment
 from swarm.extras.environments.nim import ROLES, NimEnvironment
 from swarm.extras.environments.notes import NotesEnvironment
 from swarm.interfaces import Environment
-from swarm.testing.hostile_actions import hostile_actions
+from tests.attacks.hostile_actions import hostile_actions
 
 Shipped = (
     CalculatorEnvironment

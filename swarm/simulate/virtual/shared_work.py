@@ -1,8 +1,8 @@
-"""What makes hundreds of nodes in one process cheap: each problem, verdict, check and signature is made once for all.
+"""Work shared by hundreds of nodes in one process: each problem, verdict, check and signature is made once for all.
 
-Invariant: a cached value is a function of configuration, number, answers and bytes alone. Of a keyed hash in place of
-Ed25519 nothing but the arithmetic differs (lengths, domains, and that another key, domain or message does not verify),
-but anybody can compute one: it stands for a signature only where nobody tries to.
+Invariant: a cached value is a function of configuration, number, answers and bytes alone. A keyed hash in place of
+Ed25519 has the same lengths and domains, and another key, domain or message does not verify; but anybody can compute
+one, so it stands for a signature only where nobody forges.
 """
 
 import hashlib
@@ -86,7 +86,7 @@ class _ReadOnce:
         self._kept = BoundedTable[int, tuple[RolloutGroup, Tokenizer, AdmissionLimits, GroupForm]](MAX_OPENED)
 
     def __call__(self, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> GroupForm:
-        """As `read_group`."""
+        """The result of `read_group`."""
         kept = self._kept.get(id(group))
         if kept is not None and kept[0] is group and kept[1] is tokenizer and kept[2] == limits:
             return kept[3]

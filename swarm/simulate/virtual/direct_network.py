@@ -1,4 +1,4 @@
-"""The wires of a network in memory: members, latency, bandwidth, the faults of a plan, and direct connections.
+"""Network in memory without relays: members, latency, bandwidth, the faults of a plan, and direct connections.
 
 Invariant: every decision comes from one seeded generator, so under a virtual loop a run is the same each time. Every
 wait on a connection wakes when it is cut; a stream keeps its order, except for items made late.
@@ -29,7 +29,7 @@ Observer = Callable[[float, str, NodeId, NodeId], None]
 """Called with network time, kind of event, sender and receiver; for event logs."""
 
 
-class Wires:
+class DirectNetwork:
     """Nodes that reach each other through a fault plan, without relays."""
 
     def __init__(self, seed: int, faults: FaultPlan, observe: Observer | None = None) -> None:
@@ -61,12 +61,12 @@ class Wires:
         return self._numbers.setdefault(node_id, len(self._numbers))
 
     def is_parted(self) -> bool:
-        """Whether any partition is on now."""
+        """True while any partition is on."""
         now_s = self.now_s()
         return any(p.start_s <= now_s < p.end_s for p in self.faults.partitions)
 
     def is_cut(self, a: NodeId, b: NodeId) -> bool:
-        """Whether a partition separates the two now (also for a MemoryDirectory's `can_see`)."""
+        """True while a partition separates the two (also for a MemoryDirectory's `can_see`)."""
         if not self.faults.partitions:
             return False
         now_s, first, second = self.now_s(), self.add(a), self.add(b)
@@ -93,11 +93,11 @@ class Wires:
         return endpoint
 
     def endpoint_of(self, node_id: NodeId) -> str:
-        """Where a node is, whether or not it can be dialled there."""
+        """The address of a node, even of one that cannot be dialled there."""
         return f"{node_id[:16]}.memory:1"
 
     def is_dialable(self, node_id: NodeId) -> bool:
-        """Whether a connection to its own endpoint gets there."""
+        """True where a connection to the node's own endpoint arrives."""
         return node_id not in self.outward
 
     def lines_of(self, client: NodeId) -> "list[Line]":
@@ -156,7 +156,7 @@ class Wires:
         return sent_s - now_s + self.faults.latency_s + jitter_s
 
     def lateness_s(self) -> float:
-        """How late a reordered message comes, seconds."""
+        """Delay of a reordered message, seconds."""
         return self._rng.uniform(0.0, self.faults.reorder_s)
 
     def corrupt(self, data: bytes) -> bytes:
@@ -173,17 +173,16 @@ class Wires:
 
 
 class Line:
-    """One open connection: whatever waits on it wakes when it is cut, as it is when a partition begins."""
+    """One open connection; a cut, as at the start of a partition, wakes every waiter."""
 
     def __init__(
-        self, network: "Wires", client: NodeId, server: NodeId, ping_s: float = PING_S, via: NodeId = ""
+        self, network: "DirectNetwork", client: NodeId, server: NodeId, ping_s: float = PING_S, via: NodeId = ""
     ) -> None:
-        """`via` is the relay that it goes through, if it does; `ping_s` the silence after which the client asks for a
-        sign of life."""
+        """`via`: the relay in between, if any; `ping_s`: silence after which the client pings."""
         self._network, self.client, self.server = network, client, server
         self.ends = (client, server, via) if via else (client, server)
         self._ping_s, self._quiet_since_s = ping_s, network.now_s()
-        self._num_carried = 0  # connections through a relay that this line carries: their bytes are its signs of life
+        self._num_carried = 0  # relayed connections over this line: their bytes are its signs of life
         self._loop = asyncio.get_running_loop()
         self._reason = ""  # why it broke; empty while it holds
         self._wakers: dict[object, Callable[[], object]] = {}
@@ -194,7 +193,7 @@ class Line:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was not cut yet."""
+        """False once it was cut."""
         return not self._reason
 
     def cut(self, reason: str) -> None:
@@ -210,7 +209,7 @@ class Line:
             wake()
 
     def note_arrival(self) -> None:
-        """Something reached the client: in the silence before it pinged, and each answer broke the silence."""
+        """A message reached the client, which pinged at each `ping_s` of the silence before it."""
         now_s = self._network.now_s()
         num_pings = 0 if self._num_carried else int((now_s - self._quiet_since_s) / self._ping_s)
         if num_pings:
@@ -270,7 +269,7 @@ def _wake(waiter: "asyncio.Future[None]") -> None:
 
 
 class UnderWay(Generic[Item]):
-    """What was sent on one stream and is not yet read: a sender waits for room, a reader for arrivals."""
+    """Items of one stream that were sent and not read yet: a sender waits for room, a reader for arrivals."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

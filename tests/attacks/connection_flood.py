@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from swarm.flow import TokenBucket
+from tests.attacks.call_flood import client_context
 
 _OPENED_AT_ONCE: Final = 256
 _TLS_TIMEOUT_S: Final = 5.0
@@ -56,7 +57,7 @@ class ConnectionFlood:
         self._sources = itertools.cycle(sources)
         self._num = num
         self._greeting = greeting
-        self._tls = _client_context() if use_tls else None
+        self._tls = client_context() if use_tls else None
         self._reopened = TokenBucket(reopened_per_s, max(1.0, reopened_per_s / 20), time.monotonic())
         self._selector = selectors.DefaultSelector()
         self._is_ended = threading.Event()
@@ -130,11 +131,3 @@ class ConnectionFlood:
                 self._selector.unregister(connection)
                 connection.close()
                 self.num_cut += 1
-
-
-def _client_context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    return context

@@ -9,7 +9,7 @@ from typing import Final
 
 from swarm.environments.tool_calls import CLOSING, OPENING, render_call
 from swarm.episode import ToolCall
-from swarm.testing.hostile_answers import hostile_answers
+from tests.attacks.hostile_answers import hostile_answers
 
 _VALUES: Final = (
     "1" * 60, "9" * 100_000, "9" * 12 + ("*" + "9" * 12) * 14, "(" * 100_000, "-" * 199 + "1",
