@@ -24,9 +24,6 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-if not __package__:  # started as a file: let `benchmarks` be found as with -m
-    sys.path.insert(0, str(ROOT))
-
 FAILED, NO_DEVICE, STAGES_LEFT = 1, 2, 3
 MARGIN_S: Final = 10.0
 # stage -> (seconds that it usually takes on a GPU, at most); guesses: no GPU was seen

@@ -22,9 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from benchmarks._baselines import add_record, write_record
 from benchmarks._weights_made import measure_made
 from benchmarks._weights_measure import measure_ours, measure_rivals, measure_transfer
 from benchmarks._weights_run import versions
@@ -85,19 +83,28 @@ def main() -> None:
     parser.add_argument("--device", default=None, help="code made-up weights from this torch device instead")
     parser.add_argument("--parameters", type=float, default=1e9, help="how many, with --device")
     parser.add_argument("--json", type=Path, default=None, help="also write every figure to this file")
+    add_record(parser)
     arguments = parser.parse_args()
     rates = [float(rate) for rate in arguments.rates.split(",")]
     if arguments.device is not None:
         results = [measure_made(arguments.device, int(arguments.parameters), rate) for rate in rates]
         text = made_table(results)
+        kinds = ("ours_bytes", "encode_gb_s", "decode_gb_s")
+        figures = {f"lr {one['learning_rate']:.0e}, {kind}": one["ours"][kind] for one in results for kind in kinds}
     else:
         results = [measure_rate(rate, arguments.steps, arguments.every) for rate in rates]
         for run in results:
             add_rivals(run, arguments.steps)
         text = run_tables(results)
+        figures = {
+            f"lr {run['learning_rate']:.0e}, step {step}, bytes": of["ours_bytes"]
+            for run in results
+            for step, of in run["by_step"].items()
+        }
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(text)
+    write_record(arguments.record, "weights", None, figures)
 
 
 if __name__ == "__main__":
