@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node.credential import keep_invitation, read_invitation
-from node.disk_budget import within_budget
-from node.expectations import machine_choice, with_choice
-from node.takes import takes_line
+from node.device_checks import machine_choice, with_choice
+from node.disk_budget import takes_line, within_budget
 from swarm.addresses import is_loopback, own_address
 from swarm.clock import SystemClock
 from swarm.config import NODE_FILE, NodeConfig, apply_overrides, load_config, parse_config

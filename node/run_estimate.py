@@ -199,7 +199,7 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Memory of the worker of a node, where all responses are as long as they may be.
 
-    With `compute_dtype` auto passes are taken to be in the published dtype; `expectations.machine_choice` measures it.
+    With `compute_dtype` auto passes are taken to be in the published dtype; `device_checks.machine_choice` measures it.
     """
     published_bytes = 4 if config.model.dtype == "float32" else 2
     value_bytes = 4 if config.compute_dtype == "float32" else published_bytes

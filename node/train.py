@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, Final
 
 from node.daemon import Daemon, node_process, note_end
-from node.expectations import machine_choice, with_choice
+from node.device_checks import machine_choice, with_choice
+from node.disk_budget import takes_line
 from node.local_nodes import LocalNodes
 from node.sampled_tasks import SampledEnvironment, doubts, is_upside_down, sample_environments, task_lines
-from node.takes import takes_line
 from node.train_options import TrainOptions, resolve
 from node.training_watch import TrainingWatch
 from swarm.config import NODE_FILE, NodeConfig
