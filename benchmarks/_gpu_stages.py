@@ -1,6 +1,6 @@
 """The stages of `benchmarks.gpu_check`: each measures or checks one thing on one device, in a process of its own.
 
-Invariant: a stage gives figures of what it did on the device that it was told, or raises; on the CPU it does the same
+Invariant: a stage gives figures of what it did on its device, or raises; on the CPU it does the same
 with less.
 """
 
@@ -52,7 +52,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Where a stage runs, and with what."""
+    """The device and the model of a stage."""
 
     device: torch.device
     model: str  # folder or name of SmolLM2; empty: there is none, weights of its shape are made up
@@ -63,7 +63,7 @@ class Job:
 
 
 def device_facts(job: Job) -> Figures:
-    """What the device is, and how fast it copies."""
+    """Kind of the device, and its copy speeds."""
     facts: Figures = {name: version(name) for name in ("torch", "transformers")}
     facts |= {"python": platform.python_version(), "cuda": torch.version.cuda or "none"}
     if job.is_gpu:

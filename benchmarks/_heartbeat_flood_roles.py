@@ -1,6 +1,6 @@
 """The processes of `benchmarks.heartbeat_flood`: coordinator, attackers and honest members, each one on its own.
 
-Invariant: a role is told everything in one JSON argument, and says what it measured in one line of JSON.
+Invariant: a role gets everything in one JSON argument, and prints its measurements as one line of JSON.
 """
 
 import asyncio

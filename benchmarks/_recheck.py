@@ -1,4 +1,4 @@
-"""The cost of admission: external groups with their rewards re-checked, apart from any transport.
+"""Cost of admission without a transport: external groups with their rewards re-checked.
 
 Invariant: groups are as the admission of a real node wants them (true prompt, true text, true rewards of char
 tasks), so every one is admitted; the time is of `Admission.admit` alone.

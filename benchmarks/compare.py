@@ -1,4 +1,4 @@
-"""Which figures of this machine differ from those recorded for machines of its kind? `make bench`
+"""Figures of this machine against those recorded for machines of its kind: `make bench`.
 
     python -m benchmarks.compare                          # every file of benchmarks/baselines for this kind of machine
     python -m benchmarks.compare --benchmarks exchange --tolerance 0.5

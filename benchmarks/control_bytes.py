@@ -1,4 +1,4 @@
-"""What it costs a swarm that most of its nodes cannot be dialled: bytes that are neither groups nor weights.
+"""Cost of nodes that nobody can dial: bytes that are neither groups nor weights.
 
     python -m benchmarks.control_bytes --nodes 1000 --rounds 60     # 4 minutes of CPU
     python -m benchmarks.control_bytes --nodes 100 --rounds 20

@@ -1,4 +1,4 @@
-"""Whether a node learns an environment that it never asks, from the episodes of another node alone: preset `agents`.
+"""Learning of an environment that a node never asks, from the episodes of another node alone: preset `agents`.
 
     python -m benchmarks.episode_sharing --arm swarm --seed 0 --rounds 12 --file runs/agents.jsonl
     python -m benchmarks.episode_sharing --arm silo --seed 0 --rounds 12 --file runs/agents.jsonl

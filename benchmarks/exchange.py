@@ -1,4 +1,4 @@
-"""How long until every peer holds every other's rollout groups, and what that costs in bytes and CPU.
+"""Time until every peer holds every other's rollout groups, and its cost in bytes and CPU.
 
 Invariant: each peer is a process of its own on real connections; the clock starts when all are subscribed
 and ends when the last group has passed signature, digest and structure at the last peer. Each case is

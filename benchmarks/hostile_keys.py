@@ -1,4 +1,4 @@
-"""What 30 % of hostile keys cost the accuracy of the others: every attack alone and all at once, against honest runs.
+"""Accuracy lost to 30 % of hostile keys: every attack alone and all at once, against honest runs.
 
     python -m benchmarks.hostile_keys --presets echo-tiny --attacks all       # about 10 minutes
     python -m benchmarks.hostile_keys                                         # everything, hours: stop and go on

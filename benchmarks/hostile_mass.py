@@ -1,4 +1,4 @@
-"""What AdamW makes of one hostile group among eight: its part of the update, with and without the clip of its mass.
+"""Part of one hostile group among eight in AdamW's update, with and without the clip of its mass.
 
 Invariant: the runs of a pair differ in the rewards of the eighth group only: all equal (it moves nothing) or its own.
 

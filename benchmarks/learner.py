@@ -1,4 +1,4 @@
-"""What a learner step costs: our fused path against TRL's and against whole logits.
+"""Cost of a learner step: our fused path against TRL's and against whole logits.
 
 Invariant: each figure is the median over fresh processes, each of which runs one path once on the same tensors.
 

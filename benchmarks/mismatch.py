@@ -1,4 +1,4 @@
-"""How far the log-probs of a generator are from the learner's at equal weights, and what new weights cost it.
+"""Distance of a generator's log-probs from the learner's at equal weights, and the cost of new weights.
 
     python -m benchmarks.mismatch                              # SmolLM2-135M, about 4 minutes on 2 cores
     python -m benchmarks.mismatch --engines vllm --dtypes bfloat16 --python /path/to/vllm/env/bin/python

@@ -1,4 +1,4 @@
-"""What a relay costs: bytes, seconds and CPU of groups and weight chunks through it, against a direct connection.
+"""Cost of a relay: bytes, seconds and CPU of groups and weight chunks through it, against a direct connection.
 
     python -m benchmarks.relay                       # on an idle machine: three processes share its cores
     python -m benchmarks.relay --upload 12.5         # who is asked sends at most so many MB/s, as at home
@@ -84,7 +84,7 @@ def transport_of(identity: Identity, upload: float = 0.0) -> RelayingTransport:
 
 def run_relay(pipe: Connection) -> None:
     """The process of the relay: sends its address, then answers with the CPU seconds that it took so far, or with an
-    address from which it passes on bytes to one that it is told."""
+    address from which it passes on bytes to the one that it was asked for."""
 
     async def main() -> None:
         identity = Identity.create()
@@ -155,7 +155,7 @@ class Splice(asyncio.Protocol):
         self._other._socket.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Where one end ends, the other does."""
+        """The other end ends with this one."""
         if self._other is not None:
             self._other._socket.close()
 

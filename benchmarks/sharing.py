@@ -1,4 +1,4 @@
-"""What sharing rollouts is worth: training arms against each other, seed by seed, with a negative control.
+"""Worth of sharing rollouts: training arms against each other, seed by seed, with a negative control.
 
 Four tiny nodes in one process without network, in synchronous rounds. Modes: `heteroq` (each node trains on its
 own two tasks only), `spec` (nodes start as different specialists and train on all), `homo` (all alike).

@@ -1,4 +1,4 @@
-"""How old may data be? Objectives against each other on rollouts of age 0 to 64 updates and of other policies.
+"""Age that data may have: objectives against each other on rollouts of age 0 to 64 updates and of other policies.
 
 A tiny model learns eight character tasks from batches that are exactly so many updates old, with one update
 for each batch and with four; the learning rate was chosen before (docs/measurements/staleness.md).

@@ -1,4 +1,4 @@
-"""What each recipe over turns does to its own quantity, against the trajectory-level method at equal episodes.
+"""Effect of each recipe over turns on its own quantity, against the trajectory-level method at equal episodes.
 
     python -m benchmarks.turns                       # everything, minutes; stop and start again as you like
     python -m benchmarks.turns --recipes gigpo ufo

@@ -1,11 +1,11 @@
-"""How small is the step from one published version to the next, and how fast is it coded?
+"""Size of the step from one published version to the next, and speed of coding it.
 
     python -m benchmarks.weights [--steps 40] [--every 1] [--rates 1e-6,3e-6,1e-5] [--json FILE]
     python -m benchmarks.weights --device cuda [--parameters 1e9]
 
 SmolLM2-135M is trained on sums by `PolicyLearner` at each learning rate (once; kept in the cache directory), and every
 step between consecutive published bf16 versions is coded. Masters start exactly on bf16 values, which makes the first
-steps easy: the first and the last 8 are reported apart, with every other way to write them. Rivals are concatenated
+steps easy: the first and the last 8 are reported on their own, with every rival. Rivals are concatenated
 per way over the whole model before zstd, so that none of them pays for small streams. Times of encoding and decoding
 are CPU seconds of one thread, best of three; `publish` and `stage` hash in a second thread, so theirs are of the clock,
 with the CPU seconds of both beside them.
@@ -67,7 +67,7 @@ def measure_rate(learning_rate: float, num_steps: int, every: int) -> dict[str, 
 
 
 def add_rivals(run: dict[str, Any], num_steps: int) -> None:
-    """Adds what the other ways take to each step of the windows; apart, since their large arrays slow what follows."""
+    """Adds the bytes of the other ways to each step of the windows; in a pass of its own: their arrays are large."""
     windows = windows_of(num_steps)
     for step, base, target in pairs_of(run["learning_rate"], num_steps):
         if any(step in window for window in windows):

@@ -1,4 +1,4 @@
-"""What one new policy version costs on the wire, everything included, on the way from a trainer to one generator.
+"""Bytes of one new policy version on the wire, everything included, on the way from a trainer to one generator.
 
     python -m benchmarks.weights_sync                 # lr 1e-6, 8 real steps of SmolLM2-135M (made once: minutes)
     python -m benchmarks.weights_sync --lr 1e-5 --steps 8

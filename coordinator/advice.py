@@ -144,7 +144,7 @@ class OffPolicyAdvisor:
         return [figure for figure in figures if figure is not None]
 
     def edges(self, now_s: float) -> list[tuple[NodeId, float, EdgeReport]]:
-        """Every recent (reporter, wall clock, edge): who learns from whom."""
+        """Every recent (reporter, wall clock, edge): the reporter learns from the edge's source."""
         self._drop_old(now_s)
         return [(reporter, at_s, edge) for by in self._edges.values() for reporter, (at_s, edge) in by.items()]
 

@@ -86,7 +86,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         add(self, server)
 
     def _caller(self, context: Context, num_calls: int = 1) -> NodeId:
-        """Who calls, within its rate and that of its subnet. Raises Unauthenticated, TooLarge."""
+        """The caller, within its rate and that of its subnet. Raises Unauthenticated, TooLarge."""
         node_id = self._sessions.require(context)
         now_s = self._core.clock.monotonic_s()
         if not self._subnet_calls.spend(peer_subnet(context.peer()), now_s):
@@ -132,7 +132,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
 
     @rpc
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> Any:
-        """Renews the caller's lease; what it reports is stored meanwhile, and an error of the disk told next time."""
+        """Renews the caller's lease. Its report is stored later; the next call returns an error of the disk."""
         node_id = self._caller(context)
         if not self._heartbeats.try_take(node_id, self._core.clock.monotonic_s()):
             raise self._too_many(context, f"{HEARTBEATS_PER_S:.0f} heartbeats a second")

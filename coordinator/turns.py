@@ -37,7 +37,7 @@ class SubnetTurns:
     def __init__(
         self, per_subnet: int = WAITING_PER_SUBNET, total: int = WAITING, rounds: int = 0, rest_s: float = 0.0
     ) -> None:
-        """What lies between two turns: rounds of the event loop, then a rest, which is no shorter than the turn was.
+        """Between two turns lie rounds of the event loop, then a rest, which is no shorter than the turn was.
 
         Args:
             per_subnet: how many callers of one subnet may wait.
@@ -108,11 +108,11 @@ class SubnetTurns:
 
 
 class CallerTurns:
-    """Turns of established nodes, whose parties take them one after the other, and of strangers, by subnet, apart.
+    """Two queues: established nodes, whose parties take turns, and strangers, whose subnets take turns.
 
     Where every node is established a key says nothing: all nodes take turns by subnet, and those who have proved
-    nothing yet apart from them. Elsewhere a subnet from which an established node called is known: what is called from
-    there without a session goes with the nodes.
+    nothing yet in the other queue. Elsewhere a subnet from which an established node called is known: calls from there
+    without a session go with the nodes.
 
     Example:
         async with turns.of_node(node_id, context.peer()):
@@ -127,7 +127,7 @@ class CallerTurns:
         self._known_subnets = BoundedTable[str, None](MAX_KNOWN_SUBNETS)
 
     def is_stranger(self, node_id: NodeId) -> bool:
-        """Whether a node takes turns with strangers."""
+        """True for a node that takes turns with strangers."""
         return not self._parties.is_established(node_id)
 
     def of_node(self, node_id: NodeId, peer: str) -> AbstractAsyncContextManager[None]:
@@ -145,7 +145,7 @@ class CallerTurns:
         return (self._known if self.is_known(peer) else self._strange).of(peer_subnet(peer))
 
     def is_known(self, peer: str) -> bool:
-        """Whether established nodes call from the subnet of a peer; of a private run nobody knows."""
+        """True where established nodes call from the subnet of a peer; always false in a private run."""
         return peer_subnet(peer) in self._known_subnets
 
     def know(self, subnet: str) -> None:

@@ -57,7 +57,7 @@ class AilmentAlerts:
         self._known = frozenset(ailments)
 
     async def _diagnose(self) -> list[dict[str, Any]] | None:
-        """What `swarm why --json` says; None where it fails."""
+        """The findings of `swarm why --json`; None where it fails."""
         command = (sys.executable, "-m", "swarm.cli.main", "why", str(self.config.dir), "--json")
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL

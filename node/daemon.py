@@ -196,7 +196,7 @@ class Daemon(Service):
         await asyncio.to_thread(self.agent.address_book.restore, config.dir / KNOWN_PEERS, self.entry.readmits)
         await asyncio.to_thread(self.agent.reputation.restore, config.dir / REPUTATION)
         await look_for_pause(self.agent)
-        await self.agent.restore()  # last: the groups that wait count as their producers do, of whom we know by now
+        await self.agent.restore()  # last: the groups that wait count as their producers do, which are known by now
         self.transport = RelayingTransport(
             identity,
             config.run_id,
@@ -240,7 +240,7 @@ class Daemon(Service):
 
     @property
     def maddrs(self) -> list[str]:
-        """Where others find this node in the DHT: what they write into `directory.bootstrap`."""
+        """Addresses of this node in the DHT, for `directory.bootstrap` of others."""
         return list(self.directory.visible_maddrs()) if self.directory is not None else []
 
     def _compare(self, signed: SignedManifest) -> None:
@@ -366,7 +366,7 @@ class Daemon(Service):
     # --- status and events ---------------------------------------------------------------------------
 
     def status(self) -> JsonDict:
-        """What status.json says, as of now."""
+        """The present content of status.json."""
         return {
             **agent_figures(self.agent, self.config),
             "at_s": self.clock.now_s(),
@@ -411,7 +411,7 @@ class Daemon(Service):
 
 
 def note_end(directory: Path, error: Exception) -> None:
-    """What ended a node, in its events, for whoever asks `swarm why` (blocking)."""
+    """Notes the end of a node in its events, for `swarm why` (blocking)."""
     line = str(error).partition("\n")[0]
     with contextlib.suppress(SwarmError, OSError):  # a disk that takes no line must not hide the error itself
         log = EventLog(directory / "events.jsonl")
@@ -461,7 +461,7 @@ def node_process(config: NodeConfig) -> Generator[None]:
 
 
 def _open_weights(config: NodeConfig) -> WeightStore | None:
-    """Where a node that publishes or follows keeps weights; its worker opens the same directory."""
+    """The weight store of a node that publishes or follows; its worker opens the same directory."""
     follows = Role.TRAINER not in config.roles and Role.GENERATOR in config.roles
     if not config.weights.publish and not follows:
         return None
@@ -469,7 +469,7 @@ def _open_weights(config: NodeConfig) -> WeightStore | None:
 
 
 def _usable_corrections(config: NodeConfig) -> frozenset[Correction]:
-    """What the recipes may learn from: anything else is refused before it can reach the learner."""
+    """The corrections that the recipes accept: other groups are refused before they can reach the learner."""
     from swarm.objectives.methods import load_recipes
 
     return load_recipes(config.learner).usable

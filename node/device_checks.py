@@ -175,7 +175,7 @@ def machine_choice(config: NodeConfig) -> ComputeChoice | None:
     None where there is nothing to choose, where a card may hold the models, or where it cannot be measured.
 
     Raises:
-        ConfigError: there is no such model.
+        ConfigError: the model does not exist.
     """
     if config.device != "cpu" and has_card():
         return None

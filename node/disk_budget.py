@@ -104,7 +104,7 @@ def disk_budget(config: NodeConfig) -> DiskBudget | None:
 
 
 def disk_line(config: NodeConfig) -> str:
-    """What a directory may take, and how that is split, for people (blocking). Raises ConfigError."""
+    """The budget of a directory and its parts, for people (blocking). Raises ConfigError."""
     budget = disk_budget(config)
     if budget is None:
         return "disk: not estimated for this architecture"

@@ -182,14 +182,14 @@ async def _write_new(
 
 
 def _set_reach(config: NodeConfig) -> str:
-    """What exchange.reach says of a node that is not to find it out."""
+    """A configured exchange.reach in words."""
     if config.exchange.reach == "outward":
         return "through relays"
     return f"they dial {config.exchange.advertise or config.exchange.listen}"
 
 
 def _describe_entry(config: NodeConfig, node_id: NodeId) -> str:
-    """Who may take part in the run, and what this node still needs."""
+    """The run's rule of entry, and what this node still needs."""
     has_invitation = read_invitation(config.dir) is not None
     if node_id in config.entry.members:
         return "this node is a member of the run"

@@ -111,7 +111,7 @@ def computed_in(directory: Path) -> str:
 
 
 def activity_words(status: JsonDict) -> str:
-    """Activity of the worker and the age of that news; "" where it told nothing, as in an older release."""
+    """Activity of the worker and the age of that news; "" where it sent none, as in an older release."""
     activity = Activity.read(status.get("worker"))
     if activity is None:
         return ""
@@ -149,7 +149,7 @@ def disk_bytes(directory: Path) -> int:
     """Bytes that the files of a node's directory take now (blocking)."""
     total = 0
     for path in directory.rglob("*"):
-        with suppress(OSError):  # deleted meanwhile
+        with suppress(OSError):  # deleted since
             total += path.lstat().st_size
     return total
 

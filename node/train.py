@@ -97,11 +97,11 @@ async def train(
 
 
 async def describe(config: NodeConfig) -> list[str]:
-    """What is about to be trained; answers to the first question of each environment are scored, right and wrong.
+    """Description of the coming training; right and wrong answers to the first question of each environment are scored.
 
     Raises:
         ConfigError: the model cannot be had or cannot read the question, an environment cannot be built, a record
-            cannot be used, a reward fails, or there is no such recipe or constant of it.
+            cannot be used, a reward fails, or the recipe or a constant of it does not exist.
     """
     return (await _describe(config))[0]
 
@@ -133,7 +133,7 @@ async def _describe(config: NodeConfig) -> tuple[list[str], list[SampledEnvironm
 
 
 def _has_changed(config: NodeConfig, sampled: SampledEnvironment) -> bool:
-    """Whether the newest own group was asked or scored by another version of an environment (blocking)."""
+    """True if the newest own group is of another version of the environment (blocking)."""
     path = config.dir / STORE
     newest = newest_groups(path, 1, "own", {sampled.section.name}) if path.exists() else []
     return any(scored.group.verifier != sampled.verifier for scored in newest)

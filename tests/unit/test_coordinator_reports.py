@@ -1,4 +1,4 @@
-"""Reports on their way to the coordinator's disk: what waits for it, what it is told, and what is not kept at all."""
+"""Reports on their way to the coordinator's disk: waiting, answered, and not kept at all."""
 
 import asyncio
 import json

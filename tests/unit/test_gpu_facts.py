@@ -1,4 +1,4 @@
-"""What doctor says of a GPU, of its memory and of vLLM's environment; no GPU is needed to say it."""
+"""The doctor's findings on a GPU, its memory and vLLM's environment; no GPU is needed for them."""
 
 import os
 import sys
