@@ -30,9 +30,10 @@ from swarm.config import (
 from swarm.errors import SwarmError
 from swarm.identity import Identity
 from swarm.process import run_until_signal
+from swarm.testing.builders import make_report
 from swarm.testing.call_flood import RawConnection, Tally, forwarding
 from swarm.testing.connection_flood import ConnectionFlood, allow_open_files
-from swarm.types import EdgeReport, NodeReport, PolicyVersion
+from swarm.types import EdgeReport
 from swarm.wire.reports import report_to_heartbeat
 from swarm.wire.session import AuthenticatedChannel, open_channel
 from swarm.wire.v1 import coordinator_service_pb2 as pb
@@ -57,19 +58,7 @@ def heartbeat_of(identity: Identity, num_edges: int) -> Any:
         )
         for number in range(num_edges)
     )
-    report = NodeReport(
-        node_id=identity.node_id,
-        name="eve",
-        roles=(),
-        endpoints=(),
-        head=PolicyVersion(policy_id=identity.node_id, step=0, digest=bytes(32)),
-        tokens_per_s=0.0,
-        reward_mean=0.0,
-        num_local=0,
-        num_external=0,
-        num_refused=0,
-        edges=edges,
-    )
+    report = make_report(identity.node_id, name="eve", edges=edges)
     return report_to_heartbeat(report)
 
 
