@@ -88,9 +88,7 @@ async def test_waiters_that_are_cancelled_as_a_turn_ends_are_passed_over() -> No
         for waiter in waiting[:3]:
             waiter.cancel()
         waiting.append(asyncio.ensure_future(enter("e")))
-        turns._turns._require_room(
-            "e", turns._turns._waiting[True]
-        )  # cancelled ones still count
+        turns._turns._require_room("e", turns._turns._waiting[True])  # cancelled ones still count
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(result) for result in results] == [asyncio.CancelledError] * 3 + [type(None)] * 2
     assert entered == ["d", "e"] and is_idle(turns)
