@@ -1,7 +1,7 @@
 """Membership of the run: leases that nodes renew by heartbeats, as pure state; time is passed in.
 
-Invariant: the table is bounded, per subnet too; a live member makes room only for one of a subnet that has fewer, and
-only its own node id renews a lease.
+Invariant: the table is bounded, per subnet too; a live member makes room only for a newcomer of a subnet with fewer,
+and only a node itself renews its lease.
 """
 
 from dataclasses import dataclass, replace

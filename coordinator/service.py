@@ -34,12 +34,12 @@ MAX_CLIENTS = 20_000
 # Of all nodes of a subnet: 200 nodes behind one router that report every second. Beyond it a call is refused unread.
 SUBNET_CALLS_PER_S = 200.0
 SUBNET_CALLS_BURST = 600.0
-# A client has one call at a time on a connection. Beyond CONCURRENT_CALLS gRPC refuses everybody, whoever fills it, so
-# it has to be more than the connections that stay open can make.
+# A client has one call at a time on a connection. Beyond CONCURRENT_CALLS gRPC refuses every caller, so it
+# has to be more than the connections that stay open can make.
 STREAMS_PER_CONNECTION: Final = 8
 CONCURRENT_CALLS: Final = STREAMS_PER_CONNECTION * ConnectionBounds().total
 REQUEST_BYTES: Final = 64 * 1024  # the longest report has 45 KB, 100 versions have 25 KB; all calls together 1.5 GiB
-STALL_TIMEOUT_S: Final = 120.0  # a watch of which nothing is read for this long ends
+STALL_TIMEOUT_S: Final = 120.0  # a watch ends if nothing is read for this long
 
 STORING: Final = 1024  # reports of established nodes on their way to the disk
 STRANGERS_STORING: Final = 64
@@ -54,8 +54,8 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     Args:
         manifest: of the run; it may be replaced by a newer one.
         bootstrap_peers: addresses of DHT peers, asked for at every call.
-        stall_timeout_s: a watch of which nothing is read for this long ends.
-        turns: of callers; None: everybody is established.
+        stall_timeout_s: a watch ends if nothing is read for this long.
+        turns: of callers; None: all are established.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
 
         async def beat() -> Any:
             if is_stranger:
-                del request.edges[:]  # nobody asks a newcomer about others: they are neither read nor kept
+                del request.edges[:]  # a newcomer's figures on others are neither read nor kept
             report = heartbeat_to_report(request, node_id)
             if report is None:
                 raise ConfigError("heartbeat out of bounds")

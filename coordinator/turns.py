@@ -1,4 +1,4 @@
-"""Turns of callers: who sends much waits for itself, who sends little waits for one of each other at most.
+"""Turns of callers: a party with many calls waits for itself, one with few waits for at most one call of each other.
 
 Invariant: waiters are bounded per subnet and in all; where all places are taken, the subnet with most loses one. An
 established node never waits for a turn of a stranger, however many there are.
@@ -82,7 +82,7 @@ class CallerTurns:
     """
 
     def __init__(self, parties: Parties | None = None) -> None:
-        """`parties`: who is established; None: everybody."""
+        """`parties`: decides which nodes are established; None: all are."""
         self._parties = parties or Parties()
         self._known = SubnetTurns(rounds=ROUNDS)
         self._strange = SubnetTurns(rounds=ROUNDS, rest_s=REST_S)
@@ -103,7 +103,7 @@ class CallerTurns:
         return self._known.of(self._parties.party_of(node_id))
 
     def of_peer(self, peer: str) -> AbstractAsyncContextManager[None]:
-        """A turn of who has proved nothing yet."""
+        """A turn of a caller that has proved nothing yet."""
         return (self._known if self.is_known(peer) else self._strange).of(peer_subnet(peer))
 
     def is_known(self, peer: str) -> bool:

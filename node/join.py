@@ -25,8 +25,8 @@ from swarm.wire.join_link import FetchedManifest, JoinLink, fetch_manifest, node
 from swarm.wire.run_manifest import check_expiry, check_succession, write_toml
 
 FETCH_TIMEOUT_S = 10.0
-GUEST_NICENESS = 10  # of a node that joins: whoever works at the machine goes first
-OTHERWISE = "the other nodes refuse groups that are made otherwise than theirs, and this one refuses theirs"
+GUEST_NICENESS = 10  # of a node that joins: the machine's own user goes first
+OTHERWISE = "this node and the others refuse each other's groups"
 
 
 async def join_swarm(
@@ -211,7 +211,7 @@ def _describe_entry(config: NodeConfig, node_id: NodeId) -> str:
 
 
 async def _fetch(link: JoinLink, identity: Identity) -> FetchedManifest:
-    """The manifest. Raises ConfigError where somebody else answers, or another run; Unavailable where nobody does."""
+    """The manifest. Raises ConfigError where another key or run answers, Unavailable where nobody does."""
     try:
         return await fetch_manifest(link, identity, FETCH_TIMEOUT_S)
     except Unauthenticated as error:

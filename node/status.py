@@ -1,6 +1,6 @@
 """Reader of a node's status file: its figures as rows in words, and the problems that keep the node from progress.
 
-Invariant: works on a running, stopped or crashed node alike, in the process of whoever asks: the node itself writes
+Invariant: works on a running, stopped or crashed node alike, in the process of the reader: the node itself writes
 `<dir>/status.json` (`node.status_figures`) and imports nothing of this.
 """
 
@@ -212,5 +212,5 @@ def problems(
 
 
 def waits_for(status: JsonDict) -> str:
-    """Groups that the learner waits for, where none of those that came let it make a step; "" otherwise."""
+    """Groups that the learner waits for while no step is possible from the groups that came; "" otherwise."""
     return waiting_words(Snapshot(now_s=0.0, status=status))

@@ -1,4 +1,4 @@
-"""A coroutine in a thread with an event loop of its own, and messages from it in the thread of who started it.
+"""A coroutine in a thread with an event loop of its own, and its messages in the thread that started it.
 
 Invariant: it can be started where an event loop runs already (a notebook), and whoever starts it also ends it.
 """
