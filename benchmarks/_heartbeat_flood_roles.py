@@ -1,6 +1,6 @@
 """The processes of `benchmarks.heartbeat_flood`: coordinator, attackers and honest members, each one on its own.
 
-Invariant: a role is told everything in one JSON argument, and says what it measured in one line of JSON.
+Invariant: a role gets everything in one JSON argument, and prints its measurements as one line of JSON.
 """
 
 import asyncio
@@ -30,7 +30,8 @@ from swarm.config import (
 from swarm.errors import SwarmError
 from swarm.identity import Identity
 from swarm.process import run_until_signal
-from swarm.types import EdgeReport, NodeReport, PolicyVersion
+from swarm.testing.builders import make_report
+from swarm.types import EdgeReport
 from swarm.wire.reports import report_to_heartbeat
 from swarm.wire.session import AuthenticatedChannel, open_channel
 from swarm.wire.v1 import coordinator_service_pb2 as pb
@@ -57,19 +58,7 @@ def heartbeat_of(identity: Identity, num_edges: int) -> Any:
         )
         for number in range(num_edges)
     )
-    report = NodeReport(
-        node_id=identity.node_id,
-        name="eve",
-        roles=(),
-        endpoints=(),
-        head=PolicyVersion(policy_id=identity.node_id, step=0, digest=bytes(32)),
-        tokens_per_s=0.0,
-        reward_mean=0.0,
-        num_local=0,
-        num_external=0,
-        num_refused=0,
-        edges=edges,
-    )
+    report = make_report(identity.node_id, name="eve", edges=edges)
     return report_to_heartbeat(report)
 
 

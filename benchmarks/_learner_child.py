@@ -58,7 +58,7 @@ def make_batch(lengths: list[int], vocab: int, device: torch.device) -> Batch:
 
 
 def trl_trainer(score: Callable[..., Any]) -> Any:
-    """What `GRPOTrainer._compute_loss` reads of a trainer."""
+    """The attributes of a trainer that `GRPOTrainer._compute_loss` reads."""
     return SimpleNamespace(
         beta=0.0,
         epsilon_low=0.2,

@@ -1,4 +1,4 @@
-"""What the replay at admission costs beside the generation of the same episodes: CPU seconds of all processes.
+"""Cost of the replay at admission beside the generation of the same episodes: CPU seconds of all processes.
 
 Invariant: the episodes are sampled by a real engine, signed, and admitted through the whole of admission with the
 confined process; a first group, which is not counted, starts the processes on both sides.
@@ -58,7 +58,7 @@ class ReplayCost:
 
     @property
     def share(self) -> float:
-        """What admission costs of what generation cost."""
+        """Cost of admission over that of generation."""
         return self.admission_s / self.generation_s
 
 
@@ -195,7 +195,7 @@ def _children_s() -> float:
     """CPU seconds of the live processes below this one (Linux)."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended
             parent = int(path.read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(path.parent.name))
     total, below = 0.0, children.get(os.getpid(), [])

@@ -7,7 +7,7 @@ Each plan is a line of the file: seed, digest of its event log, and what broke. 
 goes on after the plans that are there; at the end it prints one digest of all. Every 50th plan runs twice: equal seeds
 have to give equal logs. A failing plan is made smaller until no fault can be taken out of it; the smallest is printed
 as Python, to be given to `run_seed`. With `--episodes` the nodes play episodes of several turns, with `--outward .7`
-nobody can dial seven in ten of them; such plans, and those of other sizes, need a file of their own:
+nobody can dial seven in ten of them; these plans, and those of other sizes, need a file of their own:
 
     python -m benchmarks.fault_plans --nodes 1000 --outward .7 --plans 300 --file runs/thousand.jsonl  # 2 hours of CPU
 """

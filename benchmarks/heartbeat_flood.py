@@ -45,7 +45,7 @@ START_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process used so far."""
+    """The time that a process has used so far."""
 
     cpu_s: float
     waited_s: float  # its main thread, for a core
@@ -85,7 +85,7 @@ def until_ready(process: subprocess.Popen[str]) -> None:
 
 
 def info_of(folder: Path) -> dict[str, Any]:
-    """What the coordinator says of itself, once it answers."""
+    """The coordinator's own description, once it answers."""
     ends_s = time.monotonic() + START_S
     while not (folder / "coordinator.json").exists():
         if time.monotonic() > ends_s:

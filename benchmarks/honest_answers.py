@@ -70,7 +70,7 @@ class Counts:
 
 
 def environments_of(model: str, folder: Path) -> tuple[EnvironmentConfig, ...]:
-    """Those of the model's preset; for SmolLM2 also questions that are answered in other scripts and in prose."""
+    """The preset's environments; for SmolLM2 also questions that are answered in other scripts and in prose."""
     if model == "tiny":
         return PRESETS["tiny"].environments
     lines = [json.dumps({"question": question, "answer": "x"}) for question in _QUESTIONS]

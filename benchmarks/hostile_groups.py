@@ -53,7 +53,7 @@ OURS, EVE = make_identity(3), make_identity(5)
 
 @dataclass(slots=True)
 class Findings:
-    """What a number of hostile groups led to."""
+    """The effect of a number of hostile groups."""
 
     groups: int = 0
     admitted: Counter[str] = field(default_factory=Counter[str])  # by kind
@@ -66,7 +66,7 @@ class Findings:
 
     @classmethod
     def of_line(cls, line: dict[str, Any]) -> "Findings":
-        """What a line of the file says."""
+        """The findings of a line of the file."""
         return cls(**{name: line[name] for name in cls.__slots__})
 
     def add(self, other: "Findings") -> None:

@@ -26,7 +26,7 @@ MANY = frozenset({*FORM, *JUDGED})
 
 @dataclass(slots=True)
 class Outcome:
-    """What hostile and right answers to one dataset were paid, and how long scoring them took."""
+    """Rewards of hostile and right answers to one dataset, and the time of scoring them."""
 
     dataset: str
     num_answers: int = 0

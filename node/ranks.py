@@ -175,7 +175,7 @@ def _agreed_dtype(config: NodeConfig, loaded: "LoadedModel", processes: "Ranks")
 
 
 def note_choice(config: NodeConfig, choice: "ComputeChoice") -> None:
-    """Says what passes are computed in, in the log and for `swarm status`; a warning where that is slow here."""
+    """Notes the dtype of passes in the log and for `swarm status`, with a warning where it is slow here."""
     logger.info("passes are computed in %s", choice.words)
     with suppress(OSError):  # a full disk
         (config.dir / COMPUTE_FILE).write_text(choice.words, encoding="utf-8")

@@ -43,8 +43,9 @@ def check(
     Every environment is built, three of its tasks are shown as the model reads them, and their right answers scored.
     Memory, disk, and bytes of groups and versions, are estimated; seconds are told with --measure alone.
     """
+    from node.device_checks import machine_choice, with_choice
     from node.disk_budget import disk_line
-    from node.expectations import expectation_lines, machine_choice, measure, measured_lines, with_choice
+    from node.expectations import expectation_lines, measure, measured_lines
     from swarm.config import CoordinatorConfig, NodeConfig, has_section, load_config
     from swarm.objectives.methods import recipes_of
     from swarm.objectives.requirements import Requirement

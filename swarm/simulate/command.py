@@ -14,9 +14,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from node.device_checks import PROMPT_TOKENS
-from node.expectations import machine_choice, with_choice
-from node.gpu_facts import has_card
+from node.device_checks import PROMPT_TOKENS, has_card, machine_choice, with_choice
 from node.run_estimate import estimate_memory, lengths_of, read_shape
 from swarm.config import EngineConfig, NodeConfig
 from swarm.config.byte_sizes import byte_words

@@ -24,6 +24,7 @@ from swarm.types import (
     Digest,
     FinishReason,
     NodeId,
+    NodeReport,
     PolicyVersion,
     Role,
     Rollout,
@@ -342,3 +343,20 @@ def make_advert(node_id: NodeId, **changes: Any) -> Advert:
         "expires_at_s": 4e9,
     }
     return Advert(**{**plain, **changes})
+
+
+def make_report(node_id: NodeId, **changes: Any) -> NodeReport:
+    """A heartbeat's report of a node that has made nothing yet."""
+    plain: dict[str, Any] = {
+        "node_id": node_id,
+        "name": "ada",
+        "roles": (),
+        "endpoints": (),
+        "head": PolicyVersion(policy_id=node_id, step=0, digest=bytes(32)),
+        "tokens_per_s": 1.0,
+        "reward_mean": 0.5,
+        "num_local": 0,
+        "num_external": 0,
+        "num_refused": 0,
+    }
+    return NodeReport(**{**plain, **changes})

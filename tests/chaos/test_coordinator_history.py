@@ -28,7 +28,8 @@ from swarm.simulate.virtual.faults import Crash, FaultPlan
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.simulate.virtual.node import Parts
 from swarm.simulate.virtual.run import VirtualRun, run_seed
-from swarm.types import Advice, NodeReport, PolicyVersion, Role
+from swarm.testing.builders import make_report
+from swarm.types import Advice, NodeReport, PolicyVersion
 from swarm.wire.reports import report_to_heartbeat
 from swarm.wire.rollout_groups import version_to_message
 from swarm.wire.run_manifest import RunManifest
@@ -261,18 +262,7 @@ class RecordingClient:
             call.accepted = tuple(answer.accepted for answer in answers)
 
     async def beat(self) -> None:
-        report = NodeReport(
-            node_id=self.identity.node_id,
-            name="ada",
-            roles=(Role.TRAINER,),
-            endpoints=(),
-            head=PolicyVersion(policy_id=self.identity.node_id, step=0, digest=bytes(32)),
-            tokens_per_s=1.0,
-            reward_mean=0.0,
-            num_local=0,
-            num_external=0,
-            num_refused=0,
-        )
+        report = make_report(self.identity.node_id)
         with self._history.heartbeat(self.identity.node_id):
             await self.call("Heartbeat", report_to_heartbeat(report))
 

@@ -17,7 +17,8 @@ from coordinator.service import STREAMS_PER_CONNECTION
 from swarm.config import CoordinatorConfig, DirectoryConfig, EntryConfig, EnvironmentConfig, ModelConfig, NodeConfig
 from swarm.errors import SwarmError
 from swarm.identity import Identity
-from swarm.types import EdgeReport, NodeReport, PolicyVersion
+from swarm.testing.builders import make_report
+from swarm.types import EdgeReport, NodeReport
 from swarm.wire import server as wire_server
 from swarm.wire.connection_limits import ConnectionLimiter
 from swarm.wire.reports import report_to_heartbeat
@@ -48,19 +49,7 @@ def heaviest_report(identity: Identity) -> NodeReport:
         )
         for number in range(64)
     )
-    return NodeReport(
-        node_id=identity.node_id,
-        name="eve",
-        roles=(),
-        endpoints=(),
-        head=PolicyVersion(policy_id=identity.node_id, step=0, digest=bytes(32)),
-        tokens_per_s=0.0,
-        reward_mean=0.0,
-        num_local=0,
-        num_external=0,
-        num_refused=0,
-        edges=edges,
-    )
+    return make_report(identity.node_id, name="eve", edges=edges)
 
 
 async def flood(channel: AuthenticatedChannel, identity: Identity) -> None:

@@ -18,8 +18,8 @@ import pytest
 from waits import until
 
 from node import expectations
+from node.disk_budget import takes_line
 from node.doctor import _check_system  # pyright: ignore[reportPrivateUsage]
-from node.takes import takes_line
 from swarm import process, system_fallbacks
 from swarm.addresses import has_whole_loopback
 from swarm.config import EnvironmentConfig, NodeConfig, SandboxConfig
