@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
@@ -26,12 +25,10 @@ from swarm.generation.episode_player import player_of
 from swarm.generation.produce import produce
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Environment
-from swarm.learn.answer_scores import answer_probs
-from swarm.learn.feedback_shifts import feedback_shifts
 from swarm.learn.gradient import score_batch
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.packing import pack
-from swarm.learn.ranks import OneProcess
+from swarm.learn.requested_scores import answer_probs, feedback_shifts
 from swarm.model.network import load_model
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import PublishedTensors, load_published
@@ -181,15 +178,15 @@ class Policy:
         """The groups, and how likely the newest weights find their right answers."""
         batch, environment = batch_of(groups), self.world.build()
         answers = [environment.reference(group.group.task_id) for group in groups]
-        packed = partial(pack, token_budget=4096)
-        found = answer_probs(self._network, batch, CharTokenizer(), answers, packed, OneProcess())
-        return replace(batch, answer_probs=found)
+        return replace(batch, answer_probs=answer_probs(batch, CharTokenizer(), answers, self._logprobs))
 
     def with_feedback(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The groups, and how far the newest weights are moved by what the environment answered."""
-        batch, packed = batch_of(groups), partial(pack, token_budget=4096)
-        shifts = feedback_shifts(self._network, batch, CharTokenizer(), packed, OneProcess())
-        return replace(batch, feedback_shifts=shifts)
+        batch = batch_of(groups)
+        return replace(batch, feedback_shifts=feedback_shifts(batch, CharTokenizer(), self._logprobs))
+
+    def _logprobs(self, batch: Batch) -> Tensor:
+        return score_batch(self._network, batch, pack(batch, 4096)).logprobs
 
     def publish(self) -> None:
         """The engine plays with the newest weights from now on."""

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from swarm.activity import Advance, ignore_advance
+from swarm.activity import GENERATING, OnProgress, ignore_progress
 from swarm.config import NodeConfig
 from swarm.episode import Actions
 from swarm.errors import ConfigError, Unavailable, WeightsRefused
@@ -92,9 +92,9 @@ class OpenAIGenerator:
         *,
         max_rows: int,
         tolerance: float,
-        advance: Advance = ignore_advance,
+        on_progress: OnProgress = ignore_progress,
     ) -> None:
-        self._advance = advance
+        self._on_progress = on_progress
         self._client = client
         self._server = server
         self._taking = taking
@@ -114,7 +114,7 @@ class OpenAIGenerator:
 
     @classmethod
     def from_config(
-        cls, config: NodeConfig, tokenizer: Tokenizer, version: PolicyVersion, advance: Advance = ignore_advance
+        cls, config: NodeConfig, tokenizer: Tokenizer, version: PolicyVersion, on_progress: OnProgress = ignore_progress
     ) -> "OpenAIGenerator":
         """Connects to the configured server and asks what it can do (blocking).
 
@@ -122,7 +122,7 @@ class OpenAIGenerator:
             config: of the node.
             tokenizer: the model's tokenizer.
             version: that the server holds.
-            advance: takes each answer of the server as a sign of life.
+            on_progress: takes each answer of the server as a sign of life.
 
         Raises:
             ConfigError: a key is wrong or missing, or the server cannot do what is needed.
@@ -149,7 +149,7 @@ class OpenAIGenerator:
             config.seed,
             max_rows=engine.max_rows,
             tolerance=tolerance_nats("vllm", config.model.dtype, engine.tolerance_nats),
-            advance=advance,
+            on_progress=on_progress,
         )
 
     @property
@@ -281,7 +281,7 @@ class OpenAIGenerator:
                 made = do(given)
             except Cancelled:
                 return otherwise
-            self._advance(next(num_done), len(inputs), 0)
+            self._on_progress(GENERATING, next(num_done), len(inputs))
             return made
 
         return list(self._pool.map(one, inputs))  # the first error ends those that have not begun

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from swarm.activity import Advance, ignore_advance
+from swarm.activity import GENERATING, OnProgress, ignore_progress
 from swarm.config import NodeConfig
 from swarm.episode import Actions
 from swarm.errors import ConfigError, WeightsRefused
@@ -65,7 +65,8 @@ class TransformersGenerator:
         max_rows: most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result.
         tolerance_nats: mean difference of canaries up to which weights are taken; 0 takes that of the dtype.
         is_deterministic: equal calls give equal log-probs to the last bit, however fast environments answer.
-        advance: called after each token of the running sequences, while `generate` or `greedy` lasts.
+        activity: of `generate` and `greedy`, as they report it after each token of the running sequences.
+        on_progress: takes those reports.
 
     Example:
         generator = TransformersGenerator(model.network, model.tokenizer, PolicyVersion(policy_id="a", step=0), seed=0)
@@ -82,7 +83,8 @@ class TransformersGenerator:
         max_rows: int = 64,
         tolerance_nats: float = 0.0,
         is_deterministic: bool = False,
-        advance: Advance = ignore_advance,
+        activity: str = GENERATING,
+        on_progress: OnProgress = ignore_progress,
     ) -> None:
         assert max_rows > 0, max_rows
         self._network = network.eval()
@@ -91,7 +93,7 @@ class TransformersGenerator:
         self._seeds = SampleSeeds(seed)
         self._max_rows = max_rows
         self._is_deterministic = is_deterministic
-        self._advance = advance
+        self._activity, self._on_progress = activity, on_progress
         dtype = str(published_dtype(network)).removeprefix("torch.")
         self._tolerance_nats = tolerance_for("transformers", dtype, tolerance_nats)
         self._call = threading.Lock()  # held by one call of generate, greedy or score
@@ -108,7 +110,7 @@ class TransformersGenerator:
         tokenizer: Tokenizer,
         version: PolicyVersion,
         network: nn.Module | None = None,
-        advance: Advance = ignore_advance,
+        on_progress: OnProgress = ignore_progress,
     ) -> Self:
         """An engine on the node's device (blocking, slow).
 
@@ -117,7 +119,7 @@ class TransformersGenerator:
             tokenizer: the model's tokenizer.
             version: what the base model is.
             network: the base model, which the engine keeps; None: it loads a copy.
-            advance: as of the class.
+            on_progress: as of the class.
 
         Raises:
             ConfigError: the model cannot be loaded.
@@ -132,7 +134,7 @@ class TransformersGenerator:
             max_rows=config.engine.max_rows,
             tolerance_nats=config.engine.tolerance_nats,
             is_deterministic=config.learner.deterministic,
-            advance=advance,
+            on_progress=on_progress,
         )
 
     def close(self) -> None:
@@ -212,7 +214,8 @@ class TransformersGenerator:
             self._decoding.news.set()
 
     def _report(self, rows: Sequence[Row]) -> None:
-        self._advance(sum(row.is_over for row in rows), len(rows), sum(len(row.tokens) for row in rows))
+        num_over, num_tokens = sum(row.is_over for row in rows), sum(len(row.tokens) for row in rows)
+        self._on_progress(self._activity, num_over, len(rows), num_tokens)
 
     def _step(self, decoding: Decoding) -> None:
         with self._weights.held():
@@ -311,10 +314,11 @@ class SnapshotEvaluator(TransformersGenerator):
         tokenizer: Tokenizer,
         newest: Callable[[], tuple[PolicyVersion, PublishedTensors]],
         seed: int,
-        advance: Advance = ignore_advance,
+        activity: str = GENERATING,
+        on_progress: OnProgress = ignore_progress,
     ) -> None:
         version, weights = newest()
-        super().__init__(network, tokenizer, version, seed, advance=advance)
+        super().__init__(network, tokenizer, version, seed, activity=activity, on_progress=on_progress)
         self._newest = newest
         self.load(version, weights)
 

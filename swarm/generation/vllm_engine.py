@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from swarm.activity import Advance, ignore_advance
+from swarm.activity import OnProgress, ignore_progress
 from swarm.config import ModelConfig, NodeConfig
 from swarm.episode import Actions
 from swarm.errors import ConfigError, RolloutFailed, Unavailable, WeightsRefused
@@ -87,7 +87,7 @@ class VllmGenerator:
         tokenizer: Tokenizer,
         version: PolicyVersion,
         cpu_dtype: str = "",
-        advance: Advance = ignore_advance,
+        on_progress: OnProgress = ignore_progress,
     ) -> "VllmGenerator":
         """Starts the engine with the run's base model (blocking, about half a minute for a small one).
 
@@ -96,7 +96,7 @@ class VllmGenerator:
             tokenizer: the model's tokenizer.
             version: what the base model is.
             cpu_dtype: that `compute_dtype = "auto"` means on this CPU; empty: the published one.
-            advance: takes its signs of life while it generates.
+            on_progress: takes its signs of life while it generates.
 
         Raises:
             ConfigError: there is no such interpreter, no vLLM in it, or vLLM does not run this model.
@@ -121,7 +121,7 @@ class VllmGenerator:
         python = vllm_python(config.engine)
         tolerance = tolerance_nats("vllm", config.model.dtype, config.engine.tolerance_nats)
         return cls(
-            lambda: EngineProcess(python, settings, directory, config.num_threads, advance),
+            lambda: EngineProcess(python, settings, directory, config.num_threads, on_progress),
             directory,
             tokenizer,
             version,

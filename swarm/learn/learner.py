@@ -44,11 +44,10 @@ from swarm.learn.gradient import Gradient, Measured, score_batch
 from swarm.learn.gradient_checkpointing import checkpoint_layers
 from swarm.learn.layer_noise import LayerNoise
 from swarm.learn.logprobs import check_head
+from swarm.learn.optimizer import learning_rate
 from swarm.learn.packing import PackedRows, pack
 from swarm.learn.ranks import OneProcess, Ranks
-from swarm.learn.reference_policy import ReferencePolicy
-from swarm.learn.requested_scores import RequestedScores
-from swarm.learn.schedule import learning_rate
+from swarm.learn.requested_scores import ReferencePolicy, RequestedScores
 from swarm.learn.step_plan import StepPlan, split_step
 from swarm.model.published_dtype import network_dtype, published_dtype
 from swarm.model.shared_beginnings import is_free_of_place
