@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from swarm.errors import Unavailable
 from swarm.generation.continuous_batching import Decoding
-from swarm.generation.row import Row
+from swarm.generation.sampling import Row
 from swarm.interfaces import Completion, CompletionRequest, OnTokens
 from swarm.types import FinishReason
 

@@ -22,8 +22,7 @@ import torch
 from torch import nn
 
 from swarm.generation.kv_entries import Entries, advance, joined, prefill
-from swarm.generation.row import Row
-from swarm.generation.sampling import choose
+from swarm.generation.sampling import Row, choose
 from swarm.interfaces import Observation, Observe
 from swarm.types import FinishReason, PolicyVersion, VersionSpan
 

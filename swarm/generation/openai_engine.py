@@ -33,8 +33,7 @@ from swarm.generation.openai_dialects import (
     log_probs_are_scaled,
 )
 from swarm.generation.openai_weights import DiskWeights, LoraAdapters, NoWeights, Taking
-from swarm.generation.rollouts import by_prompt, check_vocabulary, published_tensors, to_rollout
-from swarm.generation.sample_seeds import SampleSeeds
+from swarm.generation.rollouts import SampleSeeds, by_prompt, check_vocabulary, published_tensors, to_rollout
 from swarm.generation.turn_by_turn import play_episodes
 from swarm.identity import Identity
 from swarm.interfaces import Observe, Prompts, Tokenizer

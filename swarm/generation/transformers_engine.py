@@ -25,9 +25,15 @@ from swarm.generation.canaries import tolerance_nats as tolerance_for
 from swarm.generation.completion_loop import CompletionLoop
 from swarm.generation.continuous_batching import Decoding
 from swarm.generation.priority_lock import PriorityLock
-from swarm.generation.rollouts import actions_of, by_prompt, check_vocabulary, published_tensors, to_rollout
-from swarm.generation.row import Row
-from swarm.generation.sample_seeds import SampleSeeds
+from swarm.generation.rollouts import (
+    SampleSeeds,
+    actions_of,
+    by_prompt,
+    check_vocabulary,
+    published_tensors,
+    to_rollout,
+)
+from swarm.generation.sampling import Row
 from swarm.interfaces import Completion, CompletionRequest, Observe, OnTokens, Prompts, Tokenizer
 from swarm.model.compute_dtype import place
 from swarm.model.network import entry_bytes, load_model

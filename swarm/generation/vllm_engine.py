@@ -17,8 +17,7 @@ from swarm.episode import Actions
 from swarm.errors import ConfigError, RolloutFailed, Unavailable, WeightsRefused
 from swarm.flow import Backoff
 from swarm.generation.canaries import tolerance_nats
-from swarm.generation.rollouts import by_prompt, published_tensors, to_rollout
-from swarm.generation.sample_seeds import SampleSeeds
+from swarm.generation.rollouts import SampleSeeds, by_prompt, published_tensors, to_rollout
 from swarm.generation.turn_by_turn import play_episodes
 from swarm.generation.vllm_messages import Continuation, EngineSettings, GenerateRequest, NewWeights
 from swarm.generation.vllm_process import EngineProcess, vllm_python

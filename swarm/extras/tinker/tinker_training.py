@@ -21,7 +21,6 @@ from swarm.extras.tinker.adapter_training import AdamSettings, AdapterShape, Ada
 from swarm.extras.tinker.tinker_futures import Promises, Reply
 from swarm.extras.tinker.tinker_http import Endpoint, body_and_beginning, decoded, read_json
 from swarm.extras.tinker.tinker_losses import batch_of, parts_of_similar_length, recipe_of
-from swarm.extras.tinker.tinker_model import TinkerModel
 from swarm.extras.tinker.tinker_requests import (
     CreateModel,
     InOrder,
@@ -35,7 +34,7 @@ from swarm.extras.tinker.tinker_requests import (
     checked_name,
     read_tinker_request,
 )
-from swarm.extras.tinker.tinker_sampling import TinkerSamples
+from swarm.extras.tinker.tinker_samplers import TinkerModel, TinkerSamples
 from swarm.extras.tinker.tinker_sessions import ModelInTraining, TinkerSessions
 from swarm.extras.tinker.tinker_store import Kind, SavedWeights, TinkerStore
 from swarm.extras.tinker.tinker_wire import (
