@@ -168,14 +168,6 @@ def test_a_source_set_aside_is_left_out_again_once_another_appears(tmp_path: Pat
     assert [edge.source for edge in reports[4].edges] == ["c" * 64]
 
 
-def test_without_what_is_spared_a_learner_of_foreign_groups_alone_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(GuardedLearner, "_spared_of", lambda self, draw: [])
-    reports = steps_of_sole_source(guarded(tmp_path, GuardLimits(min_tokens=1), generates=False), "b" * 64, 24)
-    assert [report.was_skipped for report in reports] == [False] + [True] * 23
-
-
 def test_a_fall_of_accuracy_ends_although_every_source_is_set_aside(tmp_path: Path) -> None:
     learner = guarded(tmp_path, GuardLimits(min_tokens=1), generates=False)
     evaluated(learner, 0.7, 0.72, 0.71, 0.3)
@@ -239,14 +231,6 @@ def test_after_a_fall_of_held_out_accuracy_only_own_groups_are_used_also_after_a
     assert again.step(Draw(step=3, groups=both, num_zero_variance=0)).num_external == 0
     evaluated(again, 0.7)
     assert again.step(Draw(step=4, groups=both, num_zero_variance=0)).num_external == 1
-
-
-def test_a_guard_that_does_not_look_at_evaluations_would_go_on_with_everybody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(GuardedLearner, "evaluated", lambda self, evaluations: None)
-    with pytest.raises(AssertionError):
-        test_after_a_fall_of_held_out_accuracy_only_own_groups_are_used_also_after_a_restart(tmp_path)
 
 
 @pytest.mark.parametrize("generates", [False, True])

@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import logging
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +13,6 @@ from torch import nn
 
 from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError
-from swarm.learn.checkpoint import has_checkpoint
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.packing import pack
 from swarm.model.network import tiny_network
@@ -296,39 +293,6 @@ def test_warm_up_scales_the_first_updates(tmp_path: Path) -> None:
         return max(float((one.snapshot()[1][name] - tensor).abs().max()) for name, tensor in before.items())
 
     assert moved(10) == pytest.approx(moved(0) / 10, rel=1e-2)
-
-
-def test_an_unreadable_newest_checkpoint_falls_back_to_the_one_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    one = learner(tmp_path)
-    for step in range(1, 5):
-        one.step(draw(step))
-        one.save()
-    kept = sorted(path.name for path in tmp_path.iterdir())
-    assert kept == ["checkpoint-00000003", "checkpoint-00000004"]
-    (tmp_path / kept[1] / "tensors.safetensors").write_bytes(b"torn")
-    with caplog.at_level(logging.WARNING):
-        assert learner(tmp_path).version.step == 3
-    assert "a checkpoint is damaged" in caplog.text
-    shutil.rmtree(tmp_path / kept[0])
-    with pytest.raises(ConfigError, match="no readable checkpoint"):
-        learner(tmp_path)
-
-
-def test_a_crash_while_saving_leaves_no_checkpoint_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError("disk is full")
-
-    one = learner(tmp_path)
-    one.step(draw(1))
-    with monkeypatch.context() as patch:
-        patch.setattr("swarm.learn.checkpoint.json.dumps", fail)
-        with pytest.raises(OSError, match="disk is full"):
-            one.save()
-    assert not has_checkpoint(tmp_path)
-    one.save()
-    assert learner(tmp_path).version == one.version
 
 
 def test_a_checkpoint_of_another_lineage_or_model_is_refused(tmp_path: Path) -> None:

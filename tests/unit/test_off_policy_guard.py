@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.config import GuardLimits
-from swarm.learn import off_policy_guard
 from swarm.learn.diagnostics import AGE_BUCKETS, LikelihoodStats, OffPolicyStats
 from swarm.learn.off_policy_guard import GuardLevel, GuardState, decide
 
@@ -240,11 +239,6 @@ def test_steps_without_own_groups_compare_with_the_last_that_had_some() -> None:
     assert held_after([likely(1.0)], [likely(4.0, "a"), likely(4.0, "b")]) == set()  # both established: the new middle
     assert held_after([likely(1.0)], [likely(4.0, "a", is_newcomer=True)]) == {"a"}
     assert held_after([likely(4.0, "a", is_newcomer=True)]) == set(), "nothing is known yet"
-
-
-def test_without_that_figure_a_source_without_log_probs_is_never_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(off_policy_guard, "_unlikely", lambda own_nll, likelihoods, limits: [])
-    assert held_after([likely(1.0), likely(9.0, "trained end of sequence")]) == set()
 
 
 def test_newcomers_who_follow_move_no_level_where_somebody_is_established() -> None:
