@@ -107,7 +107,7 @@ class Decoding:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether nothing can be done before an environment answers."""
+        """True where nothing can be done before an environment answers."""
         if self._waits_for_all:
             return not all(answer.done() for _, answer in self._parked)
         return not (self._waiting or self._running or self._answered or any(a.done() for _, a in self._parked))
@@ -214,7 +214,7 @@ class Decoding:
             self._forget(next(iter(self._kept)))
 
     def _take_kept(self, row: Row) -> _Kept | None:
-        """What is kept of the conversation that a row goes on in; None: it has to be computed again."""
+        """The kept entries of the conversation that a row continues; None: they have to be computed again."""
         return self._forget((row.index, row.conversation))
 
     def _forget(self, place: tuple[int, int]) -> _Kept | None:

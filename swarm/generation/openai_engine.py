@@ -62,7 +62,7 @@ _SEED_BITS: Final = 63  # of a server's seeds
 
 
 class OpenAIGenerator:
-    """Samples from a remote server; implements `swarm.interfaces.Generator`, where its methods are told.
+    """Samples from a remote server; implements `swarm.interfaces.Generator`, which documents its methods.
 
     Each sample is a request of its own with its own seed, at most `max_rows` at a time: servers differ in what a seed
     means for several samples of one request, and prefix caching makes the shared prompt cheap. Samples are

@@ -1,4 +1,4 @@
-"""How a server takes another version: a folder that both sides see, and a request that names it.
+"""New weights for a server: a folder that both sides see, and a request that names it.
 
 Invariant: no folder and no adapter name is ever used for two versions (a server may cache by name), and what served
 before is given up only after the new version was found good.
@@ -36,7 +36,7 @@ class WeightsChange:
 
 
 class Taking(Protocol):
-    """How a server is given weights."""
+    """A way to give a server weights."""
 
     model: str  # name to ask the server's weights of the start by
 

@@ -73,7 +73,7 @@ class Row:
         return ids
 
     def take(self, observation: Observation) -> None:
-        """What the environment answered."""
+        """Appends the environment's answer."""
         self.tokens += observation.token_ids
         self.logprobs += [float("nan")] * len(observation.token_ids)
         self.conversations.append(observation.conversation)

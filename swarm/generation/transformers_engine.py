@@ -57,11 +57,11 @@ _MOST_SCORED_TOKENS: Final = 512  # of one forward pass of `score`: bounds its l
 
 
 class TransformersGenerator:
-    """Samples from a network that it owns; implements `swarm.interfaces.Generator`, where its methods are told.
+    """Samples from a network that it owns; implements `swarm.interfaces.Generator`, which documents its methods.
 
     Where weights are replaced in flight, the tokens after it come from the new ones, given what the old ones kept of
     those before; random numbers stay those of the version at the start of the call. New weights are copied; those
-    before are kept until the canaries agree, and put back where they do not. No token is made meanwhile.
+    before are kept until the canaries agree, and put back where they do not. No token is made until then.
 
     Args:
         network: a transformers causal LM in eval mode, used by nobody else (load another copy, or deepcopy).
@@ -242,7 +242,7 @@ class TransformersGenerator:
         )
 
     def _goes_on(self, decoding: Decoding) -> bool:
-        """Whether there is a token to make; waits for an environment where nothing else is left to do."""
+        """True while there is a token to make; waits for an environment where nothing else is left to do."""
         self._decoding = decoding  # first: a cancellation from now on ends the wait
         while decoding.is_stalled and decoding.goes_on and not self._cancelled.is_set():
             decoding.news.wait()

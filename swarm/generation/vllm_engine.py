@@ -38,7 +38,7 @@ _SEED_BITS: Final = 63  # of vLLM's seeds
 
 
 class VllmGenerator:
-    """Samples from a vLLM engine; implements `swarm.interfaces.Generator`, where its methods are told.
+    """Samples from a vLLM engine; implements `swarm.interfaces.Generator`, which documents its methods.
 
     Its calls may come from several threads; each that samples or scores raises RolloutFailed where the engine crashed
     twice over it, and Unavailable where no engine can be started any more. When weights are replaced, sequences in the
@@ -98,7 +98,7 @@ class VllmGenerator:
             on_progress: takes its signs of life while it generates.
 
         Raises:
-            ConfigError: there is no such interpreter, no vLLM in it, or vLLM does not run this model.
+            ConfigError: the interpreter is missing, has no vLLM, or vLLM does not run this model.
             Unavailable: the process ended while it started.
         """
         if config.model.source in SHIPPED:
@@ -258,7 +258,7 @@ class VllmGenerator:
     # --- the process ---------------------------------------------------------------------------
 
     def _call(self, name: str, body: object) -> Any:
-        """The result of a call that changes nothing, repeated once where the process ended meanwhile."""
+        """The result of a call that changes nothing, repeated once where the process ended during it."""
         for _ in range(2):
             process = self._alive()
             try:

@@ -45,7 +45,7 @@ def vllm_python(config: EngineConfig) -> str:
 
 
 def has_vllm(config: EngineConfig) -> bool:
-    """Whether that interpreter is there and has vLLM, without starting it where it is another one."""
+    """True where that interpreter is there and has vLLM; one of another environment is not started for it."""
     python = vllm_python(config)
     if python != sys.executable:
         return Path(python).is_file()
@@ -115,7 +115,7 @@ class EngineProcess:
 
         Raises:
             ConfigError, WeightsRefused: as the engine answers.
-            Unavailable: the process has ended, or ended meanwhile.
+            Unavailable: the process has ended, or ended during the call.
         """
         number, result = next(self._numbers), Future[Any]()
         with self._changing:

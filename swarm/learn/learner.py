@@ -135,9 +135,9 @@ class PolicyLearner:
         self._masses = MassHistory({})
         self.next_draw = 1  # number of the first draw that is not yet learned from
         self.off_policy_stats: tuple[OffPolicyStats, ...] = ()
-        """How off-policy each source was in the newest step."""
+        """Off-policy figures of each source in the newest step."""
         self.likelihood_stats: tuple[LikelihoodStats, ...] = ()
-        """How likely each source's tokens were in the newest step."""
+        """Likelihood of each source's tokens in the newest step."""
         self.notes: dict[str, Any] = {}
         """Plain data of the caller (the guard's state); part of the checkpoint."""
         self._published = self._publish(policy_id, 0)
@@ -206,7 +206,7 @@ class PolicyLearner:
         self._write(self._gather())
 
     def _gather(self) -> Checkpoint | None:
-        """What a checkpoint holds; None on the ranks that write none."""
+        """The checkpoint to write; None on the ranks that write none."""
         tensors = self._optimizer.state()
         if not tensors:
             return None

@@ -45,7 +45,7 @@ class MasterAdamW:
             param.grad = None
 
     def gradient(self, param: Tensor) -> Tensor | None:
-        """Where a trained parameter's gradient is added up, in the dtype of its master; None where it is frozen."""
+        """The accumulated gradient of a parameter, in the dtype of its master; None where it is frozen."""
         for name, own in self._params.items():
             if own is param:
                 master = self._masters[name]
@@ -62,7 +62,7 @@ class MasterAdamW:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether anything was accumulated since the last step."""
+        """True where anything was accumulated since the last step."""
         return any(master.grad is not None for master in self._masters.values())
 
     def configure(self, betas: tuple[float, float], eps: float, weight_decay: float) -> None:

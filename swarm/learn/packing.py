@@ -22,7 +22,7 @@ LEAST_ALIKE = 16  # tokens that prompts begin with alike (a template, an instruc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedRows:
-    """One micro-batch. Row = a prompt followed by one or more responses to it, or several such that begin alike.
+    """One micro-batch. Row = a prompt followed by one or more responses to it, or several of these that begin alike.
 
     The last token of a response is never an input: nothing after it is predicted.
     Example: prompt `a b`, responses `c d` and `e f g` give the row `a b c e f`, positions `0 1 2 2 3`,
@@ -110,7 +110,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Response:
-    """What follows one prompt: a rollout, or what a rollout has in one conversation."""
+    """The tokens after one prompt: those of a rollout, or of one conversation of it."""
 
     prompt: list[int]
     token_ids: list[int]
@@ -136,7 +136,7 @@ def pack(
         token_budget: tokens of one micro-batch, padding included.
         share_prompt: False gives one row per rollout.
         break_even: context in tokens at which attention costs a token as much as its linear layers. A response joins
-            a row only where the copy of the prompt that this saves costs more than looking (in vain) at the others.
+            a row only where the copy of the prompt that this saves costs more than masked attention to the others.
         num_ranks: processes that share the work: no micro-batch has more rows than one's share of them.
         most_alike: longest row that may come of prompts that begin alike; 0: each has a row of its own.
     """
@@ -230,7 +230,7 @@ def _one_row(rows: list[_Row], shared: int) -> _Row:
 
 
 def _by_conversation(whole: _Response, conversations: list[int]) -> list[_Response]:
-    """What a rollout has in each of its conversations; one after the first begins with what opened it."""
+    """The tokens of a rollout by conversation; each conversation after the first begins with its opening."""
     columns: dict[int, list[int]] = {}
     for column, conversation in enumerate(conversations):
         columns.setdefault(conversation, []).append(column)

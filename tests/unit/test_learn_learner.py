@@ -22,20 +22,9 @@ from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import AggregatePart, Part, Requirement, Scope, Scored, TokenLosses, WeightPart
 from swarm.objectives.recipe import Recipe
 from swarm.objectives.requirements import NOT_YET
+from swarm.testing.builders import make_group, make_scored
 from swarm.testing.tiny_models import tiny_qwen3
-from swarm.types import (
-    Correction,
-    Draw,
-    DrawnGroup,
-    FinishReason,
-    PolicyVersion,
-    Rollout,
-    RolloutGroup,
-    Sampling,
-    ScoredGroup,
-    TokenTrace,
-    VersionSpan,
-)
+from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Sampling
 
 
 def representatives() -> list[str]:
@@ -59,48 +48,16 @@ OWN, PEER = "a" * 64, "b" * 64
 TOKENIZER = CharTokenizer()
 
 
-def rollout(rng: np.random.Generator, logprob: float) -> Rollout:
-    length = int(rng.integers(1, 8))
-    trace = TokenTrace(
-        token_ids=rng.integers(1, TOKENIZER.vocab_size, length).astype(np.int32),
-        action_mask=np.ones(length, bool),
-        logprobs=np.full(length, logprob, np.float32) - rng.random(length).astype(np.float32),
-        turn_ids=np.zeros(length, np.int16),
-        spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=OWN, step=0)),),
+def drawn(rng: np.random.Generator, is_made_here: bool = True, correction: Correction = Correction.EXACT) -> DrawnGroup:
+    group = make_group(
+        OWN if is_made_here else PEER,
+        task_id=int(rng.integers(0, 100)),
+        tokenizer=TOKENIZER,
+        texts=["".join(rng.choice(list("abcdefgh"), int(rng.integers(1, 8)))) for _ in range(4)],
+        logprob=-3.5,
+        sampling=Sampling(temperature=float(rng.choice([0.7, 1.0]))),
     )
-    sampling = Sampling(temperature=float(rng.choice([0.7, 1.0])))
-    return Rollout(actions=("7",), trace=trace, sampling=sampling, finish=FinishReason.STOP, claimed_reward=0.0)
-
-
-def drawn(
-    rng: np.random.Generator,
-    is_made_here: bool = True,
-    correction: Correction = Correction.EXACT,
-    rewards: list[float] | None = None,
-    logprob: float = -3.0,
-) -> DrawnGroup:
-    size = 4
-    group = RolloutGroup(
-        run_id="run",
-        producer=OWN if is_made_here else PEER,
-        policy_id=OWN if is_made_here else PEER,
-        env="char",
-        task_id=0,
-        tokenizer_digest=TOKENIZER.digest,
-        prompt_ids=rng.integers(1, TOKENIZER.vocab_size, int(rng.integers(4, 12))).astype(np.int32),
-        rollouts=tuple(rollout(rng, logprob) for _ in range(size)),
-        verifier="char/1",
-        created_at_s=0.0,
-    )
-    scored = ScoredGroup(
-        digest=bytes(32),
-        group=group,
-        rewards=np.array(rewards or [1.0, 0.0, 0.0, 1.0], np.float32),
-        correction=correction,
-        is_made_here=is_made_here,
-        first_seen_s=0.0,
-        size_bytes=1,
-    )
+    scored = make_scored(group, rewards=[1.0, 0.0, 0.0, 1.0], is_made_here=is_made_here, correction=correction)
     return DrawnGroup(scored=scored, age_steps=int(rng.integers(0, 4)), use=1)
 
 

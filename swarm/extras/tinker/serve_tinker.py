@@ -25,7 +25,7 @@ console = Console()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TinkerSettings:
-    """Where and how a model is served."""
+    """Address, key and limits of a served model."""
 
     name: str  # as clients call it
     listen: str

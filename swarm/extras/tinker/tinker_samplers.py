@@ -45,7 +45,7 @@ Publish = Callable[[PublishedTensors, float], Awaitable[PolicyVersion | None]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TinkerModel:
-    """What is served to train."""
+    """The model that is served to train."""
 
     name: str  # as clients call it
     network: nn.Module  # without adapters; its weights never change
@@ -145,7 +145,7 @@ class Samplers:
         return write_sample_reply(answers, scores, asked.topk_sample_logprobs)
 
     def check(self, asked: SampleRequest) -> Sampling:
-        """How tokens are drawn. Raises RequestRefused where a request cannot be answered."""
+        """Sampling of a request. Raises RequestRefused where a request cannot be answered."""
         prompt, size = asked.prompt.token_ids, self._tokenizer.vocab_size
         if not prompt or max(prompt) >= size:
             raise RequestRefused(f"prompt: {len(prompt)} tokens, at least one, each below the vocabulary of {size}")
@@ -303,7 +303,7 @@ class TinkerSamples:
         )
 
     async def describe(self, request: Request) -> Response:
-        """What a sampler samples from."""
+        """The weights of a sampler."""
         sampler = self._samplers.get(request.path_params["sampler_id"])
         return JSONResponse(
             {"sampler_id": sampler.sampler_id, "base_model": sampler.base_model, "model_path": sampler.model_path}
