@@ -107,7 +107,7 @@ class TransformersGenerator:
         self._cancelled = threading.Event()
         self._decoding: Decoding | None = None  # of the newest call
         room = max(1, MAX_COMPLETION_BYTES // entry_bytes(network))
-        self._completions = CompletionLoop(self._completing, self._step, room)
+        self._completions = CompletionLoop(lambda: self._begin((), None), self._step, room)
 
     @classmethod
     def from_config(
@@ -226,10 +226,6 @@ class TransformersGenerator:
     def _step(self, decoding: Decoding) -> None:
         with self._weights.held():
             decoding.step(self._version)
-
-    def _completing(self) -> Decoding:
-        """A batch that callers join."""
-        return self._begin((), None)
 
     def _begin(self, rows: Sequence[Row], observe: Observe | None) -> Decoding:
         return Decoding(
