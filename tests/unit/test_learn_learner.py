@@ -1,7 +1,7 @@
 """One step, its accumulation, its checkpoint."""
 
 import dataclasses
-import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +25,11 @@ from swarm.objectives.requirements import NOT_YET
 from swarm.testing.builders import make_group, make_scored
 from swarm.testing.tiny_models import tiny_qwen3
 from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Sampling
+
+
+def without_sharing(*given: Any, **options: Any) -> Any:
+    """As `pack`, with one row for each rollout."""
+    return pack(*given, **{**options, "break_even": -math.inf})
 
 
 def representatives() -> list[str]:
@@ -125,7 +130,7 @@ def test_accumulated_micro_batches_make_the_step_of_one_big_batch(
     big = learner(tmp_path / "a", torch.float64, recipe, token_budget=100_000)
     small = learner(tmp_path / "b", torch.float64, recipe, token_budget=32)
     reports = [one.step(draw(1)) for one in (big, small)]
-    monkeypatch.setattr("swarm.learn.learner.pack", functools.partial(pack, share_prompt=False))
+    monkeypatch.setattr("swarm.learn.learner.pack", without_sharing)
     reports.append(learner(tmp_path / "c", torch.float64, recipe, token_budget=32).step(draw(1)))
     counts = [report.diagnostics["num_micro_batches"] for report in reports]
     assert counts[0] < counts[1] and counts[2] > 3, counts
@@ -294,7 +299,8 @@ class Spy(WeightPart):
 def test_coefficients_that_reach_beyond_a_micro_batch_are_computed_once_for_the_step(
     tmp_path: Path, scope: Scope, share_prompt: bool, is_whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.learn.learner.pack", functools.partial(pack, share_prompt=share_prompt))
+    if not share_prompt:
+        monkeypatch.setattr("swarm.learn.learner.pack", without_sharing)
     recipe, seen = load_recipe("sapo_swarm"), list[int]()
     spy: Any = Spy(inner=recipe.weight, seen=seen, scope=scope)
     settings = arguments(tmp_path, torch.float32, dataclasses.replace(recipe, weight=spy))
