@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
@@ -29,12 +28,10 @@ from swarm.generation.episode_player import player_of
 from swarm.generation.produce import produce
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Environment
-from swarm.learn.answer_scores import answer_probs
-from swarm.learn.feedback_shifts import feedback_shifts
 from swarm.learn.gradient import score_batch
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.packing import pack
-from swarm.learn.ranks import OneProcess
+from swarm.learn.requested_scores import answer_probs, feedback_shifts
 from swarm.model.network import load_model
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import PublishedTensors, load_published
@@ -174,13 +171,15 @@ class Policy:
         """The groups with the probability of their right answers under the newest weights."""
         batch, environment = batch_of(groups), self.world.build()
         answers = [environment.reference(group.group.task_id) for group in groups]
-        packed = partial(pack, token_budget=4096)
-        return replace(batch, answer_probs=answer_probs(self._network, batch, TOKENIZER, answers, packed, OneProcess()))
+        return replace(batch, answer_probs=answer_probs(batch, TOKENIZER, answers, self._logprobs))
 
     def with_feedback(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The groups with the shifts of the newest weights' log-probs by the environment's answers."""
-        batch, packed = batch_of(groups), partial(pack, token_budget=4096)
-        return replace(batch, feedback_shifts=feedback_shifts(self._network, batch, TOKENIZER, packed, OneProcess()))
+        batch = batch_of(groups)
+        return replace(batch, feedback_shifts=feedback_shifts(batch, TOKENIZER, self._logprobs))
+
+    def _logprobs(self, batch: Batch) -> Tensor:
+        return score_batch(self._network, batch, pack(batch, 4096)).logprobs
 
     def train(self, num_steps: int) -> None:
         """Steps on policy: play, learn, publish; a step without a gradient makes no version."""

@@ -30,7 +30,7 @@ from torch import nn
 from benchmarks._replay_cost import ReplayCost, measure_replay_costs
 from swarm.config import ModelConfig
 from swarm.generation.continuous_batching import MAX_PARKED_BYTES, Decoding
-from swarm.generation.row import Row
+from swarm.generation.sampling import Row
 from swarm.interfaces import Observation
 from swarm.model.network import load_model
 from swarm.types import PolicyVersion, Sampling

@@ -19,15 +19,7 @@ from torch import nn
 
 from node.ranks import join, note_choice, open_policy
 from node.run_estimate import CHECKPOINT_BYTES
-from swarm.activity import (
-    GENERATING,
-    LOADING,
-    MEASURING,
-    PREPARING,
-    STARTING_ENGINE,
-    OnProgress,
-    ignore_progress,
-)
+from swarm.activity import LOADING, MEASURING, PREPARING, STARTING_ENGINE, OnProgress, ignore_progress
 from swarm.clock import Clock, SystemClock
 from swarm.config import SAFE_RECIPE, NodeConfig
 from swarm.environments.curriculum import NUM_CANDIDATES, SPACING, AdaptiveCurriculum, TaskMixture, evaluation_tasks
@@ -144,14 +136,13 @@ def build_trainer(
             start,
             config.seed,
             is_deterministic=config.learner.deterministic,
-            advance=partial(on_progress, EVALUATING),
+            activity=EVALUATING,
+            on_progress=on_progress,
         )
     else:
         network = load_model(config.model).network
         place(network, ranks.device, policy.compute_dtype)
-        evaluator = SnapshotEvaluator(
-            network, tokenizer, policy.snapshot, config.seed, advance=partial(on_progress, EVALUATING)
-        )
+        evaluator = SnapshotEvaluator(network, tokenizer, policy.snapshot, config.seed, EVALUATING, on_progress)
         closing.callback(ranks.stop)
         closing.callback(policy.stop)
     closing.callback(evaluator.close)
@@ -278,18 +269,17 @@ def load_engine(
         network: the base model, which a transformers engine may keep; None: it loads another copy.
         on_progress: takes the engine's signs of life.
     """
-    advance = partial(on_progress, GENERATING)
     # Imported here: each needs what a node with another engine may not have.
     if config.engine.kind == "vllm":
         from swarm.generation.vllm_engine import VllmGenerator
 
-        return VllmGenerator.from_config(config, tokenizer, version, measured, advance)
+        return VllmGenerator.from_config(config, tokenizer, version, measured, on_progress)
     if config.engine.kind == "openai":
         from swarm.generation.openai_engine import OpenAIGenerator
 
-        return OpenAIGenerator.from_config(config, tokenizer, version, advance)
+        return OpenAIGenerator.from_config(config, tokenizer, version, on_progress)
     config = config.model_copy(update={"compute_dtype": measured})
-    return TransformersGenerator.from_config(config, tokenizer, version, network, advance)
+    return TransformersGenerator.from_config(config, tokenizer, version, network, on_progress)
 
 
 def serve_policy(config: NodeConfig, engine: Engine, loaded: LoadedModel) -> Callable[[], None]:

@@ -43,7 +43,7 @@ _TENSORS = "tensors.safetensors"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """What was saved."""
+    """Tensors and state of a learner after a step."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -140,7 +140,10 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def _read_files(folder: Path) -> Checkpoint:
-    """What is as it was written; anything else raises OSError, SafetensorError, or what reading wrong JSON raises."""
+    """The checkpoint in a folder, as it was written.
+
+    Anything else raises OSError, SafetensorError, or the errors of wrong JSON.
+    """
     state = read_state(folder)
     digests = state.get(DIGESTS)
     tensors = load_file(folder / _TENSORS)
@@ -162,7 +165,7 @@ def _first_not_finite(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _draft(name: str) -> str:
-    """What it is named while it is not yet complete, or no longer."""
+    """The name of a folder that is not yet complete, or no longer."""
     return f".{name}.part"
 
 

@@ -65,7 +65,7 @@ class GuardedLearner:
 
     @property
     def state(self) -> GuardState:
-        """What holds for the next step."""
+        """State of the guard for the next step."""
         return self._state
 
     @property

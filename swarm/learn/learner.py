@@ -44,11 +44,10 @@ from swarm.learn.gradient import Gradient, Measured, score_batch
 from swarm.learn.gradient_checkpointing import checkpoint_layers
 from swarm.learn.layer_noise import LayerNoise
 from swarm.learn.logprobs import check_head
+from swarm.learn.optimizer import learning_rate
 from swarm.learn.packing import PackedRows, pack
 from swarm.learn.ranks import OneProcess, Ranks
-from swarm.learn.reference_policy import ReferencePolicy
-from swarm.learn.requested_scores import RequestedScores
-from swarm.learn.schedule import learning_rate
+from swarm.learn.requested_scores import ReferencePolicy, RequestedScores
 from swarm.learn.step_plan import StepPlan, split_step
 from swarm.model.published_dtype import network_dtype, published_dtype
 from swarm.model.shared_beginnings import is_free_of_place
@@ -136,9 +135,9 @@ class PolicyLearner:
         self._masses = MassHistory({})
         self.next_draw = 1  # number of the first draw that is not yet learned from
         self.off_policy_stats: tuple[OffPolicyStats, ...] = ()
-        """How off-policy each source was in the newest step."""
+        """Off-policy figures of each source in the newest step."""
         self.likelihood_stats: tuple[LikelihoodStats, ...] = ()
-        """How likely each source's tokens were in the newest step."""
+        """Likelihood of each source's tokens in the newest step."""
         self.notes: dict[str, Any] = {}
         """Plain data of the caller (the guard's state); part of the checkpoint."""
         self._published = self._publish(policy_id, 0)
@@ -207,7 +206,7 @@ class PolicyLearner:
         self._write(self._gather())
 
     def _gather(self) -> Checkpoint | None:
-        """What a checkpoint holds; None on the ranks that write none."""
+        """The checkpoint to write; None on the ranks that write none."""
         tensors = self._optimizer.state()
         if not tensors:
             return None

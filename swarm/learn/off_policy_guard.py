@@ -10,8 +10,9 @@ here; on a trainer that leaves generation to nodes that follow it, they are what
 among them only where nobody else is. Two figures take nobody's word: how likely a source's tokens are under our own
 policy, and held-out accuracy (`held_out_effect`), upon whose fall the groups of all others are set aside.
 
-Where nothing is made here the guard does not set every source aside for good: after `hold_steps` draws of such sources
-alone, those of them that deviate least are used under a cap on ratios (`GuardState.spared`), until another appears.
+Where nothing is made here the guard does not set every source aside for good: after `hold_steps` draws of
+sources set aside alone, those that deviate least are used under a cap on ratios (`GuardState.spared`), until another
+appears.
 
 The coordinator's `OffPolicyAdvisor` shares the thresholds (`GuardLimits`) and steps in later, for all nodes at once.
 """
@@ -35,7 +36,7 @@ MAX_DEVIATION: Final = 1e6  # of figures that are not finite, too
 
 
 class GuardLevel(IntEnum):
-    """How careful a step is."""
+    """The caution of a step."""
 
     OPEN = 0  # the configured recipe
     CAPPED = 1  # tokens whose ratio to the generator is far from 1 are left out
@@ -229,7 +230,7 @@ class _Bad:
 def _unlikely(
     own_nll: float | None, likelihoods: Sequence[LikelihoodStats], limits: GuardLimits
 ) -> list[tuple[str, _Bad]]:
-    """Those whose tokens our own policy would hardly have drawn."""
+    """Sources whose tokens our own policy would hardly have drawn."""
     if own_nll is None:
         return []
     return [
@@ -307,7 +308,7 @@ def _patience(state: GuardState, is_tighter: bool, changed: bool, is_calm: bool,
 
 
 def _trouble(stats: OffPolicyStats, limits: GuardLimits) -> str:
-    """Which figure is beyond its tight threshold; "" where none is."""
+    """The first figure beyond its tight threshold, with both numbers; "" where none is."""
     return _first_of(
         _below("ess_share", stats.ess_share, limits.tight_ess),
         _above("mismatch_kl", stats.mismatch_kl, limits.tight_kl),

@@ -85,8 +85,8 @@ class Batch:
     turn_rewards: Tensor | None = None  # float32 [N, K], of the replay here; like all below None: single answers only
     num_turns: Tensor | None = None  # int64 [N]
     num_calls: Tensor | None = None  # int64 [N, K], well-formed tool calls of each turn
-    answer_probs: Tensor | None = None  # float32 [N, K], see `swarm.learn.answer_scores`; scored for recipes that ask
-    feedback_shifts: Tensor | None = None  # float32 [N, K], see `swarm.learn.feedback_shifts`; as `answer_probs`
+    answer_probs: Tensor | None = None  # float32 [N, K], `swarm.learn.requested_scores`; for recipes that ask
+    feedback_shifts: Tensor | None = None  # float32 [N, K], as `answer_probs`
     state_keys: tuple[tuple[str, ...], ...] | None = None  # N of num_turns, of the state after each turn; "": none
     turn_statuses: tuple[tuple[TurnStatus, ...], ...] | None = None  # N of num_turns
     turn_roles: tuple[tuple[str, ...], ...] | None = None  # N of num_turns, who acted; "": no role. None: no roles

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
+from engines import sharp_network
 from waits import HANG_S
 
 from swarm.generation.continuous_batching import Decoding
@@ -30,12 +30,7 @@ class Served:
     """A server, and a client that sends what it is told."""
 
     def __init__(self, max_open: int = 64) -> None:
-        network = tiny_network(0)
-        with torch.no_grad():
-            for parameter in network.parameters():
-                if parameter.dim() == 2:
-                    parameter.mul_(6.0)
-        self.engine = TransformersGenerator(network, TOKENIZER, VERSION, 0, max_rows=8)
+        self.engine = TransformersGenerator(sharp_network(), TOKENIZER, VERSION, 0, max_rows=8)
         model = ServedModel(name="tiny", completer=self.engine, tokenizer=TOKENIZER, context_tokens=128, source="tiny")
         self.app = OpenAiApp(model, KEY, max_open=max_open)
         self._server = HttpServer(self.app.routes)

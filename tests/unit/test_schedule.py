@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from transformers import get_scheduler
 
 from swarm.config import LearnerConfig
-from swarm.learn.schedule import learning_rate
+from swarm.learn.optimizer import learning_rate
 
 NUM_STEPS = 40
 

@@ -101,7 +101,7 @@ def engine(tmp_path: Path) -> Iterator[VllmGenerator]:
     )
 
     def launch() -> EngineProcess:
-        return EngineProcess(str(python), settings, tmp_path, 1, lambda done, total, num: SIGNS.append(num))
+        return EngineProcess(str(python), settings, tmp_path, 1, lambda what, num_tokens: SIGNS.append(num_tokens))
 
     made = VllmGenerator(launch, tmp_path, CharTokenizer(), START, 0, 0.1)
     yield made

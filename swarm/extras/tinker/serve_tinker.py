@@ -16,7 +16,7 @@ from swarm.types import Role
 if TYPE_CHECKING:
     from swarm.extras.tinker.tinker_app import TinkerApp
     from swarm.extras.tinker.tinker_nodes import SamplingNodes
-    from swarm.extras.tinker.tinker_sampling import Publish
+    from swarm.extras.tinker.tinker_samplers import Publish
     from swarm.serving.http_server import HttpServer
     from swarm.trained.model import TrainedModel, WhichStep
 
@@ -25,7 +25,7 @@ console = Console()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TinkerSettings:
-    """Where and how a model is served."""
+    """Address, key and limits of a served model."""
 
     name: str  # as clients call it
     listen: str
@@ -91,7 +91,6 @@ def start_tinker(
     nodes: "SamplingNodes | None" = None,
 ) -> StartedTinker:
     """Serves a model in a thread of its own, and says where. Raises ConfigError where nothing can listen there."""
-    from swarm.extras.tinker.tinker_samplers import Samplers
     from swarm.extras.tinker.tinker_store import TinkerStore
     from swarm.model.compute_dtype import place
     from swarm.model.lora import merge_adapters
@@ -101,7 +100,7 @@ def start_tinker(
 
     with needs_packages():
         from swarm.extras.tinker.tinker_app import KEY_PREFIX, TinkerApp
-        from swarm.extras.tinker.tinker_model import TinkerModel
+        from swarm.extras.tinker.tinker_samplers import Samplers, TinkerModel
 
     merge_adapters(model.network)
     model.network.requires_grad_(False)
