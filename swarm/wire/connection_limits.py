@@ -79,14 +79,7 @@ class Connection:
 
 
 class ConnectionLimiter:
-    """Cuts the connections of one server that are over its bounds.
-
-    Example:
-        limiter = ConnectionLimiter(ConnectionBounds())
-        limiter.start("127.0.0.1", port)
-        limiter.prove(context.peer(), node_id)
-        limiter.stop()
-    """
+    """Cuts the connections of one server that are over its bounds."""
 
     def __init__(self, bounds: ConnectionBounds, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._bounds = bounds

@@ -40,12 +40,7 @@ _SCRYPT_R: Final = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Invitation:
-    """A voucher's signature for one node of one run, neither of which it repeats.
-
-    Example:
-        invitation = seal_invitation(member, "demo", node_id, expires_at_s=clock.now_s() + 30 * DAY_S)
-        assert fits_invitation(invitation, "demo", node_id)
-    """
+    """A voucher's signature for one node of one run, neither of which it repeats."""
 
     public_key: bytes  # of the voucher, 32 bytes
     expires_at_s: int  # wall clock

@@ -95,12 +95,7 @@ def rpc(method: Method) -> Method:
 
 @contextmanager
 def calling(what: str, *kinds: type[SwarmError]) -> Generator[None]:
-    """Wraps reading a peer's answer: an error becomes one of `kinds`, or Unavailable.
-
-    Example:
-        with calling("watch of 3fa1", NotHeld):
-            async for response in call: ...
-    """
+    """Wraps reading a peer's answer: an error becomes one of `kinds`, or Unavailable."""
     try:
         yield
     except grpc.RpcError as error:

@@ -89,12 +89,7 @@ class _Session:
 
 
 class Sessions(pb_grpc.SessionServiceServicer):
-    """Proves our identity to clients, checks theirs, and keeps the node behind each connection.
-
-    Example:
-        sessions = Sessions(identity, run_id="demo", clock=SystemClock())
-        node_id = sessions.require(context)  # inside any other service's method
-    """
+    """Proves our identity to clients, checks theirs, and keeps the node behind each connection."""
 
     def __init__(
         self,

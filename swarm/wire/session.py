@@ -72,29 +72,21 @@ def check_protocol_version(other: str, version: int) -> None:
         )
 
 
+@dataclass(eq=False, repr=False)
 class AuthenticatedChannel:
     """A connection to a server that proved to be `node_id`, with our session on it."""
 
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        node_id: NodeId,
-        certificate_digest: bytes,
-        identity: Identity,
-        run_id: str,
-        clock: Clock,
-        credential: Callable[[], bytes] = bytes,
-        note_clock: NoteClock = lambda node_id, now_s, at_s: None,
-    ) -> None:
-        self.channel = channel
-        self.node_id = node_id
-        self.certificate_digest = certificate_digest
-        self._identity = identity
-        self._run_id = run_id
-        self._clock = clock
-        self._credential = credential  # called at every handshake, since it may be renewed
-        self._note_clock = note_clock
-        self._stub: Any = pb_grpc.SessionServiceStub(channel)
+    channel: grpc.aio.Channel
+    node_id: NodeId
+    certificate_digest: bytes
+    _identity: Identity
+    _run_id: str
+    _clock: Clock
+    _credential: Callable[[], bytes] = bytes  # called at every handshake, since it may be renewed
+    _note_clock: NoteClock = lambda node_id, now_s, at_s: None
+
+    def __post_init__(self) -> None:
+        self._stub: Any = pb_grpc.SessionServiceStub(self.channel)
         self._token = b""
         self._renew_at_s = 0.0
         self._renewing = asyncio.Lock()
