@@ -4,7 +4,6 @@ Another implementation joins by adding a factory to NETWORKS.
 """
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,27 +14,15 @@ from waits import PROMPT_S, hold, until
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
-from swarm.identity import DOMAIN_GROUP, Identity
+from swarm.identity import Identity
 from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamItem, Transport
 from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.reservation_table import RelayLimits
 from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
+from tests.worlds.grpc_world import sealed_of
 
 MakeTransport = Callable[[Identity], Transport]
-
-
-def sealed_of(identity: Identity, body: bytes) -> SealedGroup:
-    """A signed body that no transport looks into."""
-    digest = hashlib.sha256(body).digest()
-    return SealedGroup(
-        digest=digest,
-        producer=identity.node_id,
-        public_key=identity.public_key,
-        signature=identity.sign(DOMAIN_GROUP, b"\1" + digest),
-        is_compressed=False,
-        body=body,
-    )
 
 
 @dataclass
