@@ -183,24 +183,14 @@ async def test_watcher_that_is_not_welcome_is_told_unavailable_not_unauthenticat
         await pair.peer.fetch_chunk(bytes(32), 5.0)
 
 
-async def test_watch_ends_with_unavailable_when_the_holder_stops_or_the_client_closes(pair: Pair):
+@pytest.mark.parametrize("ends", ["holder", "client"])
+async def test_watch_ends_with_unavailable_when_the_holder_stops_or_the_client_closes(pair: Pair, ends: str):
     await pair.holder.append(manifest(1))
     stream = pair.peer.watch(LINEAGE, 0)
     await anext(stream)
     waiting = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
-    await pair.server.stop()
-    with pytest.raises(Unavailable):
-        await waiting
-
-
-async def test_closed_client_ends_its_watch_and_the_handlers(pair: Pair):
-    await pair.holder.append(manifest(1))
-    stream = pair.peer.watch(LINEAGE, 0)
-    await anext(stream)
-    waiting = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(0)
-    await pair.peer.close()
+    await (pair.server.stop() if ends == "holder" else pair.peer.close())
     with pytest.raises(Unavailable):
         await waiting
     await until(lambda: pair.holder.num_open == 0, most_s=PROMPT_S)

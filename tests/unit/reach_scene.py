@@ -1,6 +1,7 @@
 """A node that asks whether it can be dialled, with witnesses and relays that do as a script says, in virtual time."""
 
 import asyncio
+import functools
 import math
 import random
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -141,12 +142,19 @@ class Scene:
         return {endpoint.partition("/")[0] for endpoint in self.agent.endpoints}
 
 
-def play(scene: Callable[[], Coroutine[Any, Any, None]], monkeypatch: pytest.MonkeyPatch) -> None:
+def played(scene: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Decorates a test: it runs in virtual time, in a network that stays the same."""
+
     async def network(self: Reach) -> tuple[str, float]:
         return "192.168.1.7", 0.0
 
-    monkeypatch.setattr(Reach, "_network", network)
-    run_virtual(scene())
+    @functools.wraps(scene)
+    def play(*arguments: Any, **fixtures: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Reach, "_network", network)
+            run_virtual(scene(*arguments, **fixtures))
+
+    return play
 
 
 async def keep(reach: Reach, seconds: float) -> None:

@@ -125,16 +125,6 @@ def test_a_slow_link_gets_more_time_until_its_chunks_are_timely_and_the_origin_h
     assert slow.hedge_after_s("origin") == 12.0
 
 
-def test_while_every_source_is_busy_nothing_is_looked_for() -> None:
-    sources = ChunkSources(ManualClock())
-    assert not sources.free
-    sources.connect("origin", is_origin=True)
-    for _ in range(MAX_PER_SOURCE):
-        assert sources.free
-        sources.begin("origin", b"c")
-    assert not sources.free
-
-
 def test_a_chunk_that_everybody_lacks_cannot_be_had() -> None:
     sources, chunk = ChunkSources(ManualClock()), b"c" * 32
     sources.connect("origin", is_origin=True)
