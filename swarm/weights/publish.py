@@ -120,7 +120,7 @@ def publish(
     """
     specs = specs_of(target.weights)
     with ThreadPoolExecutor(1, "weights-hash") as second:  # hashing costs no time where a second core is free
-        hashes = second.submit(_hashes, target.weights, specs)
+        hashes = second.submit(lambda: tuple(target.weights[spec.name].blake3() for spec in specs))
         patch = _encode_patch(target, base, delta_at_most)
         start = None if patch is None else base
         codec = Codec.LORA if is_adapter(specs) else Codec.FULL if start is None else Codec.DELTA
@@ -138,10 +138,6 @@ def publish(
             chunks=digests,
             canaries=canaries,
         )
-
-
-def _hashes(weights: Weights, specs: tuple[TensorSpec, ...]) -> tuple[Digest, ...]:
-    return tuple(weights[spec.name].blake3() for spec in specs)
 
 
 def _encode_patch(target: VerifiedVersion, base: VerifiedVersion | None, at_most: float) -> list[bytes] | None:

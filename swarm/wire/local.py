@@ -19,7 +19,6 @@ from swarm.types import (
     DrawnGroup,
     EdgeReport,
     Evaluation,
-    FloatArray,
     PolicyVersion,
     ScoredGroup,
     StepReport,
@@ -32,14 +31,6 @@ from swarm.wire.v1 import local_service_pb2 as pb
 MAX_LOCAL_MESSAGE_BYTES: Final = 65 * 2**20
 
 Part = pb.DrawResponse | pb.RedrawResponse
-
-
-def _floats_to_bytes(values: FloatArray) -> bytes:
-    return values.astype("<f4").tobytes()
-
-
-def _floats_from_bytes(data: bytes) -> FloatArray:
-    return np.frombuffer(data, dtype="<f4").astype(np.float32)
 
 
 # --- draws -------------------------------------------------------------------------------------
@@ -72,7 +63,7 @@ def _drawn_to_message(drawn: DrawnGroup) -> pb.DrawnGroup:
         digest=scored.digest,
         producer=scored.group.producer,
         body=group_to_body(scored.group),
-        rewards=_floats_to_bytes(scored.rewards),
+        rewards=scored.rewards.astype("<f4").tobytes(),
         correction=scored.correction.value,
         is_made_here=scored.is_made_here,
         first_seen_s=scored.first_seen_s,
@@ -88,7 +79,7 @@ def _drawn_from_message(message: pb.DrawnGroup) -> DrawnGroup:
     scored = ScoredGroup(
         digest=message.digest,
         group=body_to_group(message.body, message.producer),
-        rewards=_floats_from_bytes(message.rewards),
+        rewards=np.frombuffer(message.rewards, dtype="<f4").astype(np.float32),
         correction=Correction(message.correction),
         is_made_here=message.is_made_here,
         first_seen_s=message.first_seen_s,

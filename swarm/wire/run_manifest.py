@@ -99,7 +99,7 @@ class RunManifest(Model):
     anchors: tuple[Anchor, ...] = Field(default=(), max_length=MAX_ANCHORS)
     """Long-lived nodes (`exchange.anchors`): whoever joins reaches one of them, however many adverts lie."""
     entry: EntryConfig = EntryConfig()
-    """Who may take part."""
+    """Rules of entry."""
     serial: int = Field(default=0, ge=0, le=MAX_SERIAL)
     """Rises with every change that its key signs; 0 in releases that did not count."""
     expires_at_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
