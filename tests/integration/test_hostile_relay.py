@@ -240,7 +240,7 @@ async def test_what_a_node_sent_before_it_stopped_comes_through_its_relay(
 
 
 class LyingWitness(HostileRelay):
-    """Says why it did not reach the caller in words that hide other lines of a terminal."""
+    """Gives a reason for not reaching the caller that hides other lines of a terminal."""
 
     @rpc
     async def DialBack(self, request: pb.DialBackRequest, context: Context) -> pb.DialBackResponse:
@@ -261,7 +261,7 @@ async def test_what_a_witness_says_moves_no_cursor_of_a_terminal() -> None:
 
 
 class EndlessDirectory(HostileRelay):
-    """Answers a look-up with the same message on and on, until it is clear that nobody leaves it."""
+    """Answers a look-up with the same message a hundred times."""
 
     adverts: tuple[bytes, ...] = ()
 

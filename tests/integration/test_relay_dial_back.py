@@ -1,4 +1,4 @@
-"""What callers have a relay dial or look up for them: its own machine, addresses of others, adverts without end."""
+"""Dials and look-ups that callers ask of a relay: its own machine, addresses of others, adverts without end."""
 
 import asyncio
 import secrets

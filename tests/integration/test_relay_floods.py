@@ -109,7 +109,7 @@ async def test_callers_of_a_few_subnets_do_not_make_a_relay_look_as_if_it_floode
             for _ in range(220):
                 with suppress(grpc.RpcError):  # a relay may refuse who floods it; who is held is the claim
                     call = await attacker.connect()
-                    await asyncio.sleep(0.005)  # so that the node is told of it
+                    await asyncio.sleep(0.005)  # so that the node gets a ticket
                     call.cancel()
                 if table.get(NODE.node_id) is not held:
                     break

@@ -25,7 +25,7 @@ from tests.worlds.relay_world import ADDRESSES, CODES, HERE, NODE, RUN, Relay, c
 
 
 async def ended(connection: socket.socket) -> bool:
-    """Whether the other side closes it."""
+    """True once the other side closes the connection."""
     try:
         return await asyncio.get_running_loop().sock_recv(connection, 1) == b""
     except OSError:

@@ -1,4 +1,4 @@
-"""What callers, nodes and strangers at its port have a relay hold: places, memory, files, tickets, turns."""
+"""Resources that hostile callers, nodes and strangers tie up at a relay: places, memory, files, tickets, turns."""
 
 import asyncio
 import errno

@@ -39,7 +39,7 @@ def no(host: str = OWN_HOST) -> DialBack:
 
 @dataclass(eq=False)
 class RelayAtWork:
-    """What one relay does with us."""
+    """A relay as this node sees it."""
 
     gives_reservation: bool = True
     refuses: bool = False

@@ -1,4 +1,4 @@
-"""Which source is asked for a chunk of weights, and what an outcome changes."""
+"""Choice of the source of a chunk, and the effect of outcomes on it."""
 
 from swarm.clock import ManualClock
 from swarm.weight_sync.chunk_fetch import (

@@ -1,4 +1,4 @@
-"""Which patches a node applies to get from one version to another."""
+"""The patches that lead from one version to another."""
 
 import itertools
 from collections.abc import Sequence

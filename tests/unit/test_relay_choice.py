@@ -178,7 +178,7 @@ async def test_relays_of_free_keys_that_lead_nowhere_do_not_keep_a_node_from_its
 
 @dataclass
 class Announced:
-    """A directory that counts what it is told."""
+    """A directory that counts announcements."""
 
     num: int = 0
 
