@@ -40,13 +40,12 @@ from swarm.wire.local import (
     MAX_LOCAL_MESSAGE_BYTES,
     Part,
     apply_report_from_json,
-    apply_report_to_json,
     draw_from_parts,
     draw_to_fields,
     evaluations_from_json,
     evaluations_to_json,
+    report_to_json,
     step_report_from_json,
-    step_report_to_json,
     verdict_from_message,
     verdict_to_message,
 )
@@ -313,10 +312,10 @@ class LocalClient:
         return tuple(chain) or None
 
     async def report_update(self, report: ApplyReport) -> None:
-        await self._call("Applied", pb.AppliedRequest(report=apply_report_to_json(report)))
+        await self._call("Applied", pb.AppliedRequest(report=report_to_json(report)))
 
     async def report_step(self, report: StepReport) -> None:
-        await self._call("Report", pb.ReportRequest(report=step_report_to_json(report)))
+        await self._call("Report", pb.ReportRequest(report=report_to_json(report)))
 
     async def report_checkpoint(self, next_draw: int, error: str = "") -> None:
         await self._call("Saved", pb.SavedRequest(next_draw=next_draw, error=error))

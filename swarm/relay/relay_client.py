@@ -161,10 +161,6 @@ class RelayReservation:
         sessions: with relays.
         relay: holder of the reservation.
         own_server: host:port of our server.
-
-    Example:
-        reservation = RelayReservation(sessions, relay, "0.0.0.0:7700")
-        await reservation.hold()  # until it is lost
     """
 
     def __init__(self, sessions: RelaySessions, relay: PeerAddress, own_server: str) -> None:

@@ -30,12 +30,7 @@ _BACKLOG: Final = 128
 
 
 class TicketPort:
-    """A port that is open from `start` to `close`.
-
-    Example:
-        with port.awaited(ticket, shown):  # a future
-            end = await shown
-    """
+    """A port that is open from `start` to `close`."""
 
     def __init__(self) -> None:
         self.number = 0  # 0: closed

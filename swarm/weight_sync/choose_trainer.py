@@ -5,6 +5,7 @@ Invariant: an advert never moves a node away from its trainer, and several publi
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,14 +22,9 @@ _ID_CHARS: Final = 64
 _MAX_FILE_BYTES: Final = 4096
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class TrainerChoice:
     """The trainers that a follower may choose from. Blocking: call it in threads.
-
-    Args:
-        node_id: our own.
-        named: `follow.policy`; empty where none is configured.
-        directory: of the node; remembers the previous trainer.
-        clock: wall clock of the adverts.
 
     Example:
         choice.observe(adverts)
@@ -36,11 +32,13 @@ class TrainerChoice:
         choice.remember(policy_id)  # once its versions arrive
     """
 
-    def __init__(self, *, node_id: NodeId, named: NodeId, directory: Path, clock: Clock) -> None:
-        self._node_id = node_id
-        self._named = named
-        self._path = directory / FILE
-        self._clock = clock
+    node_id: NodeId  # our own
+    named: NodeId  # `follow.policy`; empty where none is configured
+    directory: Path  # of the node; remembers the previous trainer
+    clock: Clock  # wall clock of the adverts
+
+    def __post_init__(self) -> None:
+        self._path = self.directory / FILE
         self._cached: NodeId | None = None  # the previous trainer; None until it is read
         self._until_s = BoundedTable[NodeId, float](MAX_PEERS)  # expiry of the newest advert of each publishing trainer
         self._weightless_until_s = BoundedTable[NodeId, float](MAX_PEERS)  # likewise of trainers without weights
@@ -49,10 +47,10 @@ class TrainerChoice:
     def observe(self, adverts: Sequence[Advert]) -> None:
         """Takes the adverts of the run's trainers; each counts until it expires, even if a later look-up misses it."""
         for advert in adverts:
-            if Role.TRAINER in advert.roles and advert.node_id != self._node_id:
+            if Role.TRAINER in advert.roles and advert.node_id != self.node_id:
                 table = self._until_s if advert.head.digest else self._weightless_until_s
                 table[advert.node_id] = advert.expires_at_s
-        now_s = self._clock.now_s()
+        now_s = self.clock.now_s()
         for table in (self._until_s, self._weightless_until_s):
             for peer in [peer for peer, until_s in table.items() if until_s <= now_s]:
                 del table[peer]
@@ -64,7 +62,7 @@ class TrainerChoice:
 
     def choose(self) -> NodeId:
         """The trainer to follow; empty while none or several publish weights."""
-        chosen = self._named or self._previous()
+        chosen = self.named or self._previous()
         if chosen:
             return chosen
         found = sorted(self._until_s)

@@ -254,11 +254,7 @@ class _Pending:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ChunkFetcher:
-    """Fetches the missing chunks of a plan, each from the best source, hedged by the origin.
-
-    Example:
-        tasks.create_task(fetcher.run())  # several of them share the queue
-    """
+    """Fetches the missing chunks of a plan, each from the best source, hedged by the origin."""
 
     sources: ChunkSources
     origin: Callable[[], NodeId]  # the trainer

@@ -104,24 +104,13 @@ class CreditLine:
         return not self.record.is_proven and not self.outstanding_s
 
 
+@dataclass(eq=False, repr=False)
 class CreditLedger:
     """Credit that a trainer granted, by generator.
 
     The next grant goes to the party with the fewest groups outstanding or undrawn, and within it to the generator with
     the fewest. So a slow generator holds at most an equal share, a fast one is served as it delivers, and neither a
     flood nor many keys make a main source.
-
-    Args:
-        clock: monotonic and wall.
-        max_age_s: `replay.max_age_s`, the life of a group.
-        max_window: bound of the outstanding groups of one generator, and of its late groups that are still taken
-            (of expired grants, and of grants before it or this node restarted).
-        in_rounds: equal shares of the free capacity for all at once, whatever their window (`replay.barrier`): a round
-            waits for everybody, also for generators that deliver nothing.
-        num_waiting: undrawn groups of a generator.
-        parties: established nodes and their parties; without it all are established, each its own party.
-        most_taken_off: bound of the groups that are withheld because others were too old: the rest has to make a draw,
-            else nobody delivers and nothing is ever given back.
 
     Example:
         line = ledger.open(peer, window=8)
@@ -130,36 +119,35 @@ class CreditLedger:
         ledger.close(line)
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        max_age_s: float,
-        max_window: int,
-        in_rounds: bool = False,
-        num_waiting: Callable[[NodeId], int] = lambda _: 0,
-        parties: Parties | None = None,
-        most_taken_off: Callable[[], int] = lambda: 0,
-    ) -> None:
-        self._clock = clock
-        self._max_age_s = max_age_s
-        self._expiry_s = EXPIRY_SHARE * max_age_s
-        self._trial_s = TRIAL_SHARE * max_age_s
-        self._max_window = max(2, max_window)  # above a trial
-        self._in_rounds = in_rounds
-        self._num_waiting = num_waiting
-        self._parties = parties or Parties()
-        self._most_taken_off = most_taken_off
-        self._started_s = clock.monotonic_s()
+    _clock: Clock  # monotonic and wall
+    _max_age_s: float  # `replay.max_age_s`, the life of a group
+    # Bound of the outstanding groups of one generator, and of its late groups that are still taken (of expired grants,
+    # and of grants before it or this node restarted); above a trial.
+    max_window: int
+    # Equal shares of the free capacity for all at once, whatever their window (`replay.barrier`): a round waits for
+    # everybody, also for generators that deliver nothing.
+    in_rounds: bool = False
+    num_waiting: Callable[[NodeId], int] = lambda _: 0  # undrawn groups of a generator
+    parties: Parties = field(default_factory=Parties)  # by default all are established, each its own party
+    # Bound of the groups that are withheld because others were too old: the rest has to make a draw, else nobody
+    # delivers and nothing is ever given back.
+    most_taken_off: Callable[[], int] = int
+
+    def __post_init__(self) -> None:
+        self.max_window = max(2, self.max_window)
+        self._expiry_s = EXPIRY_SHARE * self._max_age_s
+        self._trial_s = TRIAL_SHARE * self._max_age_s
+        self._started_s = self._clock.monotonic_s()
         self._records = BoundedTable[NodeId, GeneratorRecord](MAX_PEERS)  # least recently touched first
         self._lines: OrderedDict[NodeId, CreditLine] = OrderedDict()  # open streams, least recently served first
 
     def open(self, peer: NodeId, window: int) -> CreditLine:
         """Opens the credit of a stream and closes the peer's older one. A window of 0 never gets credit."""
         record = self._record_of(peer) if window > 0 else GeneratorRecord()
-        parties = self._parties
+        parties = self.parties
         line = CreditLine(
             peer,
-            min(window, self._max_window),
+            min(window, self.max_window),
             record,
             opened_at_s=self._clock.now_s(),
             party=parties.party_of(peer),
@@ -179,16 +167,16 @@ class CreditLedger:
             del self._lines[line.peer]
             self._add_late(line.record, line.num_outstanding)
             left_s = line.record.left_s
-            left_s.extend(list(line.outstanding_s)[: self._max_window - len(left_s)])
+            left_s.extend(list(line.outstanding_s)[: self.max_window - len(left_s)])
 
     def grant(self, capacity: int) -> None:
         """Expires old grants, then grants free capacity (in groups) and the trials that are due."""
         self.expire()
-        capacity -= 0 if self._in_rounds else self.num_taken_off
+        capacity -= 0 if self.in_rounds else self.num_taken_off
         free = capacity - self.num_outstanding
         established = [line for line in self._lines.values() if not line.is_newcomer]
         for_newcomers = self._for_newcomers(capacity)
-        if self._in_rounds:
+        if self.in_rounds:
             if free > 0 and established:
                 share = -(-free // len(established))  # rounded up: everybody takes part in every round
                 for line in established:
@@ -209,12 +197,12 @@ class CreditLedger:
         for line in self._lines.values():
             if line.record.delivery_s is not None and not line.is_newcomer:
                 of_party[line.party] = max(line.record.too_many, of_party.get(line.party, 0.0))
-        return min(round(median_low(of_party.values())), self._most_taken_off()) if of_party else 0
+        return min(round(median_low(of_party.values())), self.most_taken_off()) if of_party else 0
 
     def record_too_old(self, producer: NodeId) -> None:
         """Records a group that became too old before a draw took it."""
         record = self._record_of(producer)
-        record.too_many = min(record.too_many + 1, self._most_taken_off())
+        record.too_many = min(record.too_many + 1, self.most_taken_off())
 
     def _wanting(self, lines: list[CreditLine], capacity: int) -> list[CreditLine]:
         """Lines to grant one more. A line that was late waits for all outstanding grants, others not for its own."""
@@ -230,14 +218,14 @@ class CreditLedger:
         return min(lines, key=lambda line: (loads[line.party], self._load(line)))
 
     def _load(self, line: CreditLine) -> int:
-        return line.num_outstanding + self._num_waiting(line.peer)
+        return line.num_outstanding + self.num_waiting(line.peer)
 
     def _newcomers(self) -> list[CreditLine]:
         return [line for line in self._lines.values() if line.is_newcomer]
 
     def _for_newcomers(self, capacity: int) -> int:
         """Groups that newcomers may get now; negative where they exceed their share."""
-        if self._parties.is_private or capacity <= 0:
+        if self.parties.is_private or capacity <= 0:
             return 0
         return max(1, capacity // SHARE) - sum(map(self._load, self._newcomers()))
 
@@ -282,13 +270,13 @@ class CreditLedger:
         if is_admitted and record.left_s:
             record.left_s.popleft()
         if line is not None:
-            line.party, line.is_newcomer = self._parties.party_of(producer), not self._parties.is_established(producer)
+            line.party, line.is_newcomer = self.parties.party_of(producer), not self.parties.is_established(producer)
         if line is not None and line.outstanding_s:
             granted_s = line.outstanding_s.popleft()
             taken_s = self._clock.monotonic_s() - granted_s
             if is_admitted:
                 is_late = taken_s > self.patience_s
-                record.num_to_prove = self._max_window if is_late else max(0, record.num_to_prove - 1)
+                record.num_to_prove = self.max_window if is_late else max(0, record.num_to_prove - 1)
                 record.delivery_s = max(taken_s, _MEMORY * (record.delivery_s or 0.0))
                 record.too_many = max(0.0, record.too_many - TOO_OLD_SHARE)
             else:
@@ -299,7 +287,7 @@ class CreditLedger:
         else:
             return
         is_proof = is_admitted and is_useful
-        record.max_outstanding = min(2 * record.max_outstanding, self._max_window) if is_proof else 1
+        record.max_outstanding = min(2 * record.max_outstanding, self.max_window) if is_proof else 1
 
     def predates_stream(self, producer: NodeId, created_at_s: float) -> bool:
         """True where a group was made before its producer's stream opened, so without credit of this stream."""
@@ -327,7 +315,7 @@ class CreditLedger:
             if has_left_some:
                 left_s.clear()
             if has_left_some or (line.is_late and not was_late):
-                line.record.num_to_prove = self._max_window
+                line.record.num_to_prove = self.max_window
                 num_late += 1
         return num_expired + num_late > 0
 
@@ -342,7 +330,7 @@ class CreditLedger:
             taken_s = line.record.delivery_s
             if taken_s is not None and not line.is_newcomer:
                 fastest[line.party] = min(taken_s, fastest.get(line.party, taken_s))
-        if self._in_rounds or not fastest:
+        if self.in_rounds or not fastest:
             return self._expiry_s
         return min(self._expiry_s, max(_LEAST_PATIENCE_S, LATE * median_low(fastest.values())))
 
@@ -379,13 +367,13 @@ class CreditLedger:
         if record is None:
             record = GeneratorRecord()
             if self._clock.monotonic_s() < self._started_s + self._max_age_s:
-                self._add_late(record, self._max_window)  # grants from before a restart of this node are unknown
+                self._add_late(record, self.max_window)  # grants from before a restart of this node are unknown
         self._records[peer] = record
         return record
 
     def _add_late(self, record: GeneratorRecord, count: int) -> None:
         record.late_s.extend([self._clock.monotonic_s()] * count)
-        while len(record.late_s) > self._max_window:
+        while len(record.late_s) > self.max_window:
             record.late_s.popleft()
 
 

@@ -62,11 +62,6 @@ class WeightFollower:
         context: of the node; `changed` fires when the plan, the credit or a connection changed.
         weight_server: serves complete versions to others.
         on_equivocation: called with the trainer, once it is proven to equivocate.
-
-    Example:
-        await follower.on_adverts(await directory.lookup())
-        await follower.on_manifest(peer, sealed)
-        chain = await follower.next_update(held, wait=True)
     """
 
     def __init__(

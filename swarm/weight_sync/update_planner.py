@@ -36,10 +36,6 @@ class KnownPatches:
     A trainer that resumes from a checkpoint starts a new branch, and what it sends itself replaces known versions from
     the first differing step on. What others send never replaces anything, so a relay that replays old but genuine
     manifests cannot move us back.
-
-    Example:
-        known = KnownPatches(trainer_id)
-        news, forgotten = known.add(Patch(manifest=manifest, sealed=sealed), is_from_owner=True)
     """
 
     def __init__(self, policy_id: NodeId) -> None:
@@ -156,11 +152,6 @@ class ChunkQueue:
 
     Invariant: chunks before a source's position are here, under way, or not available from it. So each chunk is looked
     at once per source while nothing fails.
-
-    Example:
-        queue = ChunkQueue(planner.missing_chunks())
-        at = queue.first(peer, lambda chunk: sources.can_have(peer, chunk))
-        queue[at]
     """
 
     def __init__(self, chunks: Iterable[Digest]) -> None:
@@ -198,11 +189,6 @@ class UpdatePlanner:
         known: patches of the trainer.
         max_bytes: bound of all payloads of one chain, on the disk or not; where the newest version needs more, an older
             one is planned first.
-
-    Example:
-        planner = UpdatePlanner(KnownPatches(trainer_id), max_bytes=2**33)
-        planner.set_held(held)
-        for digest in planner.missing_chunks(): ...
     """
 
     def __init__(self, known: KnownPatches, max_bytes: int) -> None:

@@ -207,9 +207,6 @@ class ChunkSlots:
     A peer has at most CHUNKS_PER_PEER calls, waiting ones included. A free slot goes to the peer with the fewest, in
     turn. A peer that has not read its chunk within the stall timeout loses the slot once others, or newer calls of its
     own, wait.
-
-    Example:
-        await slots.acquire(peer, context)  # given back when the call has ended
     """
 
     def __init__(self, stall_timeout_s: float = CHUNK_STALL_S) -> None:

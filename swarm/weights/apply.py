@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from swarm.errors import ConfigError, Unavailable, WeightsRefused
 from swarm.identity import node_id_of
@@ -146,36 +146,17 @@ class _Staged:
     num_bytes: int  # manifests and payloads
 
 
+@dataclass(eq=False, repr=False)
 class Applier:
-    """Applies patch chains to one engine that follows a lineage.
+    """Applies patch chains to one engine that follows a lineage."""
 
-    Args:
-        engine: loads verified weights; it may refuse a version.
-        start: weights in the engine; the version's policy id is not compared until a chain is applied.
-        chunk: reads a chunk from the node's weight store; None where it is missing.
-        in_flight: unfinished sequences continue with the new weights.
-        keep: called with new weights that the engine loaded (blocking); raises nothing.
-
-    Example:
-        report = applier.apply(await exchange.next_update(applier.version, wait=True))
-    """
-
-    def __init__(
-        self,
-        engine: Generator,
-        start: VerifiedVersion,
-        chunk: Chunk,
-        *,
-        limits: Limits | None = None,
-        in_flight: bool = False,
-        keep: Callable[[VerifiedVersion], None] = lambda held: None,
-    ) -> None:
-        self._engine = engine
-        self._held = start
-        self._chunk = chunk
-        self._limits = limits or Limits()
-        self._in_flight = in_flight
-        self._keep = keep
+    _engine: Generator  # loads verified weights; it may refuse a version
+    _held: VerifiedVersion  # weights in the engine; at first its policy id is not compared
+    _chunk: Chunk  # reads a chunk from the node's weight store; None where it is missing
+    _: KW_ONLY
+    limits: Limits = field(default_factory=Limits)
+    in_flight: bool = False  # unfinished sequences continue with the new weights
+    keep: Callable[[VerifiedVersion], None] = lambda held: None  # takes loaded weights (blocking); raises nothing
 
     @property
     def version(self) -> PolicyVersion:
@@ -184,7 +165,7 @@ class Applier:
 
     def target(self, chain: PatchChain) -> PolicyVersion:
         """The target of a chain; the current version where its last manifest cannot be opened."""
-        manifest = open_manifest(chain[-1], node_id_of(chain[-1].public_key), self._limits)
+        manifest = open_manifest(chain[-1], node_id_of(chain[-1].public_key), self.limits)
         return self.version if isinstance(manifest, Unusable) else manifest.version
 
     def apply(self, chain: PatchChain) -> ApplyReport:
@@ -213,11 +194,11 @@ class Applier:
             return ApplyReport(version=self.target(chain), error=f"{staged.reason}: {staged.detail}", is_unusable=True)
         version = staged.held.version
         tensors = {name: to_torch(tensor) for name, tensor in staged.held.weights.items()}
-        loaded = self._engine.load(version, tensors, canaries=staged.manifest.canaries, in_flight=self._in_flight)
+        loaded = self._engine.load(version, tensors, canaries=staged.manifest.canaries, in_flight=self.in_flight)
         seconds = {"stage": staged_s - began_s, "load": time.monotonic() - staged_s, "pause": loaded.pause_s}
         is_new, self._held = staged.held.weights is not self._held.weights, staged.held
         if is_new:
-            self._keep(staged.held)
+            self.keep(staged.held)
         return ApplyReport(
             version=version, num_bytes=staged.num_bytes, seconds=seconds, mismatch_nats=loaded.mismatch_nats
         )
@@ -226,7 +207,7 @@ class Applier:
         """Applies and verifies the patches one after another, without touching the engine."""
         held, manifest, num_bytes = self._held, None, 0
         for sealed in chain:
-            manifest = open_manifest(sealed, node_id_of(sealed.public_key), self._limits)
+            manifest = open_manifest(sealed, node_id_of(sealed.public_key), self.limits)
             if isinstance(manifest, Unusable):
                 return manifest
             num_bytes += len(sealed.body) + manifest.payload_bytes

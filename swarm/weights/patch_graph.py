@@ -56,10 +56,6 @@ class PatchGraph:
     Args:
         patches: known ones, in order of arrival.
         held: digest of the weights at hand; None without any.
-
-    Example:
-        graph = PatchGraph(patches, cost, held=version.digest)
-        chain = graph.cheapest_to(newest.digest)
     """
 
     def __init__(self, patches: Iterable[Patch], cost: Cost, held: Digest | None = None) -> None:

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -40,34 +41,20 @@ def least_store_bytes(specs: Sequence[TensorSpec]) -> int:
     return math.ceil((1 + DELTA_AT_MOST) * full_bytes(specs))
 
 
+@dataclass(eq=False, repr=False)
 class Publisher:
-    """Publisher of a lineage. Keeps the previous version and the newest anchor in memory to patch from.
+    """Publisher of a lineage. Keeps the previous version and the newest anchor in memory to patch from."""
 
-    Args:
-        put: takes digest and content of each chunk, in order; blocking.
-        canary_ids: token ids of texts whose log-probs go into each manifest.
-        score: their log-probs under the weights being published; see `Generator.score`.
-        anchor_every: versions from one anchor to the next.
+    _put: Put  # takes digest and content of each chunk, in order; blocking
+    canary_ids: Sequence[Sequence[int]] = ()  # token ids of texts whose log-probs go into each manifest
+    _score: Score | None = None  # their log-probs under the weights being published; see `Generator.score`
+    anchor_every: int = ANCHOR_EVERY  # versions from one anchor to the next
+    _newest: VerifiedVersion | None = field(default=None, init=False)
+    _anchor: VerifiedVersion | None = field(default=None, init=False)
 
-    Example:
-        publisher = Publisher(store.put_chunk, canary_ids, evaluator.score)
-        bodies = publisher.publish(version, TorchWeights(tensors))
-    """
-
-    def __init__(
-        self,
-        put: Put,
-        canary_ids: Sequence[Sequence[int]] = (),
-        score: Score | None = None,
-        anchor_every: int = ANCHOR_EVERY,
-    ) -> None:
-        assert not canary_ids or score is not None
-        self._put = put
-        self._canary_ids = [list(ids[:CANARY_TOKENS]) for ids in canary_ids]
-        self._score = score
-        self._anchor_every = anchor_every
-        self._newest: VerifiedVersion | None = None
-        self._anchor: VerifiedVersion | None = None
+    def __post_init__(self) -> None:
+        assert not self.canary_ids or self._score is not None
+        self._canary_ids = [list(ids[:CANARY_TOKENS]) for ids in self.canary_ids]
 
     def publish(self, version: PolicyVersion, weights: Weights) -> list[bytes]:
         """Encodes a version and hands its chunks to `put` (blocking).
@@ -102,7 +89,7 @@ class Publisher:
         bases: list[VerifiedVersion | None] = [self._newest]
         if self._anchor is not self._newest:
             bases.append(self._anchor)
-        return [*bases, None] if is_anchor(version.step, self._anchor_every) else bases
+        return [*bases, None] if is_anchor(version.step, self.anchor_every) else bases
 
     def _canaries(self) -> tuple[Canary, ...]:
         if self._score is None or not self._canary_ids:
@@ -133,7 +120,7 @@ def publish(
     """
     specs = specs_of(target.weights)
     with ThreadPoolExecutor(1, "weights-hash") as second:  # hashing costs no time where a second core is free
-        hashes = second.submit(_hashes, target.weights, specs)
+        hashes = second.submit(lambda: tuple(target.weights[spec.name].blake3() for spec in specs))
         patch = _encode_patch(target, base, delta_at_most)
         start = None if patch is None else base
         codec = Codec.LORA if is_adapter(specs) else Codec.FULL if start is None else Codec.DELTA
@@ -151,10 +138,6 @@ def publish(
             chunks=digests,
             canaries=canaries,
         )
-
-
-def _hashes(weights: Weights, specs: tuple[TensorSpec, ...]) -> tuple[Digest, ...]:
-    return tuple(weights[spec.name].blake3() for spec in specs)
 
 
 def _encode_patch(target: VerifiedVersion, base: VerifiedVersion | None, at_most: float) -> list[bytes] | None:

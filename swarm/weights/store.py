@@ -43,10 +43,6 @@ class WeightStore:
         max_bytes: budget that `prune` enforces; a manifest with a larger payload is unusable here.
         clock: wall clock of the files' ages.
         before_write: called before each write; a test raises OSError(ENOSPC) in it.
-
-    Example:
-        store = WeightStore(config.dir / "weights", config.weights.store_bytes)
-        store.put_chunk(chunk_digest(data), data)
     """
 
     def __init__(

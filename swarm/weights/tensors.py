@@ -171,7 +171,10 @@ class TorchWeights(Mapping[str, HostTensor]):
     def __init__(self, state: "Mapping[str, torch.Tensor]") -> None:
         """Raises ValueError for a name, dtype or shape that cannot be published."""
         self._state = state
-        self.specs = tuple(_spec_of(name, state[name]) for name in sorted(state))
+        self.specs = tuple(
+            TensorSpec(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+            for name, tensor in sorted(state.items())
+        )
         self._specs = {spec.name: spec for spec in self.specs}
         self._on_host: dict[str, Bits] = {}  # views
 
@@ -196,10 +199,6 @@ class TorchWeights(Mapping[str, HostTensor]):
 
     def __len__(self) -> int:
         return len(self.specs)
-
-
-def _spec_of(name: str, tensor: "torch.Tensor") -> TensorSpec:
-    return TensorSpec(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
 
 
 def to_torch(tensor: HostTensor) -> "torch.Tensor":

@@ -1,4 +1,4 @@
-"""What the tests of following share: trainers, generators and their disks on the in-memory network, in virtual time."""
+"""World of the tests of following: trainers, generators and their disks on the in-memory network, in virtual time."""
 
 import asyncio
 import errno
@@ -49,7 +49,7 @@ Weights = dict[str, HostTensor]
 
 
 def initial() -> Weights:
-    """What every trainer and generator starts from."""
+    """The weights that every trainer and generator starts from."""
     bits = np.random.default_rng(0).integers(0x3C00, 0x3F00, NUM_ELEMENTS).astype("<u2")
     return {"w": HostTensor(spec=TensorSpec(name="w", dtype="bfloat16", shape=(NUM_ELEMENTS,)), bits=bits)}
 
@@ -157,7 +157,7 @@ class Node:
                 tasks.create_task(work)
 
     async def work(self) -> None:
-        """What the worker does; see subclasses."""
+        """The worker; see subclasses."""
 
     async def kill(self) -> None:
         """As kill -9 would: without a message, and the disk stays as it is."""
@@ -285,7 +285,7 @@ def made_by(node: Node, version: PolicyVersion, task_id: int) -> RolloutGroup:
 
 
 def follower_of(node: Node) -> Any:
-    """What a node knows of the trainer it follows."""
+    """The follower part of a node's agent."""
     assert node.agent.weight_follower is not None
     return node.agent.weight_follower
 

@@ -1,4 +1,4 @@
-"""Which trainer a generator follows, and when it may begin: trainers that come, go, or are slow to reach."""
+"""Choice of a trainer, and credit to begin: trainers that come, go, or are slow to reach."""
 
 import asyncio
 from dataclasses import replace

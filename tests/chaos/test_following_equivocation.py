@@ -1,4 +1,4 @@
-"""A trainer that shows its followers different weights for one step: proven, told, and followed no longer."""
+"""A trainer that shows its followers different weights for one step is proven to lie, and followed no longer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
@@ -187,7 +187,7 @@ async def test_a_trainer_that_makes_steps_again_after_a_crash_is_not_accused(wor
 
 
 class Accuser(HoldsNothing):
-    """Says that it can prove something, and shows what it has."""
+    """A peer that announces a proof, and shows what it has."""
 
     def __init__(self, manifests: list[SealedManifest]) -> None:
         self.manifests, self.num_asked = manifests, 0

@@ -27,7 +27,7 @@ from .following_world import TRAINER, Generator, Trainer, World, follower_of, sc
 
 
 class Liar:
-    """Says that it holds the trainer's lineage. What it serves is scripted."""
+    """A peer that claims to hold the trainer's lineage and serves a script."""
 
     def __init__(self, world: World, number: int, manifests: Callable[[], list[SealedManifest]]) -> None:
         self.world, self.identity, self.manifests = world, make_identity(200 + number), manifests

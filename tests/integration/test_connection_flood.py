@@ -50,7 +50,7 @@ class Server:
         await channel.close()
 
     async def keep_joining(self, num_tries: int) -> bool:
-        """Whether one of that many tries got a session."""
+        """True where one of that many tries got a session."""
         for _ in range(num_tries):
             try:
                 await self.join(2.0)

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from attacked_relay import ADDRESSES, RUN, Caller, relaying
 
 from swarm.clock import ManualClock, SystemClock
 from swarm.config import DirectoryConfig, ExchangeConfig
@@ -19,6 +18,7 @@ from swarm.testing.builders import HoldsNothing, make_advert, make_identity
 from swarm.types import NodeId
 from swarm.wire.adverts import author_of, open_advert, seal_advert
 from swarm.wire.v1 import relay_service_pb2 as pb
+from tests.worlds.relay_world import ADDRESSES, RUN, Caller, relaying
 
 NODE, HOSTILE, HONEST = (make_identity(number) for number in (1, 2, 3))
 NUM_HONEST = 20

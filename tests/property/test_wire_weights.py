@@ -11,7 +11,7 @@ from swarm.errors import TooLarge
 from swarm.types import ApplyReport, Credit, PolicyVersion, SealedManifest
 from swarm.weights.manifest import Limits
 from swarm.weights.payload import CHUNK_BYTES
-from swarm.wire.local import apply_report_from_json, apply_report_to_json
+from swarm.wire.local import apply_report_from_json, report_to_json
 from swarm.wire.rollout_groups import MAX_STEP, Malformed
 from swarm.wire.session import MAX_MESSAGE_BYTES
 from swarm.wire.v1 import exchange_service_pb2 as pb
@@ -66,7 +66,7 @@ def test_request_to_watch_round_trips_with_its_window_within_bounds(policy_id: s
 
 @given(reports)
 def test_any_report_of_an_engine_round_trips_as_plain_json(report: ApplyReport) -> None:
-    data = apply_report_to_json(report)
+    data = report_to_json(report)
     assert apply_report_from_json(data) == report
     assert json.loads(data)["version"]["digest"] == "64" * 32
 

@@ -55,7 +55,7 @@ class DhtPeer:
 
 
 class AtRelays:
-    """What relays were asked; those in `refusing` refuse."""
+    """Calls to relays; those in `refusing` refuse."""
 
     def __init__(self) -> None:
         self.told: list[PeerAddress] = []

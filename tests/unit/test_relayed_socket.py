@@ -87,7 +87,7 @@ def connected(path: str) -> socket.socket:
 
 
 def unclosed_after(scene: Coroutine[Any, Any, socket.socket]) -> tuple[list[str], bytes]:
-    """What nobody had closed when the loop of a scene ended, and what its local end could read then."""
+    """Warnings of unclosed sockets after the loop of a scene, and the bytes that its local end could still read."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
         connection = asyncio.run(scene)

@@ -23,10 +23,8 @@ SCENES = {
     "ailing_node",
     "attacked_dht",
     "attacked_node",
-    "attacked_relay",
     "entry_credentials",
     "grpc_ends",
-    "hostile_relay",
     "model_server",
     "waits",
 }

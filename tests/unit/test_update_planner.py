@@ -1,4 +1,4 @@
-"""Which patches of a trainer are known, and which chain is planned."""
+"""The known patches of a trainer, and the planned chain."""
 
 import random
 from dataclasses import replace

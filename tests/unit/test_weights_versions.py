@@ -272,15 +272,6 @@ def test_only_the_owner_of_a_lineage_signs_its_manifests() -> None:
     assert refusal(open_manifest(swapped, OWNER.node_id, LIMITS)) is UnusableReason.WRONG_SIGNATURE
 
 
-def test_every_changed_byte_of_a_manifest_breaks_its_signature() -> None:
-    sealed = seal_manifest(a_manifest(), OWNER)
-    for place in range(0, len(sealed.body), 7):
-        body = bytearray(sealed.body)
-        body[place] ^= 1
-        found = open_manifest(replace(sealed, body=bytes(body)), OWNER.node_id, LIMITS)
-        assert refusal(found) is UnusableReason.WRONG_SIGNATURE
-
-
 def signed(body: bytes) -> SealedManifest:
     """By a hostile owner, who signs anything."""
     from swarm.weights.manifest import DOMAIN_WEIGHTS

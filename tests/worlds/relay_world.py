@@ -113,6 +113,22 @@ class Relay:
             await transport.stop()
         return ""
 
+    async def asked_for(self) -> tuple[Caller, Caller, Any, bytes]:
+        """A node with a reservation, a caller that asks for it, the call, and the ticket that the node got."""
+        node, caller = await self.caller(), await self.caller()
+        await node.reserve()
+        asking = await caller.connect(node.identity)
+        return node, caller, asking, await node.tickets.get()
+
+    @property
+    def port(self) -> int:
+        """The port of tickets, where the relay says that it is."""
+        return self.servicer._port.number
+
+    @port.setter
+    def port(self, number: int) -> None:
+        self.servicer._port.number = number
+
     @property
     def num_connections(self) -> int:
         return int(self.servicer.status()["connections"])  # type: ignore[arg-type]

@@ -120,7 +120,7 @@ class Scene:
 
     @property
     def used(self) -> str | None:
-        """Where the node proved its key last."""
+        """The endpoint at which the node proved its key last."""
         return self.agent.address_book.endpoint_of(NODE.node_id)
 
     def check_nobody_is_blamed(self) -> None:
