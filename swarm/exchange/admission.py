@@ -16,13 +16,14 @@ from swarm.errors import OverBudget, RolloutFailed, StorageFull, TooLarge
 from swarm.exchange.admission_checks import AdmissionLimits, check_form
 from swarm.exchange.episode_checks import Finding, check_num_turns
 from swarm.exchange.group_form import GroupForm, read_group, timed
-from swarm.exchange.novelty import MIN_BITS, Novelty, keep_keys
+from swarm.exchange.novelty import Novelty, keep_keys
 from swarm.exchange.origin_checks import OriginChecks
 from swarm.exchange.reward_recheck import check_verdict, cut_group, to_scored_group
 from swarm.fairness import FairTurns, Turn
 from swarm.interfaces import EnvironmentShape, GroupStore, Producer, Result, Tokenizer, Verifier
 from swarm.node_context import NodeContext
 from swarm.peers.reputation import Reputation
+from swarm.trust_policy import MIN_BITS
 from swarm.types import (
     Correction,
     Digest,

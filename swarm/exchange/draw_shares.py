@@ -30,11 +30,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self
 
-from swarm.peers.parties import SHARE, Parties
-from swarm.peers.task_quota import WINDOW, TaskQuota
+from swarm.peers.parties import Parties
+from swarm.peers.task_quota import TaskQuota
+from swarm.trust_policy import LEAST_BOUND, SHARE, WINDOW
 from swarm.types import DrawPlace, NodeId, TaskName
 
-LEAST_BOUND: Final = WINDOW // SHARE  # of one established party, however many there are
 _NEWCOMERS: Final = ""  # what the places of all of them count under
 
 

@@ -19,6 +19,16 @@ from swarm.clock import Clock
 from swarm.flow import BoundedTable, RateLimiter, TokenBucket
 from swarm.interfaces import PeerAddress
 from swarm.process import read_json, write_json
+from swarm.trust_policy import (
+    ALIVE_BURST,
+    KNOWN_BURST,
+    KNOWN_PER_S,
+    RESERVE,
+    STRANGERS_BURST,
+    STRANGERS_PER_S,
+    SUBNET_BURST,
+    SUBNET_PER_S,
+)
 from swarm.types import Advert, NodeId
 
 logger = logging.getLogger(__name__)
@@ -33,15 +43,6 @@ LONGEST_PAUSE_KNOWN_S: Final = 300.0
 LONGEST_PAUSE_S: Final = 3600.0
 FORGOTTEN_AFTER: Final = 24  # failures in a row of a known peer: about an hour and a half
 
-# Dials that fail; one that is answered costs nothing.
-STRANGERS_PER_S: Final = 0.5
-STRANGERS_BURST: Final = 16.0
-RESERVE: Final = 4.0  # of them for those known to be alive, followers and newcomers that called us among them
-KNOWN_PER_S: Final = 0.25
-KNOWN_BURST: Final = 64.0
-SUBNET_PER_S: Final = 1 / 60  # to one subnet, and as many to peers known to be alive who are not known there
-SUBNET_BURST: Final = 3.0
-ALIVE_BURST: Final = 8.0
 BEYOND_REACH: Final = 2  # peers in a row that only our own relays led to: only port 443 may get out
 LEADING_TRIES: Final = 16  # failures through a relay that led us somewhere, after which it is an address like others
 _MAX_FILE_BYTES: Final = 64 * 1024

@@ -20,13 +20,10 @@ answers do not show one owner. Copies are refused by their digests instead.
 """
 
 from collections.abc import Callable
-from typing import Final
 
 from swarm.addresses import public_subnet_of, split_relayed
 from swarm.peers.entry import EntryRule
 from swarm.types import NodeId, short
-
-SHARE: Final = 8  # newcomers have one place in so many: of draws, credit, intake and room
 
 
 class Parties:

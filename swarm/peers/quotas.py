@@ -9,14 +9,11 @@ from typing import Final
 from swarm.clock import Clock
 from swarm.config import ReplayConfig
 from swarm.flow import BoundedTable, RateLimiter, RunningMean, TokenBucket
+from swarm.trust_policy import ITEMS_PER_GROUP, SURPLUS
 from swarm.types import NodeId
 
 GROUPS_PER_MINUTE: Final = 6000  # that one peer may bring, above what any node here makes; more is a flood
-ITEMS_PER_GROUP: Final = 10  # stream items per group that one peer may bring: it also announces what all others made
 MAX_NEIGHBOURS: Final = 256  # remembered; there are never more than 64 at a time
-# Groups taken in for each one that a draw takes: some are refused, some come too late. With 1.5 instead of 2 the draws
-# of 200 nodes were as full as before (docs/measurements/virtual.md).
-_SURPLUS: Final = 1.5
 _MEMORY: Final = 0.8  # share of the old figure in the running mean of the time between draws
 
 
@@ -74,7 +71,7 @@ class IntakeQuota:
         if bucket is None:
             bucket = self._buckets[via] = TokenBucket(0.0, burst, now_s)
         late_s = max(interval_s, now_s - self._drawn_at_s, 1e-6)  # a learner that stopped needs ever less
-        bucket.per_s, bucket.burst = _SURPLUS * share * self._num_per_draw / (num_neighbours * late_s), burst
+        bucket.per_s, bucket.burst = SURPLUS * share * self._num_per_draw / (num_neighbours * late_s), burst
         if (
             num_held < share * self._num_per_draw
         ):  # short of groups: takes it in any case, counted as far as there are tokens

@@ -17,13 +17,12 @@ from typing import Final
 
 from swarm.clock import Clock
 from swarm.flow import Signal
-from swarm.peers.parties import SHARE
 from swarm.peers.reputation import Reputation
+from swarm.trust_policy import GIVER_SCORE, SHARE
 from swarm.types import NodeId
 
 STUCK_S: Final = 10.0  # without an item taken by one who gives, until it does not count; others wait no longer either
 _LOOK_S: Final = 1.0
-GIVER_SCORE: Final = 0.05  # one admitted group, for five minutes
 
 
 @dataclass(eq=False, frozen=True, slots=True)

@@ -10,10 +10,9 @@ import math
 from collections import Counter
 from typing import Final, TypeVar
 
-from swarm.peers.parties import SHARE
+from swarm.trust_policy import SHARE, WINDOW
 from swarm.types import TaskName
 
-WINDOW: Final = 64  # places
 _UNBOUNDED: Final = 10**9
 _RARE: Final = 0.02  # groups of one task by one party in a window: from here on chance alone brings a second one
 _LEAVES_OUT: Final = 4  # parties: of fewer, two with one task in common would be taken for a run of one task

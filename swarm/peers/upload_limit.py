@@ -10,7 +10,7 @@ from typing import Final
 
 from swarm.clock import Clock
 from swarm.fairness import FairTable
-from swarm.peers.parties import SHARE
+from swarm.trust_policy import SHARE
 from swarm.types import NodeId
 
 BURST_S: Final = 1.0  # of bytes that may leave at once after a silence

@@ -16,10 +16,10 @@ from swarm.environments.sandbox.time_accounts import ESTABLISHED, HALF_LIFE_S, M
 from swarm.fairness import FairTable
 from swarm.flow import BoundedTable, DecayingSums
 from swarm.interfaces import Producer
+from swarm.trust_policy import SHARE
 
 NUM_PLACES: Final = 3  # of scoring processes for answers of peers
 SLOW_FOR_S: Final = 60.0  # after an answer that took too long
-SHARE: Final = 8  # of the turns of known ones: one for those who are not established
 
 
 class Lane(IntEnum):

@@ -24,11 +24,12 @@ from swarm.environments.sandbox.child import LEAST_SHARE_S
 from swarm.environments.sandbox.scoring_process import PROCESS_CPU_S, ScoringProcess, ScoringProcesses, read_reply
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
 from swarm.environments.sandbox.spare_processes import SpareProcesses
-from swarm.environments.sandbox.time_accounts import FIRST_TRY_S, Allowance, TimeAccounts
+from swarm.environments.sandbox.time_accounts import Allowance, TimeAccounts
 from swarm.episode import Actions, EpisodeOutcome, Message, outcome_from_json
 from swarm.errors import ConfigError, OverBudget, RolloutFailed, TooLarge
 from swarm.flow import BoundedTable
 from swarm.interfaces import Producer, Verdict
+from swarm.trust_policy import FIRST_TRY_S, PROBE_S
 from swarm.types import Task
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,6 @@ REPLAY_S_PER_MINUTE: Final = 15.0
 # take a tenth of a millisecond to a few; beyond it the whole request is scored again among the slow ones.
 FIRST_SHARE: Final = 0.02
 FIRST_MOST_S: Final = 0.1  # of it, however much an environment declares for an action
-# CPU seconds of the very first try of those whom nobody knows: 8 honest answers right after a fork take .9 ms.
-PROBE_S: Final = 0.003
 FIRST_TIMEOUT_SHARE: Final = 0.2  # of timeout_s
 MOST_PLAYING: Final = 16  # processes of own episodes, where steps take longer than SLOW_STEP_S
 SLOW_STEP_S: Final = 0.02
