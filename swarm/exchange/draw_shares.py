@@ -8,7 +8,7 @@ Invariant, in an open run: of any SHARE places in a row all newcomers together h
 places one established party, or the keys of one subnet, at most max(1/8, 1/n) rounded up to a whole place, with n the
 established parties that took a place in the window or have a group waiting. Where tasks hardly repeat, one task has of
 each draw at most an eighth of the places, or one, and of a window, as a group of one party, of one subnet, or of all
-newcomers, one or a few (`task_quota`). In a private run nothing is bounded: people let a few nodes learn one task by
+newcomers, one or a few (`TaskQuota`). In a private run nothing is bounded: people let a few nodes learn one task by
 heart to see that all works.
 
 What follows, and is meant so:
@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self
 
 from swarm.peers.parties import Parties
-from swarm.peers.task_quota import TaskQuota
+from swarm.peers.quotas import TaskQuota
 from swarm.trust_policy import LEAST_BOUND, SHARE, WINDOW
 from swarm.types import DrawPlace, NodeId, TaskName
 

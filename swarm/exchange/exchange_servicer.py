@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar, cast
 
 from swarm.errors import Unavailable
 from swarm.interfaces import ExchangeHandler, StreamItem
-from swarm.peers.upload_limit import UploadLimit
+from swarm.peers.send_order import UploadLimit
 from swarm.trust_policy import STREAMS_OF_NEWCOMERS, STREAMS_PER_PEER, STREAMS_TOTAL
 from swarm.types import NodeId, StreamFilter
 from swarm.weight_sync.weight_server import CHUNK_STALL_S, ChunkSlots

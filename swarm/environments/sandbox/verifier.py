@@ -21,9 +21,14 @@ from typing import Any, Final
 from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.replay import MAX_EPISODES
 from swarm.environments.sandbox.child import LEAST_SHARE_S
-from swarm.environments.sandbox.scoring_process import PROCESS_CPU_S, ScoringProcess, ScoringProcesses, read_reply
+from swarm.environments.sandbox.scoring_process import (
+    PROCESS_CPU_S,
+    ScoringProcess,
+    ScoringProcesses,
+    SpareProcesses,
+    read_reply,
+)
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
-from swarm.environments.sandbox.spare_processes import SpareProcesses
 from swarm.environments.sandbox.time_accounts import Allowance, TimeAccounts
 from swarm.episode import Actions, EpisodeOutcome, Message, outcome_from_json
 from swarm.errors import ConfigError, OverBudget, RolloutFailed, TooLarge
@@ -90,17 +95,9 @@ class SandboxVerifier:
     async def verify(
         self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
     ) -> Verdict:
-        """Rebuilds the task and replays each episode.
-
-        Args:
-            env: name of the environment.
-            task_id: of the task.
-            episodes: the actions of each; hostile.
-            producer: of the actions; None: this node.
+        """As `swarm.interfaces.Verifier.verify`.
 
         Raises:
-            LookupError: unknown environment or task.
-            RolloutFailed: the verifier crashed, ran out of memory or out of time on these actions.
             TooLarge: the actions together are beyond MAX_REQUEST_BYTES; nothing was sent.
             OverBudget: the producer's actions have taken all the time that they may for now.
             ConfigError: the environments cannot be built.
