@@ -35,7 +35,7 @@ VersionName = tuple[int, str]  # step, digest as `digest_text`
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """What happened at one node."""
+    """Something that happened at one node."""
 
     at_s: float = 0.0  # wall clock, when it was logged; 0 before
 
@@ -238,7 +238,7 @@ class GroupUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupsDrawn(Event):
-    """What one step will learn from, and the bounds that were in force."""
+    """Groups that one step will learn from, and the bounds that were in force."""
 
     draw_step: int  # draws of one node are numbered without gaps
     groups: tuple[GroupUse, ...]
@@ -453,7 +453,7 @@ _KIND_OF: Final = {cls: kind for kind, cls in KINDS.items()}
 
 
 def events_of(kind: type[Kind], events: Iterable[Event]) -> list[Kind]:
-    """Those of one type, in order."""
+    """Events of one type, in order."""
     return [event for event in events if isinstance(event, kind)]
 
 

@@ -53,7 +53,7 @@ Prompts = Sequence[Sequence[int]]  # token ids of each
 
 
 class Observation(NamedTuple):
-    """What comes before the next action of an episode."""
+    """Tokens that come before the next action of an episode."""
 
     token_ids: Sequence[int]
     conversation: int = 0  # that they continue; the next unused number: they open one, and nothing is before them
@@ -73,7 +73,7 @@ class Offload(Protocol):
     """
 
     async def __call__(self, function: Callable[..., Result], /, *arguments: object) -> Result:
-        """What the function returns or raises, called with these arguments."""
+        """Result of the function with these arguments; its errors are raised."""
         ...
 
 
@@ -84,7 +84,7 @@ class Episode(Protocol):
     """One try at a task: a state machine over actions, the same on every machine."""
 
     def step(self, action: Action) -> Transition:
-        """What the environment answers; not called again after an end. May run hostile text: in the sandbox only."""
+        """The environment's answer; not called again after an end. May run hostile text: in the sandbox only."""
         ...
 
 
@@ -115,7 +115,7 @@ class Environment(Protocol):
 
 
 class EnvironmentShape(NamedTuple):
-    """What a node knows of an environment that it did not build itself."""
+    """Facts about an environment that a node did not build itself."""
 
     verifier: str
     max_turns: int
@@ -239,11 +239,11 @@ class PromptChooser(Protocol):
         ...
 
     def counts(self, memory: Mapping[str, Any], keys: Sequence[str], group_size: int, largest: int) -> list[int]:
-        """How many responses each prompt gets at first: in [2, largest]."""
+        """Number of responses that each prompt gets at first: in [2, largest]."""
         ...
 
     def missing(self, rewards: Sequence[float], group_size: int, largest: int) -> int:
-        """How many more responses a prompt gets after these, at most `largest` in all."""
+        """Number of further responses that a prompt gets after these, at most `largest` in all."""
         ...
 
     def seen(self, memory: Mapping[str, Any], key: str, rewards: Sequence[float]) -> Mapping[str, Any]:
@@ -335,7 +335,7 @@ class CompletionRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """What an engine made of a request, T tokens."""
+    """An engine's result for a request, T tokens."""
 
     token_ids: Sequence[int]  # [T], the end token kept
     logprobs: Sequence[float] | None  # [T] at the sampling temperature (at 1 of greedy ones); None: not known
@@ -388,7 +388,7 @@ class Completer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerAddress:
-    """How to reach a node and who it must prove to be."""
+    """Address of a node, and the id that it must prove."""
 
     node_id: NodeId
     endpoint: str  # host:port; of a node behind a relay the relay's, and "/" and its node id
@@ -401,13 +401,13 @@ class PeerAddress:
 
     @property
     def location(self) -> str:
-        """What only one node can have: its endpoint, and behind a relay its name there."""
+        """Unique location of a node: its endpoint, and behind a relay its name there."""
         return f"{self.endpoint}/{self.node_id}" if "/" in self.endpoint else self.endpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DialBack:
-    """What came of a peer's attempt to dial us."""
+    """Result of a peer's attempt to dial us."""
 
     host: str  # that our call came from, as the peer saw it; IPv6 in brackets
     is_reached: bool
@@ -430,7 +430,7 @@ class StreamItem:
 
 
 class ExchangeHandler(Protocol):
-    """What a node serves to its peers. Every argument from a peer is hostile until checked."""
+    """Service of a node to its peers. Every argument from a peer is hostile until checked."""
 
     def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         """Groups after `cursor` that the peer wants, then live ones for as long as it reads.
@@ -522,7 +522,7 @@ class Reservation(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """What to advertise while it is held."""
+        """Endpoint to advertise while the reservation is held."""
         ...
 
     @property
@@ -536,10 +536,10 @@ class Reservation(Protocol):
 
 
 class Reachability(Protocol):
-    """What a transport can find out and do about whether others reach this node."""
+    """Means of a transport to find out and improve whether others reach this node."""
 
     is_dialable: bool
-    """Whether others can dial it, as far as is known; who cannot be dialled relays nothing."""
+    """True if others can dial it, as far as is known; who cannot be dialled relays nothing."""
 
     async def dial_back(self, peer: PeerAddress, timeout_s: float) -> DialBack:
         """Asks a peer to dial the address that our call comes from. Raises Unavailable."""
@@ -567,7 +567,7 @@ class Reachability(Protocol):
 
 
 class Discovery(Protocol):
-    """Who is in the swarm: signed adverts with an expiry, in a DHT or in memory."""
+    """Directory of the swarm: signed adverts with an expiry, in a DHT or in memory."""
 
     async def announce(self, advert: Advert) -> None:
         """Publishes this node's own advert, replacing the last. Raises Unavailable."""
@@ -658,7 +658,7 @@ class GroupStore(Protocol):
         ...
 
     async def uses(self) -> dict[Digest, int]:
-        """How often each group was drawn (local groups without signal: used up), from the journal."""
+        """Number of draws of each group (local groups without signal: used up), from the journal."""
         ...
 
     async def load_scored(self, limit: int, max_bytes: float = math.inf) -> list[ScoredGroup]:
@@ -743,7 +743,7 @@ class LocalExchange(Protocol):
         ...
 
     async def begin_again(self, step: int, passed: Digest | None = None) -> Attempt:
-        """Says what comes before a journalled step is made again: its process may have ended in the middle.
+        """First task before a journalled step is made again: its process may have ended in the middle.
 
         Args:
             step: of the draw.

@@ -397,7 +397,7 @@ def sync_path(path: Path) -> None:
 
 
 def read_json(path: Path, max_bytes: int) -> Any:
-    """What a JSON file holds.
+    """Content of a JSON file.
 
     Raises:
         OSError: the file cannot be read, or is missing.

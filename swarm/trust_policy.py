@@ -98,7 +98,7 @@ ALIVE_BURST: Final = 8.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionBounds:
-    """How many connections of one server stay open: without an identity yet (unproven), and with one (proven)."""
+    """Connections of one server that stay open: without an identity yet (unproven), and with one (proven)."""
 
     # 128, not fewer: the nodes of a local swarm, or users behind one router, connect at the same moment
     unproven_per_address: int = 128

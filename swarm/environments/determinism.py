@@ -52,7 +52,7 @@ _FIELDS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examined:
-    """What a sound environment of local code is like."""
+    """Properties of a sound environment of local code."""
 
     max_turns: int
     difference: str  # between two processes, as a sentence without its subject; empty where there is none
@@ -123,7 +123,7 @@ async def require_repeatable(
     sandbox: SandboxConfig | None = None,
     tokenizer: "Tokenizer | None" = None,
 ) -> dict[str, Examined]:
-    """What `examine` finds. Raises ConfigError as it does, and for an environment that no other node could replay."""
+    """Findings of `examine`. Raises ConfigError as it does, and for an environment that no other node could replay."""
     found = await examine(configs, sandbox, tokenizer)
     for config in configs:
         if config.exchange != "own" and config.name in found and (what := found[config.name].difference):
@@ -143,7 +143,7 @@ def _difference(name: str, one: dict[str, list[str]], other: dict[str, list[str]
 
 
 def _first_difference(one: Any, other: Any) -> str:
-    """Where two values of a part begin to differ, and both there, shortened."""
+    """First place where two values of a part differ, with both values, shortened."""
     if not (isinstance(one, list) and isinstance(other, list)):
         return _both("it", one, other)
     (actions, (reward, turns)), (others_actions, (others_reward, others_turns)) = one, other

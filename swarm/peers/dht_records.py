@@ -137,7 +137,7 @@ class RecordChecker:
         return advert
 
     def may_enter(self, advert: Advert) -> bool:
-        """Whether its author may take part, as far as is known now."""
+        """True if its author may take part, as far as is known now."""
         return self._entry is None or self._entry.admits(advert.node_id, advert.credential)
 
 

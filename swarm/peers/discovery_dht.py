@@ -172,7 +172,7 @@ class HivemindDirectory:
         return self.seen()
 
     def seen(self) -> list[Advert]:
-        """What `lookup` gives, of what was read until now."""
+        """As `lookup`, from the records that were read until now."""
         checked = self._seen.items(self._clock.now_s())  # once, as it came: those who flood checks hide nobody
         return [advert for _, advert in checked if self._checker.may_enter(advert)]
 

@@ -64,7 +64,7 @@ class IntakeQuota:
         self._drawn_at_s = now_s
 
     def try_take(self, via: NodeId, num_neighbours: int, num_held: int, share: float = 1.0) -> bool:
-        """Whether one more group from this neighbour is worth fetching and checking; it is then counted.
+        """True if one more group from this neighbour is worth fetching and checking; it is then counted.
 
         Args:
             via: the neighbour.

@@ -35,7 +35,7 @@ class Stream:
 
 
 class SendOrder:
-    """Who gives groups, and whether sending to them takes all that this node can send.
+    """Turns of peers: givers first, while sending to them takes all that this node can send.
 
     Args:
         reputation: what peers gave: an admitted group counts for its producer, whoever relayed it.
@@ -62,7 +62,7 @@ class SendOrder:
         self._others = asyncio.Lock()  # held by the one of them whose turn is next
 
     def is_giver(self, peer: NodeId) -> bool:
-        """Whether groups that it made were admitted lately."""
+        """True if groups that it made were admitted lately."""
         return self._reputation.score(peer) >= GIVER_SCORE
 
     @contextmanager

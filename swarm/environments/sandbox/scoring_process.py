@@ -106,7 +106,7 @@ class ScoringProcesses:
 
     @property
     def is_running(self) -> bool:
-        """Whether a `start` needs no imports."""
+        """True if a `start` needs no imports."""
         return self._control is not None
 
     async def _fork(self, theirs: socket.socket) -> int:

@@ -21,7 +21,7 @@ _PER_MINUTE: Final = HALF_LIFE_S / math.log(2) / 60  # of what is used evenly ov
 
 
 class Allowance(IntEnum):
-    """What a producer's group may take for now."""
+    """CPU time that a producer's group may take for now."""
 
     NOTHING = 0
     FIRST_TRY = 1  # FIRST_TRY_S of CPU for its texts and for its replay, and no more
@@ -47,7 +47,7 @@ class TimeAccounts:
         self._of_key_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)  # apart: free keys push out one another alone
 
     def allowance(self, producer: Producer) -> Allowance:
-        """What the next group of a producer may take."""
+        """Allowance of a producer's next group."""
         if math.isinf(self._most_s):
             return Allowance.ALL
         account, now_s = account_of(producer), self._now_s()
