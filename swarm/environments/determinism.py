@@ -85,17 +85,15 @@ async def examine(
         return {}
     sandbox = sandbox or SandboxConfig()
     plays = await asyncio.gather(*(_play_elsewhere(local, sandbox.memory_bytes, *setting) for setting in _SETTINGS))
-    verifier = SandboxVerifier(tuple(local), sandbox)
     try:
-        await verifier.limits_in_force()  # starts it
-        for config in local:
-            await require_sound(config.name, read_tried(plays[0][config.name]["tried"]), verifier, tokenizer)
-        shapes = dict(verifier.shapes)
+        async with SandboxVerifier(tuple(local), sandbox) as verifier:
+            await verifier.limits_in_force()  # starts it
+            for config in local:
+                await require_sound(config.name, read_tried(plays[0][config.name]["tried"]), verifier, tokenizer)
+            shapes = dict(verifier.shapes)
     except RolloutFailed as error:
         names = ", ".join(config.name for config in local)
         raise ConfigError(f"environments {names}: {error}; does one need more than sandbox.memory_bytes?") from None
-    finally:
-        await verifier.close()
     return {
         config.name: Examined(
             max_turns=shapes[config.name].max_turns,

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.replay import MAX_EPISODES
@@ -159,6 +159,12 @@ class SandboxVerifier:
             if not self._own:
                 self._own.append(await self._start(self._own))
             return dict(self._own[0].limits)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """Ends the processes; a later request would start others."""
