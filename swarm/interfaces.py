@@ -60,8 +60,8 @@ class Observation(NamedTuple):
 
 
 Observe = Callable[[int, Sequence[int], bool], "Future[Observation | None]"]
-"""(place of a rollout among all of a call, ids of its newest action, whether an end token ended that) -> what comes
-before its next action, None where its episode is over. The future may be filled in any thread; it never fails.
+"""(place of a rollout in a call, ids of its newest action, True if an end token ended it) -> tokens before its next
+action, None where its episode is over. The future may be filled in any thread; it never fails.
 """
 BeforeWrite = Callable[[int], None]  # bytes of a write to a store; raises OSError where a test makes the disk full
 
@@ -158,9 +158,9 @@ class Verifier(Protocol):
 
         Args:
             env: name of the environment.
-            task_id: of the task.
-            episodes: the actions of each; hostile.
-            producer: of the actions; None: this node, which waits for no other producer.
+            task_id: number of the task.
+            episodes: actions of each episode; hostile.
+            producer: author of the actions; None: this node, which waits for no other producer.
 
         Raises:
             LookupError: unknown environment or task.
@@ -301,13 +301,13 @@ class Generator(Protocol):
     ) -> LoadReport:
         """Replaces the weights: all or nothing (blocking).
 
-        Generation pauses meanwhile. After the weights were replaced the canaries are scored; `version` changes
-        only when they agree with what the publisher says, within this engine's mismatch.
+        Generation pauses. `version` changes only when the new weights score the canaries as the publisher says, within
+        this engine's mismatch.
 
         Args:
-            version: what the weights are.
+            version: name of the weights.
             weights: published tensors by name.
-            canaries: of the version's manifest.
+            canaries: samples of the version's manifest.
             in_flight: a running call of generate continues with the new weights from its next token (its spans say
                 where); else it ends first.
 
@@ -344,18 +344,12 @@ class Completion:
     finish: FinishReason
 
 
-class OnTokens(Protocol):
-    """Told of new tokens of a completion while it is made, in the engine's thread; it must not block."""
+OnTokens = Callable[[Sequence[int], Sequence[float], Sequence[Sequence[tuple[int, float]]]], bool]
+"""(new tokens, their log-probs, the likeliest tokens at each, as in `Completion`) -> True if the completion goes on.
 
-    def __call__(
-        self, token_ids: Sequence[int], logprobs: Sequence[float], top: Sequence[Sequence[tuple[int, float]]]
-    ) -> bool:
-        """Takes them, with their log-probs and what was likeliest where they stand, as in `Completion`.
-
-        Returns:
-            Whether the completion goes on; False: it ends with these tokens, as if an end token had come.
-        """
-        ...
+Called in the engine's thread while a completion is made; it must not block. False ends the completion with these
+tokens, as if an end token had come.
+"""
 
 
 class Completer(Protocol):
@@ -367,14 +361,10 @@ class Completer(Protocol):
         ...
 
     def complete(self, request: CompletionRequest, on_tokens: OnTokens | None = None) -> "Future[Completion]":
-        """Begins one (from any thread). Cancelling the future ends it soon.
+        """Begins a completion (from any thread); cancelling the future ends it soon.
 
-        Args:
-            request: what to make.
-            on_tokens: told of each token; an engine that has no tokens before the end does not call it.
-
-        Returns:
-            What is made of it; its error is Unavailable where the engine failed or was closed.
+        An engine that has no tokens before the end does not call `on_tokens`. The future fails with Unavailable where
+        the engine failed or was closed.
         """
         ...
 
@@ -472,10 +462,7 @@ class PeerClient(Protocol):
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
         """One group by digest, resumed where a stream, or the last call for it on another connection, broke off.
 
-        Raises:
-            NotHeld: the peer lacks it.
-            TooLarge: it says more than `max_bytes`.
-            Unavailable: no whole group with that digest arrived within `timeout_s`.
+        Raises NotHeld, TooLarge (more than `max_bytes`), and Unavailable where no whole group came within `timeout_s`.
         """
         ...
 
@@ -489,10 +476,7 @@ class PeerClient(Protocol):
     async def fetch_chunk(self, digest: Digest, timeout_s: float) -> bytes:
         """One chunk of weights, at most 1 MiB, that hashes to `digest`; resumed as in `fetch`.
 
-        Raises:
-            NotHeld: the peer lacks it.
-            Forged: something else arrived.
-            Unavailable: nothing arrived within `timeout_s`.
+        Raises NotHeld, Forged where something else arrived, and Unavailable where nothing came within `timeout_s`.
         """
         ...
 
@@ -673,8 +657,7 @@ class GroupStore(Protocol):
     ) -> int:
         """Deletes bodies first seen before a time or beyond a byte budget, oldest first; returns how many.
 
-        Groups drawn for `keep_from_step` or later stay: a resume from that checkpoint needs them. So do those of
-        `keep`, which may still be drawn.
+        Groups drawn for `keep_from_step` or later stay for a resume from there, and those of `keep` for draws.
         """
         ...
 
@@ -745,30 +728,23 @@ class LocalExchange(Protocol):
     async def begin_again(self, step: int, passed: Digest | None = None) -> Attempt:
         """First task before a journalled step is made again: its process may have ended in the middle.
 
-        Args:
-            step: of the draw.
-            passed: the group that the answer before asked to try alone, and that did not end the process.
+        `passed` is the group that the answer before asked to try alone, and that did not end the process.
         """
         ...
 
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
-        """A new version exists: updates the head, the advert and the ledger.
+        """A new version of our own lineage exists: updates the head, the advert and the ledger.
 
-        Args:
-            version: of our own lineage.
-            manifests: unsigned bodies of manifests that lead to it, whose chunks lie in the node's weight store
-                already; they are signed and served.
+        `manifests` are the unsigned bodies of manifests that lead to it. Their chunks lie in the node's weight store
+        already; they are signed and served.
         """
         ...
 
     async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
-        """The patch chain from what the engine holds to the newest version of the followed lineage.
+        """The patch chain from `held` (None: nothing of the followed lineage) to the newest version of that lineage.
 
-        Every manifest was checked, and every chunk is in the node's weight store.
-
-        Args:
-            held: what the engine serves; None: nothing of that lineage.
-            wait: until there is a newer version than `held`; else None where none is known now.
+        Every manifest was checked, and every chunk is in the node's weight store. With `wait` it waits for a newer
+        version than `held`; else it returns None where none is known.
         """
         ...
 
@@ -781,12 +757,7 @@ class LocalExchange(Protocol):
         ...
 
     async def report_checkpoint(self, next_draw: int, error: str = "") -> None:
-        """Reports a checkpoint.
-
-        Args:
-            next_draw: number of the first draw that is not in it.
-            error: why it could not be written; empty where it was.
-        """
+        """Reports a checkpoint by the first draw that is not in it, or why it could not be written."""
         ...
 
     async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
