@@ -44,7 +44,7 @@ class Pause:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeContext:
-    """What the collaborators of one node's agent share.
+    """State that the collaborators of one node's agent share.
 
     Example:
         context = NodeContext(config=config, identity=identity, clock=SystemClock(), emit=events.write)

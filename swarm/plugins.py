@@ -142,7 +142,7 @@ def _first_hidden(
 
 
 def _ignores_its_source(compiled: Path) -> bool:
-    """Whether Python runs a compiled file without a look at its source (PEP 552: flags 0b01)."""
+    """True if Python runs a compiled file without a look at its source (PEP 552: flags 0b01)."""
     flags = int.from_bytes(compiled.read_bytes()[4:8], "little")
     return flags & 0b11 == 0b01
 

@@ -143,7 +143,7 @@ def _check_package(origin: str, config: EnvironmentConfig) -> None:
 
 
 def signals_of(environment: Environment) -> frozenset[str]:
-    """What it says besides the outcome; nothing where it does not name it. Raises ConfigError for another name."""
+    """Signals of an environment besides the outcome; empty where it names none. Raises ConfigError for another name."""
     signals: frozenset[str] = frozenset(getattr(environment, "signals", ()))
     if unknown := sorted(signals - set(SIGNALS)):
         raise ConfigError(f"environment {environment.name}: signals {', '.join(unknown)}; known: {', '.join(SIGNALS)}")
@@ -161,7 +161,7 @@ def build_environments(configs: Iterable[EnvironmentConfig]) -> dict[str, Enviro
 
 
 def reads_files(config: EnvironmentConfig) -> bool:
-    """Whether the paths of a section may start at the node's working directory."""
+    """True if the paths of a section may start at the node's working directory."""
     return (config.inner or config).kind in _READS_FILES
 
 

@@ -18,11 +18,12 @@ from swarm.exchange.checks.admission_limits import AdmissionLimits, Finding
 from swarm.exchange.checks.episode_checks import check_num_turns
 from swarm.exchange.checks.origin_checks import OriginChecks
 from swarm.exchange.checks.reward_recheck import check_verdict, cut_group, to_scored_group
-from swarm.exchange.novelty import MIN_BITS, Novelty, keep_keys
+from swarm.exchange.novelty import Novelty, keep_keys
 from swarm.fairness import FairTurns, Turn
 from swarm.interfaces import EnvironmentShape, GroupStore, Producer, Result, Tokenizer, Verifier
 from swarm.node_context import NodeContext
 from swarm.peers.reputation import Reputation
+from swarm.trust_policy import MIN_BITS
 from swarm.types import (
     Correction,
     Digest,

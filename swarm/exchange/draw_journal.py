@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from swarm.errors import ConfigError, StorageFull
 from swarm.events import DiskFull, DrawsAbandoned, GroupsDrawn
-from swarm.exchange.draw_shares import WINDOW, DrawShares
+from swarm.exchange.draw_shares import DrawShares
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.exchange.step_attempts import StepAttempts
 from swarm.interfaces import GroupStore
@@ -22,6 +22,7 @@ from swarm.peers.coordinator_client import CoordinatorView
 from swarm.peers.peer_table import Peers
 from swarm.peers.quotas import IntakeQuota
 from swarm.peers.reputation import Reputation
+from swarm.trust_policy import WINDOW
 from swarm.types import Attempt, Digest, Draw, PolicyVersion, StepReport
 from swarm.weight_sync.credit import CreditLedger
 

@@ -8,7 +8,7 @@ Invariant, in an open run: of SHARE consecutive places all newcomers together ha
 one established party, or the keys of one subnet, has at most max(1/8, 1/n) rounded up to a whole place, where n counts
 the established parties that took a place in the window or have a group waiting. Where tasks hardly repeat, one task has
 at most an eighth of the places of a draw, or one, and one or a few places of a window for each party, subnet, and all
-newcomers (`task_quota`). A private run has no bounds: people let a few nodes memorise one task to test their setup.
+newcomers (`TaskQuota`). A private run has no bounds: people let a few nodes memorise one task to test their setup.
 
 Intended consequences:
 - In an open run of newcomers alone each draws at most one group in eight places from the others.
@@ -27,11 +27,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self
 
-from swarm.peers.parties import SHARE, Parties
-from swarm.peers.task_quota import WINDOW, TaskQuota
+from swarm.peers.parties import Parties
+from swarm.peers.quotas import TaskQuota
+from swarm.trust_policy import LEAST_BOUND, SHARE, WINDOW
 from swarm.types import DrawPlace, NodeId, TaskName
 
-LEAST_BOUND: Final = WINDOW // SHARE  # of one established party, however many there are
 _NEWCOMERS: Final = ""  # the party of all newcomers
 
 

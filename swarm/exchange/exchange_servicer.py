@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar, cast
 
 from swarm.errors import Unavailable
 from swarm.interfaces import ExchangeHandler, StreamItem
-from swarm.peers.upload_limit import UploadLimit
+from swarm.peers.send_order import UploadLimit
+from swarm.trust_policy import STREAMS_OF_NEWCOMERS, STREAMS_PER_PEER, STREAMS_TOTAL
 from swarm.types import NodeId, StreamFilter
 from swarm.weight_sync.weight_server import CHUNK_STALL_S, ChunkSlots
 from swarm.wire.adverts import cursor_from_message, cursor_to_message
@@ -28,9 +29,6 @@ from swarm.wire.weights import require_digest, watch_from_message, watched_to_me
 
 FETCH_BYTES: Final = 2**18  # of a group or chunk in one message: what a broken connection costs at most
 INLINE_BYTES: Final = 2**20  # a larger group travels as a notice and is fetched
-STREAMS_PER_PEER: Final = 6  # a subscription, a watch and a fetch, and those of a connection that just broke
-STREAMS_TOTAL: Final = 256
-STREAMS_OF_NEWCOMERS: Final = 64  # not taken from peers of lower standing
 
 Piece = TypeVar("Piece", pb.FetchResponse, pb.FetchChunkResponse)
 

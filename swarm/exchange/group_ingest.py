@@ -16,10 +16,11 @@ from swarm.exchange.novelty import Novelty
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.flow import BoundedTable
 from swarm.node_context import NodeContext
-from swarm.peers.parties import SHARE, Parties
+from swarm.peers.parties import Parties
 from swarm.peers.peer_table import MAX_PEERS, Peers
 from swarm.peers.quotas import IntakeQuota, stream_quota
 from swarm.peers.reputation import UNPROVEN, Reputation
+from swarm.trust_policy import SHARE
 from swarm.types import Correction, Digest, NodeId, RefusalReason, Refused, Role, ScoredGroup, SealedGroup, short
 from swarm.weight_sync.credit import CreditLedger
 

@@ -19,7 +19,7 @@ from swarm.exchange.exchange_servicer import ExchangeServicer
 from swarm.exchange.grpc_peer import BegunBodies, CloseWay, GrpcPeer
 from swarm.identity import Identity
 from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient
-from swarm.peers.upload_limit import UploadLimit
+from swarm.peers.send_order import UploadLimit
 from swarm.types import NodeId
 from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
 from swarm.wire.session import PING_S, AuthenticatedChannel, NoteClock, open_channel

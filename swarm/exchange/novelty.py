@@ -42,14 +42,13 @@ from weakref import ref
 import numpy as np
 
 from swarm.flow import BoundedTable, RunningMean
+from swarm.trust_policy import MIN_BITS, UNCLAIMED_SHARE
 from swarm.types import Digest, NodeId, Rollout, RolloutGroup
 
-MIN_BITS: Final = 64.0  # of copied answers, at which a group is refused
 CHANCE_BITS: Final = 32.0  # by which chance is excluded
 MAX_ANSWERS: Final = 2**16  # remembered; the oldest make room
 MAX_COMMITMENTS: Final = 512  # of one neighbour that wait for their groups
 _MAX_NEIGHBOURS: Final = 256
-_UNCLAIMED_SHARE: Final = 1 / 8  # of the expected bits, for an answer whose producer's claim does not count
 _MEMORY: Final = 0.98  # of the mean bits of a token
 _KEY_BYTES: Final = 16
 _MAX_LATER: Final = 8  # groups remembered that gave an answer after the first
@@ -323,7 +322,7 @@ class Novelty:
             return max(0.0, claim.bits or 0.0) if is_own_content else 0.0
         expected = bits_per_token * claim.num_tokens
         if claim.bits is None or is_own_content:
-            return max(0.0, expected * _UNCLAIMED_SHARE)
+            return max(0.0, expected * UNCLAIMED_SHARE)
         return max(0.0, min(claim.bits, expected))
 
     def _forget(self, key: AnswerKey) -> None:

@@ -17,7 +17,8 @@ from swarm.exchange.draw_shares import DrawPlaces, DrawShares
 from swarm.exchange.external_sampler import choose
 from swarm.exchange.replay_tables import ReplayEntry, ReplayTables, held_bytes
 from swarm.exchange.staleness import age_steps
-from swarm.peers.parties import SHARE, Parties
+from swarm.peers.parties import Parties
+from swarm.trust_policy import SHARE
 from swarm.types import Correction, Digest, Draw, DrawnGroup, DrawPlace, NodeId, PolicyVersion, ScoredGroup
 from swarm.weight_sync.credit import CreditLedger
 

@@ -14,7 +14,7 @@ from typing import Final
 from swarm.episode import EpisodeOutcome
 from swarm.exchange.external_sampler import Candidate
 from swarm.fairness import FairTable
-from swarm.peers.parties import SHARE
+from swarm.trust_policy import SHARE
 from swarm.types import Digest, NodeId, Rollout, ScoredGroup
 
 # Objects and references, fitted to what `tracemalloc` counts: `tests/unit/test_held_bytes.py` says how well.

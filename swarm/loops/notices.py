@@ -14,9 +14,9 @@ from typing import Final
 
 from swarm.fairness import FairTable
 from swarm.flow import BoundedTable, Signal
-from swarm.peers.parties import SHARE
 from swarm.peers.peer_table import MAX_PEERS
 from swarm.peers.quotas import MAX_NEIGHBOURS
+from swarm.trust_policy import SHARE
 from swarm.types import Cursor, Digest, NodeId
 
 MAX_WAITING: Final = 256  # notices of one neighbour: no more than its commitments that are remembered

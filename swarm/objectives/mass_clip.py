@@ -18,10 +18,8 @@ from torch import Tensor
 from swarm.objectives.batch import Batch, MassClip, Masses
 from swarm.objectives.part import Scope, on_mask
 from swarm.objectives.recipe import Recipe
+from swarm.trust_policy import MASS_FACTOR
 
-MASS_FACTOR: Final = 3.0
-"""Bound of an established node's group over the mean of own groups, which differ in length and in right answers.
-Newcomers have 1: half of their honest groups lose a little, a hostile one half of its effect on the weights."""
 WINDOW: Final = 64  # updates whose own groups are the reference
 
 

@@ -122,7 +122,7 @@ class Reputation:
         return known.score * 0.5 ** (elapsed_s / self._half_life_s)
 
     def is_allowed(self, peer: NodeId) -> bool:
-        """Whether we take from this peer and serve it; False until a score below the floor has decayed."""
+        """True if we take from this peer and serve it; False until a score below the floor has decayed."""
         if peer in self._proven or self._is_denied(peer):
             return False
         known = self._peers.get(peer)

@@ -29,8 +29,7 @@ from swarm.events import (
     VersionPublished,
     WorkerDied,
 )
-from swarm.exchange.draw_shares import WINDOW
-from swarm.peers.parties import SHARE
+from swarm.trust_policy import SHARE, WINDOW
 from swarm.types import Cursor, NodeId, SealedGroup
 
 Named = tuple[str, NodeId, int, str]  # lineage, producer of the group, step, digest of the weights

@@ -27,13 +27,13 @@ from typing import Final
 
 from swarm.clock import Clock
 from swarm.flow import BoundedTable
-from swarm.peers.parties import SHARE, Parties
+from swarm.peers.parties import Parties
 from swarm.peers.peer_table import MAX_PEERS
+from swarm.trust_policy import GROUPS_PER_TRIAL, SHARE
 from swarm.types import Credit, JsonDict, NodeId
 
 EXPIRY_SHARE: Final = 0.5  # of a group's life: later its group was lost, or comes too late to matter
 TRIAL_SHARE: Final = 0.05  # of a group's life: bound of a trial while other generators wait for theirs
-GROUPS_PER_TRIAL: Final = 4  # of capacity for each concurrent trial
 TOO_OLD_SHARE: Final = 0.005  # of groups too old at which granted credit stays as it is
 LATE: Final = 3.0  # times the median party's longest recent delivery time
 _LEAST_PATIENCE_S: Final = 1.0

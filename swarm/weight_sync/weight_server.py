@@ -16,6 +16,7 @@ from swarm.fairness import FairTable
 from swarm.flow import BoundedTable
 from swarm.node_context import NodeContext
 from swarm.peers.reputation import Reputation
+from swarm.trust_policy import CHUNKS_PER_PEER
 from swarm.types import Credit, Digest, NodeId, PolicyVersion, SealedManifest, short
 from swarm.weight_sync.credit import CreditLedger, CreditLine
 from swarm.weight_sync.equivocation import MAX_PROOFS, EquivocationProof
@@ -25,7 +26,6 @@ from swarm.wire.grpc_errors import Context
 
 logger = logging.getLogger(__name__)
 
-CHUNKS_PER_PEER: Final = 8  # under way or waiting; with 1 MiB each this fills a line of 80 MB/s at 100 ms
 CHUNKS_TOTAL: Final = 32  # of 1 MiB, about three times that with gRPC's copies
 CHUNKS_WAITING: Final = 512
 CHUNK_STALL_S: Final = 10.0  # 100 kB/s per chunk; slower peers are cut only while others wait

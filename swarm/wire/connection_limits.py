@@ -18,13 +18,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
 from swarm.addresses import subnet_of
 from swarm.flow import BoundedTable
 from swarm.open_files import DescriptorPin, open_descriptors
+from swarm.trust_policy import ConnectionBounds
 from swarm.types import NodeId
 
 logger = logging.getLogger(__name__)
@@ -38,31 +39,6 @@ _REPORT_EVERY_S: Final = 10.0
 _WILDCARD_HOSTS: Final = ("", "0.0.0.0", "::")
 
 PeerKey = tuple[str, int]  # host and port of the other end
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConnectionBounds:
-    """Bounds of one server's open connections: unproven (without an identity yet) and proven."""
-
-    # 128, not fewer: nodes of a local swarm, or users behind one router, connect at the same moment
-    unproven_per_address: int = 128
-    unproven_per_subnet: int = 256
-    unproven_of_strangers: int = 768
-    unproven_of_known: int = 256  # places of subnets that proved an identity before
-    unproven_s: float = 10.0  # from the connection to the end of Hello
-    proven_per_node: int = 8
-    proven_per_subnet: int = 512
-    proven: int = 2048
-
-    @property
-    def total(self) -> int:
-        """Bound of all connections together."""
-        return self.unproven_of_strangers + self.unproven_of_known + self.proven
-
-    def scaled(self, share: float) -> "ConnectionBounds":
-        """The bounds with a share (0 to 1) of all places, so that connections cannot use up a low file limit."""
-        totals = ("unproven_of_strangers", "unproven_of_known", "proven")
-        return replace(self, **{name: max(1, int(share * getattr(self, name))) for name in totals})
 
 
 @dataclass(slots=True)

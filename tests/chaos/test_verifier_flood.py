@@ -13,8 +13,8 @@ from waits import until
 from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, NodeConfig, SandboxConfig
 from swarm.environments.load import build_environment
+from swarm.environments.sandbox.scoring_process import NUM_SPARE
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
-from swarm.environments.sandbox.spare_processes import NUM_SPARE
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.identity import Identity
 from swarm.interfaces import Producer

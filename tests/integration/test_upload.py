@@ -15,7 +15,7 @@ from swarm.config import ExchangeConfig
 from swarm.exchange.grpc_transport import GrpcTransport, PeerHooks
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
-from swarm.peers.upload_limit import BURST_S
+from swarm.peers.send_order import BURST_S
 from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
 

@@ -15,7 +15,7 @@ from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import GroupStore
 from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
-from swarm.peers.task_quota import TaskQuota
+from swarm.peers.quotas import TaskQuota
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import make_group, make_identity, make_scored
 from swarm.types import Correction, Draw, PolicyVersion, ScoredGroup

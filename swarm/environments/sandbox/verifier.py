@@ -16,19 +16,25 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.replay import MAX_EPISODES
 from swarm.environments.sandbox.child import LEAST_SHARE_S
-from swarm.environments.sandbox.scoring_process import PROCESS_CPU_S, ScoringProcess, ScoringProcesses, read_reply
+from swarm.environments.sandbox.scoring_process import (
+    PROCESS_CPU_S,
+    ScoringProcess,
+    ScoringProcesses,
+    SpareProcesses,
+    read_reply,
+)
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
-from swarm.environments.sandbox.spare_processes import SpareProcesses
-from swarm.environments.sandbox.time_accounts import FIRST_TRY_S, Allowance, TimeAccounts
+from swarm.environments.sandbox.time_accounts import Allowance, TimeAccounts
 from swarm.episode import Actions, EpisodeOutcome, Message, outcome_from_json
 from swarm.errors import ConfigError, OverBudget, RolloutFailed, TooLarge
 from swarm.flow import BoundedTable
 from swarm.interfaces import Producer, Verdict
+from swarm.trust_policy import FIRST_TRY_S, PROBE_S
 from swarm.types import Task
 
 logger = logging.getLogger(__name__)
@@ -41,8 +47,6 @@ REPLAY_S_PER_MINUTE: Final = 15.0
 # take a tenth of a millisecond to a few; beyond it the whole request is scored again among the slow ones.
 FIRST_SHARE: Final = 0.02
 FIRST_MOST_S: Final = 0.1  # of it, however much an environment declares for an action
-# CPU seconds of the very first try of those whom nobody knows: 8 honest answers right after a fork take .9 ms.
-PROBE_S: Final = 0.003
 FIRST_TIMEOUT_SHARE: Final = 0.2  # of timeout_s
 MOST_PLAYING: Final = 16  # processes of own episodes, where steps take longer than SLOW_STEP_S
 SLOW_STEP_S: Final = 0.02
@@ -91,17 +95,9 @@ class SandboxVerifier:
     async def verify(
         self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
     ) -> Verdict:
-        """Rebuilds the task and replays each episode.
-
-        Args:
-            env: name of the environment.
-            task_id: of the task.
-            episodes: the actions of each; hostile.
-            producer: of the actions; None: this node.
+        """As `swarm.interfaces.Verifier.verify`.
 
         Raises:
-            LookupError: unknown environment or task.
-            RolloutFailed: the verifier crashed, ran out of memory or out of time on these actions.
             TooLarge: the actions together are beyond MAX_REQUEST_BYTES; nothing was sent.
             OverBudget: the producer's actions have taken all the time that they may for now.
             ConfigError: the environments cannot be built.
@@ -163,6 +159,12 @@ class SandboxVerifier:
             if not self._own:
                 self._own.append(await self._start(self._own))
             return dict(self._own[0].limits)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """Ends the processes; a later request would start others."""
