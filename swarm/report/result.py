@@ -7,6 +7,7 @@ wrote (`swarm.report.tally` reads them).
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarm.events import PolicyEvaluated, VersionApplied
 from swarm.report.invariants import InvariantVerdict
 from swarm.telemetry.shown_episodes import ShownEpisode
 from swarm.trained.samples import SampledGroup
@@ -42,19 +43,6 @@ class StepRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationRow:
-    """Accuracy of one node on one environment and split."""
-
-    step: int
-    at_s: float
-    env: str
-    split: str  # held_out or all
-    accuracy: float
-    num_problems: int
-    majority_baseline: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MadeRow:
     """Groups that a node made in one minute."""
 
@@ -62,17 +50,6 @@ class MadeRow:
     num_groups: int
     reward: float  # mean
     num_tokens: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VersionRow:
-    """A version of another node's policy that this node's engine took."""
-
-    step: int
-    at_s: float  # wall clock
-    num_bytes: int  # manifests and payloads
-    seconds: dict[str, float]  # stage, load, and pause, a part of load
-    mismatch_nats: float  # of the canaries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +94,7 @@ class NodeResult:
     node_id: NodeId
     curriculum: tuple[str, ...]  # environments that it generates for
     steps: tuple[StepRow, ...]
-    evaluations: tuple[EvaluationRow, ...]
+    evaluations: tuple[PolicyEvaluated, ...]
     num_local: int  # groups of the own policy learned from
     num_from_followers: int  # those of them that other nodes made
     num_external: int
@@ -140,7 +117,7 @@ class NodeResult:
     num_starts: int
     num_failures: int
     trains: bool = True
-    versions: tuple[VersionRow, ...] = ()  # taken from a trainer, in order
+    versions: tuple[VersionApplied, ...] = ()  # taken from a trainer, in order
     num_not_taken: int = 0  # versions that the engine refused
     stepped_at_s: dict[int, float] = field(default_factory=dict[int, float])  # step -> wall clock at its end
     marks: tuple[tuple[float, str], ...] = ()  # (wall clock, killed or restarted ...)
