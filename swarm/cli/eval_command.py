@@ -1,4 +1,4 @@
-"""The command `swarm eval`: how good a model is on held-out problems of a node or a run, or on own ones."""
+"""The command `swarm eval`: scores a model on held-out problems of a node or a run, or on own ones."""
 
 import asyncio
 import json
@@ -39,20 +39,22 @@ def evaluate(
         tuple[float, float], typer.Option(help="LOW HIGH: what the function may return, rescaled to [0, 1].")
     ] = (0.0, 1.0),
     reward_weight: RewardWeight = None,
-    question: Annotated[str, typer.Option(help="Field of a record of --data that asks.")] = "question",
-    answer: Annotated[str, typer.Option(help="Field of it with the right answer.")] = "answer",
+    question: Annotated[str, typer.Option(help="Field of --data with the question.")] = "question",
+    answer: Annotated[str, typer.Option(help="Field of --data with the right answer.")] = "answer",
     env: Annotated[list[str] | None, typer.Option("--env", help="Only this environment. Repeatable.")] = None,
     step: Step = None,
     split: Annotated[
         str, typer.Option(help="held_out: never trained on; all: both. Own data: always all of it.")
     ] = "held_out",
     problems: Annotated[int, typer.Option(min=1, help="Problems of each environment.")] = 64,
-    tries: Annotated[int, typer.Option(min=0, max=256, help="Sampled tries at each; 0: greedy answers only.")] = 8,
-    temperature: Annotated[float, typer.Option(min=0.01, max=10, help="Of the sampled tries.")] = 1.0,
+    tries: Annotated[
+        int, typer.Option(min=0, max=256, help="Sampled tries at each problem; 0: greedy answers only.")
+    ] = 8,
+    temperature: Annotated[float, typer.Option(min=0.01, max=10, help="Temperature of the sampled tries.")] = 1.0,
     max_new_tokens: Annotated[
-        int, typer.Option(min=0, help="Longest answer or turn; 0: as the configuration says, else 256.")
+        int, typer.Option(min=0, help="Longest answer or turn, in tokens; 0: as the configuration has it, else 256.")
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of problems and samples.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of problems and samples.")] = 0,
     show: Annotated[int, typer.Option(min=0, help="Print this many problems of each environment with answers.")] = 0,
     save: Annotated[Path | None, typer.Option("--save", help="Write every try as a line of JSON to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
@@ -120,7 +122,7 @@ def evaluate(
 
 
 def _require_writable(path: Path) -> None:
-    """Before the work whose result it is to hold."""
+    """Raises ConfigError before the work, rather than after it."""
     try:
         path.open("a").close()
     except OSError as error:
@@ -128,7 +130,7 @@ def _require_writable(path: Path) -> None:
 
 
 def _evaluate(model: "TrainedModel", plan: "EvaluationPlan", device: str) -> "Sequence[EnvironmentScore]":
-    """Behind a bar for each environment."""
+    """Evaluates with a progress bar for each environment."""
     from swarm.trained.evaluation import evaluate_model
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -1,4 +1,4 @@
-"""Options of `swarm join` and `swarm train` that say what a node may take of its machine.
+"""Options of `swarm join` and `swarm train` for the share of the machine that a node may use.
 
 Invariant: each is a key of the configuration under another name.
 """
@@ -11,13 +11,14 @@ from swarm.config.byte_sizes import parse_bytes
 
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, help="Threads to learn, and as many to generate; of every process (num_threads). Default 1."),
+    typer.Option(min=1, help="Threads of every process to learn, and as many to generate (num_threads). Default 1."),
 ]
-MaxUpload = Annotated[
-    str, typer.Option(help="Most that leaves for peers, such as 2MB/s (exchange.max_upload_bytes_per_s).")
-]
+MaxUpload = Annotated[str, typer.Option(help="Most bytes to peers, such as 2MB/s (exchange.max_upload_bytes_per_s).")]
 MaxDisk = Annotated[
-    str, typer.Option(help="Most that the directory may take, such as 20GB (disk.max_bytes); `swarm check` splits it.")
+    str,
+    typer.Option(
+        help="Most bytes of the directory, such as 20GB (disk.max_bytes); `swarm check` shows how they are split."
+    ),
 ]
 
 

@@ -83,15 +83,15 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 @app.command()
 def join(
     link: Annotated[str, typer.Argument(help="swarm://host:port/RUN#FINGERPRINT, as printed by the coordinator.")],
-    dir: Annotated[Path, typer.Option(help="Where this node keeps its key, rollouts and checkpoints.")] = Path(
+    dir: Annotated[Path, typer.Option(help="Directory for the key, rollouts and checkpoints of this node.")] = Path(
         "swarm-node"
     ),
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key of the configuration.")] = None,
     generate: Annotated[
-        bool, typer.Option("--generate", help="Only generate, with the weights of the run's trainer: no optimizer.")
+        bool, typer.Option("--generate", help="Only generate, with the weights of the run's trainer; no optimizer.")
     ] = False,
     invitation: Annotated[
-        str, typer.Option("--invitation", help="What a member printed for this node with `swarm-node invite`.")
+        str, typer.Option("--invitation", help="Text that a member printed for this node with `swarm-node invite`.")
     ] = "",
     threads: Threads = None,
     max_upload: MaxUpload = "",
@@ -100,7 +100,7 @@ def join(
 ) -> None:
     """Join a swarm by its link: fetch the signed manifest, write node.toml, start the node.
 
-    The manifest names tasks, model and limits; it can never make this machine run code of others.
+    The manifest names tasks, model and limits; it cannot make this machine run code of others.
     """
     from node.join import join_swarm
 
@@ -115,9 +115,11 @@ def join(
 def status(
     directory: Annotated[Path, typer.Argument(help="Directory of the node.")] = Path("swarm-node"),
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    max_idle_s: Annotated[float, typer.Option(help="No step and no sign of work for so long fails.")] = 300.0,
+    max_idle_s: Annotated[
+        float, typer.Option(help="Seconds without a step or a sign of work that count as a failure.")
+    ] = 300.0,
 ) -> None:
-    """Show what a node does; exit code 1 with the reason when it does not make progress."""
+    """Show the state of a node; exit code 1 with the reason where it makes no progress."""
     from node.status import disk_bytes, problems, read_status, status_rows
     from swarm.printable import one_line
     from swarm.process import is_running
@@ -138,27 +140,29 @@ def status(
 def doctor(
     link: Annotated[
         str | None,
-        typer.Argument(help="Link of a run: what this network allows a node of it. Without, checks this machine."),
+        typer.Argument(help="Link of a run, to check this network for a node of it. Default: checks this machine."),
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="With a link: a node's directory, whose key and invitation are shown."),
+        typer.Option(
+            "--dir", help="With a link: directory of a node whose key and invitation are shown to the coordinator."
+        ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="node.toml to check; without, the defaults.")
+        Path | None, typer.Option("--config", "-c", help="node.toml to check. Default: default values.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Check this machine: packages, ports, clock, disk, memory, sandbox, peers. Every finding has its fix.
 
-    With a LINK, before joining: whether others can dial this machine, what gets out, how long idle connections are
-    kept, and what follows, in three lines.
+    With a LINK, before joining: three lines on the network. Can others dial this machine, which connections get out,
+    how long are idle ones kept, and what follows from that?
     """
     if link is not None:
         from node.network_check import check_network
         from swarm.wire.join_link import JoinLink
 
-        JoinLink.parse(link)  # what cannot be asked is said before the wait
+        JoinLink.parse(link)  # a wrong link is refused before the wait
         typer.echo("asking the run's coordinator to dial back; about 20 seconds", err=True)
         report = asyncio.run(check_network(link, directory))
         typer.echo(json.dumps(asdict(report)) if as_json else "\n".join(report.lines()))
@@ -200,7 +204,7 @@ def keys_show(path: Annotated[Path, typer.Argument(help="Key file, such as <dir>
 
 
 def _commit() -> str:
-    """Of the checkout that the package runs from, in brackets; "" where it was installed from a wheel."""
+    """Commit of the checkout that the package runs from, in brackets; "" where it was installed from a wheel."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return ""

@@ -1,6 +1,6 @@
-"""A recipe as people and programs read it: its parts with their equations and constants, what it needs, what it takes.
+"""A recipe for people and programs: its parts with their equations and constants, its needs, and the rollouts it takes.
 
-Invariant: everything is derived from the recipe itself, so that what is shown is what runs.
+Invariant: everything is derived from the recipe itself, so that the description is of what runs.
 """
 
 import inspect

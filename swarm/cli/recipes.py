@@ -1,7 +1,7 @@
 """`swarm recipes`: lists the methods, and shows equation, constants and file of one.
 
-Invariant: importing this file is cheap; recipes (and torch with them) are loaded when a command runs. What
-`--json` prints has the fields of `swarm.cli.recipe_description.summary`, whatever people are shown.
+Invariant: importing this file is cheap; recipes (and torch with them) are loaded when a command runs. The
+output of `--json` has the fields of `swarm.cli.recipe_description.summary`.
 """
 
 import inspect
@@ -51,7 +51,7 @@ def recipes_list(as_json: JsonOption = False, as_markdown: MarkdownOption = Fals
 
 @recipes_app.command("show")
 def recipes_show(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Explain one: its equation, constants and how to change them, what it needs, what it accepts."""
+    """Explain one: its equation, its constants and how to change them, its needs, and the rollouts it accepts."""
     from swarm.cli.recipe_description import details
     from swarm.objectives.methods import load_recipe, source_of
 
@@ -105,7 +105,7 @@ def _table(rows: list[JsonDict]) -> RenderableType:
 
 
 def _idle(rows: list[JsonDict]) -> list[str]:
-    """Which recipes no run can feed, and what they wait for."""
+    """Recipes that no run can feed yet, each with its missing needs."""
     idle = [f"  {row['name']} ({', '.join(row['not_yet'])})" for row in rows if row["not_yet"]]
     return [f"{len(idle)} cannot run yet: no run supplies what stands behind them.", *idle] if idle else []
 

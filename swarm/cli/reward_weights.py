@@ -12,7 +12,9 @@ import typer
 RewardWeight = Annotated[
     list[str] | None,
     typer.Option(
-        "--reward-weight", metavar="NAME=WEIGHT", help="What a named reward counts, where several are returned. Repeat."
+        "--reward-weight",
+        metavar="NAME=WEIGHT",
+        help="Weight of a named reward, where several are returned. Repeatable.",
     ),
 ]
 

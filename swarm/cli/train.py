@@ -11,25 +11,30 @@ from swarm.cli.reward_weights import RewardWeight, parse_weights
 
 
 def train(
-    directory: Annotated[Path, typer.Argument(help="Where it is trained; the same directory goes on.")] = Path(
-        "swarm-train"
-    ),
+    directory: Annotated[
+        Path, typer.Argument(help="Directory of the training; one that has a training goes on with it.")
+    ] = Path("swarm-train"),
     model: Annotated[
         str, typer.Option("--model", "-m", help="smollm2, a folder, or a hub id; tiny for a try in seconds.")
     ] = "",
     init_from: Annotated[
         Path | None,
-        typer.Option("--init-from", help="In place of --model: a node's directory (newest checkpoint), or its export."),
+        typer.Option(
+            "--init-from", help="In place of --model: a node's directory (its newest checkpoint), or an export of it."
+        ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Only go on with what is there; else an empty directory begins anew.")
+        bool,
+        typer.Option(
+            "--resume", help="Only go on with a training that is there; without, an empty directory begins a new one."
+        ),
     ] = False,
     data: Annotated[
         Path | None,
-        typer.Option("--data", "-d", help=".jsonl file; or parquet, csv, json, a folder, a hub id."),
+        typer.Option("--data", "-d", help="Questions: a .jsonl file; or parquet, csv, json, a folder, a hub id."),
     ] = None,
-    subset: Annotated[str, typer.Option(help="Of a dataset with several configurations.")] = "",
-    split: Annotated[str, typer.Option(help="Of a dataset.")] = "train",
+    subset: Annotated[str, typer.Option(help="Configuration of a dataset that has several.")] = "",
+    split: Annotated[str, typer.Option(help="Split of a dataset.")] = "train",
     reward: Annotated[
         str, typer.Option("--reward", "-r", help="my_file.py:score(question, answer, reference) -> number in [0, 1].")
     ] = "",
@@ -44,18 +49,19 @@ def train(
     steps: Annotated[
         int | None, typer.Option(min=0, help="Optimizer steps in all; 0: until Ctrl-C. Default 100.")
     ] = None,
-    question: Annotated[str, typer.Option(help="Field of a record that asks; `messages` is known, too.")] = "question",
+    question: Annotated[str, typer.Option(help="Field with the question; `messages` is known, too.")] = "question",
     answer: Annotated[str, typer.Option(help="Field with the right answer.")] = "answer",
     prompt: Annotated[str, typer.Option(help="Template of the user message, with {question}.")] = "{question}",
     system: Annotated[str, typer.Option(help="System message.")] = "",
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest answer or turn, tokens. Default 256 (16 with tiny).")
+        int | None, typer.Option(min=1, help="Longest answer or turn, in tokens. Default 256 (16 with tiny).")
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option("--lr", min=0, help="Default 1e-5; 1e-4 with adapters, and with tiny.")
+        float | None,
+        typer.Option("--lr", min=0, help="Learning rate. Default 1e-5; 1e-4 with adapters, and with tiny."),
     ] = None,
     lora_rank: Annotated[
-        int, typer.Option("--lora-rank", min=0, help="Trains adapters of this rank; 0: all weights.")
+        int, typer.Option("--lora-rank", min=0, help="Train adapters of this rank; 0: all weights.")
     ] = 0,
     recipe: Annotated[str, typer.Option(help="Objective: see `swarm recipes list`, or my_recipe.py:RECIPE.")] = "",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key of the configuration.")] = None,
@@ -63,7 +69,7 @@ def train(
     max_upload: MaxUpload = "",
     max_disk: MaxDisk = "",
     patient: Annotated[
-        bool, typer.Option("--patient", help="Go on where no group had any difference in reward for a minute.")
+        bool, typer.Option("--patient", help="Go on where the rewards of no group differed for a minute.")
     ] = False,
     only_write: Annotated[bool, typer.Option("--only-write", help="Write node.toml and stop.")] = False,
 ) -> None:
@@ -71,7 +77,7 @@ def train(
 
       swarm train -m smollm2 --data quiz.jsonl --reward my.py:score
       swarm train -m tiny --env char:sort --steps 200
-      swarm train swarm-train --steps 400                  goes on with what is there
+      swarm train swarm-train --steps 400                  goes on with the training that is there
 
     Each line of the file is a record with `question` and `answer` (or `messages`, and --answer). Without --reward the
     answer must be the same text or number. Ctrl-C saves and stops. Then: swarm samples, eval, chat, export.

@@ -1,4 +1,4 @@
-"""Commands around what a node made: samples, and its model: export, verify, chat."""
+"""Commands around the work of a node: samples; and its model: export, verify, chat."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ Target = Annotated[
 Step = Annotated[
     Any,  # int, "best" or None; typer takes no such union
     typer.Option(
-        "--step", parser=_step, metavar="N|best", help="Of the node: a checkpoint, or best; without, the newest."
+        "--step", parser=_step, metavar="N|best", help="Checkpoint of the node, or best. Default: the newest."
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, or cuda:0 and so on.")]
@@ -45,10 +45,10 @@ Device = Annotated[str, typer.Option("--device", help="auto, cpu, or cuda:0 and 
 
 def export(
     directory: Annotated[
-        Path, typer.Argument(help="Directory of the node, which may be running; with --push also an export.")
+        Path, typer.Argument(help="Directory of the node, which may be running; with --push an export, too.")
     ],
     folder: Annotated[
-        Path | None, typer.Argument(help="Folder to make; with --push it can be left out.", show_default=False)
+        Path | None, typer.Argument(help="Folder to make; may be left out with --push.", show_default=False)
     ] = None,
     kind: Annotated[
         str,
@@ -61,17 +61,19 @@ def export(
     push: Annotated[
         str, typer.Option("--push", metavar="NAME|OWNER/NAME", help="Upload it to the Hugging Face hub as this.")
     ] = "",
-    public: Annotated[bool, typer.Option("--public", help="With --push: everybody sees it. Else its owner.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --push: only list what would be sent.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="With --push: visible to everybody. Default: to its owner alone.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --push: only list the files.")] = False,
 ) -> None:
     """Take a trained model out: files for transformers, vLLM, PEFT or llama.cpp, with a model card.
 
-    The model is that of the node's newest checkpoint; a stop with Ctrl-C saves one. provenance.json says which run,
-    recipe and peers made it, and is signed by the node.
+    The model is that of the node's newest checkpoint; a stop with Ctrl-C saves one. provenance.json names the run,
+    the recipe and the peers that made it, and is signed by the node.
 
       swarm export swarm-node my-model                    a folder for from_pretrained("my-model")
-      swarm export swarm-node my-model --push my-model    the same, and on a hub, private
-      swarm export my-model --push my-model               what was exported before
+      swarm export swarm-node my-model --push my-model    the same, and on the hub, private
+      swarm export my-model --push my-model               an export that was made before
     """
     from swarm.trained.formats import require_format
 
@@ -123,7 +125,7 @@ def _export(directory: Path, folder: Path, kind: "Format", step: "WhichStep") ->
 
 
 def verify(folder: Annotated[Path, typer.Argument(help="Folder that `swarm export` made.")]) -> None:
-    """Check an exported model: every file is as the node signed it. Shows who made it, from what."""
+    """Check that every file of an exported model is as its node signed it, and show its origin."""
     from swarm.trained.provenance import verify_export
 
     found = verify_export(folder)
@@ -146,10 +148,10 @@ def chat(
     system: Annotated[str, typer.Option(help="System message.")] = "",
     step: Step = None,
     temperature: Annotated[float, typer.Option(min=0, max=10, help="0: always the likeliest token.")] = 0.7,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, tokens.")] = 512,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 512,
     device: Device = "auto",
 ) -> None:
-    """Talk to a model. Ctrl-C ends an answer, Ctrl-D the conversation; /new begins another one."""
+    """Talk to a model. Ctrl-C ends an answer, Ctrl-D the conversation; /new begins a new one."""
     from swarm.trained.chat import Conversation
     from swarm.trained.model import load_target
 
@@ -189,16 +191,16 @@ def samples(
     directory: Annotated[Path, typer.Argument(help="Directory of the node, running or not.")],
     count: Annotated[int, typer.Option(min=1, help="Groups to show, newest first.")] = 2,
     each: Annotated[int, typer.Option(min=1, help="Answers of a group to show.")] = 4,
-    origin: Annotated[str, typer.Option("--from", help="own, others, or all.")] = "all",
-    env: Annotated[str, typer.Option(help="Of this environment alone.")] = "",
+    origin: Annotated[str, typer.Option("--from", help="Groups to show: own, others, or all.")] = "all",
+    env: Annotated[str, typer.Option(help="Only groups of this environment.")] = "",
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Each token with its log-prob and the step of the weights that made it.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, everything of each group.")] = False,
 ) -> None:
-    """Read completions: what the model was asked, what it answered, and what that was worth.
+    """Read completions: questions, answers, and their rewards.
 
-    Own ones are what this node generated, others' what it admitted. Rewards are those of this node's verifier.
+    Own groups were generated by this node, others' were admitted. Rewards are those of this node's verifier.
     """
     from swarm.trained.samples import SampleReader
 
@@ -235,7 +237,7 @@ def _require_node(directory: Path) -> None:
 
 
 def hide_progress_bars() -> None:
-    """Those of transformers, which load and save a model."""
+    """Hides the bars that transformers shows while it loads or saves a model."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -258,5 +260,5 @@ def _print_sample(sample: "Sample", has_tokens: bool) -> None:
 
 
 def plain(text: str) -> None:
-    """Text of a model or a peer: nothing in it is markup, and its control characters are shown, not obeyed."""
+    """Prints text of a model or a peer: nothing in it is markup, and control characters are shown, not obeyed."""
     console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`swarm why`: the likeliest cause why a node does not learn, or learns badly, with figures and the fix."""
+"""`swarm why`: the likeliest cause for which a node does not learn, or learns badly, with figures and the fix."""
 
 import json
 import time
@@ -23,12 +23,14 @@ def why(
         "swarm-node"
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    max_idle_s: Annotated[float, typer.Option(help="No step and no sign of work for so long fails.")] = 300.0,
+    max_idle_s: Annotated[
+        float, typer.Option(help="Seconds without a step or a sign of work that count as a failure.")
+    ] = 300.0,
 ) -> None:
-    """Why a node does not learn, or learns badly: the likeliest cause first, with its figures and the fix.
+    """Name the causes for which a node does not learn, or learns badly: the likeliest first, with figures and the fix.
 
-    Only what the node left on the disk is read: status.json, events.jsonl, warnings.jsonl, node.toml, groups.sqlite,
-    log.txt. Exit code 0: nothing is wrong; 1: something is; 2: no directory of a node.
+    Only files of the node are read: status.json, events.jsonl, warnings.jsonl, node.toml, groups.sqlite,
+    log.txt. Exit code 0: nothing is wrong; 1: something is wrong; 2: the directory is not of a node.
     """
     from swarm.diagnosis import diagnose, is_healthy, read_snapshot
 
@@ -66,5 +68,5 @@ def _print_finding(number: int, found: "Diagnosed") -> None:
 
 
 def _print(text: str, style: str = "") -> None:
-    """Text that may quote an answer, a peer or a file: nothing in it is markup or obeyed."""
+    """Prints text that may quote an answer, a peer or a file: nothing in it is markup or obeyed."""
     console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
