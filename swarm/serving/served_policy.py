@@ -25,7 +25,7 @@ def serve(
     """Serves an engine in a thread of its own.
 
     Args:
-        engine: what answers; it is not closed with the server.
+        engine: answers requests; it is not closed with the server.
         tokenizer: of its model.
         name: of the model, as clients call it.
         source: the initial model.
@@ -66,7 +66,7 @@ def start_server(app: Any, listen: str) -> "tuple[HttpServer, str]":
 
 @contextmanager
 def needs_packages() -> Generator[None]:
-    """Turns a package that is missing into a ConfigError that says how to get it."""
+    """Turns a missing package into a ConfigError with the command that installs it."""
     try:
         yield
     except ImportError as error:

@@ -16,7 +16,7 @@ from swarm.types import PolicyVersion
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """What was written."""
+    """A written export."""
 
     folder: Path
     version: PolicyVersion

@@ -1,7 +1,7 @@
 """A Hugging Face model as one GGUF file, the format of llama.cpp.
 
-Invariant: matrices keep their values and dtype, vectors are float32, and what cannot be said exactly (an architecture,
-a way to split text) is refused rather than guessed.
+Invariant: matrices keep their values and dtype, vectors are float32; an architecture or a way to split text without an
+exact form is refused, never guessed.
 
 Source: the keys and tensor names of llama.cpp's gguf-py; rows of the query and key projections of Llama are
 interleaved, since llama.cpp rotates neighbouring dimensions where transformers rotates halves.

@@ -28,7 +28,7 @@ WhichStep = int | Literal["best"] | None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedModel:
-    """Network, tokenizer, and where they come from."""
+    """Network and tokenizer, with their origin."""
 
     network: nn.Module  # transformers causal LM, eval mode, with adapters where the node trains these
     tokenizer: Tokenizer
@@ -46,7 +46,7 @@ class TrainedModel:
 
 
 def is_node(target: str) -> bool:
-    """Whether a text names the directory of a node, rather than a model source."""
+    """True for the directory of a node, False for a model source."""
     return (Path(target).expanduser() / NODE_FILE).is_file()
 
 

@@ -1,6 +1,6 @@
 """Completions that a node made or took from others, with prompt, rewards and tokens, for people to read.
 
-Invariant: what is shown is what the learner gets: texts and log-probs of the stored group, rewards of this node's own
+Invariant: people see the data of the learner: texts and log-probs of the stored group, rewards of this node's own
 verifier.
 """
 
@@ -61,7 +61,7 @@ class SampledGroup:
 
 
 class SampleReader:
-    """Reads groups of a node's store, of the environments that its node.toml has: only these can say what was asked.
+    """Reads groups of a node's store, of the environments in its node.toml alone: these rebuild the questions.
 
     Example:
         for group in SampleReader(directory).newest(4): ...
