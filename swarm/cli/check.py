@@ -141,7 +141,7 @@ def _say_recipes(recipes: "RecipeSet") -> None:
 
 
 def _tokenizer(settings: "NodeConfig", is_run: bool) -> "Tokenizer | None":
-    """Of the model; None for a run whose coordinator does not have it, as none needs it there."""
+    """Tokenizer of the model; None for a run whose coordinator lacks it, as it needs none."""
     from swarm.model.tokenizer import load_tokenizer
 
     try:

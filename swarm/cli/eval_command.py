@@ -115,8 +115,8 @@ def evaluate(
             _print_problems(each, show)
     for each in scores:
         if each.num_unscored:
-            said = f"{each.num_unscored} problems of {each.env} could not be scored and are left out"
-            typer.echo(printable(f"{said}; the first: {each.why_unscored}"), err=True)
+            words = f"{each.num_unscored} problems of {each.env} could not be scored and are left out"
+            typer.echo(printable(f"{words}; the first: {each.why_unscored}"), err=True)
     if any(each.num_unscored for each in scores):
         raise typer.Exit(1)
 

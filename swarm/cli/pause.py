@@ -34,11 +34,11 @@ def resume(directory: Directory = Path("swarm-node")) -> None:
     from node.pause import resume as resume_node
 
     since_s = resume_node(directory)
-    said = "it was not paused" if since_s is None else f"goes on, after a pause since {_clock(since_s)}"
-    _say_once_taken(directory, None, said)
+    words = "it was not paused" if since_s is None else f"goes on, after a pause since {_clock(since_s)}"
+    _say_once_taken(directory, None, words)
 
 
-def _say_once_taken(directory: Path, since_s: float | None, said: str) -> None:
+def _say_once_taken(directory: Path, since_s: float | None, words: str) -> None:
     """Prints a line once a running node has taken the change."""
     from node.status import read_status
     from swarm.process import is_running
@@ -47,15 +47,15 @@ def _say_once_taken(directory: Path, since_s: float | None, said: str) -> None:
     while is_running(directory):
         try:
             if read_status(directory).get("paused_since_s") == since_s:
-                typer.echo(f"{directory}: {said}")
+                typer.echo(f"{directory}: {words}")
                 return
         except SwarmError:
             pass  # it is starting, and looks before it does anything else
         if time.monotonic() > until_s:
-            typer.echo(f"{directory}: {said}, once the node looks, which starts or hangs now (swarm status)")
+            typer.echo(f"{directory}: {words}, once the node looks, which starts or hangs now (swarm status)")
             return
         time.sleep(0.2)
-    typer.echo(f"{directory}: {said} (the node does not run)")
+    typer.echo(f"{directory}: {words} (the node does not run)")
 
 
 def _clock(at_s: float) -> str:

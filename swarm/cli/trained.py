@@ -245,9 +245,9 @@ def hide_progress_bars() -> None:
 
 def _print_sample(sample: "Sample", has_tokens: bool) -> None:
     parts = {name: value for name, value in sample.reward_parts.items() if name != "outcome"}
-    said = "".join(f", {name} {value:.3g}" for name, value in parts.items())
+    parts_shown = "".join(f", {name} {value:.3g}" for name, value in parts.items())
     cut = ", cut off" if sample.finish == "length" else ""
-    console.print(f"\n[reward {sample.reward:.3g}{said}{cut}]", style="bold", markup=False, highlight=False)
+    console.print(f"\n[reward {sample.reward:.3g}{parts_shown}{cut}]", style="bold", markup=False, highlight=False)
     if has_tokens:
         for token in sample.tokens:
             chosen = f"{token.logprob:7.2f}" if token.logprob is not None else "      -"

@@ -50,7 +50,7 @@ def asset(name: str) -> Page | None:
 
 
 def _shown(value: Any) -> Any:
-    """What a page shows of a value; markup is of our own charts."""
+    """A value as a page shows it; markup comes from our own charts alone."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

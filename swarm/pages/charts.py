@@ -282,7 +282,7 @@ def number(value: float) -> str:
 
 
 def _value(value: float) -> str:
-    """Three digits that matter, thousands apart."""
+    """Three significant digits, with spaces between thousands."""
     if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}".replace(",", " ")
     if abs(value) < 1e-3:

@@ -78,7 +78,7 @@ def _places(count: int) -> list[Place]:
 
 
 def _arrow(begin: Place, end: Place, link: MapLink, most: float, radius: float) -> Markup:
-    """A curve that bends to the right, so that two arrows between the same nodes lie apart."""
+    """A curve that bends to the right, so that two arrows between the same nodes do not overlap."""
     dx, dy = end[0] - begin[0], end[1] - begin[1]
     bend = ((begin[0] + end[0]) / 2 - 0.15 * dy, (begin[1] + end[1]) / 2 + 0.15 * dx)
     ux, uy = end[0] - bend[0], end[1] - bend[1]

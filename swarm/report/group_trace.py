@@ -97,11 +97,11 @@ class _Seen:
 
     @property
     def digests(self) -> set[str]:
-        """Those that the log names."""
+        """Digests that the log names."""
         return {*self.events, *self.draws}
 
     def stored_digests(self, prefix: str) -> list[str]:
-        """Those that the store has, deleted and used ones too."""
+        """Digests in the store, also of deleted and used groups."""
         if self.store is None:
             return []
         like = "SELECT lower(hex(digest)) FROM {} WHERE hex(digest) LIKE ? LIMIT ?"

@@ -229,7 +229,7 @@ def _reward_chart(swarm: SwarmResult) -> Markup:
 
 
 def _made_chart(swarm: SwarmResult, figure_of: Callable[[MadeRow], float]) -> Markup:
-    """By minutes since each node's own beginning: nodes of several runs stand beside each other."""
+    """Lines over minutes since each node's own beginning, so that nodes of several runs can be compared."""
     return _by_node(
         swarm, lambda node: [(row.minute - node.began_at_s // 60, figure_of(row)) for row in node.made], "minutes"
     )

@@ -21,7 +21,7 @@ RIVALS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRow:
-    """What one draw led to: an optimizer step, or the old version again where the step was skipped."""
+    """Result of one draw: an optimizer step, or the old version again where the step was skipped."""
 
     draw: int
     step: int  # of the version afterwards
@@ -54,7 +54,7 @@ class MadeRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnsRow:
-    """What became of the groups of a node's own policy whose longest episode has so many turns."""
+    """Fates of the groups of a node's own policy whose longest episode has so many turns."""
 
     num_turns: int
     num_made: int  # here, and by followers
@@ -69,12 +69,12 @@ class TurnsRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContributionRow:
-    """What one producer brought to a node, and what became of it."""
+    """Groups that one producer brought to a node, and their fates."""
 
     producer: NodeId  # empty: refused groups that the log names no producer of
     num_brought: int = 0  # groups that were made here, or admitted
     num_bytes: int = 0  # of these
-    compute_dtype: str = ""  # of the newest of them, as it says; empty: not said
+    compute_dtype: str = ""  # that the newest of them names; empty: none
     num_learned_from: int = 0  # uses
     num_set_aside: int = 0  # drawn and not learned from
     num_without_signal: int = 0  # of the own lineage, used up by draws
@@ -189,7 +189,7 @@ class RunResult:
 
     @property
     def tries_words(self) -> str:
-        """How problems were tried at an evaluation."""
+        """Words for the tries at an evaluation."""
         return f"sampled, mean of {self.num_tries} tries" if self.num_tries else "greedy"
 
     @property

@@ -138,14 +138,14 @@ class NodeTally:
         trains: bool = True,
         episodes: Sequence[ShownEpisode] = (),
     ) -> NodeResult:
-        """What was counted.
+        """The result by all events until now.
 
         Args:
             name: of the node, for people.
             node_id: hex; taken from the NodeStarted event when empty.
             curriculum: environments that it generates for; empty: those of its own groups.
             status: `Daemon.status()` as JSON, or an empty dict.
-            num_starts: how often its process was started; 0: as often as it said.
+            num_starts: starts of its process; 0: as counted from its events.
             trains: whether it has a learner.
             episodes: to show, of its first and newest evaluation.
         """
@@ -258,7 +258,7 @@ class NodeTally:
         return {env: (counts[env, True], counts[env, False]) for env in sorted({env for env, _ in counts})}
 
     def _by_turns(self, own_id: NodeId, consumed: Sequence[GroupUse]) -> tuple[TurnsRow, ...]:
-        """Of the groups of the own lineage, whoever made them."""
+        """Rows of the groups of the own lineage, whichever node made them."""
         turns_of = {
             digest: turns
             for digest, (_, turns, producer, policy_id) in self._stored.items()

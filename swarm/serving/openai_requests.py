@@ -203,14 +203,14 @@ def read_request(kind: type[Body], data: object) -> Body:
     except ValidationError as error:
         first = error.errors()[0]
         parts = list(first["loc"])
-        said, given = first["msg"], first["input"]
+        words, given = first["msg"], first["input"]
         for place, part in enumerate(parts):
             if part in _KINDS and first["type"] != "missing":  # pydantic would list each kind that it may be
-                parts, said = parts[: place + 1], f"Input should be {_KINDS[part]}"
+                parts, words = parts[: place + 1], f"Input should be {_KINDS[part]}"
                 given = _at(data, parts)
         field = ".".join(map(str, parts))
         got = "" if first["type"] == "missing" else f", got {_short(given)}"
-        raise RequestRefused(f"{field or 'body'}: {said}{got}", field) from None
+        raise RequestRefused(f"{field or 'body'}: {words}{got}", field) from None
     _refuse_what_would_change_samples(request)
     return request
 

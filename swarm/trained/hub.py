@@ -1,6 +1,6 @@
 """Puts an export on a hub: a new repository with the files that the node signed, all of them and nothing else.
 
-Invariant: nothing is sent before every file is as its signed provenance says; a repository is private unless said
+Invariant: nothing is sent before every file is as its signed provenance says; a repository is private unless asked
 otherwise, and one that exists is not written to.
 """
 
@@ -102,8 +102,8 @@ def _errors_explained(repo: str, endpoint: str) -> Generator[None]:
         if code in (401, 403):
             what = "this token may not write there" if code == 403 else "no token, or one that does not count any more"
             raise ConfigError(f"--push {repo}: {endpoint} says {code}, {what}: {_NO_TOKEN}") from None
-        said = error.server_message or str(error).splitlines()[0]
-        raise Unavailable(f"--push {repo}: {endpoint} says {code}: {said}; try again later") from None
+        words = error.server_message or str(error).splitlines()[0]
+        raise Unavailable(f"--push {repo}: {endpoint} says {code}: {words}; try again later") from None
     except RuntimeError as error:  # one of the large files
         reason = " ".join(str(error.__cause__ or "").split())
         raise Unavailable(f"--push {repo}: {error} {reason}; try again later") from None

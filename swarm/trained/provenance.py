@@ -1,4 +1,4 @@
-"""Where an exported model comes from: a statement signed by its node, and a model card for people.
+"""Origin of an exported model: a statement signed by its node, and a model card for people.
 
 Invariant: the signature covers the digest of every exported file; paths of the machine are not in the statement.
 """
@@ -34,7 +34,7 @@ _MAX_BYTES: Final = 16 * 2**20
 class Verified:
     """A folder whose files are those that a node signed."""
 
-    node_id: NodeId  # of the key that signed; as everything below, what it says and no more
+    node_id: NodeId  # of the key that signed; it may claim anything below
     step: int
     run_id: str
     base_model: str
@@ -46,7 +46,7 @@ class Verified:
 
 
 def write_provenance(model: TrainedModel, folder: Path, kind: str, now_s: float) -> JsonDict:
-    """Signs what is in a folder, and writes the model card; returns the statement.
+    """Signs the files of a folder, and writes the model card; returns the statement.
 
     Args:
         model: of a node's checkpoint.
@@ -127,7 +127,7 @@ def exported_version(folder: Path, digest: Digest) -> PolicyVersion | None:
 
 
 def _read_statement(path: Path) -> tuple[NodeId, JsonDict, bool]:
-    """Whose key a statement comes with, what it says, and whether that key signed it.
+    """Node of the key beside a statement, the statement, and whether that key signed it.
 
     Raises what hostile content makes `read_json` and indexing raise.
     """
@@ -138,7 +138,7 @@ def _read_statement(path: Path) -> tuple[NodeId, JsonDict, bool]:
 
 
 def _verified(node_id: NodeId, statement: JsonDict) -> Verified:
-    """What a statement says, its types checked. Raises KeyError, TypeError, ValueError."""
+    """A statement with checked types. Raises KeyError, TypeError, ValueError."""
     return Verified(
         node_id=node_id,
         step=int(statement["step"]),

@@ -28,8 +28,8 @@ class SampledToken:
     """One token of a response."""
 
     text: str
-    is_action: bool  # the model chose it; else the environment said it
-    logprob: float | None  # nats, when it was chosen; None where the environment said it, or it is not known
+    is_action: bool  # the model chose it; else it is of an observation
+    logprob: float | None  # nats, when it was chosen; None for observations, or where it is not known
     step: int  # of the policy version that made it
 
 

@@ -143,7 +143,7 @@ def _groups_used(draw: GroupsDrawn) -> int:
 
 
 def _tokens_per_s(puts: Sequence[GroupPut]) -> float | None:
-    """Of the fastest fifth of a node's batches; None with too few of them to tell."""
+    """Speed of the fastest fifth of a node's batches; None with too few of them."""
     batches = _batches(puts)
     width = len(batches) // _WINDOWS
     if width < _MIN_BATCHES:
