@@ -13,13 +13,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer import Argument
 
 from swarm.errors import ConfigError
 
 
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the benchmark. Default: lists them.")] = "",
+    name: Annotated[str, Argument(help="Name of the benchmark. Default: lists them.")] = "",
 ) -> None:
     """Run a benchmark of the source checkout; options behind the name are its own (`swarm bench staleness --quick`)."""
     root = _checkout()

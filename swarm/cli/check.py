@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
+from typer import Option
 
 from swarm.errors import ConfigError
 from swarm.types import Correction
@@ -29,13 +30,11 @@ console = Console()
 
 
 def check(
-    config: Annotated[Path, typer.Option("--config", "-c", help="node.toml or coordinator.toml")],
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key.")] = None,
-    prints: Annotated[
-        bool, typer.Option("--print", help="Only print every key as TOML, with the source of its value.")
-    ] = False,
+    config: Annotated[Path, Option("--config", "-c", help="node.toml or coordinator.toml")],
+    set_: Annotated[list[str] | None, Option("--set", help="Override one key.")] = None,
+    prints: Annotated[bool, Option("--print", help="Only print every key as TOML, with its source.")] = False,
     measures: Annotated[
-        bool, typer.Option("--measure", help="Make two steps with the real model, alone, and print the seconds.")
+        bool, Option("--measure", help="Make two steps with the real model and print the seconds.")
     ] = False,
 ) -> None:
     """Try the configuration of a node or a run without starting it: recipes, environments, some tasks of each.

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from typer import Argument
 
 from swarm.errors import SwarmError
 
 WAIT_S: Final = 10.0  # for the status of the node
 
-Directory = Annotated[Path, typer.Argument(help="Directory of the node, running or not.")]
+Directory = Annotated[Path, Argument(help="Directory of the node, running or not.")]
 
 
 def pause(directory: Directory = Path("swarm-node")) -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from swarm.plugins import load_extra
+
+Figure = float | None  # None: not given
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,66 +21,47 @@ class PlanOptions:
     trainer: str  # "": the only node of the run that made steps
     max_age: int | None  # steps
     tokens_per_s: tuple[float, ...]  # an answer for each; empty: for the generators of the run
-    step_s: float | None
-    groups_per_step: float | None
-    tokens_per_group: float | None
+    step_s: Figure
+    groups_per_step: Figure
+    tokens_per_group: Figure
     groups_per_batch: int | None
-    bytes_per_group: float | None
-    patch_bytes: float | None
-    encode_s: float | None
-    apply_s: float | None
-    pause_s: float | None
-    down: float | None  # bytes/s
-    up: float | None  # bytes/s
+    bytes_per_group: Figure
+    patch_bytes: Figure
+    encode_s: Figure
+    apply_s: Figure
+    pause_s: Figure
+    down: Figure  # bytes/s
+    up: Figure  # bytes/s
     as_json: bool
-    gpu: float | None  # GiB; not None: whether a node fits, and nothing else
+    gpu: Figure  # GiB; not None: whether a node fits, and nothing else
     config: Path | None  # node.toml, with `gpu`
 
 
 def plan_command(
-    run: Annotated[
-        Path | None,
-        typer.Option(help="A finished run, such as runs/echo-20250101-120000, whose measured figures are used."),
-    ] = None,
-    trainer: Annotated[str, typer.Option(help="Node of the run whose steps count, where several train.")] = "",
-    max_age: Annotated[
-        int | None, typer.Option(help="Lag bound: the age in steps of the oldest token that a step may use.")
-    ] = None,
+    run: Annotated[Path | None, Option(help="Finished run with measured figures, such as runs/echo-TIME.")] = None,
+    trainer: Annotated[str, Option(help="Node of the run whose steps count, where several train.")] = "",
+    max_age: Annotated[int | None, Option(help="Lag bound: most steps of age of a token at its use.")] = None,
     tokens_per_s: Annotated[
         list[float] | None,
-        typer.Option("--tokens-per-s", help="Speed of one generator, all its sequences together. Repeatable."),
+        Option("--tokens-per-s", help="Speed of one generator. Repeatable."),
     ] = None,
-    step_s: Annotated[
-        float | None, typer.Option(help="T: seconds of a step that waits for no data, with publishing.")
-    ] = None,
-    groups_per_step: Annotated[
-        float | None, typer.Option(help="b: groups that a step uses up, zero-variance ones too.")
-    ] = None,
-    tokens_per_group: Annotated[float | None, typer.Option(help="Response tokens of all rollouts of a group.")] = None,
-    groups_per_batch: Annotated[int | None, typer.Option(help="g: groups that a generator makes together.")] = None,
-    bytes_per_group: Annotated[
-        float | None, typer.Option(help="Bytes of a group on the line. Default 0: takes no time.")
-    ] = None,
-    patch_bytes: Annotated[
-        float | None, typer.Option(help="Bytes of one version as a patch. Default 0: takes no time.")
-    ] = None,
-    encode_s: Annotated[
-        float | None, typer.Option(help="Seconds from the end of a step until its version is served.")
-    ] = None,
-    apply_s: Annotated[
-        float | None, typer.Option(help="Seconds from the last byte of a version until it generates.")
-    ] = None,
-    pause_s: Annotated[
-        float | None, typer.Option(help="The part of --apply-s in which generation stands still.")
-    ] = None,
-    down: Annotated[float | None, typer.Option("--down", help="Bytes/s to a generator. Default: unlimited.")] = None,
-    up: Annotated[float | None, typer.Option("--up", help="Bytes/s from a generator. Default: unlimited.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    step_s: Annotated[Figure, Option(help="T: seconds of a step that waits for no data, with publishing.")] = None,
+    groups_per_step: Annotated[Figure, Option(help="b: groups that a step uses up, zero-variance ones too.")] = None,
+    tokens_per_group: Annotated[Figure, Option(help="Response tokens of all rollouts of a group.")] = None,
+    groups_per_batch: Annotated[int | None, Option(help="g: groups that a generator makes together.")] = None,
+    bytes_per_group: Annotated[Figure, Option(help="Bytes of a group on the line. Default 0: takes no time.")] = None,
+    patch_bytes: Annotated[Figure, Option(help="Bytes of one version as a patch. Default 0: takes no time.")] = None,
+    encode_s: Annotated[Figure, Option(help="Seconds from the end of a step until its version is served.")] = None,
+    apply_s: Annotated[Figure, Option(help="Seconds from the last byte of a version until it generates.")] = None,
+    pause_s: Annotated[Figure, Option(help="The part of --apply-s in which generation stands still.")] = None,
+    down: Annotated[Figure, Option("--down", help="Bytes/s to a generator. Default: unlimited.")] = None,
+    up: Annotated[Figure, Option("--up", help="Bytes/s from a generator. Default: unlimited.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
     gpu: Annotated[
-        float | None,
-        typer.Option("--gpu", help="Memory of a GPU in GiB: shows how much a node takes, and which settings fit."),
+        Figure,
+        Option("--gpu", help="GiB of a GPU: which settings of a node fit?"),
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="With --gpu: the node's node.toml.")] = None,
+    config: Annotated[Path | None, Option("--config", "-c", help="With --gpu: the node's node.toml.")] = None,
 ) -> None:
     """How many generators a learner needs, how fast and on which lines, for a lag bound; exit code 1 if none will do.
 

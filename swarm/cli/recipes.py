@@ -15,6 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from swarm.types import JsonDict
 
@@ -26,9 +27,9 @@ console = Console() if sys.stdout.isatty() else Console(width=160)  # a pipe has
 
 _WIDE = 130  # columns of a terminal that shows everything
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
-MarkdownOption = Annotated[bool, typer.Option("--markdown", help="As docs/recipes_table.md.")]
-NameArgument = Annotated[str, typer.Argument(help="A built-in recipe, or my_file.py:RECIPE.")]
+JsonOption = Annotated[bool, Option("--json", help="Machine-readable.")]
+MarkdownOption = Annotated[bool, Option("--markdown", help="As docs/recipes_table.md.")]
+NameArgument = Annotated[str, Argument(help="A built-in recipe, or my_file.py:RECIPE.")]
 
 
 @recipes_app.callback()

@@ -12,19 +12,16 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from swarm.errors import ConfigError
 from swarm.printable import printable
 
 
 def report(
-    dirs: Annotated[
-        list[Path] | None, typer.Argument(help="Directories of nodes, running or not, shown side by side.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="File to write; without, report.html in the first directory.")
-    ] = None,
-    samples: Annotated[int, typer.Option(min=0, max=100, help="Newest groups of each node to show.")] = 6,
+    dirs: Annotated[list[Path] | None, Argument(help="Directories of nodes, running or not.")] = None,
+    out: Annotated[Path | None, Option(help="File to write; without, report.html in the first directory.")] = None,
+    samples: Annotated[int, Option(min=0, max=100, help="Newest groups of each node to show.")] = 6,
 ) -> None:
     """Write one HTML page about one or more nodes: curves, contributions, time, samples, invariants.
 
@@ -54,13 +51,10 @@ def report(
 
 
 def watch(
-    dirs: Annotated[list[Path] | None, typer.Argument(help="Directories of nodes; they may start later.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Show the present state, and end.")] = False,
-    web: Annotated[
-        bool,
-        typer.Option("--web", help="Show live curves, samples, causes, and tokens of the newest steps in a browser."),
-    ] = False,
-    listen: Annotated[str, typer.Option(help="host:port of --web, plain HTTP.")] = "127.0.0.1:8400",
+    dirs: Annotated[list[Path] | None, Argument(help="Directories of nodes; they may start later.")] = None,
+    once: Annotated[bool, Option("--once", help="Show the present state, and end.")] = False,
+    web: Annotated[bool, Option("--web", help="Serve live pages: curves, samples, causes, tokens.")] = False,
+    listen: Annotated[str, Option(help="host:port of --web, plain HTTP.")] = "127.0.0.1:8400",
 ) -> None:
     """Watch nodes while they run: step, reward, held-out success, ages, speed, contributions, refusals, problems.
 
@@ -112,11 +106,9 @@ def _watch_in_browser(paths: list[Path], listen: str) -> None:
 
 
 def trace(
-    digest: Annotated[str, typer.Argument(help="Digest of a group, or its first hexadecimal digits, at least 4.")],
-    dirs: Annotated[
-        list[Path] | None, typer.Option("--dir", help="Directory of a node, running or not. Repeatable.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    digest: Annotated[str, Argument(help="Digest of a group, or its first hexadecimal digits, at least 4.")],
+    dirs: Annotated[list[Path] | None, Option("--dir", help="Directory of a node, running or not. Repeatable.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Follow one group through every node that saw it: made, admitted or refused, drawn, learned from.
 

@@ -3,10 +3,10 @@
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
+from typer import Option
 
 from swarm.cli.trained import Device, Step, Target
 from swarm.errors import ConfigError
@@ -14,60 +14,38 @@ from swarm.plugins import load_extra
 from swarm.process import wait_for_signal
 
 if TYPE_CHECKING:
-    from swarm.trained.model import TrainedModel, WhichStep
+    from swarm.trained.model import TrainedModel
 
 console = Console()
 
 _TINKER = "With --tinker"
 
 
-class ServeTinker(Protocol):
-    """The entry of the extra that speaks with the tinker SDK."""
-
-    def __call__(
-        self,
-        target: str,
-        step: "WhichStep",
-        node: Path | None,
-        samplers: Path | None,
-        *,
-        name: str,
-        listen: str,
-        key: str,
-        device: str,
-        max_rows: int,
-        store: Path,
-    ) -> None: ...
-
-
 def serve(
     target: Target,
-    listen: Annotated[str, typer.Option(help="host:port; 0.0.0.0:8300 serves other machines, behind a proxy.")] = (
+    listen: Annotated[str, Option(help="host:port; 0.0.0.0:8300 serves other machines, behind a proxy.")] = (
         "127.0.0.1:8300"
     ),
     name: Annotated[
-        str,
-        typer.Option(help="Name of the model for clients. Default: the last part of TARGET (--tinker: owner/name)."),
+        str, Option(help="Name of the model for clients. Default: the last part of TARGET (--tinker: owner/name).")
     ] = "",
     step: Step = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="Most answers that are made at once; others wait.")] = 32,
+    max_rows: Annotated[int, Option(min=1, help="Most answers that are made at once; others wait.")] = 32,
     device: Device = "auto",
-    tinker: Annotated[
-        bool, typer.Option("--tinker", help="Serve the tinker SDK, which trains adapters on the model, too.")
-    ] = False,
+    tinker: Annotated[bool, Option("--tinker", help="Serve the tinker SDK, which trains adapters, too.")] = False,
     store: Annotated[
-        Path, typer.Option(help="Directory of saved weights, each a folder for PEFT.", rich_help_panel=_TINKER)
+        Path, Option(help="Directory of saved weights, each a folder for PEFT.", rich_help_panel=_TINKER)
     ] = Path("tinker-weights"),
     node: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Directory of a trainer node with weights.publish = true, whose versions other nodes follow.",
             rich_help_panel=_TINKER,
         ),
     ] = None,
     samplers: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="File with `URL KEY` of each node that follows --node, serves (serve.listen), and makes samples.",
             rich_help_panel=_TINKER,
         ),
@@ -100,9 +78,8 @@ def serve(
     if tinker:
         is_hub_id = target.count("/") == 1 and target[0] not in "./~"  # as clients write it
         name = name or (target if is_hub_id else Path(target).name)
-        serve_tinker: ServeTinker = load_extra("tinker")
-        served = {"name": name, "listen": listen, "key": key, "device": device}
-        serve_tinker(target, step, node, samplers, **served, max_rows=max_rows, store=store)
+        served = {"name": name, "listen": listen, "key": key, "max_rows": max_rows, "device": device, "store": store}
+        load_extra("tinker")(target, step, node, samplers, **served)
     else:
         _serve_openai(load_target(target, step), target, name or Path(target).name, listen, key, max_rows, device)
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from typer import Option
 
 from swarm.errors import ConfigError
 
@@ -20,84 +21,72 @@ def simulate(
     context: typer.Context,
     preset: Annotated[
         str,
-        typer.Option(
+        Option(
             help="smollm (2 peers, a real chat model), tiny (8 peers, seconds), agents (2 peers, the chat model over "
             "several turns), tiny-agents (4 tiny peers, episodes too), echo (a trainer and generators), echo-tiny."
         ),
     ] = "smollm",
-    nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Optimizer steps of each node.")] = None,
+    nodes: Annotated[int | None, Option(min=1, help="Number of nodes.")] = None,
+    rounds: Annotated[int | None, Option(min=1, help="Optimizer steps of each node.")] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0, help="Minutes after set-up (the first group) at which the run stops, finished or not."),
+        Option(min=0, help="Minutes after the first group at which the run stops."),
     ] = None,
-    mix: Annotated[str, typer.Option(help="LOCAL:EXTERNAL groups of each step, such as 4:4; 8:0 never shares.")] = "",
-    recipe: Annotated[str, typer.Option(help="Objective: see `swarm recipes list`. Default: the preset's.")] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of tasks, sampling and draws.")] = 0,
+    mix: Annotated[str, Option(help="LOCAL:EXTERNAL groups of each step, such as 4:4; 8:0 never shares.")] = "",
+    recipe: Annotated[str, Option(help="Objective: see `swarm recipes list`. Default: the preset's.")] = "",
+    seed: Annotated[int, Option(min=0, help="Seed of tasks, sampling and draws.")] = 0,
     external: Annotated[
-        Literal["all", "positive"],
-        typer.Option(help="positive: drop external rollouts with negative advantage; all: keep."),
+        Literal["all", "positive"], Option(help="positive: drop external rollouts with negative advantage; all: keep.")
     ] = "positive",
-    slow: Annotated[list[str] | None, typer.Option(help="NODE=FACTOR: this node takes FACTOR times as long.")] = None,
-    kill: Annotated[list[str] | None, typer.Option(help="NODE@SECONDS (or coordinator@SECONDS): kill -9.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="NODE@SECONDS: SIGSTOP.")] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Killed processes come back after 5 seconds.")] = False,
-    latency_ms: Annotated[
-        float, typer.Option(min=0, help="Milliseconds by which every group from a peer is late.")
-    ] = 0.0,
-    barrier: Annotated[
-        bool, typer.Option("--barrier", help="Synchronous rounds: each step waits for all nodes.")
-    ] = False,
+    slow: Annotated[list[str] | None, Option(help="NODE=FACTOR: this node takes FACTOR times as long.")] = None,
+    kill: Annotated[list[str] | None, Option(help="NODE@SECONDS (or coordinator@SECONDS): kill -9.")] = None,
+    stop: Annotated[list[str] | None, Option(help="NODE@SECONDS: SIGSTOP.")] = None,
+    restart: Annotated[bool, Option("--restart", help="Killed processes come back after 5 seconds.")] = False,
+    latency_ms: Annotated[float, Option(min=0, help="Milliseconds by which every group from a peer is late.")] = 0.0,
+    barrier: Annotated[bool, Option("--barrier", help="Synchronous rounds: each step waits for all nodes.")] = False,
     deterministic: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--deterministic",
-            help="Generate and learn strictly in turn, so that a run of one node can be repeated bit for bit.",
+            help="Generate and learn in turn: one node repeats bit for bit.",
         ),
     ] = False,
     compare: Annotated[
         Literal["", "silo", "colocated"],
-        typer.Option(
+        Option(
             help="Second run, reported beside it. silo: the same without sharing; colocated (echo): one node does both."
         ),
     ] = "",
     mode: Annotated[
         Literal["push", "pull", "synchronous"],
-        typer.Option(
+        Option(
             help="echo: the way in which generators take new versions; synchronous: each step waits for all of them."
         ),
     ] = "push",
     virtual: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--virtual",
             help="The swarm in one process on virtual time; with --nodes, --rounds, --seed, --episodes, --outward.",
         ),
     ] = False,
-    episodes: Annotated[
-        bool, typer.Option("--episodes", help="With --virtual: episodes of several turns in place of single answers.")
-    ] = False,
+    episodes: Annotated[bool, Option("--episodes", help="With --virtual: episodes of several turns.")] = False,
     outward: Annotated[
         float | None,
-        typer.Option(
+        Option(
             "--outward",
             min=0.0,
             max=1.0,
-            help="With --virtual: share of nodes that nobody can dial. Default: drawn by the seed.",
+            help="With --virtual: share of nodes that nobody can dial.",
         ),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Any key of every node, or of one: --set seed=2, --set ada:compute_dtype=float32."),
+        Option("--set", help="Key of every node, or of one: seed=2, ada:compute_dtype=float32."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory of state and report. Default: runs/<preset>-<time>.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="Directory of state and report. Default: runs/<preset>-<time>.")] = None,
     keep_checkpoints: Annotated[
-        bool,
-        typer.Option(
-            "--keep-checkpoints", help="Keep models and optimizer states (3 GB a SmolLM2 learner) at the end."
-        ),
+        bool, Option("--keep-checkpoints", help="Keep checkpoints: 3 GB for each SmolLM2 learner.")
     ] = False,
 ) -> None:
     """Run a real swarm on this machine and report its course.

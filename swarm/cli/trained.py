@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from swarm.config import NODE_FILE
 from swarm.errors import ConfigError
@@ -32,39 +33,31 @@ def _step(text: str) -> "WhichStep":
 
 Target = Annotated[
     str,
-    typer.Argument(help="Directory of a node (its newest checkpoint), folder of a model, hub id, or smollm2 or tiny."),
+    Argument(help="Directory of a node (its newest checkpoint), folder of a model, hub id, or smollm2 or tiny."),
 ]
 Step = Annotated[
     Any,  # int, "best" or None; typer takes no such union
-    typer.Option(
-        "--step", parser=_step, metavar="N|best", help="Checkpoint of the node, or best. Default: the newest."
-    ),
+    Option("--step", parser=_step, metavar="N|best", help="Checkpoint of the node, or best. Default: the newest."),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, or cuda:0 and so on.")]
+Device = Annotated[str, Option("--device", help="auto, cpu, or cuda:0 and so on.")]
 
 
 def export(
-    directory: Annotated[
-        Path, typer.Argument(help="Directory of the node, which may be running; with --push an export, too.")
-    ],
-    folder: Annotated[
-        Path | None, typer.Argument(help="Folder to make; may be left out with --push.", show_default=False)
-    ] = None,
+    directory: Annotated[Path, Argument(help="Directory of the node, running or not; or an export.")],
+    folder: Annotated[Path | None, Argument(help="Folder to make; optional with --push.", show_default=False)] = None,
     kind: Annotated[
         str,
-        typer.Option(
+        Option(
             "--format",
             help="hf (a Hugging Face folder, adapters merged), peft (the adapter alone), gguf (llama.cpp, Ollama).",
         ),
     ] = "hf",
     step: Step = None,
     push: Annotated[
-        str, typer.Option("--push", metavar="NAME|OWNER/NAME", help="Upload it to the Hugging Face hub as this.")
+        str, Option("--push", metavar="NAME|OWNER/NAME", help="Name on the Hugging Face hub to upload to.")
     ] = "",
-    public: Annotated[
-        bool, typer.Option("--public", help="With --push: visible to everybody. Default: to its owner alone.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --push: only list the files.")] = False,
+    public: Annotated[bool, Option("--public", help="With --push: visible to everybody.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="With --push: only list the files.")] = False,
 ) -> None:
     """Take a trained model out: files for transformers, vLLM, PEFT or llama.cpp, with a model card.
 
@@ -124,7 +117,7 @@ def _export(directory: Path, folder: Path, kind: "Format", step: "WhichStep") ->
     )
 
 
-def verify(folder: Annotated[Path, typer.Argument(help="Folder that `swarm export` made.")]) -> None:
+def verify(folder: Annotated[Path, Argument(help="Folder that `swarm export` made.")]) -> None:
     """Check that every file of an exported model is as its node signed it, and show its origin."""
     from swarm.trained.provenance import verify_export
 
@@ -142,13 +135,11 @@ def verify(folder: Annotated[Path, typer.Argument(help="Folder that `swarm expor
 
 def chat(
     target: Target,
-    message: Annotated[
-        str, typer.Option("--message", "-m", help="Ask this one question and end, instead of a conversation.")
-    ] = "",
-    system: Annotated[str, typer.Option(help="System message.")] = "",
+    message: Annotated[str, Option("--message", "-m", help="Ask this one question and end.")] = "",
+    system: Annotated[str, Option(help="System message.")] = "",
     step: Step = None,
-    temperature: Annotated[float, typer.Option(min=0, max=10, help="0: always the likeliest token.")] = 0.7,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 512,
+    temperature: Annotated[float, Option(min=0, max=10, help="0: always the likeliest token.")] = 0.7,
+    max_new_tokens: Annotated[int, Option(min=1, help="Longest answer, in tokens.")] = 512,
     device: Device = "auto",
 ) -> None:
     """Talk to a model. Ctrl-C ends an answer, Ctrl-D the conversation; /new begins a new one."""
@@ -188,15 +179,13 @@ def chat(
 
 
 def samples(
-    directory: Annotated[Path, typer.Argument(help="Directory of the node, running or not.")],
-    count: Annotated[int, typer.Option(min=1, help="Groups to show, newest first.")] = 2,
-    each: Annotated[int, typer.Option(min=1, help="Answers of a group to show.")] = 4,
-    origin: Annotated[str, typer.Option("--from", help="Groups to show: own, others, or all.")] = "all",
-    env: Annotated[str, typer.Option(help="Only groups of this environment.")] = "",
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help="Each token with its log-prob and the step of the weights that made it.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, everything of each group.")] = False,
+    directory: Annotated[Path, Argument(help="Directory of the node, running or not.")],
+    count: Annotated[int, Option(min=1, help="Groups to show, newest first.")] = 2,
+    each: Annotated[int, Option(min=1, help="Answers of a group to show.")] = 4,
+    origin: Annotated[str, Option("--from", help="Groups to show: own, others, or all.")] = "all",
+    env: Annotated[str, Option(help="Only groups of this environment.")] = "",
+    tokens: Annotated[bool, Option("--tokens", help="Show each token with log-prob and step.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Machine-readable, everything of each group.")] = False,
 ) -> None:
     """Read completions: questions, answers, and their rewards.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from swarm.printable import printable
 from swarm.types import JsonDict
@@ -19,13 +20,11 @@ console = Console()
 
 
 def why(
-    directory: Annotated[Path, typer.Argument(help="Directory of the node, running, stopped or crashed.")] = Path(
+    directory: Annotated[Path, Argument(help="Directory of the node, running, stopped or crashed.")] = Path(
         "swarm-node"
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    max_idle_s: Annotated[
-        float, typer.Option(help="Seconds without a step or a sign of work that count as a failure.")
-    ] = 300.0,
+    as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
+    max_idle_s: Annotated[float, Option(help="Most seconds without a step or a sign of work.")] = 300.0,
 ) -> None:
     """Name the causes for which a node does not learn, or learns badly: the likeliest first, with figures and the fix.
 
