@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from logged_events import ADA, BELL, make
 from rich.console import Console
 
 from swarm.episode import EpisodeOutcome, Message, Transition, TurnStatus
@@ -52,65 +53,40 @@ from swarm.report.terminal import render_summary, table_of
 from swarm.telemetry.shown_episodes import ShownEpisode
 from swarm.types import EdgeReport
 
-ADA, BELL = "a" * 64, "b" * 64
-
 
 def step_event(step: int, at_s: float, reward: float = 0.5, **more: Any) -> StepMade:
+    edge = EdgeReport(source=BELL, num_groups=1, age_mean_steps=2.0, ess_share=0.7, mismatch_kl=0.03, reward_mean=0.5)
     given: dict[str, Any] = {
-        "at_s": at_s,
         "step": step,
         "draw_step": step,
-        "digest": f"d{step}",
-        "loss": -0.1,
-        "grad_norm": 1.0,
-        "num_tokens": 30,
         "diagnostics": {"reward_mean": reward, "ess_share": 0.8, "mismatch_kl_k3": 0.02, "age_mean_steps": 1.0},
         "seconds": {"draw_wait": 0.5, "score": 1.0, "backward": 2.0, "generate": 2.0, "learn": 4.0, "both": 1.0},
         "ages_steps": (0, 2),
         "num_local": 1,
         "num_external": 1,
-        "edges": (
-            EdgeReport(source=BELL, num_groups=1, age_mean_steps=2.0, ess_share=0.7, mismatch_kl=0.03, reward_mean=0.5),
-        ),
+        "edges": (edge,),
     }
-    return StepMade(**{**given, **more})
+    return make(StepMade, at_s=at_s, **{**given, **more})
 
 
-def draw_event(step: int, producer: str = BELL) -> GroupsDrawn:
-    return GroupsDrawn(
-        draw_step=step,
-        num_zero_variance=1,
-        groups=(
-            GroupUse(digest=f"l{step}", producer=ADA, policy_id=ADA, age_steps=0, is_own_policy=True),
-            GroupUse(
-                digest=f"f{step}",
-                producer=producer,
-                policy_id=producer,
-                age_steps=2,
-                in_flight_steps=1,
-                is_own_policy=False,
-            ),
-        ),
-        max_age_steps=4,
-        max_reuse=1,
-    )
+def draw_event(step: int) -> GroupsDrawn:
+    others = {"producer": BELL, "policy_id": BELL, "is_own_policy": False}
+    own = make(GroupUse, digest=f"l{step}", age_steps=0)
+    external = make(GroupUse, digest=f"f{step}", **others, age_steps=2, in_flight_steps=1)
+    return make(GroupsDrawn, draw_step=step, num_zero_variance=1, groups=(own, external))
 
 
 def evaluation_event(step: int, env: str, accuracy: float, split: str = "all") -> PolicyEvaluated:
-    return PolicyEvaluated(
-        at_s=100.0 + step,
-        step=step,
-        env=env,
-        split=split,
-        accuracy=accuracy,
-        num_problems=64,
-        majority_baseline=0.1,
-    )
+    return make(PolicyEvaluated, at_s=100.0 + step, step=step, env=env, split=split, accuracy=accuracy)
 
 
-def stored(step: int, **changes: Any) -> dict[str, Any]:
-    names = {"digest": f"l{step}", "producer": ADA, "policy_id": ADA, "env": "sums"}
-    return {"at_s": 100.0 + step, **names, "oldest_step": 0, "size_bytes": 500, "reward_mean": 0.5, **changes}
+def put(step: int, **changes: Any) -> GroupPut:
+    return make(GroupPut, **{"at_s": 100.0 + step, "digest": f"l{step}", "env": "sums", "num_tokens": 40, **changes})
+
+
+def admitted(step: int, **changes: Any) -> GroupAdmitted:
+    given = {"at_s": 100.0 + step, "digest": f"f{step}", "env": "sums", "via": BELL, **changes}
+    return make(GroupAdmitted, **given)
 
 
 def events(gain: float = 0.5) -> list[Event]:
@@ -119,8 +95,8 @@ def events(gain: float = 0.5) -> list[Event]:
         made += [evaluation_event(0, env, 0.2, split) for env in ("sums", "products")]
     for step in (1, 2, 3):
         made += [
-            GroupPut(**stored(step), num_tokens=40),
-            GroupAdmitted(**stored(step, digest=f"f{step}"), via=BELL, age_s=0.0),
+            put(step),
+            admitted(step),
             draw_event(step),
             step_event(step, 100.0 + 10 * step, reward=0.1 * step),
         ]
@@ -166,7 +142,7 @@ def test_a_node_is_read_from_its_events():
 
 
 def test_groups_that_followers_made_count_as_local_and_on_their_own():
-    group = GroupUse(digest="x", producer=BELL, policy_id=ADA, age_steps=1, is_own_policy=True)
+    group = make(GroupUse, producer=BELL)
     ada = node_result("ada", ADA, (), [replace(draw_event(1), groups=(group,))], {})
     assert (ada.num_local, ada.num_from_followers, ada.num_external) == (1, 1, 0)
 
@@ -445,10 +421,10 @@ def test_groups_are_counted_by_environment_and_by_whose_they_were():
 
 def test_groups_of_the_own_policy_are_told_apart_by_turns_and_by_what_became_of_them() -> None:
     made: list[Event] = [NodeStarted(at_s=99.0, node_id=ADA)]
-    made += [GroupPut(**stored(number, num_turns=1 + number % 2), num_tokens=4) for number in range(1, 5)]
+    made += [put(number, num_turns=1 + number % 2) for number in range(1, 5)]
     made += [
-        GroupAdmitted(**stored(5, digest="theirs", producer=BELL, num_turns=2), via=BELL, age_s=0.0),
-        GroupAdmitted(**stored(6, digest="foreign", producer=BELL, policy_id=BELL), via=BELL, age_s=0.0),
+        admitted(5, digest="theirs", producer=BELL, num_turns=2),
+        admitted(6, digest="foreign", producer=BELL, policy_id=BELL),
         replace(draw_event(1), zero_variance=("l2",), too_old=("l3", "theirs")),
     ]
     ada = node_result("ada", ADA, ("sums",), made, STATUS | {"environments": {"sums": "replayable"}})
