@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -102,78 +103,46 @@ def _table(rows: list[JsonDict]) -> RenderableType:
         }
         table.add_row(*(Text(cells[column]) for column in columns))
     note = f"{len(rows)} recipes; `swarm recipes show NAME` explains one, `--json` gives every part and constant."
-    return Group(table, Text("\n".join([*_idle(rows), note]), style="dim"))
-
-
-def _idle(rows: list[JsonDict]) -> list[str]:
-    """Recipes that no run can feed yet, each with its missing needs."""
     idle = [f"  {row['name']} ({', '.join(row['not_yet'])})" for row in rows if row["not_yet"]]
-    return [f"{len(idle)} cannot run yet: no run supplies what stands behind them.", *idle] if idle else []
+    if idle:
+        idle.insert(0, f"{len(idle)} cannot run yet: no run supplies what stands behind them.")
+    return Group(table, Text("\n".join([*idle, note]), style="dim"))
 
 
 def _page(recipe: "Recipe", about: str, file: str) -> RenderableType:
-    from swarm.cli.recipe_description import VERIFICATION, loss_line, summary
+    from swarm.cli.recipe_description import KINDS, VERIFICATION, loss_line, parts_of, summary
+    from swarm.objectives.requirements import how_to_supply
 
     plain = summary(recipe)
-    title = Text.assemble((recipe.name, "bold cyan"), f"  {recipe.acronym}" if recipe.acronym else "")
-    verified = f"{recipe.verification}: {VERIFICATION[recipe.verification]}"
     facts = [
         ("paper", recipe.title),
         ("link", plain["url"] or "-"),
-        ("formula", verified),
+        ("formula", f"{recipe.verification}: {VERIFICATION[recipe.verification]}"),
         ("file", file),
         ("runs", f"not yet: nothing supplies {', '.join(plain['not_yet'])}" if plain["not_yet"] else "yes"),
     ]
-    return Group(
-        title,
+    equations = [
+        (each.address, Text.assemble(each.equation, "\n", (f"{each.part}: {each.summary}", "dim")))
+        for each in parts_of(recipe)
+    ]
+    sets = [f"--set learner.recipe_params.{address}={_toml(value)}" for address, value in recipe.constants.items()]
+    scope = Text(f"scope {recipe.scope}: {_SCOPES[str(recipe.scope)]}", style="dim")
+    marks = {True: "yes", False: "no, it needs behaviour log-probs"}
+    kinds = [(kind.name, f"{marks[recipe.accepts(kind)]} ({what})") for kind, what in KINDS.items()]
+    parts: list[RenderableType] = [
+        Text.assemble((recipe.name, "bold cyan"), f"  {recipe.acronym}" if recipe.acronym else ""),
         Padding(Text(about), (1, 0)),
         _pairs(facts),
-        _heading("Equation"),
-        Padding(Text(loss_line(recipe)), (0, 0, 0, 2)),
-        _equations(recipe),
-        _heading("Constants"),
-        _constants(recipe),
-        _heading("Needs"),
-        _needs(recipe),
-        _heading("Rollouts it accepts"),
-        _kinds(recipe),
-    )
-
-
-def _equations(recipe: "Recipe") -> RenderableType:
-    from swarm.cli.recipe_description import parts_of
-
-    table = Table(box=None, show_header=False, padding=(0, 2))
-    table.add_column(no_wrap=True, style="cyan")
-    table.add_column()
-    for part in parts_of(recipe):
-        what = Text.assemble(part.equation, "\n", (f"{part.part}: {part.summary}", "dim"))
-        table.add_row(Text(part.address), what)
-    return table
-
-
-def _constants(recipe: "Recipe") -> RenderableType:
-    if not recipe.constants:
-        return Padding(Text("none"), (0, 0, 0, 2))
-    sets = (f"--set learner.recipe_params.{address}={_toml(value)}" for address, value in recipe.constants.items())
-    return Padding(Text("\n".join(sets)), (0, 0, 0, 2))
-
-
-def _needs(recipe: "Recipe") -> RenderableType:
-    from swarm.objectives.requirements import how_to_supply
-
-    scope = f"scope {recipe.scope}: {_SCOPES[str(recipe.scope)]}"
-    return Group(
-        _pairs([(str(need), how_to_supply(need)) for need in sorted(recipe.needs)]),
-        Padding(Text(scope, style="dim"), (0, 0, 0, 2)),
-    )
-
-
-def _kinds(recipe: "Recipe") -> RenderableType:
-    from swarm.cli.recipe_description import KINDS
-
-    marks = {True: "yes", False: "no, it needs behaviour log-probs"}
-    return _pairs([(kind.name, f"{marks[recipe.accepts(kind)]} ({what})") for kind, what in KINDS.items()])
+    ]
+    for heading, content in (
+        ("Equation", (Text(loss_line(recipe)), _pairs(equations))),
+        ("Constants", (Text("\n".join(sets) or "none"),)),
+        ("Needs", (_pairs([(str(need), how_to_supply(need)) for need in sorted(recipe.needs)]), scope)),
+        ("Rollouts it accepts", (_pairs(kinds),)),
+    ):
+        parts.append(Text(f"\n{heading}", style="bold"))
+        parts += [Padding(each, (0, 0, 0, 2)) if isinstance(each, Text) else each for each in content]
+    return Group(*parts)
 
 
 _SCOPES = {
@@ -185,16 +154,12 @@ _SCOPES = {
 }
 
 
-def _heading(text: str) -> RenderableType:
-    return Text(f"\n{text}", style="bold")
-
-
-def _pairs(rows: list[tuple[str, str]]) -> RenderableType:
+def _pairs(rows: Sequence[tuple[str, str | Text]]) -> RenderableType:
     table = Table(box=None, show_header=False, padding=(0, 2))
     table.add_column(no_wrap=True, style="cyan")
     table.add_column()
     for name, value in rows:
-        table.add_row(Text(name), Text(value))
+        table.add_row(Text(name), Text(value) if isinstance(value, str) else value)
     return table
 
 

@@ -11,7 +11,6 @@ from rich.console import Console
 from typer import Argument, Option
 
 from swarm.printable import printable
-from swarm.types import JsonDict
 
 if TYPE_CHECKING:
     from swarm.diagnosis import Diagnosed
@@ -36,8 +35,8 @@ def why(
     snapshot = read_snapshot(directory, time.time(), max_idle_s)
     found = diagnose(snapshot)
     if as_json:
-        plain = {"is_healthy": is_healthy(found), "findings": [_plain(each) for each in found]}
-        typer.echo(json.dumps(plain, indent=1))
+        plain = [asdict(each) | {"gravity": each.weight.name.lower()} for each in found]
+        typer.echo(json.dumps({"is_healthy": is_healthy(found), "findings": plain}, indent=1))
         raise typer.Exit(0 if is_healthy(found) else 1)
     if is_healthy(found):
         rewards = snapshot.course("reward_mean")
@@ -48,17 +47,10 @@ def why(
     raise typer.Exit(0 if is_healthy(found) else 1)
 
 
-def _gravity(found: "Diagnosed") -> str:
-    return found.gravity.name.lower() if found.gravity is not None else ""
-
-
-def _plain(found: "Diagnosed") -> JsonDict:
-    return asdict(found) | {"gravity": _gravity(found)}
-
-
 def _print_finding(number: int, found: "Diagnosed") -> None:
-    style = "dim" if _gravity(found) == "note" else "bold" if number == 1 else ""
-    _print(f"{number}. {found.claim}  [{found.name}: {_gravity(found)}]", style=style)
+    harm = found.weight.name.lower()
+    style = "dim" if harm == "note" else "bold" if number == 1 else ""
+    _print(f"{number}. {found.claim}  [{found.name}: {harm}]", style=style)
     for line in found.evidence:
         _print(f"   - {line}")
     if found.fix:

@@ -389,11 +389,11 @@ def shortened(text: str) -> str:
     return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 3]}..."
 
 
-def middle(values: Sequence[float], default: float = 0.0) -> float:
-    """Median; `default` of none."""
-    return median(values) if values else default
+def middle(values: Sequence[float]) -> float:
+    """Median; 0 of none."""
+    return median(values) if values else 0.0
 
 
-def mean(values: Sequence[float], default: float = 0.0) -> float:
-    """Arithmetic mean; `default` of none."""
-    return math.fsum(values) / len(values) if values else default
+def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean; 0 of none."""
+    return math.fsum(values) / len(values) if values else 0.0

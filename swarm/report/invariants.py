@@ -103,8 +103,10 @@ class Invariants:
                 self._abandon(node, event.first, event.last)
             case StoreDamaged():
                 self._forget_draws(node)
-            case GroupGivenUp():
-                self._change(node, event.draw_step)
+            case GroupGivenUp():  # the steps of this draw, and of those after it, are made without the group
+                draw = event.draw_step
+                self._steps[node] = {each: digest for each, digest in self._steps[node].items() if each < draw}
+                self._made[node] = {step: made for step, made in self._made[node].items() if made[0] < draw}
             case LoopFailed():
                 self._violate(NO_FAILURE, f"{node[:8]}: {event.loop}: {event.error}")
             case WorkerDied():
@@ -178,11 +180,6 @@ class Invariants:
         self._num_calls = num_calls
         for violation in violations:
             self._violate(COORDINATED, violation)
-
-    def _change(self, node: NodeId, draw: int) -> None:
-        """The node announced that it makes the step of this draw, and those after it, without one of the groups."""
-        self._steps[node] = {each: digest for each, digest in self._steps[node].items() if each < draw}
-        self._made[node] = {step: made for step, made in self._made[node].items() if made[0] < draw}
 
     def _check_draw(self, node: NodeId, draw: GroupsDrawn) -> None:
         self._num_draws += 1

@@ -50,13 +50,12 @@ def is_node(target: str) -> bool:
     return (Path(target).expanduser() / NODE_FILE).is_file()
 
 
-def load_target(target: str, step: WhichStep = None, dtype: str = "float32") -> TrainedModel:
+def load_target(target: str, step: WhichStep = None) -> TrainedModel:
     """The model of a node's directory, or of a model source (blocking, slow).
 
     Args:
         target: directory of a node, or what `model.source` may be: a folder, a hub id, or a shipped model.
         step: of a node, which of its checkpoints.
-        dtype: of a model source.
 
     Raises:
         ConfigError: names the path and the fix.
@@ -75,7 +74,7 @@ def load_target(target: str, step: WhichStep = None, dtype: str = "float32") -> 
         )
     if step is not None:
         raise ConfigError(f"--step {step}: {target} is no node's directory and has no checkpoints; leave it out")
-    loaded = load_model(ModelConfig.model_validate({"source": target, "dtype": dtype}))
+    loaded = load_model(ModelConfig(source=target, dtype="float32"))
     return TrainedModel(network=loaded.network, tokenizer=loaded.tokenizer, source=target, base_digest=loaded.digest)
 
 

@@ -104,7 +104,7 @@ def read_run(directory: Path, trainer: str = "") -> RunFigures:
             if (speed := _tokens_per_s(events)) is not None
         ),
         step_s=median(map(_step_s, steps)) if steps else None,
-        groups_per_step=_mean(draws, _groups_used),
+        groups_per_step=_mean(draws, lambda d: sum(each.is_own_policy for each in d.groups) + d.num_zero_variance),
         tokens_per_group=_mean(puts, lambda put: put.num_tokens),
         bytes_per_group=_mean(puts, lambda put: put.size_bytes),
         patch_bytes=_mean(patches, lambda patch: patch.num_bytes),
@@ -136,10 +136,6 @@ def _step_s(step: StepMade) -> float:
     parts = ("score", "backward", "optimizer")
     learning = seconds["learn"] if "learn" in seconds else sum(seconds.get(part, 0.0) for part in parts)
     return learning + seconds.get("publish", 0.0)
-
-
-def _groups_used(draw: GroupsDrawn) -> int:
-    return sum(group.is_own_policy for group in draw.groups) + draw.num_zero_variance
 
 
 def _tokens_per_s(puts: Sequence[GroupPut]) -> float | None:
@@ -214,7 +210,9 @@ def run_plan(options: PlanOptions) -> bool:
     plans = [plan(learner, kind) for kind in kinds]
     together = fleet(learner, kinds) if run is not None and not options.tokens_per_s else None
     if options.as_json:
-        typer.echo(json.dumps(_as_json(learner, plans, together), indent=2))
+        shown = [{**asdict(each), "holds": each.holds} for each in plans]
+        supply = None if together is None else asdict(together)
+        typer.echo(json.dumps(finite({"learner": asdict(learner), "plans": shown, "together": supply}), indent=2))
     else:
         console = Console()
         if measured.computed_in and options.step_s is None:
@@ -327,10 +325,3 @@ def _print_inequality(console: Console, inequality: Inequality) -> None:
 
 def _or(value: float | None, otherwise: str) -> str:
     return otherwise if value is None else figure(value)
-
-
-def _as_json(learner: LearnerFigures, plans: list[Plan], together: Inequality | None) -> Any:
-    shown = [{**asdict(each), "holds": each.holds} for each in plans]
-    return finite(
-        {"learner": asdict(learner), "plans": shown, "together": None if together is None else asdict(together)}
-    )
