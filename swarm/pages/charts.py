@@ -63,14 +63,11 @@ def line_chart(
     level_name: str = "",
     marks: Sequence[Mark] = (),
 ) -> Markup:
-    """Lines over a common x.
+    """Lines over a common x; lines without points are skipped.
 
     Args:
-        series: what to draw; those without points are skipped.
-        x_label: under the axis, with its unit.
         y_range: fixed range; None fits the data.
         level: a horizontal reference line (such as a baseline), named `level_name`.
-        marks: things that happened at an x.
     """
     shown = [line for line in series if line.points]
     if not shown:
@@ -94,13 +91,7 @@ def line_chart(
 def bar_chart(
     groups: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, x_label: str, names: Sequence[str] = ()
 ) -> Markup:
-    """Vertical bars, one stack per category.
-
-    Args:
-        groups: (category, ((series name, value), ...)), in order of x.
-        x_label: under the axis.
-        names: order of the series, which decides their colours.
-    """
+    """Vertical bars of (category, ((series, value), ...)), one stack each; the order of `names` decides colours."""
     totals = [sum(value for _, value in stack) for _, stack in groups]
     if not totals or max(totals) <= 0:
         return _nothing()
@@ -121,13 +112,7 @@ def bar_chart(
 
 
 def stacked_rows(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, names: Sequence[str], unit: str) -> Markup:
-    """Horizontal stacks, one row per label, on one scale.
-
-    Args:
-        rows: (label, ((part, value), ...)).
-        names: order of the parts, which decides their colours.
-        unit: of the values, for tooltips and the axis.
-    """
+    """Horizontal stacks of (label, ((part, value), ...)) on one scale; the order of `names` decides their colours."""
     longest = max((sum(value for _, value in parts) for _, parts in rows), default=0.0)
     if longest <= 0:
         return _nothing()
@@ -256,13 +241,7 @@ def _nothing() -> Markup:
 
 
 def element(name: str, *children: str, **attributes: str | float) -> Markup:
-    """An element of a page; what is not markup is escaped.
-
-    Args:
-        name: of the tag.
-        children: markup or text, in order.
-        attributes: `text_anchor` becomes text-anchor, `class_` class.
-    """
+    """An element; `class_` is written as class, `text_anchor` as text-anchor. All but markup is escaped."""
     shown = [
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), each if isinstance(each, str) else number(each))
         for key, each in attributes.items()

@@ -67,11 +67,7 @@ _STEP_CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
 
 
 def write_report(result: RunResult, out_dir: Path) -> dict[str, Path]:
-    """Writes the report files into `out_dir` (made if missing).
-
-    Returns:
-        "html" and "json" -> path.
-    """
+    """Writes report.html and report.json into a folder, made if missing; returns their paths as "html" and "json"."""
     out_dir.mkdir(parents=True, exist_ok=True)
     paths = {"html": out_dir / "report.html", "json": out_dir / "report.json"}
     paths["html"].write_text(render_html(result), encoding="utf-8")
@@ -118,7 +114,6 @@ def render_html(result: RunResult, root: str = "", pages: Sequence[tuple[str, st
     """The report as one HTML page.
 
     Args:
-        result: what it shows.
         root: path of style sheet and script where it is served; "" for a file that stands alone.
         pages: (words, link) of further pages.
     """

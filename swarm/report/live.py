@@ -193,11 +193,7 @@ class LiveProgress:
         self.tick()
 
     def tick(self, activities: Mapping[str, str] | None = None) -> None:
-        """Call now and then when no event comes: the clock goes on.
-
-        Args:
-            activities: present work of each node; None: as before.
-        """
+        """Lets the clock go on while no event comes. `activities`: present work of each node; None: as before."""
         self._activities = self._activities if activities is None else activities
         if not self._is_foretold and (left_s := self.left_s()) is not None:
             self._is_foretold = True

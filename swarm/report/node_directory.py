@@ -118,11 +118,7 @@ class NodeReports:
     def read(self, num_samples: int = 0) -> RunResult:
         """The report as the directories have it now (blocking; at first 6 s for 100,000 events).
 
-        Args:
-            num_samples: newest groups of each node to show; 0: none.
-
-        Raises:
-            ConfigError: a directory is gone.
+        It shows so many of the newest groups of each node. Raises ConfigError where a directory is gone.
         """
         self.directories = open_directories(self._paths)
         nodes = [

@@ -102,14 +102,7 @@ def watch_nodes(
     wait: Callable[[float], bool],
     now_s: Callable[[], float] = time.time,
 ) -> None:
-    """Shows the nodes until `wait` is false.
-
-    Args:
-        nodes: what to show.
-        console: on a terminal the table is drawn again whenever something changed; else a line is printed each time.
-        wait: called with seconds to wait; False ends it.
-        now_s: wall clock.
-    """
+    """Shows the nodes until `wait`, called with seconds, is false: a table on a terminal, else a line each time."""
     for node in nodes:
         node.refresh(now_s())
     if not console.is_terminal:

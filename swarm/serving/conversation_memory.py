@@ -68,14 +68,7 @@ class ConversationMemory:
         return self._tokenizer.encode_prompt(Task(env="chat", task_id=0, messages=tuple(messages)))
 
     def add(self, messages: Sequence[Message], answer: str, token_ids: Sequence[int], is_ended: bool) -> None:
-        """Keeps a conversation.
-
-        Args:
-            messages: those that were answered.
-            answer: the text that the client was given.
-            token_ids: of everything, prompt and answer.
-            is_ended: the last id is an end token.
-        """
+        """Keeps a conversation: messages, the answer as the client has it, and all ids, prompt and answer."""
         key = _keys([*messages, Message(role="assistant", content=answer)])[-1]
         self._forget(key)
         self._known[key] = _Known(np.asarray(token_ids, np.int32), is_ended)

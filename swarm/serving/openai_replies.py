@@ -99,12 +99,7 @@ def text_logprobs(tokenizer: Tokenizer, piece: AnswerPiece, num_top: int, offset
 
 
 def usage(answers: Sequence[Answer], num_prompts: int) -> JsonDict:
-    """Tokens read and made; a prompt counts once, however many answers it has.
-
-    Args:
-        answers: prompt by prompt, as many to each.
-        num_prompts: different ones.
-    """
+    """Tokens read and made by answers, as many to each prompt; a prompt counts once."""
     each = max(1, len(answers) // max(1, num_prompts))
     read = sum(len(answer.prompt_ids) for answer in answers[::each])
     made = sum(len(answer.completion.token_ids) for answer in answers)

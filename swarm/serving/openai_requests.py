@@ -191,11 +191,7 @@ class DetokenizeRequest(_Fields):
 
 
 def read_request(kind: type[Body], data: object) -> Body:
-    """A request from decoded JSON.
-
-    Raises:
-        RequestRefused: names the first field that cannot be honoured.
-    """
+    """A request from decoded JSON. Raises RequestRefused: names the first field that cannot be honoured."""
     if not isinstance(data, dict):
         raise RequestRefused(f"the body must be a JSON object, got {type(data).__name__}")
     try:

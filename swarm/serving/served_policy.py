@@ -26,12 +26,10 @@ def serve(
 
     Args:
         engine: answers requests; it is not closed with the server.
-        tokenizer: of its model.
         name: of the model, as clients call it.
         source: the initial model.
         context_tokens: most of a prompt and its answer.
         listen: host:port; port 0 takes a free one.
-        key: that every request must have.
 
     Returns:
         The server, to be stopped before the engine is closed, and the base address for clients.

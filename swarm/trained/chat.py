@@ -53,13 +53,9 @@ class Conversation:
         self.messages = self._system
 
     def ask(self, text: str, show: Callable[[str], None] | None = None) -> str:
-        """The answer to a message (blocking); an interrupted one (KeyboardInterrupt) is forgotten with its question.
+        """The answer to a message (blocking), which `show` gets piece by piece as it is made.
 
-        Args:
-            show: called with each new piece of the answer.
-
-        Raises:
-            ConfigError: the model cannot read the message.
+        An interrupted answer (KeyboardInterrupt) is forgotten with its question. Raises ConfigError for unreadable text.
         """
         messages = (*self.messages, Message(role="user", content=text))
         prompt = self._model.tokenizer.encode_prompt(Task(env="chat", task_id=0, messages=messages))

@@ -132,11 +132,7 @@ class EvaluationPlan:
 async def evaluate_model(
     model: TrainedModel, plan: EvaluationPlan, progress: Callable[[str, int, int], None], device: str = "auto"
 ) -> list[EnvironmentScore]:
-    """Plays the problems and scores every try.
-
-    Args:
-        progress: called with environment, problems done, problems in all.
-        device: of the network.
+    """Plays the problems and scores every try; `progress` gets environment, problems done, and problems in all.
 
     Raises:
         ConfigError: an environment cannot be built, or the model cannot read its problems.
@@ -205,14 +201,11 @@ def own_environment(
     reward_range: tuple[float, float] = (0.0, 1.0),
     reward_weights: Mapping[str, float] = MappingProxyType({}),
 ) -> EnvironmentConfig:
-    """An environment of a user's own file, judged by the reference, or by a function.
+    """An environment of a user's own .jsonl file, judged by the reference, or by a function.
 
     Args:
-        data: .jsonl file.
         reward: `my_file.py:score` or `package.module:score`; empty: the same text, or the same number.
         params: further parameters of the kind, such as the names of fields.
-        reward_range: of what the function returns.
-        reward_weights: of its rewards, where it returns several by name.
     """
     return EnvironmentConfig(
         name="own",

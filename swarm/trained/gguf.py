@@ -27,13 +27,7 @@ _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # llama.cpp's kinds of t
 
 
 def write_file(network: nn.Module, tokenizer: Path, path: Path, name: str) -> None:
-    """Writes a network without adapters, and its tokenizer.
-
-    Args:
-        network: transformers causal LM.
-        tokenizer: folder with tokenizer.json, tokenizer_config.json and the chat template.
-        path: of the new file.
-        name: of the model, for people.
+    """Writes a transformers causal LM without adapters, and the tokenizer in a folder.
 
     Raises:
         ConfigError: the architecture or the tokenizer is none that is written here.

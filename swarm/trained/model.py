@@ -51,14 +51,9 @@ def is_node(target: str) -> bool:
 
 
 def load_target(target: str, step: WhichStep = None) -> TrainedModel:
-    """The model of a node's directory, or of a model source (blocking, slow).
+    """The model of a node's directory, at one of its checkpoints, or of a `model.source` (blocking, slow).
 
-    Args:
-        target: directory of a node, or what `model.source` may be: a folder, a hub id, or a shipped model.
-        step: of a node, which of its checkpoints.
-
-    Raises:
-        ConfigError: names the path and the fix.
+    Raises ConfigError with path and fix.
     """
     if is_node(target):
         return load_trained(Path(target).expanduser(), step)
@@ -80,10 +75,6 @@ def load_target(target: str, step: WhichStep = None) -> TrainedModel:
 
 def load_trained(directory: Path, step: WhichStep = None) -> TrainedModel:
     """The version that a checkpoint of a node holds; the node may be running (blocking, slow).
-
-    Args:
-        directory: of the node, with node.toml and checkpoints.
-        step: of the checkpoint.
 
     Raises:
         ConfigError: no such node or checkpoint, another model, or weights other than those that were published.

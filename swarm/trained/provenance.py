@@ -46,13 +46,7 @@ class Verified:
 
 
 def write_provenance(model: TrainedModel, folder: Path, kind: str, now_s: float) -> JsonDict:
-    """Signs the files of a folder, and writes the model card; returns the statement.
-
-    Args:
-        model: of a node's checkpoint.
-        folder: with every other file of the export.
-        kind: format of the export.
-        now_s: wall clock.
+    """Signs the files of an export, and writes the model card; returns the statement.
 
     Raises:
         ConfigError: the node's key cannot be read, or is not the one with which it was trained.
@@ -112,11 +106,9 @@ def verify_export(folder: Path) -> Verified:
 
 
 def exported_version(folder: Path, digest: Digest) -> PolicyVersion | None:
-    """Node and step that a folder's statement names; None where there is none that its node signed.
+    """Node and step in a folder's statement, with the digest of the weights as loaded; None without a signed statement.
 
-    Args:
-        folder: of a model; its files are not checked, as `verify_export` does.
-        digest: of its weights, as loaded.
+    Files are not checked, as `verify_export` does.
     """
     try:
         node_id, statement, is_signed = _read_statement(folder / PROVENANCE)

@@ -65,11 +65,10 @@ class RunFigures:
 
 
 def read_run(directory: Path, trainer: str = "") -> RunFigures:
-    """Reads the directory that `swarm simulate` wrote, or any with one directory for each node.
+    """Reads a run: a directory with `<node>/events.jsonl` and `<node>/node.toml`, or with those in its folder `swarm`.
 
     Args:
-        directory: has `<node>/events.jsonl` and `<node>/node.toml`, or a folder `swarm` with them.
-        trainer: name of the node whose steps count; empty: the only one that made any.
+        trainer: node whose steps count; empty: the only one that made any.
 
     Raises:
         ConfigError: there is no run, or no such trainer, or several.
