@@ -55,7 +55,7 @@ class Conversation:
     def ask(self, text: str, show: Callable[[str], None] | None = None) -> str:
         """The answer to a message (blocking), which `show` gets piece by piece as it is made.
 
-        An interrupted answer (KeyboardInterrupt) is forgotten with its question. Raises ConfigError for unreadable text.
+        An interrupted answer (KeyboardInterrupt) is forgotten with its question. Raises ConfigError: unreadable text.
         """
         messages = (*self.messages, Message(role="user", content=text))
         prompt = self._model.tokenizer.encode_prompt(Task(env="chat", task_id=0, messages=messages))
