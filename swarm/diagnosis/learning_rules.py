@@ -54,7 +54,7 @@ MANY_DRAWS: Final = 8  # set aside in a row
 LONG_S: Final = 60.0  # without a step
 LONG_STEP_S: Final = 600.0
 PATIENCE_S: Final = 20.0
-PATIENT: Final = 10.0  # times the bound on a time without a step, where work goes on meanwhile
+PATIENT: Final = 10.0  # times the bound on a time without a step, where the worker still advances
 FEW_EVENTS: Final = 8  # of fewer no pace is known
 TIMES: Final = 4.0  # the longest time before
 LEAST_S: Final = 30.0
@@ -157,7 +157,7 @@ def _moves(snapshot: Snapshot, steps: Sequence[StepMade]) -> list[float]:
 
 
 def stillness(snapshot: Snapshot) -> list[str]:
-    """Signs that steps leave the policy as it is; empty where it moves, or nothing can be said."""
+    """Signs that steps leave the policy as it is; empty where it moves, or too little is known."""
     made = snapshot.made
     if len(made) < FEW_STEPS:
         return []
@@ -517,7 +517,7 @@ def waiting_words(snapshot: Snapshot) -> str:
 
 
 def no_steps(snapshot: Snapshot) -> Diagnosed | None:
-    """Neither a step nor a group nor a sign of work for longer than the limit, or many own groups in vain."""
+    """Neither a step nor a group nor a sign of work for longer than the limit, or many own groups without signal."""
     if snapshot.status is None or snapshot.is_finished or snapshot.only_relays:
         return None
     idle_s = snapshot.stepless_s

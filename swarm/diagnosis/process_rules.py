@@ -27,7 +27,7 @@ MANY_STARTS: Final = 4
 NEWEST_STARTS: Final = 6
 SHORT_S: Final = 180.0  # life of a process between two starts
 NEWEST_ERRORS: Final = 20
-TOLD: Final = frozenset(  # errors in the log that are no fault, or that other rules tell with their fix
+COVERED: Final = frozenset(  # logged errors that are no fault, or that have a rule of their own
     {
         STATUS_WITHOUT_ROOM,
         "loop failed",
@@ -403,7 +403,7 @@ def loops_fail(snapshot: Snapshot) -> Diagnosed | None:
 
 def logged_errors(snapshot: Snapshot) -> Diagnosed | None:
     """Errors in the node's log that no other rule knows."""
-    errors = [each for each in snapshot.logged if each.is_error and each.message not in TOLD]
+    errors = [each for each in snapshot.logged if each.is_error and each.message not in COVERED]
     if not errors:
         return None
     return Diagnosed(

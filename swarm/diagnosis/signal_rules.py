@@ -27,7 +27,7 @@ MINUTE_IN_VAIN: Final = 48  # the same after MINUTE_S without a step; with one r
 SOME_IN_VAIN: Final = 16  # the same, once the time without a step is up, or where every answer is cut off
 MINUTE_S: Final = 60.0
 MANY_PUT: Final = 40  # groups of all environments from which their shares can be compared
-SOME_STEPS: Final = 15  # from which on a slope can be told from chance
+SOME_STEPS: Final = 15  # from which on a slope differs from chance
 CUT_SHARE: Final = 0.5  # of answers that end at the longest length
 NOISE_NATS: Final = 2.5  # 12 equally likely tokens; language models have .2 to 1.5
 
@@ -87,7 +87,7 @@ def teaches_little(snapshot: Snapshot) -> bool:
 
 
 def cut_share(snapshot: Snapshot) -> float | None:
-    """Of the answers of the newest own groups, those that ended at the longest length; None: unknown."""
+    """Share of the newest own answers that ended at the longest length; None: unknown."""
     flags = [cut for group in snapshot.answers for cut in group.is_cut]
     if flags:
         return mean([float(cut) for cut in flags])

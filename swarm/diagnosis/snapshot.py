@@ -134,7 +134,7 @@ class Snapshot:
 
     @cached_property
     def started_at_s(self) -> float | None:
-        """When the present or last process began to serve; None: unknown."""
+        """Wall clock at which the present or last process began to serve; None: unknown."""
         return next((event.at_s for event in reversed(self.events) if isinstance(event, NodeStarted)), None)
 
     @cached_property
@@ -169,7 +169,7 @@ class Snapshot:
 
     @property
     def following(self) -> JsonDict | None:
-        """Of a node that generates for a trainer: what status.json says of it."""
+        """Status of a node that generates for a trainer, as status.json has it; None for others."""
         return self.value("following", None)
 
     @property
@@ -250,7 +250,7 @@ class Snapshot:
 
     @cached_property
     def steps(self) -> tuple[StepMade, ...]:
-        """Of each draw the step that was made last, in order."""
+        """The last step that was made of each draw, in order."""
         return tuple({step.draw_step: step for step in events_of(StepMade, self.events)}.values())
 
     @cached_property
@@ -280,7 +280,7 @@ class Snapshot:
 
     @cached_property
     def draws(self) -> tuple[GroupsDrawn, ...]:
-        """Of each number the draw that was made last, in order."""
+        """The last draw that was made under each number, in order."""
         return tuple({draw.draw_step: draw for draw in events_of(GroupsDrawn, self.events)}.values())
 
     @cached_property
@@ -389,11 +389,11 @@ def shortened(text: str) -> str:
     return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 3]}..."
 
 
-def middle(values: Sequence[float], default: float = 0.0) -> float:
-    """Median; `default` of none."""
-    return median(values) if values else default
+def middle(values: Sequence[float]) -> float:
+    """Median; 0 of none."""
+    return median(values) if values else 0.0
 
 
-def mean(values: Sequence[float], default: float = 0.0) -> float:
-    """Arithmetic mean; `default` of none."""
-    return math.fsum(values) / len(values) if values else default
+def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean; 0 of none."""
+    return math.fsum(values) / len(values) if values else 0.0

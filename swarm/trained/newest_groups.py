@@ -19,17 +19,7 @@ _LOCKED_S = 120.0  # by the node, while it writes; not measured
 
 
 def newest_groups(path: Path, limit: int, origin: Origin, envs: Collection[str]) -> list[ScoredGroup]:
-    """Up to `limit` groups, newest first.
-
-    Args:
-        path: groups.sqlite of a node.
-        limit: most groups.
-        origin: who made them.
-        envs: of these environments alone.
-
-    Raises:
-        ConfigError: there is no such file, or it cannot be read.
-    """
+    """Up to `limit` groups of some environments, newest first. Raises ConfigError where no file can be read."""
     query = (
         f"SELECT {SCORED_COLUMNS} FROM groups g JOIN bodies b USING (sequence) WHERE {_CONDITIONS[origin]} "
         "ORDER BY g.sequence DESC"

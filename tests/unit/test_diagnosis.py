@@ -22,7 +22,7 @@ from swarm.cli import main as cli
 from swarm.config import NodeConfig
 from swarm.config.section import Usual
 from swarm.diagnosis import RULES, STATUS_RULES, Diagnosed, Gravity, Snapshot, diagnose, is_healthy, read_snapshot
-from swarm.diagnosis.process_rules import TOLD
+from swarm.diagnosis.process_rules import COVERED
 from swarm.diagnosis.settings_rules import SHORTFALLS, far_values
 from swarm.diagnosis.snapshot import AnsweredGroup, as_toml
 from swarm.environments.record_facts import RecordFacts
@@ -556,7 +556,7 @@ def test_every_row_has_a_name_of_its_own_and_a_section_of_the_page() -> None:
 
 def test_every_message_that_other_rules_tell_is_one_that_is_logged() -> None:
     written = "".join(path.read_text() for part in ("swarm", "node") for path in (ROOT / part).rglob("*.py"))
-    assert [message for message in TOLD - {STATUS_WITHOUT_ROOM} if written.count(f'"{message}"') < 2] == []
+    assert [message for message in COVERED - {STATUS_WITHOUT_ROOM} if written.count(f'"{message}"') < 2] == []
 
 
 def test_an_agent_that_starts_loads_no_diagnosis_no_pages_and_no_extras() -> None:

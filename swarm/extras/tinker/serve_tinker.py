@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -45,13 +45,25 @@ class StartedTinker:
     key: str  # of its clients
 
 
-def serve_tinker(target: str, step: "WhichStep", node: Path | None, samplers: Path | None, **options: Any) -> None:
-    """Serves until Ctrl-C or SIGTERM (blocking); `options` are those of TinkerSettings.
+def serve_tinker(
+    target: str,
+    step: "WhichStep",
+    node: Path | None,
+    samplers: Path | None,
+    *,
+    name: str,
+    listen: str,
+    key: str,
+    max_rows: int,
+    device: str,
+    store: Path,
+) -> None:
+    """Serves until Ctrl-C or SIGTERM (blocking); options as in TinkerSettings.
 
     Raises:
         ConfigError: names the option and the fix.
     """
-    settings = TinkerSettings(**options)
+    settings = TinkerSettings(name=name, listen=listen, key=key, max_rows=max_rows, device=device, store=store)
     from swarm.trained.model import load_target
 
     if node is None or samplers is None:
