@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from swarm.episode import EpisodeOutcome
-from swarm.exchange import own_groups, reward_recheck
+from swarm.exchange import own_groups
+from swarm.exchange.checks import reward_recheck
 from swarm.exchange.draw_journal import DrawJournal
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.exchange.replay_tables import ReplayEntry
 from swarm.generation import episode_player
 from swarm.objectives import draw_batch as batches
-from swarm.objectives import turn_columns
 from swarm.report.invariants import HONEST, REPEAT, TRAINED, TURNS, WHOLE_EPISODES
 from swarm.simulate.virtual.episode_plan import EpisodePlan
 from swarm.simulate.virtual.faults import Crash, FaultPlan, SeamRates, Turncoat
@@ -86,13 +86,13 @@ def _trains_observations(patch: pytest.MonkeyPatch) -> None:
 
 
 def _shifts_turn_rewards(patch: pytest.MonkeyPatch) -> None:
-    transitions = turn_columns._transitions
+    transitions = batches._transitions
 
     def late(rollout: Rollout, outcome: EpisodeOutcome | None) -> Any:
         found = transitions(rollout, outcome)
         return [found[-1], *found[:-1]]
 
-    patch.setattr(turn_columns, "_transitions", late)
+    patch.setattr(batches, "_transitions", late)
 
 
 def _forgets_outcomes(patch: pytest.MonkeyPatch) -> None:
