@@ -63,7 +63,7 @@ def plan_command(
     ] = None,
     config: Annotated[Path | None, Option("--config", "-c", help="With --gpu: the node's node.toml.")] = None,
 ) -> None:
-    """How many generators a learner needs, how fast and on which lines, for a lag bound; exit code 1 if none will do.
+    """Plans number, speed and lines of generators that a learner needs for a lag bound; exit code 1 if none will do.
 
     Measure first, then change figures: `swarm simulate --preset echo`, then `swarm plan --run runs/echo-...`, then
     again with options in place of measured figures, such as `--tokens-per-s 40 --down 1e6 --max-age 2`. Without a run,

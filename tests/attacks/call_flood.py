@@ -31,7 +31,7 @@ _WIDE: Final = 2**30
 
 @dataclass(slots=True)
 class Tally:
-    """What an attacker got."""
+    """Counts of an attacker's calls, by their outcome."""
 
     num_opened: int = 0  # connections
     num_answered: int = 0  # calls with a message

@@ -112,7 +112,7 @@ def _mutated(right: str, others: list[str], rng: random.Random) -> Iterator[str]
 
 
 def is_excused(answer: str, right: str, figures: int = 15) -> bool:
-    """Whether an answer that was paid reads like the right one: the same numbers and letters, in any layout.
+    """True if a paid answer reads like the right one: the same numbers and letters, in any layout.
 
     Args:
         answer: that was paid.

@@ -43,7 +43,7 @@ _CHARACTERS: Final = " \n\ta7.<|_\u00e9\u0416\u4e2d\u0939\u0301\u200b\ufffd\U000
 
 
 class Kind(StrEnum):
-    """How the learner gets the rows of a group."""
+    """The way in which the learner gets the rows of a group."""
 
     TOKENS = "tokens"  # of our tokenizer, as they came
     TEXT = "text"  # of our tokenizer without tokens: cut here
@@ -244,7 +244,7 @@ def _rollout(
 
 
 def wrong_about(scored: ScoredGroup, tokenizer: Tokenizer) -> str | None:
-    """What is wrong about a group that was admitted; None where nothing is."""
+    """The fault of a group that was admitted; None where it has none."""
     kind = kind_of(scored.group, tokenizer)
     rows = rows_of(scored, tokenizer)
     if max(map(len, rows)) > MAX_NEW_TOKENS:
@@ -294,7 +294,7 @@ def _wrong_about_tokens(rollout: Rollout, row: list[int], tokenizer: Tokenizer) 
 
 
 def _is_shown(ids: Sequence[int], text: str, tokenizer: Tokenizer) -> bool:
-    """Whether each of the tokens adds to the text: none hides. Bytes of one broken character share one mark."""
+    """True if each token adds to the text, so that none hides. Bytes of one broken character share one mark."""
     shown = ""
     for count in range(1, len(ids) + 1):
         before, shown = shown, tokenizer.decode(ids[:count])

@@ -61,7 +61,7 @@ class Killed(BaseException):
 
 
 class Machine:
-    """What survives a kill, and when the kill comes."""
+    """The parts of a machine that survive a kill, and the moment of the kill."""
 
     def __init__(self, directory: Path, plays: str = "answers") -> None:
         self.plays = plays
@@ -260,7 +260,7 @@ async def live(agent: Agent, machine: Machine, clock: ManualClock) -> None:
 
 
 def curve(machine: Machine) -> list[tuple[object, ...]]:
-    """What each draw led to, as it was told last."""
+    """The last report of each draw's step."""
     steps = machine.of(StepMade)
     rows = {e.draw_step: (e.draw_step, e.step, e.digest, e.loss, e.was_skipped) for e in steps}
     return [rows[draw] for draw in sorted(rows)]

@@ -43,7 +43,7 @@ SEALED: Final = {sealed.digest: sealed for _, sealed in ENTRIES}
 
 
 def _calls(rng: random.Random) -> list[Call]:
-    """What one life does: groups come in, are drawn from, and the oldest are forgotten."""
+    """Calls of one life: groups come in, are drawn from, and the oldest are forgotten."""
     calls: list[Call] = []
     num_put = step = 0
     for _ in range(NUM_CALLS):
@@ -99,7 +99,7 @@ async def _contents(store: GroupStore) -> tuple[object, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """What one life did, what a reader would have seen after each of its calls, and its files then."""
+    """Calls of one life, the state that a reader would have seen after each, and its files then."""
 
     calls: Sequence[Call]
     contents: Sequence[tuple[object, ...]]  # before the first call, and after each
@@ -244,7 +244,7 @@ def test_a_changed_file_is_never_believed(lives: list[Life], tmp_path: Path, see
 
 
 async def _after_damage(lives: list[Life], folder: Path, seed: int) -> list[str]:
-    """What a second life hands out that never was."""
+    """Groups and draws that a second life hands out and the first never had."""
     rng = random.Random(f"damage {seed}")
     life, damage = rng.choice(lives), rng.choice(DAMAGES)
     shutil.copytree(life.directory / "dead", folder / "node")

@@ -1,4 +1,4 @@
-"""What a group of a few hundred bytes may cost before it is refused: letters that are encoded here, memory, and the
+"""Cost of a group of a few hundred bytes before it is refused: letters that are encoded here, memory, and the
 event loop.
 """
 

@@ -136,7 +136,7 @@ def test_a_broken_part_turns_its_invariant_red(
 
 
 class ForgetfulStore(MemoryGroupStore):
-    """What was replayed is not on its disk."""
+    """A store that keeps no replayed outcome on its disk."""
 
     async def draws(self, from_step: int) -> list[Draw]:
         return [

@@ -32,7 +32,7 @@ Reply = tuple[int, Any]
 
 
 class Client:
-    """What the SDK does, by hand."""
+    """The calls of the SDK, made by hand."""
 
     def __init__(self, port: int, store: Path, key: str = KEY) -> None:
         self.port, self.store, self.key = port, store, key
@@ -40,7 +40,7 @@ class Client:
         self.session_ids: list[str] = []
 
     def folder(self, path: str) -> Path:
-        """Where the server keeps what it calls by a path."""
+        """The folder of a checkpoint that the server names by a path."""
         return self.store / path.removeprefix("tinker://")
 
     def post(self, path: str, body: Any, **headers: str) -> Reply:
@@ -55,7 +55,7 @@ class Client:
             connection.close()
 
     def result(self, path: str, body: Any) -> Any:
-        """What became of a request that is answered later."""
+        """The result of a request that is answered later."""
         status, promise = self.post(path, body)
         assert status == 200, promise
         return self.retrieve(promise["request_id"])

@@ -79,7 +79,7 @@ async def peer_process(directory: Path) -> AsyncGenerator[tuple[asyncio.subproce
 
 
 class Relay:
-    """What is between two nodes, and forgets connections on which nothing comes."""
+    """A router between two nodes that forgets connections without traffic."""
 
     def __init__(self, endpoint: str) -> None:
         self._host, _, self._port = endpoint.rpartition(":")

@@ -91,7 +91,7 @@ async def beat(channel: AuthenticatedChannel, identity: Identity) -> None:
 
 
 async def beat_or_not(channel: AuthenticatedChannel, identity: Identity) -> bool:
-    """Whether the server took a heartbeat; False where it takes no call of anybody."""
+    """True if the server took a heartbeat; False where it takes no call of anybody."""
     try:
         await beat(channel, identity)
     except grpc.aio.AioRpcError as error:

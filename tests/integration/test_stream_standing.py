@@ -28,7 +28,7 @@ SERVER, HONEST = make_identity(1), make_identity(2)
 
 
 class Quiet(HoldsNothing):
-    """Says that a stream is open, and then nothing."""
+    """A handler that opens a stream and sends nothing on it."""
 
     async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         yield StreamItem(cursor=Cursor(epoch="e", sequence=1), digest=bytes(32), size_bytes=1, sealed=None)

@@ -282,7 +282,7 @@ class Real:
                     parameter.sub_(rate * (parameter.float().std() + 1e-3) * parameter.grad.sign())
 
     def version(self, step: int) -> tuple[PolicyVersion, dict[str, torch.Tensor]]:
-        """What the learner's side holds now."""
+        """The version and the tensors that the learner's side holds now."""
         tensors = snapshot(self.model.network)
         return PolicyVersion(policy_id=START.policy_id, step=step, digest=weights_digest(tensors)), tensors
 

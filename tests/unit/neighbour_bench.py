@@ -60,7 +60,7 @@ class Bench:
 
 
 class Neighbour:
-    """Says its items, from wherever the follower left off, and then nothing."""
+    """A neighbour that sends its items from the follower's cursor on, and then nothing."""
 
     def __init__(self, node_id: NodeId, items: list[StreamItem], after_s: float = 0.0) -> None:
         self.node_id = node_id

@@ -40,7 +40,7 @@ def no(host: str = OWN_HOST) -> DialBack:
 
 @dataclass(eq=False)
 class RelayAtWork:
-    """What one relay does with us."""
+    """The behaviour of one relay towards this node."""
 
     gives_reservation: bool = True
     refuses: bool = False

@@ -1,4 +1,4 @@
-"""How likely the policy finds the right answer before each turn, and how far an observation moves it after one."""
+"""The policy's likelihood of the right answer before each turn, and its shift by the observation after one."""
 
 from dataclasses import replace
 from pathlib import Path

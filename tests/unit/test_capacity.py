@@ -1,4 +1,4 @@
-"""Who may begin how many groups of a trainer's lineage: its own generator, and those who follow it."""
+"""Capacity of a trainer's lineage: the groups that its own generator and its followers may begin."""
 
 from dataclasses import dataclass
 from typing import cast

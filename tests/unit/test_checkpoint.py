@@ -31,7 +31,7 @@ def saved(step: int, next_draw: int) -> Checkpoint:
 
 
 def number_of(root: Path) -> float:
-    """What the newest readable checkpoint has, in tensors and state alike."""
+    """The number that the newest readable checkpoint has, in tensors and state alike."""
     found = read_checkpoint(root)
     assert found.tensors["weight"].tolist() == [found.state["next_draw"]] * 3
     return found.state["next_draw"]
@@ -60,7 +60,7 @@ class Crashing:
 
 
 def write_until(at: int, root: Path, what: Checkpoint) -> bool:
-    """Whether it was written before the crash in operation `at`."""
+    """True if the checkpoint was written before the crash in operation `at`."""
     crashing = Crashing(at)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "save_file", crashing.wrap(module.save_file))

@@ -1,4 +1,4 @@
-"""How often checkpoints are written: by steps, by the bytes that they cost, and not at the end where nobody asks."""
+"""Frequency of checkpoints: by steps, by the bytes that they cost, and not at the end where nobody asks."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -50,7 +50,7 @@ class Bench:
         )
 
     def add(self, producer: str, count: int = 1, **what: object) -> int:
-        """How many of them are held."""
+        """Adds groups, and returns the number held."""
         return sum(self.buffer.add(self.scored(producer, **what)) for _ in range(count))  # type: ignore[arg-type]
 
     def draw(self) -> Draw | None:

@@ -129,7 +129,7 @@ def test_logprobs_of_actions_are_those_of_their_whole_conversation(of_turns: Seq
 def test_late_answers_change_no_bit_where_that_is_asked_for(
     is_deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which rows run together is decided by tokens alone; a matrix of another height has other low bits."""
+    """Tokens alone decide which rows run together; a matrix of another height has other low bits."""
     waiting = deque[tuple[int, Callable[[], None]]]()  # looks at which an answer comes
     num_looks, num_asked = count(), count()
     is_stalled = continuous_batching.Decoding.is_stalled.fget

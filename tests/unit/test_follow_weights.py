@@ -1,4 +1,4 @@
-"""How a worker without a trainer takes versions and generates: pull, push, in turn, and what it gives up."""
+"""A worker without a trainer takes versions and generates: by pull, by push, in turn; and batches that it gives up."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable

@@ -1,4 +1,4 @@
-"""How many rollouts a group may have at admission."""
+"""Bounds on the rollouts of a group at admission."""
 
 import pytest
 

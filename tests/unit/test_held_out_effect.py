@@ -1,4 +1,4 @@
-"""What falls of held-out accuracy the guard notices, and how seldom it cries wolf."""
+"""Falls of held-out accuracy that the guard notices, and its rate of false alarms."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What an honest engine samples is admitted by another node, however it ends: a few of what the benchmark runs."""
+"""Samples of an honest engine are admitted by another node, however they end: a few of the benchmark's."""
 
 import asyncio
 from pathlib import Path

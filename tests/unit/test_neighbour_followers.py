@@ -33,7 +33,7 @@ async def make_full(bench: Bench) -> None:
 
 
 async def num_taken(bench: Bench, identity: Identity, count: int, version: PolicyVersion, first_task: int = 0) -> int:
-    """How many of a peer's groups are taken in, one after the other."""
+    """Number of a peer's groups that are taken in, one after the other."""
     taken = 0
     for task_id in range(first_task, first_task + count):
         group = make_group(identity.node_id, task_id=task_id, created_at_s=bench.clock.now_s())

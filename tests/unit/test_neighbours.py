@@ -1,4 +1,4 @@
-"""What a neighbour can do to the node that follows it: send without end, announce and not deliver, vanish."""
+"""Neighbours that send without end, announce and do not deliver, or vanish."""
 
 import asyncio
 from collections.abc import AsyncIterator

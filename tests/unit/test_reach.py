@@ -1,4 +1,4 @@
-"""Whether a node can be dialled: witnesses that lie or differ, another network, hours of sleep."""
+"""Reachability of a node: witnesses that lie or differ, another network, hours of sleep."""
 
 import asyncio
 import logging
@@ -109,7 +109,7 @@ async def test_one_witness_that_lies_names_no_address_and_takes_nobody_off_the_n
 def test_a_node_that_says_that_it_is_dialled_is_tried_and_stays_so(
     answer: DialBack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who dialled it leads others to it, whose network lets out one port alone; nobody can take it off the network."""
+    """A peer that dialled it leads others there, whose network lets out one port; nobody can take it away."""
 
     async def scene() -> None:
         it = Scene(reach="dialable")

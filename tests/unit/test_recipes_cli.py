@@ -49,7 +49,7 @@ def test_recipes_list_says_the_same_as_recipes() -> None:
 
 
 def test_a_recipe_that_no_run_can_feed_says_so_wherever_it_is_shown() -> None:
-    """What runs supply is computed from the widest configuration, not from the list that marks the recipes."""
+    """Inputs that runs supply are computed from the widest configuration, not from the list that marks recipes."""
     env = EnvironmentConfig(name="sums", kind="char", dataset="sum", num_tasks=100)
     episodes = EnvironmentConfig(name="apps", kind="apps", num_tasks=100)
     widest = NodeConfig(

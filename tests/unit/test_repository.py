@@ -1,4 +1,4 @@
-"""What a clone must be: portable, documented, pinned, with generated files current."""
+"""Promises of every clone: portable, documented, pinned, with generated files current."""
 
 import ast
 import functools
@@ -107,6 +107,20 @@ def test_every_module_opens_with_its_job():
         if path.read_text().strip() and not ast.get_docstring(parsed(path))
     ]
     assert not missing, missing
+
+
+def test_no_docstring_begins_with_a_relative_word():
+    """conventions: a docstring opens with a noun phrase or a verb phrase that a search would find."""
+    relative = re.compile(r"(What|Whether|How|Where|Who|Which|Those|Whose|Says)\b")
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in tracked()
+        if path.suffix == ".py" and path.parent.name != "v1"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, documented) and (text := ast.get_docstring(node)) and relative.match(text)
+    ]
+    assert found == []
 
 
 def test_every_public_class_and_function_has_a_docstring():

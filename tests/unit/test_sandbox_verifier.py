@@ -64,7 +64,7 @@ STRANGER, FRIEND = Producer(node_id=NodeId("a" * 32), is_known=False), Producer(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the worst verifier is made of."""
+    """The folder with the code of the worst verifier."""
     folder = tmp_path_factory.mktemp("obedient")
     (folder / "rule.py").write_text(OBEDIENT)
     (folder / "problems.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))

@@ -1,4 +1,4 @@
-"""What only the store on disk can promise: kill -9, a limited file, a damaged file, cancellation."""
+"""Promises of the store on disk alone: kill -9, a limited file, a damaged file, cancellation."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What is under way on a stream of the in-memory network: order, room, and the end."""
+"""Messages under way on a stream of the in-memory network: order, room, and the end."""
 
 import asyncio
 

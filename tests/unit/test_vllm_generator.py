@@ -131,7 +131,7 @@ class Background:
         return not self._thread.is_alive()
 
     def result(self) -> Any:
-        """What it gave, or raised."""
+        """The result of the call, or the error that it raised."""
         assert self.is_over(15.0)
         return self._result
 

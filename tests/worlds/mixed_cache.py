@@ -1,4 +1,4 @@
-"""What a policy draws whose weights change while its cache stays."""
+"""The distribution of a policy whose weights change while its cache stays."""
 
 from collections.abc import Sequence
 

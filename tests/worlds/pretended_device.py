@@ -117,7 +117,7 @@ def _wrapped(value: Any) -> Any:
 
 
 class _Operations(TorchDispatchMode):
-    """What makes tensors of the device from nothing, or from tensors of the host."""
+    """Operations that make tensors of the device from nothing, or from tensors of the host."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
