@@ -30,13 +30,13 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 47_700,
-    "methods": 7_400,
-    "extras": 5_400,
-    "operation": 23_200,
-    "packages": 91_400,
+    "core": 46_800,
+    "methods": 7_300,
+    "extras": 5_300,
+    "operation": 22_000,
+    "packages": 89_500,
     "benchmarks": 9_400,
-    "tests": 76_500,
+    "tests": 74_600,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 
