@@ -155,6 +155,10 @@ mutants: env ## Take each defence out and see its tests fail (tests/mutants.toml
 nightly: ## Long and wide tests; some: make nightly STAGES="mutants plans"; recorded in docs/nightly.tsv
 	.ci/nightly $(STAGES)
 
+.PHONY: bench
+bench: env ## Run the recorded benchmarks again and compare (benchmarks/baselines); some: ARGS="--benchmarks exchange"
+	$(BIN)/python -m benchmarks.compare $(ARGS)
+
 .PHONY: check
 check: env ## What a change breaks first, in 1.5 to 3 minutes: unit and property tests, up to the first that fails
 	$(BIN)/python $(if $(ARGS),-m pytest -x tests/unit tests/property $(ARGS),tests/side_by_side.py check -x)

@@ -1,6 +1,6 @@
 """The stages of `benchmarks.gpu_check`: each measures or checks one thing on one device, in a process of its own.
 
-Invariant: a stage gives figures of what it did on the device that it was told, or raises; on the CPU it does the same
+Invariant: a stage gives figures of what it did on its device, or raises; on the CPU it does the same
 with less.
 """
 
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -27,14 +27,11 @@ import torch
 
 from benchmarks._learner_child import GROUP, PROMPT
 from benchmarks._made_network import ONE_BILLION, SMALL, SMOLLM2, NumberTokenizer, made_network
-from benchmarks._scored import scored_groups
+from benchmarks._trained_policy import TrainedPolicy, draw_of
 from node.run_estimate import CONTEXT_BYTES, Lengths, ModelShape, estimate_memory
 from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, NodeConfig, ReplayConfig
-from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.environment import AnswerEnvironment, Problem
 from swarm.environments.load import build_environments
-from swarm.environments.replay import replay
-from swarm.generation.produce import evaluate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Environment
 from swarm.learn.learner import PolicyLearner
@@ -42,8 +39,8 @@ from swarm.learn.ranks import OneProcess
 from swarm.model.device import device_memory, forget_peak, wait_for
 from swarm.model.network import LoadedModel, load_model
 from swarm.objectives.methods import load_recipe
-from swarm.testing.builders import InlineVerifier, make_scored
-from swarm.types import Draw, DrawnGroup, EpisodeLimits, RolloutGroup, Sampling, StepReport
+from swarm.testing.builders import make_scored
+from swarm.types import RolloutGroup, Sampling, ScoredGroup, StepReport
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 MIB: Final = 2**20
@@ -55,7 +52,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Where a stage runs, and with what."""
+    """The device and the model of a stage."""
 
     device: torch.device
     model: str  # folder or name of SmolLM2; empty: there is none, weights of its shape are made up
@@ -66,7 +63,7 @@ class Job:
 
 
 def device_facts(job: Job) -> Figures:
-    """What the device is, and how fast it copies."""
+    """Kind of the device, and its copy speeds."""
     facts: Figures = {name: version(name) for name in ("torch", "transformers")}
     facts |= {"python": platform.python_version(), "cuda": torch.version.cuda or "none"}
     if job.is_gpu:
@@ -179,56 +176,43 @@ class LearningRun:
     def __init__(
         self, job: Job, loaded: LoadedModel, environment: Environment, learning_rate: float, max_new_tokens: int
     ) -> None:
-        self._job, self._tokenizer, self._environment = job, loaded.tokenizer, environment
-        self._sampling = Sampling(max_new_tokens=max_new_tokens)
-        self._name, self._folder = environment.name, tempfile.TemporaryDirectory(prefix="gpu-check-")
+        self._job = job
+        self._folder = tempfile.TemporaryDirectory(prefix="gpu-check-")
         twin = copy.deepcopy(loaded.network)
-        self._learner = PolicyLearner(
-            loaded.network,
+        self._policy = TrainedPolicy(
+            OWN,
+            (loaded.network, twin.to(job.device)),
             loaded.tokenizer,
             load_recipe("sapo_swarm"),
             LearnerConfig(learning_rate=learning_rate),
             ReplayConfig(),
-            OWN,
             Path(self._folder.name),
+            environments={environment.name: environment},
+            seed=0,
+            max_new_tokens=max_new_tokens,
             ranks=OneProcess(job.device),
         )
-        self._engine = TransformersGenerator(twin.to(job.device), loaded.tokenizer, self._learner.version, seed=0)
-        self._verifier = InlineVerifier({environment.name: environment})
-        self._mixture = TaskMixture({environment.name: environment}, {environment.name: 1.0}, 0)
 
     def figures(self, num_steps: int, num_problems: int, least_gain: float) -> Figures:
         """Accuracy before and after, and speeds. Raises StageFailed where it gained less."""
         forget_peak(self._job.device)
-        problems = evaluation_tasks(self._environment, "all", num_problems, seed=0)
-        before, generate_s, learn_s, generated, learned = self._accuracy(problems), 0.0, 0.0, 0, 0
+        policy = self._policy
+        before, generate_s, learn_s, generated, learned = self._accuracy(num_problems), 0.0, 0.0, 0, 0
         for step in range(1, num_steps + 1):
             began_s = time.perf_counter()
-            tasks = [self._mixture.next_task() for _ in range(4)]
-            scored = asyncio.run(
-                scored_groups(
-                    self._engine,
-                    self._tokenizer,
-                    self._verifier,
-                    tasks,
-                    8,
-                    self._sampling,
-                    producer=OWN,
-                    label=str(step),
-                )
-            )
+            scored = asyncio.run(policy.make(4, str(step)))
             generate_s += time.perf_counter() - began_s
             generated += sum(each.group.num_tokens for each in scored)
-            groups = tuple(DrawnGroup(scored=each, age_steps=0, use=1) for each in scored if each.has_signal)
+            groups = [each for each in scored if each.has_signal]
             if not groups:
                 continue
             began_s = time.perf_counter()
-            report = self._learner.step(Draw(step=step, groups=groups, num_zero_variance=len(scored) - len(groups)))
+            report = policy.learner.step(draw_of(step, groups, num_zero_variance=len(scored) - len(groups)))
             wait_for(self._job.device)
             learn_s += time.perf_counter() - began_s
             learned += report.num_tokens
-            self._engine.load(*self._learner.snapshot())
-        after, memory = self._accuracy(problems), device_memory(self._job.device)
+            policy.follow()
+        after, memory = self._accuracy(num_problems), device_memory(self._job.device)
         found: Figures = {
             "steps": num_steps,
             "accuracy_before": round(before, 3),
@@ -242,14 +226,8 @@ class LearningRun:
             raise StageFailed(f"{gain}: it has to gain {least_gain}", found)
         return found
 
-    def _accuracy(self, problems: Sequence[Any]) -> float:
-        limits = EpisodeLimits(max_new_tokens=self._sampling.max_new_tokens)
-        episodes = evaluate(self._engine, self._tokenizer, problems, limits)
-        rewards = [
-            replay(self._environment, task.task_id, actions).reward
-            for task, actions in zip(problems, episodes, strict=True)
-        ]
-        return float(np.mean(rewards))
+    def _accuracy(self, num_problems: int) -> float:
+        return float(np.mean(list(self._policy.accuracies(num_problems, split="all", seed=0).values())))
 
 
 # --- speed and memory --------------------------------------------------------------------------
@@ -320,7 +298,7 @@ def measure_speed(
         reports: list[StepReport] = []
         seconds: list[float] = []
         for step in (1, 2, 3):
-            draw = _draw(step, prompts, groups, tokenizer)
+            draw = draw_of(step, _groups(prompts, groups, tokenizer))
             wait_for(device)
             began_s = time.perf_counter()
             reports.append(learner.step(draw))
@@ -351,10 +329,10 @@ def measure_speed(
     }
 
 
-def _draw(step: int, prompts: Sequence[Sequence[int]], groups: Sequence[Sequence[Any]], tokenizer: Any) -> Draw:
+def _groups(prompts: Sequence[Sequence[int]], rollouts: Sequence[Sequence[Any]], tokenizer: Any) -> list[ScoredGroup]:
     """Groups of these rollouts; every second one was right."""
-    drawn: list[DrawnGroup] = []
-    for index, (prompt, rollouts) in enumerate(zip(prompts, groups, strict=True)):
+    scored: list[ScoredGroup] = []
+    for index, (prompt, of_prompt) in enumerate(zip(prompts, rollouts, strict=True)):
         group = RolloutGroup(
             run_id="gpu-check",
             producer=OWN,
@@ -363,13 +341,12 @@ def _draw(step: int, prompts: Sequence[Sequence[int]], groups: Sequence[Sequence
             task_id=index,
             tokenizer_digest=tokenizer.digest,
             prompt_ids=np.asarray(prompt, np.int32),
-            rollouts=tuple(replace(rollout, claimed_reward=float(place % 2)) for place, rollout in enumerate(rollouts)),
+            rollouts=tuple(of_prompt),
             verifier="numbers/1",
             created_at_s=0.0,
         )
-        scored = make_scored(group, rewards=[float(place % 2) for place in range(len(rollouts))])
-        drawn.append(DrawnGroup(scored=scored, age_steps=0, use=1))
-    return Draw(step=step, groups=tuple(drawn), num_zero_variance=0)
+        scored.append(make_scored(group, rewards=[float(place % 2) for place in range(len(of_prompt))]))
+    return scored
 
 
 # --- the benchmarks ----------------------------------------------------------------------------

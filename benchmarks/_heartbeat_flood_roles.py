@@ -1,6 +1,6 @@
 """The processes of `benchmarks.heartbeat_flood`: coordinator, attackers and honest members, each one on its own.
 
-Invariant: a role is told everything in one JSON argument, and says what it measured in one line of JSON.
+Invariant: a role gets everything in one JSON argument, and prints its measurements as one line of JSON.
 """
 
 import asyncio
@@ -30,14 +30,15 @@ from swarm.config import (
 from swarm.errors import SwarmError
 from swarm.identity import Identity
 from swarm.process import run_until_signal
-from swarm.testing.call_flood import RawConnection, Tally, forwarding
-from swarm.testing.connection_flood import ConnectionFlood, allow_open_files
-from swarm.types import EdgeReport, NodeReport, PolicyVersion
+from swarm.testing.builders import make_report
+from swarm.types import EdgeReport
 from swarm.wire.reports import report_to_heartbeat
 from swarm.wire.session import AuthenticatedChannel, open_channel
 from swarm.wire.v1 import coordinator_service_pb2 as pb
 from swarm.wire.v1 import session_service_pb2
 from swarm.wire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+from tests.attacks.call_flood import RawConnection, Tally, forwarding
+from tests.attacks.connection_flood import ConnectionFlood, allow_open_files
 
 RUN_ID: Final = "heartbeat-flood"
 _SERVICE: Final = f"/{pb.DESCRIPTOR.services_by_name['CoordinatorService'].full_name}/"
@@ -57,19 +58,7 @@ def heartbeat_of(identity: Identity, num_edges: int) -> Any:
         )
         for number in range(num_edges)
     )
-    report = NodeReport(
-        node_id=identity.node_id,
-        name="eve",
-        roles=(),
-        endpoints=(),
-        head=PolicyVersion(policy_id=identity.node_id, step=0, digest=bytes(32)),
-        tokens_per_s=0.0,
-        reward_mean=0.0,
-        num_local=0,
-        num_external=0,
-        num_refused=0,
-        edges=edges,
-    )
+    report = make_report(identity.node_id, name="eve", edges=edges)
     return report_to_heartbeat(report)
 
 

@@ -14,8 +14,8 @@ from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.environments.curriculum import TaskMixture
 from swarm.environments.environment import AnswerEnvironment
-from swarm.exchange import admission_checks
 from swarm.exchange.agent import Agent
+from swarm.exchange.checks import admission_checks
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Result
 from swarm.loops import Worker
@@ -24,6 +24,7 @@ from swarm.model.version_digest import PublishedTensors, snapshot
 from swarm.objectives import coefficients
 from swarm.objectives.methods import recipes_of
 from swarm.simulate.virtual.adversaries import Adversary
+from swarm.simulate.virtual.author import Author
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.node import NUM_HEARD, Checkpoints, ScriptedLearner
@@ -99,14 +100,11 @@ def hostile_worker(
     else:
         worker = build_worker(config, node_id, agent.local, clock)
     mixture = TaskMixture(environments, {}, seed=config.seed)
+    author = Author(node_id=node_id, config=config, tokenizer=worker.tokenizer, environments=environments, clock=clock)
     adversaries = [
         Adversary(
             attack=attack,
-            node_id=node_id,
-            config=config,
-            tokenizer=worker.tokenizer,
-            environments=environments,
-            clock=clock,
+            author=author,
             rng=random.Random(f"{attack} {config.seed}"),
             heard=lambda: [scored.group for scored in store.newest(NUM_HEARD)],
         )

@@ -72,7 +72,7 @@ LONGEST_STEP_S: Final = 60.0  # virtual; a swarm that is slower by far has been 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What all runs of a table share."""
+    """The parameters that all runs of a table share."""
 
     num_nodes: int = 10
     num_hostile: int = 3
@@ -94,7 +94,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What one run gave."""
+    """The figures of one run."""
 
     job: Job
     accuracy: float  # held-out greedy at the end, mean over tasks and honest trainers
@@ -118,7 +118,7 @@ class _Node:
 
     @property
     def trains(self) -> bool:
-        """Whether its accuracy counts."""
+        """True for the nodes whose accuracy counts."""
         return not self.is_hostile and Role.TRAINER in self.config.roles
 
 
@@ -193,7 +193,7 @@ class HostileWorld:
 
     @property
     def has_turned(self) -> bool:
-        """Whether the hostile nodes do what they came for."""
+        """True once the hostile nodes attack."""
         if self.job.attack == HONEST:
             return False
         steps = [node.agent.head.step for node in self.nodes if node.trains]

@@ -58,7 +58,7 @@ def make_batch(lengths: list[int], vocab: int, device: torch.device) -> Batch:
 
 
 def trl_trainer(score: Callable[..., Any]) -> Any:
-    """What `GRPOTrainer._compute_loss` reads of a trainer."""
+    """The attributes of a trainer that `GRPOTrainer._compute_loss` reads."""
     return SimpleNamespace(
         beta=0.0,
         epsilon_low=0.2,
@@ -186,7 +186,7 @@ def load_network(device: torch.device) -> Any:
 def step_swarm(batch: Batch, network: Any) -> dict[str, Tensor]:
     """Packing, gradient, accumulation: all of a step but AdamW."""
     optimizer = MasterAdamW(network, (0.9, 0.99), 0.0)
-    plan = pack(batch, 4096, True, break_even=6.0 * HIDDEN)
+    plan = pack(batch, 4096, break_even=6.0 * HIDDEN)
     Gradient(network=network, recipe=RECIPE, optimizer=optimizer, clock=SystemClock()).of(batch, plan)
     masters = optimizer._masters  # pyright: ignore[reportPrivateUsage]
     return {name: master.grad for name, master in masters.items() if master.grad is not None}

@@ -1,6 +1,6 @@
 """Networks of a known shape with random weights, made on their device: for time and memory, which are not the weights'.
 
-Invariant: nothing learns from such a network; whoever measures one says so.
+Invariant: nothing learns from these networks; a table that measures one names it made-up.
 """
 
 from collections.abc import Sequence

@@ -64,7 +64,6 @@ class GrpcMesh:
         self._readers: list[asyncio.Task[None]] = []
 
     async def serve(self) -> str:
-        """Starts listening; returns host:port."""
         (endpoint,) = await self._transport.serve(self._log)
         return endpoint
 
@@ -80,7 +79,6 @@ class GrpcMesh:
         await self._log.append(groups)
 
     async def stop(self) -> None:
-        """Ends every connection."""
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
@@ -153,7 +151,6 @@ class PlainMesh:
         self._writers: list[asyncio.StreamWriter] = []
 
     async def serve(self) -> str:
-        """Starts listening; returns host:port."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()
         return f"{host}:{port}"
@@ -176,7 +173,6 @@ class PlainMesh:
         await asyncio.gather(*(writer.drain() for writer in self._followers))
 
     async def stop(self) -> None:
-        """Ends every connection."""
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)

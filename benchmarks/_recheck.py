@@ -1,4 +1,4 @@
-"""The cost of admission: external groups with their rewards re-checked, apart from any transport.
+"""Cost of admission without a transport: external groups with their rewards re-checked.
 
 Invariant: groups are as the admission of a real node wants them (true prompt, true text, true rewards of char
 tasks), so every one is admitted; the time is of `Admission.admit` alone.
@@ -13,14 +13,15 @@ import numpy as np
 
 from benchmarks._groups import GROUP_SIZE, RUN_ID
 from swarm.clock import SystemClock
-from swarm.config import EnvironmentConfig, ExchangeConfig, GeneratorConfig, NodeConfig, SandboxConfig
+from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig, SandboxConfig
 from swarm.environments.load import build_environments
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.identity import Identity
 from swarm.interfaces import Verifier
 from swarm.node_context import IN_PLACE_BYTES
+from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import InlineVerifier, ToyTokenizer, make_rollout
+from swarm.testing.builders import InlineVerifier, ToyTokenizer, make_group
 from swarm.types import Refused, Rollout, RolloutGroup, Sampling, SealedGroup, Task
 from swarm.wire.envelopes import seal_group
 
@@ -89,13 +90,15 @@ def _admission(verifier: Verifier) -> "Admission":
     config = NodeConfig(
         run_id=RUN_ID,
         generator=GeneratorConfig(group_size=GROUP_SIZE, max_new_tokens=16),
-        exchange=ExchangeConfig(groups_per_minute=_MANY),
     )
     context = make_context(
         config, Identity.create(), clock=SystemClock(), offload=asyncio.to_thread, in_place_bytes=IN_PLACE_BYTES
     )
     store = MemoryGroupStore(context.clock, max_bytes=2**30)
-    return make_admission(context, store, verifier=verifier, environments=frozenset({_ENVIRONMENT.name}))
+    quota = Reputation(context.clock, _MANY)
+    return make_admission(
+        context, store, verifier=verifier, reputation=quota, environments=frozenset({_ENVIRONMENT.name})
+    )
 
 
 def _make_groups(identity: Identity, count: int) -> list[SealedGroup]:
@@ -110,35 +113,25 @@ def _make_groups(identity: Identity, count: int) -> list[SealedGroup]:
 
 def _group(task: Task, reference: str, verifier: str, identity: Identity, random: np.random.Generator) -> RolloutGroup:
     """Half of the answers right, half wrong."""
-    rollouts = [
-        _with_noise(
-            make_rollout(
-                text,
-                policy_id=identity.node_id,
-                reward=float(text == reference),
-                sampling=Sampling(max_new_tokens=16),
-            ),
-            random,
-        )
-        for text in [reference, reference[:-1] + "?"] * (GROUP_SIZE // 2)
-    ]
-    tokenizer = ToyTokenizer()
-    return RolloutGroup(
-        run_id=RUN_ID,
-        producer=identity.node_id,
-        policy_id=identity.node_id,
-        env=task.env,
+    group = make_group(
+        identity.node_id,
         task_id=task.task_id,
-        tokenizer_digest=tokenizer.digest,
-        prompt_ids=np.array(tokenizer.encode_prompt(task), np.int32),
-        rollouts=tuple(rollouts),
-        verifier=verifier,
+        texts=[reference, reference[:-1] + "?"] * (GROUP_SIZE // 2),
+        env=task.env,
+        run_id=RUN_ID,
         created_at_s=time.time(),
+        sampling=Sampling(max_new_tokens=16),
+    )
+    return replace(
+        group,
+        prompt_ids=np.array(ToyTokenizer().encode_prompt(task), np.int32),
+        rollouts=tuple(_with_noise(rollout, reference, random) for rollout in group.rollouts),
+        verifier=verifier,
     )
 
 
-def _with_noise(rollout: Rollout, random: np.random.Generator) -> Rollout:
+def _with_noise(rollout: Rollout, reference: str, random: np.random.Generator) -> Rollout:
     assert rollout.trace is not None
-    count = rollout.trace.token_ids.size
-    logprobs = -random.exponential(0.7, count).astype(np.float32)
-    return replace(rollout, trace=replace(rollout.trace, logprobs=logprobs))
+    logprobs = -random.exponential(0.7, rollout.trace.token_ids.size).astype(np.float32)
+    trace = replace(rollout.trace, logprobs=logprobs)
+    return replace(rollout, trace=trace, claimed_reward=float(rollout.text == reference))

@@ -1,4 +1,4 @@
-"""What the replay at admission costs beside the generation of the same episodes: CPU seconds of all processes.
+"""Cost of the replay at admission beside the generation of the same episodes: CPU seconds of all processes.
 
 Invariant: the episodes are sampled by a real engine, signed, and admitted through the whole of admission with the
 confined process; a first group, which is not counted, starts the processes on both sides.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarm.clock import SystemClock
-from swarm.config import EnvironmentConfig, ExchangeConfig, GeneratorConfig, NodeConfig, SandboxConfig
+from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig, SandboxConfig
 from swarm.environments.load import build_environment
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.episode import Actions, EpisodeOutcome
@@ -30,7 +30,6 @@ from swarm.testing.nodes import make_agent, make_context
 from swarm.types import PolicyVersion, Refused, Sampling, SealedGroup, Task
 
 GROUP_SIZE: Final = 8
-_MANY: Final = 10**9  # groups a minute: no quota
 _KINDS: Final[dict[str, dict[str, Any]]] = {
     "calculator": {},
     "retry": {"inner": {"kind": "reasoning_gym", "dataset": "chain_sum"}},
@@ -59,7 +58,7 @@ class ReplayCost:
 
     @property
     def share(self) -> float:
-        """What admission costs of what generation cost."""
+        """Cost of admission over that of generation."""
         return self.admission_s / self.generation_s
 
 
@@ -75,7 +74,6 @@ async def _measure(
     node_config = NodeConfig(
         environments=(config,),
         generator=GeneratorConfig(group_size=GROUP_SIZE, max_new_tokens=num_tokens),
-        exchange=ExchangeConfig(groups_per_minute=_MANY),
     )
     environment = build_environment(config)
     tasks = [task for i in range(8 * (num_groups + 1)) if not (task := environment.task(i)).is_held_out]
@@ -197,7 +195,7 @@ def _children_s() -> float:
     """CPU seconds of the live processes below this one (Linux)."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended
             parent = int(path.read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(path.parent.name))
     total, below = 0.0, children.get(os.getpid(), [])

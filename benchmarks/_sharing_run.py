@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,57 +17,43 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
-from benchmarks._scored import scored_groups
 from benchmarks._sharing_start import specialist_weights, warm_weights
-from swarm.config import EnvironmentConfig, LearnerConfig, ReplayConfig
+from benchmarks._trained_policy import TrainedPolicy, char_policy, draw_of
+from swarm.config import LearnerConfig, ReplayConfig
 from swarm.environments.char_tasks import KINDS
-from swarm.environments.curriculum import TaskMixture, evaluation_tasks
-from swarm.environments.load import build_environments
-from swarm.environments.replay import replay
 from swarm.exchange.external_sampler import Candidate, sample
-from swarm.generation.produce import evaluate
-from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.learn.learner import PolicyLearner
-from swarm.model.network import tiny_network
-from swarm.model.tokenizer import CharTokenizer
-from swarm.model.version_digest import PublishedTensors, load_published
+from swarm.model.version_digest import PublishedTensors
 from swarm.objectives.methods import load_recipe
-from swarm.testing.builders import InlineVerifier
-from swarm.types import Draw, DrawnGroup, EpisodeLimits, Sampling, ScoredGroup
+from swarm.types import Draw, ScoredGroup
 
-GROUP_SIZE: Final = 8
-MAX_NEW_TOKENS: Final = 9
 LEARNING_RATE: Final = 1e-4
 MODES: Final = ("heteroq", "spec", "homo")
-_EVALUATION_SEED: Final = 7  # the same problems in every run
-_MAX_ROWS: Final = 512  # decoded together; changes time, not results
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """How a node's training batch is put together each round."""
+    """The composition of a node's training batch in each round."""
 
-    name: str
     num_generated: int  # own groups made
     num_local: int  # most own groups with signal that are learned from
     num_external: int  # most groups of others
     external: Literal["all", "positive"] = "all"
 
 
-ARMS: Final = (
-    Arm(name="4/0", num_generated=4, num_local=4, num_external=0),
-    Arm(name="2/2", num_generated=2, num_local=2, num_external=2),
-    Arm(name="1/3", num_generated=1, num_local=1, num_external=3),
-    Arm(name="2/2 positive", num_generated=2, num_local=2, num_external=2, external="positive"),
-    Arm(name="4/0 of 12", num_generated=12, num_local=4, num_external=0),
-)
-BASELINE: Final = ARMS[0].name
-FILTERED: Final = ARMS[4].name  # no sharing, but zero-variance groups replaced, as by a draw from others
+BASELINE: Final = "4/0"
+FILTERED: Final = "4/0 of 12"  # no sharing, but zero-variance groups replaced, as by a draw from others
+ARMS: Final = {
+    BASELINE: Arm(num_generated=4, num_local=4, num_external=0),
+    "2/2": Arm(num_generated=2, num_local=2, num_external=2),
+    "1/3": Arm(num_generated=1, num_local=1, num_external=3),
+    "2/2 positive": Arm(num_generated=2, num_local=2, num_external=2, external="positive"),
+    FILTERED: Arm(num_generated=12, num_local=4, num_external=0),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What all runs of a table share."""
+    """The parameters that all runs of a table share."""
 
     num_nodes: int = 4
     num_rounds: int = 75
@@ -77,7 +64,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One run: which cell of the table, and which seed."""
+    """The cell of the table and the seed of one run."""
 
     setting: Setting
     mode: str
@@ -92,7 +79,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What one run gave; every count is a sum over nodes and rounds."""
+    """The figures of one run; every count is a sum over nodes and rounds."""
 
     job: Job
     rounds: tuple[int, ...]  # at which nodes were evaluated
@@ -121,26 +108,16 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Counts:
-    reward: float = 0.0
-    generated_tokens: int = 0
-    trained_tokens: int = 0
-    num_generated: int = 0
-    num_local: int = 0
-    num_external: int = 0
-    num_zero_variance: int = 0
-    num_skipped: int = 0
-
-
-@dataclass(slots=True)
 class _Node:
     number: int
-    name: str
     seed: int
-    learner: PolicyLearner
-    generator: TransformersGenerator
-    mixture: TaskMixture
-    counts: _Counts = field(default_factory=_Counts)
+    policy: TrainedPolicy
+    reward: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter[str])  # by the names of the outcome's fields
+
+    @property
+    def name(self) -> str:
+        return self.policy.node_id
 
 
 def own_tasks(node: int, num_nodes: int) -> tuple[str, ...]:
@@ -149,16 +126,8 @@ def own_tasks(node: int, num_nodes: int) -> tuple[str, ...]:
     return kinds[node::num_nodes] or (kinds[node % len(kinds)],)
 
 
-def find_arm(name: str) -> Arm:
-    """The arm of that name. Raises LookupError."""
-    for arm in ARMS:
-        if arm.name == name:
-            return arm
-    raise LookupError(f"arm {name!r} is unknown; known: {', '.join(arm.name for arm in ARMS)}")
-
-
 def starting_weights(job: Job, node: int) -> PublishedTensors:
-    """What a node starts from: its specialist in mode `spec`, else the common warm start."""
+    """The start of a node: its specialist in mode `spec`, else the common warm start."""
     if job.mode == "spec":
         return specialist_weights(job.warm_seed, node, own_tasks(node, job.setting.num_nodes))
     return warm_weights(job.warm_seed)
@@ -166,7 +135,6 @@ def starting_weights(job: Job, node: int) -> PublishedTensors:
 
 def run(job: Job) -> Outcome:
     """One run (blocking; sets torch to one thread). Nothing of it stays on disk but starting weights."""
-    assert job.mode in MODES, job.mode
     torch.set_num_threads(1)
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -178,41 +146,25 @@ class Swarm:
     """The nodes of one run and the rounds they make together."""
 
     def __init__(self, job: Job, weights: Sequence[PublishedTensors], folder: Path) -> None:
-        """`weights`: one per node. `folder` is for the learners, which write nothing unless asked to."""
+        """`weights`: one per node."""
         self.job = job
-        self.arm = find_arm(job.arm)
-        self._environments = build_environments(
-            EnvironmentConfig(name=kind, kind="char", dataset=kind, seed=1) for kind in KINDS
-        )
-        self._verifier = InlineVerifier(self._environments)
-        self._problems = [
-            (environment, task)
-            for environment in self._environments.values()
-            for task in evaluation_tasks(environment, "held_out", job.setting.num_problems, _EVALUATION_SEED)
-        ]
+        self.arm = ARMS[job.arm]
         self.nodes = [self._node(number, start, folder) for number, start in enumerate(weights)]
 
     def _node(self, number: int, weights: PublishedTensors, folder: Path) -> _Node:
-        seed = 1000 * self.job.seed + number
-        name = hashlib.sha256(f"sharing/{seed}".encode()).hexdigest()
-        tokenizer, network, engine = CharTokenizer(), tiny_network(), tiny_network()
-        load_published(network, weights)
-        learner = PolicyLearner(
-            network,
-            tokenizer,
+        seed, arm = 1000 * self.job.seed + number, self.arm
+        policy = char_policy(
+            hashlib.sha256(f"sharing/{seed}".encode()).hexdigest(),
+            weights,
             load_recipe("sapo_swarm"),
             LearnerConfig(learning_rate=LEARNING_RATE),
-            ReplayConfig(
-                local_groups=self.arm.num_local, external_groups=self.arm.num_external, external=self.arm.external
-            ),
-            name,
+            ReplayConfig(local_groups=arm.num_local, external_groups=arm.num_external, external=arm.external),
             folder / str(number),
+            curriculum=own_tasks(number, self.job.setting.num_nodes) if self.job.mode == "heteroq" else (),
+            seed=seed,
+            engine_seed=self.job.seed,
         )
-        generator = TransformersGenerator(engine, tokenizer, learner.version, seed=self.job.seed, max_rows=_MAX_ROWS)
-        generator.load(*learner.snapshot())
-        curriculum = own_tasks(number, self.job.setting.num_nodes) if self.job.mode == "heteroq" else tuple(KINDS)
-        mixture = TaskMixture(self._environments, dict.fromkeys(curriculum, 1.0), seed)
-        return _Node(number=number, name=name, seed=seed, learner=learner, generator=generator, mixture=mixture)
+        return _Node(number=number, seed=seed, policy=policy)
 
     async def train(self, start_s: float) -> Outcome:
         """All rounds, evaluated at the beginning, every few rounds, and at the end."""
@@ -225,60 +177,47 @@ class Swarm:
                 await self.play(number)
             if number % setting.evaluate_every == 0 or number == setting.num_rounds:
                 rounds.append(number)
-                tables.append(self.accuracies())
-                tokens_at.append(sum(node.counts.generated_tokens for node in self.nodes))
-        counts = [node.counts for node in self.nodes]
+                tables.append(self._accuracies())
+                tokens_at.append(sum(node.counts["generated_tokens"] for node in self.nodes))
+        counts = sum((node.counts for node in self.nodes), Counter[str]())
+        counted = ("trained_tokens", "num_generated", "num_local", "num_external", "num_zero_variance", "num_skipped")
         return Outcome(
             job=self.job,
             rounds=tuple(rounds),
             accuracy=tuple(float(np.mean(list(table.values()))) for table in tables),
             tokens_at=tuple(tokens_at),
             final_by_task=tables[-1],
-            cumulative_reward=float(np.mean([count.reward for count in counts])),
+            cumulative_reward=float(np.mean([node.reward for node in self.nodes])),
             generated_tokens=tokens_at[-1],
-            trained_tokens=sum(count.trained_tokens for count in counts),
-            num_generated=sum(count.num_generated for count in counts),
-            num_local=sum(count.num_local for count in counts),
-            num_external=sum(count.num_external for count in counts),
-            num_zero_variance=sum(count.num_zero_variance for count in counts),
-            num_skipped=sum(count.num_skipped for count in counts),
             seconds=time.monotonic() - start_s,
+            **{name: counts[name] for name in counted},
         )
 
     async def play(self, number: int) -> list[Draw]:
         """One round: every node generates, then every node learns from its draw. Rounds are numbered from 1."""
-        made = [await self._generate(node, number) for node in self.nodes]
+        made = [await self.generate(node, number) for node in self.nodes]
         draws: list[Draw] = []
         for node in self.nodes:
             others = [group for groups in made for group in groups if group.group.producer != node.name]
             draws.append(self._draw(node, number, made[node.number], others))
         for node, draw in zip(self.nodes, draws, strict=True):
             if not draw.groups:
-                node.counts.num_skipped += 1
+                node.counts["num_skipped"] += 1
                 continue
-            report = node.learner.step(draw)
-            node.counts.trained_tokens += report.num_tokens
-            node.counts.num_local += report.num_local
-            node.counts.num_external += report.num_external
-            node.generator.load(*node.learner.snapshot())
+            report = node.policy.learner.step(draw)
+            node.counts["trained_tokens"] += report.num_tokens
+            node.counts["num_local"] += report.num_local
+            node.counts["num_external"] += report.num_external
+            node.policy.follow()
         return draws
 
-    async def _generate(self, node: _Node, number: int) -> list[ScoredGroup]:
+    async def generate(self, node: _Node, number: int) -> list[ScoredGroup]:
         """The node's groups of a round, with their rewards."""
-        scored = await scored_groups(
-            node.generator,
-            CharTokenizer(),
-            self._verifier,
-            [node.mixture.next_task() for _ in range(self.arm.num_generated)],
-            GROUP_SIZE,
-            Sampling(max_new_tokens=MAX_NEW_TOKENS),
-            producer=node.name,
-            label=f"{node.name}/{number}",
-        )
-        node.counts.generated_tokens += sum(group.group.num_tokens for group in scored)
-        node.counts.num_generated += len(scored)
-        node.counts.num_zero_variance += sum(not group.has_signal for group in scored)
-        node.counts.reward += float(np.mean([group.rewards.mean() for group in scored]))
+        scored = await node.policy.make(self.arm.num_generated, f"{node.name}/{number}")
+        node.counts["generated_tokens"] += sum(group.group.num_tokens for group in scored)
+        node.counts["num_generated"] += len(scored)
+        node.counts["num_zero_variance"] += sum(not group.has_signal for group in scored)
+        node.reward += float(np.mean([group.rewards.mean() for group in scored]))
         return scored
 
     def _draw(self, node: _Node, number: int, own: Sequence[ScoredGroup], others: Sequence[ScoredGroup]) -> Draw:
@@ -290,19 +229,10 @@ class Swarm:
             for digest, group in held.items()
         ]
         chosen = sample("uniform", candidates, self.arm.num_external, seed=node.seed, step=number, source_weights={})
-        groups = [*local, *(replace(held[candidate.digest], is_made_here=False) for candidate in chosen)]
-        return Draw(
-            step=number,
-            groups=tuple(DrawnGroup(scored=group, age_steps=0, use=1) for group in groups),
-            num_zero_variance=sum(not group.has_signal for group in own),
-        )
+        external = [replace(held[candidate.digest], is_made_here=False) for candidate in chosen]
+        return draw_of(number, [*local, *external], num_zero_variance=sum(not group.has_signal for group in own))
 
-    def accuracies(self) -> dict[str, float]:
+    def _accuracies(self) -> dict[str, float]:
         """Held-out greedy accuracy of each task, mean over nodes."""
-        totals: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        for node in self.nodes:
-            limits = EpisodeLimits(max_new_tokens=MAX_NEW_TOKENS)
-            episodes = evaluate(node.generator, CharTokenizer(), [task for _, task in self._problems], limits)
-            for (environment, task), actions in zip(self._problems, episodes, strict=True):
-                totals[environment.name].append(replay(environment, task.task_id, actions).reward)
-        return {kind: float(np.mean(values)) for kind, values in totals.items()}
+        tables = [node.policy.accuracies(self.job.setting.num_problems) for node in self.nodes]
+        return {kind: float(np.mean([table[kind] for table in tables])) for kind in KINDS}

@@ -1,12 +1,14 @@
-"""Where the nodes of a sharing run start: a warm start, and specialists of it, built once and kept.
+"""Starting weights of a sharing run: a warm start, and specialists of it, built once and kept.
 
-Invariant: a file holds the weights that its name says (warm seed, steps, shares, node), whole or not at all.
+Invariant: a file holds the weights that its name says (warm seed, steps, node, own tasks), whole or not at all.
 """
 
 import os
 from pathlib import Path
+from typing import Final
 
 from safetensors.torch import load_file
+from torch import nn
 
 from swarm.config import ModelConfig
 from swarm.environments.char_tasks import KINDS
@@ -15,23 +17,18 @@ from swarm.model.source import default_cache_dir
 from swarm.model.version_digest import PublishedTensors, load_published, published_state
 from swarm.simulate.tiny import NUM_STEPS, fine_tune, training_pairs, warm_start
 
-SPECIALIST_STEPS = 120
-OWN_SHARE = 0.4  # probability of the right label in a specialist's own tasks
-OTHER_SHARE = 0.02  # and elsewhere: a success is rare, not impossible
-
-
-def shipped_start() -> PublishedTensors:
-    """Warm seed 0 as it is installed with the package."""
-    return published_state(load_model(ModelConfig(source="tiny", dtype="float32")).network)
+SPECIALIST_STEPS: Final = 120
+OWN_SHARE: Final = 0.4  # probability of the right label in a specialist's own tasks
+OTHER_SHARE: Final = 0.02  # and elsewhere: a success is rare, not impossible
 
 
 def warm_weights(warm_seed: int, folder: Path | None = None) -> PublishedTensors:
     """The warm start of a seed; seed 0 is the shipped one, another is built when first asked for (60-100 s)."""
     if warm_seed == 0:
-        return shipped_start()
+        return published_state(load_model(ModelConfig(source="tiny", dtype="float32")).network)
     path = (folder or _folder()) / f"warm-{NUM_STEPS}-{warm_seed}.safetensors"
     if not path.is_file():
-        _keep(path, published_state(warm_start(warm_seed)))
+        _keep(path, warm_start(warm_seed))
     return _read(path)
 
 
@@ -51,7 +48,7 @@ def specialist_weights(
         load_published(network, warm_weights(warm_seed, folder))
         shares = [OWN_SHARE if kind in own else OTHER_SHARE for kind in KINDS]
         fine_tune(network, training_pairs(), shares, num_steps=num_steps, seed=1000 * warm_seed + node)
-        _keep(path, published_state(network))
+        _keep(path, network)
     return _read(path)
 
 
@@ -59,11 +56,11 @@ def _folder() -> Path:
     return default_cache_dir() / "benchmarks" / "sharing"
 
 
-def _keep(path: Path, tensors: PublishedTensors) -> None:
+def _keep(path: Path, network: nn.Module) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # A name of its own while it is written: two processes may build the same one.
     partial = path.with_name(f"{path.stem}.{os.getpid()}.safetensors")
-    save_tensors(tensors, partial)
+    save_tensors(published_state(network), partial)
     partial.replace(path)
 
 

@@ -17,65 +17,44 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 
-from benchmarks._scored import scored_groups
 from benchmarks._sharing_start import warm_weights
-from swarm.config import EnvironmentConfig, GuardConfig, LearnerConfig, ReplayConfig
-from swarm.environments.char_tasks import KINDS
-from swarm.environments.curriculum import TaskMixture, evaluation_tasks
-from swarm.environments.load import build_environments
-from swarm.environments.replay import replay
-from swarm.generation.produce import evaluate
-from swarm.generation.transformers_engine import TransformersGenerator
+from benchmarks._trained_policy import char_policy, draw_of
+from swarm.config import SAFE_RECIPE, GuardConfig, LearnerConfig, ReplayConfig
 from swarm.learn.guarded_learner import GuardedLearner
-from swarm.learn.learner import PolicyLearner
-from swarm.model.network import tiny_network
-from swarm.model.tokenizer import CharTokenizer
-from swarm.model.version_digest import load_published
 from swarm.objectives.methods import load_recipe
-from swarm.testing.builders import InlineVerifier
-from swarm.types import Draw, DrawnGroup, EpisodeLimits, Sampling, ScoredGroup, StepReport
-
-GROUP_SIZE: Final = 8
-MAX_NEW_TOKENS: Final = 9
-_EVALUATION_SEED: Final = 7  # the same problems in every run
-_MAX_ROWS: Final = 512  # decoded together; changes time, not results
+from swarm.types import ScoredGroup, StepReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """A recipe under its name in the table."""
+    """A recipe with its parameters."""
 
-    name: str
     recipe: str
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     is_guarded: bool = False
 
 
-METHODS: Final = (
-    Method(name="none", recipe="reinforce"),
-    Method(name="PPO-clip", recipe="dapo", params={"weight.high": 0.2}),
-    Method(name="GSPO", recipe="gspo"),
-    Method(name="GSPO .2/.28", recipe="gspo", params={"weight.low": 0.2, "weight.high": 0.28}),
-    Method(name="TIS", recipe="tis"),
-    Method(name="decoupled PPO", recipe="decoupled_ppo"),
-    Method(name="CISPO", recipe="cispo"),
-    Method(name="TOPR", recipe="topr"),
-    Method(name="MinPRO", recipe="minpro"),
-    Method(name="BAPO", recipe="bapo"),
-    Method(name="M2PO", recipe="m2po"),
-    Method(name="R2VPO", recipe="r2vpo"),
-    Method(name="none + guard", recipe="reinforce", is_guarded=True),
-    Method(name="PPO-clip + guard", recipe="dapo", params={"weight.high": 0.2}, is_guarded=True),
-)
-SCHEDULES: Final = ("one", "four")
-"""Updates for each batch: one of 8 groups, or four of 4 groups each."""
-SOURCES: Final = ("own", "external")
-"""Whose groups: all the policy's own, or half of them of another policy that learns on its own."""
+METHODS: Final = {
+    "none": Method(recipe="reinforce"),
+    "PPO-clip": Method(recipe="dapo", params={"weight.high": 0.2}),
+    "GSPO": Method(recipe="gspo"),
+    "GSPO .2/.28": Method(recipe="gspo", params={"weight.low": 0.2, "weight.high": 0.28}),
+    "TIS": Method(recipe="tis"),
+    "decoupled PPO": Method(recipe="decoupled_ppo"),
+    "CISPO": Method(recipe="cispo"),
+    "TOPR": Method(recipe="topr"),
+    "MinPRO": Method(recipe="minpro"),
+    "BAPO": Method(recipe="bapo"),
+    "M2PO": Method(recipe="m2po"),
+    "R2VPO": Method(recipe="r2vpo"),
+    "none + guard": Method(recipe="reinforce", is_guarded=True),
+    "PPO-clip + guard": Method(recipe="dapo", params={"weight.high": 0.2}, is_guarded=True),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What all runs of a table share."""
+    """The parameters that all runs of a table share."""
 
     num_updates: int = 192
     evaluate_every: int = 16  # updates
@@ -85,12 +64,12 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One run: which cell of the table, and which seed."""
+    """The cell of the table and the seed of one run."""
 
     setting: Setting
     method: str
-    schedule: Literal["one", "four"]
-    source: Literal["own", "external"]
+    schedule: Literal["one", "four"]  # updates for each batch: one of 8 groups, or four of 4 groups each
+    source: Literal["own", "external"]  # all groups are the policy's own, or half are of another that learns alone
     age: int  # updates
     learning_rate: float
     seed: int
@@ -113,7 +92,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What one run gave."""
+    """The figures of one run."""
 
     job: Job
     updates: tuple[int, ...]  # at which the policy was evaluated
@@ -150,14 +129,6 @@ class Outcome:
         return since
 
 
-def find_method(name: str) -> Method:
-    """The method of that name. Raises LookupError."""
-    for method in METHODS:
-        if method.name == name:
-            return method
-    raise LookupError(f"method {name!r} is unknown; known: {', '.join(method.name for method in METHODS)}")
-
-
 def run(job: Job) -> Outcome:
     """One run (blocking; sets torch to one thread). Nothing of it stays on disk but warm starts."""
     torch.set_num_threads(1)
@@ -181,82 +152,58 @@ class _Made:
 
 
 class _Policy:
-    """One lineage: a learner, a generator that follows it, and questions of all tasks."""
+    """One lineage under the guard, which does nothing unless the method is guarded."""
 
-    def __init__(self, name: str, job: Job, method: Method, seed: int, folder: Path, kinds: Sequence[str]) -> None:
-        self.name = hashlib.sha256(f"staleness/{name}/{seed}".encode()).hexdigest()
-        tokenizer, network, engine = CharTokenizer(), tiny_network(), tiny_network()
-        load_published(network, warm_weights(job.warm_seed))
-        recipe, guard = load_recipe(method.recipe, method.params), GuardConfig(enabled=method.is_guarded)
-        policy = PolicyLearner(
-            network,
-            tokenizer,
-            recipe,
+    def __init__(self, name: str, job: Job, method: Method, seed: int, folder: Path) -> None:
+        self.policy = char_policy(
+            hashlib.sha256(f"staleness/{name}/{seed}".encode()).hexdigest(),
+            warm_weights(job.warm_seed),
+            load_recipe(method.recipe, method.params),
             LearnerConfig(learning_rate=job.learning_rate, updates_per_step=job.updates_per_batch),
             ReplayConfig(external="all"),
-            self.name,
             folder / name,
+            seed=seed,
         )
-        self.learner = GuardedLearner(policy, load_recipe(guard.safe_recipe), guard, max_age_steps=job.age)
-        self.generator = TransformersGenerator(engine, tokenizer, self.learner.version, seed=seed, max_rows=_MAX_ROWS)
-        self.generator.load(*self.learner.snapshot())
-        self.environments = build_environments(
-            EnvironmentConfig(name=kind, kind="char", dataset=kind, seed=1) for kind in kinds
-        )
-        self.mixture = TaskMixture(self.environments, dict.fromkeys(kinds, 1.0), seed)
-        self.verifier = InlineVerifier(self.environments)
+        guard = GuardConfig(enabled=method.is_guarded)
+        safe = load_recipe(SAFE_RECIPE)
+        self.learner = GuardedLearner(self.policy.learner, safe, guard, max_age_steps=job.age)
         self.generated_tokens = 0
-        self.num_made = 0  # batches
+        self._num_made = 0  # batches
 
     async def make(self, num_groups: int) -> tuple[ScoredGroup, ...]:
         """Groups with the newest weights, rewards included."""
-        self.num_made += 1
-        groups = await scored_groups(
-            self.generator,
-            CharTokenizer(),
-            self.verifier,
-            [self.mixture.next_task() for _ in range(num_groups)],
-            GROUP_SIZE,
-            Sampling(max_new_tokens=MAX_NEW_TOKENS),
-            producer=self.name,
-            label=f"{self.name}/{self.num_made}",
-        )
+        self._num_made += 1
+        groups = await self.policy.make(num_groups, f"{self.policy.node_id}/{self._num_made}")
         self.generated_tokens += sum(group.group.num_tokens for group in groups)
         return tuple(groups)
 
     def learn(self, number: int, groups: Sequence[ScoredGroup], age: int) -> StepReport | None:
         """One draw of those groups with signal; None where there is none."""
-        drawn = tuple(DrawnGroup(scored=group, age_steps=age, use=1) for group in groups if group.has_signal)
+        drawn = [group for group in groups if group.has_signal]
         if not drawn:
             return None
-        report = self.learner.step(Draw(step=number, groups=drawn, num_zero_variance=len(groups) - len(drawn)))
-        self.generator.load(*self.learner.snapshot())
+        draw = draw_of(number, drawn, age_steps=age, num_zero_variance=len(groups) - len(drawn))
+        report = self.learner.step(draw)
+        self.policy.follow()
         return report
 
 
 class StaleRun:
-    """A policy, what was generated for it, and where external groups are wanted a second policy beside it."""
+    """A policy, the batches that wait for it, and where external groups are wanted a second policy beside it."""
 
     def __init__(self, job: Job, folder: Path) -> None:
-        """`folder` is for the learners, which write nothing unless asked to."""
         self.job = job
-        kinds = tuple(KINDS)
-        self.policy = _Policy("own", job, find_method(job.method), 1000 * job.seed, folder, kinds)
+        self.policy = _Policy("own", job, METHODS[job.method], 1000 * job.seed, folder)
         self.peer: _Policy | None = None
         if job.source == "external":
-            self.peer = _Policy("peer", job, find_method("PPO-clip"), 1000 * job.seed + 1, folder, kinds)
+            self.peer = _Policy("peer", job, METHODS["PPO-clip"], 1000 * job.seed + 1, folder)
         self.waiting: deque[_Made] = deque()
         self.num_dropped = 0  # groups that the guard's lag bound refused
-        self._problems = [
-            (environment, task)
-            for environment in self.policy.environments.values()
-            for task in evaluation_tasks(environment, "held_out", job.setting.num_problems, _EVALUATION_SEED)
-        ]
 
     async def train(self, start_s: float) -> Outcome:
         """All updates, evaluated at the beginning, every few updates, and at the end."""
         job, setting = self.job, self.job.setting
-        tables, updates = [self.accuracies()], [0]
+        tables, updates = [self._accuracies()], [0]
         kls, ess, clips, num_skipped = [0.0], [1.0], list[float](), 0
         figures: Mapping[str, float] = {}
         levels = list[float]()
@@ -270,7 +217,7 @@ class StaleRun:
                 clips.append(figures["clip_share"])
             done = number * job.updates_per_batch
             if done % setting.evaluate_every == 0:
-                tables.append(self.accuracies())
+                tables.append(self._accuracies())
                 updates.append(done)
                 kls.append(figures.get("mismatch_kl_k3", 0.0))
                 ess.append(figures.get("ess_share", 1.0))
@@ -311,11 +258,5 @@ class StaleRun:
         others = [replace(group, is_made_here=False) for group in await self.peer.make(half)]
         return (*await self.policy.make(half), *others)
 
-    def accuracies(self) -> dict[str, float]:
-        """Held-out greedy accuracy of each task."""
-        limits = EpisodeLimits(max_new_tokens=MAX_NEW_TOKENS)
-        episodes = evaluate(self.policy.generator, CharTokenizer(), [task for _, task in self._problems], limits)
-        totals: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        for (environment, task), actions in zip(self._problems, episodes, strict=True):
-            totals[environment.name].append(replay(environment, task.task_id, actions).reward)
-        return {kind: float(np.mean(values)) for kind, values in totals.items()}
+    def _accuracies(self) -> dict[str, float]:
+        return self.policy.policy.accuracies(self.job.setting.num_problems)

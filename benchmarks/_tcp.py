@@ -1,4 +1,4 @@
-"""What the kernel counted on the TCP sockets of this process, and the one number a reader wants: bytes on the wire.
+"""Counts of the kernel for the TCP sockets of this process, and their sum: bytes on the wire.
 
 Invariant: counts come from TCP_INFO of each open socket, so nothing of other processes is in them and no
 relay stands between the peers. Linux only; elsewhere `tcp_counts` returns None.

@@ -1,15 +1,16 @@
-"""Episodes of the character model for the figures of recipes over turns: groups that it plays, and steps it learns.
+"""Episodes and runs of the character model that the figures of recipes over turns are measured on.
 
 Invariant: same weights, tasks and seed, same episodes; everything is in one process, and every reward is of the replay.
+Shape letters: N rollouts, K most turns, L longest response in tokens.
 """
 
+import functools
 import hashlib
 import json
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from benchmarks._trained_policy import draw_of, scored_group
 from swarm.clock import ManualClock
 from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, ReplayConfig
 from swarm.environments.load import build_environment
@@ -26,23 +28,27 @@ from swarm.generation.episode_player import player_of
 from swarm.generation.produce import produce
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Environment
-from swarm.learn.answer_scores import answer_probs
-from swarm.learn.feedback_shifts import feedback_shifts
 from swarm.learn.gradient import score_batch
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.packing import pack
-from swarm.learn.ranks import OneProcess
+from swarm.learn.requested_scores import answer_probs, feedback_shifts
 from swarm.model.network import load_model
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import PublishedTensors, load_published
 from swarm.objectives.batch import Batch
-from swarm.objectives.coefficients import with_advantages
 from swarm.objectives.draw_batch import make_batch
 from swarm.objectives.methods import load_recipe
-from swarm.types import Correction, Draw, DrawnGroup, EpisodeLimits, Sampling, ScoredGroup, StepReport
+from swarm.types import EpisodeLimits, Sampling, ScoredGroup
 
-LIMITS: Final = EpisodeLimits(max_new_tokens=6, max_episode_tokens=110)
+TOKENIZER: Final = CharTokenizer()
+MAX_EPISODE_TOKENS: Final = 110
 LEARNING_RATE: Final = 5e-4
+NUM_GROUPS: Final = 32
+GROUP_SIZE: Final = 8
+NUM_STEPS: Final = 20
+NUM_STEP_GROUPS: Final = 4
+NUM_TEST: Final = 32  # tasks
+TRAJECTORY_LEVEL: Final = "grpo"
 _NAME: Final = hashlib.sha256(b"turns").hexdigest()
 
 
@@ -53,7 +59,7 @@ class World:
     kind: str
     params: str  # JSON
     source: str = "tiny-agents"
-    max_new_tokens: int = LIMITS.max_new_tokens  # of a turn
+    max_new_tokens: int = 6  # of a turn
     temperature: float = 1.0
 
     def but(self, **params: Any) -> "World":
@@ -62,10 +68,8 @@ class World:
 
     def build(self) -> Environment:
         """The environment."""
-        given = json.loads(self.params)
-        return build_environment(
-            EnvironmentConfig.model_validate({"name": self.kind, "kind": self.kind, "params": given, "seed": 5})
-        )
+        given = {"name": self.kind, "kind": self.kind, "params": json.loads(self.params), "seed": 5}
+        return build_environment(EnvironmentConfig.model_validate(given))
 
 
 LOOK_UP: Final = World(kind="look_up", params='{"style": "char"}')
@@ -82,7 +86,7 @@ ALWAYS: Final = MAXIMUM.but(ask="always", max_turns=2)
 
 @dataclass(slots=True)
 class Policy:
-    """The character model with a learner, and an engine that plays with the newest weights of that."""
+    """The character model with a learner, and an engine that plays with the learner's newest weights."""
 
     world: World
     recipe: str
@@ -105,7 +109,7 @@ class Policy:
         environment = self.world.build()
         self._learner = PolicyLearner(
             self._network,
-            CharTokenizer(),
+            TOKENIZER,
             load_recipe(self.recipe),
             LearnerConfig(learning_rate=LEARNING_RATE, updates_per_step=self.updates_per_step),
             ReplayConfig(),
@@ -113,9 +117,7 @@ class Policy:
             Path(self._folder.name),
             answer_of=lambda _, task_id: environment.reference(task_id),
         )
-        self._generator = TransformersGenerator(
-            engine, CharTokenizer(), self._learner.version, seed=self.seed, max_rows=512
-        )
+        self._generator = TransformersGenerator(engine, TOKENIZER, self._learner.version, seed=self.seed, max_rows=512)
 
     def play(
         self, environment: Environment, first: int, num_groups: int, group_size: int, is_held_out: bool = False
@@ -130,10 +132,10 @@ class Policy:
             done.set_result(live.step(environment, task_id, actions))
             return done
 
-        limits = EpisodeLimits(max_new_tokens=self.world.max_new_tokens, max_episode_tokens=LIMITS.max_episode_tokens)
+        limits = EpisodeLimits(max_new_tokens=self.world.max_new_tokens, max_episode_tokens=MAX_EPISODE_TOKENS)
         groups = produce(
             self._generator,
-            CharTokenizer(),
+            TOKENIZER,
             tasks,
             group_size,
             Sampling(max_new_tokens=self.world.max_new_tokens, temperature=self.world.temperature),
@@ -141,30 +143,18 @@ class Policy:
             producer=_NAME,
             clock=ManualClock(),
             numbers=[first + place for place in range(num_groups)],
-            observe=player_of(CharTokenizer(), limits, step, tasks, group_size),
+            observe=player_of(TOKENIZER, limits, step, tasks, group_size),
         )
         scored: list[ScoredGroup] = []
         for place, group in enumerate(groups):
             outcomes = tuple(replay(environment, group.task_id, rollout.actions) for rollout in group.rollouts)
-            rewards = torch.tensor([outcome.reward for outcome in outcomes]).numpy()
-            digest = hashlib.sha256(f"{self.seed}/{first}/{place}".encode()).digest()
-            scored.append(
-                ScoredGroup(
-                    digest=digest,
-                    group=group,
-                    rewards=rewards,
-                    correction=Correction.EXACT,
-                    is_made_here=True,
-                    first_seen_s=0.0,
-                    size_bytes=1,
-                    outcomes=outcomes,
-                )
-            )
+            rewards = [outcome.reward for outcome in outcomes]
+            scored.append(scored_group(group, f"{self.seed}/{first}/{place}", rewards, outcomes))
         return scored
 
-    def learn(self, groups: Sequence[ScoredGroup], step: int = 1) -> StepReport:
-        """One step, from all of them."""
-        return self._learner.step(draw_of(groups, step))
+    def gradient_norm(self, groups: Sequence[ScoredGroup], step: int = 1) -> float:
+        """Norm of the gradient of a step from all the groups, which is made."""
+        return self._learner.step(draw_of(step, groups)).grad_norm
 
     @property
     def newest(self) -> PublishedTensors:
@@ -178,53 +168,50 @@ class Policy:
         return measured.logprobs, measured.entropy
 
     def with_answers(self, groups: Sequence[ScoredGroup]) -> Batch:
-        """The groups, and how likely the newest weights find their right answers."""
+        """The groups with the probability of their right answers under the newest weights."""
         batch, environment = batch_of(groups), self.world.build()
         answers = [environment.reference(group.group.task_id) for group in groups]
-        packed = partial(pack, token_budget=4096)
-        found = answer_probs(self._network, batch, CharTokenizer(), answers, packed, OneProcess())
-        return replace(batch, answer_probs=found)
+        return replace(batch, answer_probs=answer_probs(batch, TOKENIZER, answers, self._logprobs))
 
     def with_feedback(self, groups: Sequence[ScoredGroup]) -> Batch:
-        """The groups, and how far the newest weights are moved by what the environment answered."""
-        batch, packed = batch_of(groups), partial(pack, token_budget=4096)
-        shifts = feedback_shifts(self._network, batch, CharTokenizer(), packed, OneProcess())
-        return replace(batch, feedback_shifts=shifts)
+        """The groups with the shifts of the newest weights' log-probs by the environment's answers."""
+        batch = batch_of(groups)
+        return replace(batch, feedback_shifts=feedback_shifts(batch, TOKENIZER, self._logprobs))
 
-    def publish(self) -> None:
-        """The engine plays with the newest weights from now on."""
-        self._generator.load(*self._learner.snapshot())
+    def _logprobs(self, batch: Batch) -> Tensor:
+        return score_batch(self._network, batch, pack(batch, 4096)).logprobs
 
-    def train(self, environment: Environment, num_steps: int, num_groups: int, group_size: int) -> None:
+    def train(self, num_steps: int) -> None:
         """Steps on policy: play, learn, publish; a step without a gradient makes no version."""
-        first = 10_000 * (self.seed + 1)
+        environment, first = self.world.build(), 10_000 * (self.seed + 1)
         for number in range(num_steps):
-            groups = self.play(environment, first, num_groups, group_size)
+            groups = self.play(environment, first, NUM_STEP_GROUPS, GROUP_SIZE)
             first = max(group.group.task_id for group in groups) + 1
-            self.learn(groups, number + 1)
-            self.publish()
-
-
-def draw_of(groups: Sequence[ScoredGroup], step: int = 1) -> Draw:
-    """A draw of all of them."""
-    return Draw(
-        step=step, groups=tuple(DrawnGroup(scored=each, age_steps=0, use=1) for each in groups), num_zero_variance=0
-    )
+            self._learner.step(draw_of(number + 1, groups))
+            self._generator.load(*self._learner.snapshot())
 
 
 def batch_of(groups: Sequence[ScoredGroup]) -> Batch:
     """The groups as recipes see them."""
-    return make_batch(draw_of(groups), CharTokenizer(), policy_id=_NAME)
+    return make_batch(draw_of(1, groups), TOKENIZER, policy_id=_NAME)
 
 
-def advantages(recipe: str, batch: Batch) -> Tensor:
-    """Advantage of each turn [N, K], that of its first trained token; NaN where it is dropped or there is no turn."""
-    found = with_advantages(load_recipe(recipe), batch, "all")
-    assert batch.num_turns is not None
-    turns = torch.full((batch.num_rollouts, int(batch.num_turns.max())), torch.nan, dtype=torch.float64)
-    for row in range(batch.num_rollouts):
-        for turn in range(int(batch.num_turns[row])):
-            tokens = found.mask[row] & (batch.turn_ids[row] == turn)
-            if tokens.any():
-                turns[row, turn] = float(found.advantages[row][tokens][0])
-    return turns
+@functools.cache
+def played(world: World, seed: int, num_groups: int = NUM_GROUPS, group_size: int = GROUP_SIZE) -> list[ScoredGroup]:
+    """Episodes of the starting weights."""
+    policy = Policy(world=world, recipe=TRAJECTORY_LEVEL, seed=seed)
+    return policy.play(world.build(), 1000 * (seed + 1), num_groups, group_size)
+
+
+@functools.cache
+def trained(recipe: str, world: World, seed: int, updates_per_step: int = 1, num_steps: int = NUM_STEPS) -> Policy:
+    """The policy after so many steps."""
+    policy = Policy(world=world, recipe=recipe, seed=seed, updates_per_step=updates_per_step)
+    policy.train(num_steps)
+    return policy
+
+
+def tested(policy: Policy, world: World | None = None) -> Batch:
+    """Sampled episodes of held-out tasks, of its own world or another."""
+    environment = (world or policy.world).build()
+    return batch_of(policy.play(environment, 0, NUM_TEST, GROUP_SIZE, is_held_out=True))

@@ -7,7 +7,6 @@ megabytes and does not depend on the codecs that are measured on it.
 
 import asyncio
 import hashlib
-import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,22 +15,15 @@ from typing import Final
 import numpy as np
 import torch
 
-from benchmarks._scored import scored_groups
+from benchmarks._trained_policy import TrainedPolicy, draw_of
 from swarm.config import EnvironmentConfig, LearnerConfig, ModelConfig, ReplayConfig
-from swarm.environments.curriculum import TaskMixture
 from swarm.environments.load import build_environments
-from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.learn.learner import PolicyLearner
 from swarm.model.network import load_model
 from swarm.model.source import default_cache_dir
 from swarm.model.version_digest import PublishedTensors, published_state
 from swarm.objectives.methods import load_recipe
-from swarm.testing.builders import InlineVerifier
-from swarm.types import Draw, DrawnGroup, Sampling, ScoredGroup
+from swarm.types import ScoredGroup
 
-logger = logging.getLogger(__name__)
-
-GROUP_SIZE: Final = 8
 GROUPS_PER_STEP: Final = 3  # with signal
 MAX_TRIES: Final = 6  # batches of questions for one step
 MAX_NEW_TOKENS: Final = 6
@@ -94,55 +86,36 @@ def _keep(before: PublishedTensors, after: PublishedTensors, path: Path) -> None
 def _train(learning_rate: float, num_steps: int, folder: Path) -> None:
     """Makes and keeps every version of one run (blocking; sets torch to one thread)."""
     torch.set_num_threads(1)
+    trained, engine = load_model(MODEL), load_model(MODEL)
+    config = LearnerConfig(recipe="grpo", learning_rate=learning_rate)
     with tempfile.TemporaryDirectory() as scratch:
-        run = _Run(learning_rate, Path(scratch))
+        policy = TrainedPolicy(
+            hashlib.sha256(b"benchmarks.weights").hexdigest(),
+            (trained.network, engine.network),
+            trained.tokenizer,
+            load_recipe(config.recipe),
+            config,
+            ReplayConfig(),
+            Path(scratch) / "learner",
+            environments=build_environments([ENVIRONMENT]),
+            seed=1,
+            max_new_tokens=MAX_NEW_TOKENS,
+        )
         for step in range(1, num_steps + 1):
-            before = run.learner.snapshot()[1]
-            run.step(step)
-            _keep(before, run.learner.snapshot()[1], _file(folder, step))
+            before = policy.learner.snapshot()[1]
+            _step(policy, step)
+            _keep(before, policy.learner.snapshot()[1], _file(folder, step))
 
 
-class _Run:
-    """One learner and one generator that follows it, step by step."""
-
-    def __init__(self, learning_rate: float, scratch: Path) -> None:
-        trained, engine = load_model(MODEL), load_model(MODEL)
-        self._tokenizer = trained.tokenizer
-        self._name = hashlib.sha256(b"benchmarks.weights").hexdigest()
-        environments = build_environments([ENVIRONMENT])
-        self._verifier = InlineVerifier(environments)
-        self._mixture = TaskMixture(environments, {ENVIRONMENT.name: 1.0}, 1)
-        config = LearnerConfig(recipe="grpo", learning_rate=learning_rate)
-        recipe = load_recipe(config.recipe)
-        self.learner = PolicyLearner(
-            trained.network, self._tokenizer, recipe, config, ReplayConfig(), self._name, scratch / "learner"
-        )
-        self._generator = TransformersGenerator(engine.network, self._tokenizer, self.learner.version, seed=1)
-
-    def step(self, number: int) -> None:
-        """Generates until there are enough groups with signal, learns from them, and loads the new version."""
-        groups: list[ScoredGroup] = []
-        for attempt in range(MAX_TRIES):
-            groups += [group for group in self._generate(f"{number}/{attempt}") if group.has_signal]
-            if len(groups) >= GROUPS_PER_STEP:
-                break
-        drawn = tuple(DrawnGroup(scored=group, age_steps=0, use=1) for group in groups[:GROUPS_PER_STEP])
-        report = self.learner.step(Draw(step=number, groups=drawn, num_zero_variance=0))
-        if report.was_skipped:
-            raise RuntimeError(f"step {number} made no version")
-        logger.info("step", extra={"step": number, "loss": report.loss, "grad_norm": report.grad_norm})
-        self._generator.load(*self.learner.snapshot())
-
-    def _generate(self, label: str) -> list[ScoredGroup]:
-        return asyncio.run(
-            scored_groups(
-                self._generator,
-                self._tokenizer,
-                self._verifier,
-                [self._mixture.next_task() for _ in range(GROUPS_PER_STEP)],
-                GROUP_SIZE,
-                Sampling(max_new_tokens=MAX_NEW_TOKENS),
-                producer=self._name,
-                label=label,
-            )
-        )
+def _step(policy: TrainedPolicy, number: int) -> None:
+    """Generates until there are enough groups with signal, learns from them, and loads the new version."""
+    groups: list[ScoredGroup] = []
+    for attempt in range(MAX_TRIES):
+        made = asyncio.run(policy.make(GROUPS_PER_STEP, f"{number}/{attempt}"))
+        groups += [group for group in made if group.has_signal]
+        if len(groups) >= GROUPS_PER_STEP:
+            break
+    report = policy.learner.step(draw_of(number, groups[:GROUPS_PER_STEP]))
+    if report.was_skipped:
+        raise RuntimeError(f"step {number} made no version")
+    policy.follow()

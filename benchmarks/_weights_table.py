@@ -3,87 +3,64 @@
 Invariant: every cell is a mean over the steps that its column names, except where its row says otherwise.
 """
 
+from statistics import fmean
 from typing import Any
-
-import numpy as np
-
-from benchmarks._weights_rivals import RIVALS
 
 
 def row(name: str, cells: list[str]) -> str:
-    """Of a table."""
+    """Row of a table."""
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
-class Column:
-    """One window of one run."""
+def run_tables(runs: list[dict[str, Any]]) -> str:
+    """The windows of all runs side by side, then each run step by step."""
+    windows = [(run, window) for run in runs for window in run["windows"]]
+    steps = [[run["by_step"][step] for step in range(w["steps"][0], w["steps"][1] + 1)] for run, w in windows]
+    full_bytes: int = steps[0][0]["full_bytes"]
 
-    def __init__(self, run: dict[str, Any], window: dict[str, Any]) -> None:
-        first, last = window["steps"]
-        self.head = f"lr {run['learning_rate']:.0e}, steps {first} to {last}"
-        self.steps: list[dict[str, Any]] = [run["by_step"][step] for step in range(first, last + 1)]
-        self.window = window
-        self.full_bytes: int = self.steps[0]["full_bytes"]
+    def means(key: str) -> list[float]:
+        return [fmean(step[key] for step in of) for of in steps]
 
-    def mean(self, key: str) -> float:
-        """Over the steps."""
-        return float(np.mean([step[key] for step in self.steps]))
+    def ratios(sizes: list[float]) -> list[str]:
+        return [f"{full_bytes / size:,.1f} x ({size / 1e6:.3f} MB)" for size in sizes]
 
-    def ratio(self, size: float) -> str:
-        """Of the full size, and the size itself."""
-        return f"{self.full_bytes / size:,.1f} x ({size / 1e6:.3f} MB)"
+    heads = [f"lr {run['learning_rate']:.0e}, steps {w['steps'][0]} to {w['steps'][1]}" for run, w in windows]
+    lines = [row("", heads), "|---" * (len(windows) + 1) + "|"]
+    densities = [" ".join(f"{100 * step['density']:.2f}" for step in of) for of in steps]
+    lines.append(row("changed weights, %, step by step", densities))
+    for name in steps[0][0]["rivals"]:
+        lines.append(row(name, ratios([fmean(step["rivals"][name] for step in of) for of in steps])))
+    lines.append(row("iid entropy floor", ratios(means("floor_bytes"))))
+    lines.append(row("**ours**", ratios(means("ours_bytes"))))
+    spans = [sorted(full_bytes / step["ours_bytes"] for step in of) for of in steps]
+    lines.append(row("ours, worst to best step", [f"{span[0]:.0f} - {span[-1]:.0f} x" for span in spans]))
+    transfers = [window["transfer"] for _, window in windows]
+    sync = [of[-1]["ours_bytes"] + each["manifest_bytes"] for of, each in zip(steps, transfers, strict=True)]
+    lines.append(row("last step with its manifest", ratios(sync)))
+    for key, name in (("encode_gb_s", "encode, GB/s of weights"), ("decode_gb_s", "decode, GB/s of weights")):
+        lines.append(row(name, [f"{mean:.2f}" for mean in means(key)]))
+    for key, name in (("publish_gb_s", "publish: encode and hash"), ("stage_gb_s", "stage: decode and check")):
+        speeds = [f"{each[key][0]:.2f} (CPU {each[key][1]:.2f})" for each in transfers]
+        lines.append(row(f"{name}, GB/s, last step", speeds))
+    patches = [_catch_up(of, window["direct"]) for of, (_, window) in zip(steps, windows, strict=True)]
+    lines.append(row("all steps, one patch each", [each for each, _ in patches]))
+    lines.append(row("all steps, one patch from end to end", [direct for _, direct in patches]))
+    return "\n".join([*lines, "", *map(_by_step, runs)])
 
-    def span(self) -> str:
-        """Ratios of the worst and the best step."""
-        ratios = [self.full_bytes / step["ours_bytes"] for step in self.steps]
-        return f"{min(ratios):.0f} - {max(ratios):.0f} x"
 
-    def catch_up(self) -> tuple[str, str]:
-        """All steps one by one, and as one patch."""
-        return catch_up(self.steps, self.window["direct"])
-
-    def transfer(self, key: str) -> str:
-        """GB/s by the clock, and by CPU seconds."""
-        clock, cpu = self.window["transfer"][key]
-        return f"{clock:.2f} (CPU {cpu:.2f})"
-
-
-def catch_up(steps: list[dict[str, Any]], direct: dict[str, Any]) -> tuple[str, str]:
+def _catch_up(steps: list[dict[str, Any]], direct: dict[str, Any]) -> tuple[str, str]:
     """Bytes of all steps, and of one patch from end to end."""
     each, one = sum(step["ours_bytes"] for step in steps), direct["ours_bytes"]
     return f"{each / 1e6:.3f} MB", f"{one / 1e6:.3f} MB ({each / one:.1f} x fewer)"
 
 
-def run_tables(runs: list[dict[str, Any]]) -> str:
-    """The windows of all runs side by side, then each run step by step."""
-    columns = [Column(run, window) for run in runs for window in run["windows"]]
-    lines = [row("", [one.head for one in columns]), "|---" * (len(columns) + 1) + "|"]
-    densities = [" ".join(f"{100 * step['density']:.2f}" for step in one.steps) for one in columns]
-    lines.append(row("changed weights, %, step by step", densities))
-    for name in RIVALS:
-        sizes = [float(np.mean([step["rivals"][name] for step in one.steps])) for one in columns]
-        lines.append(row(name, [one.ratio(size) for one, size in zip(columns, sizes, strict=True)]))
-    lines.append(row("iid entropy floor", [one.ratio(one.mean("floor_bytes")) for one in columns]))
-    lines.append(row("**ours**", [one.ratio(one.mean("ours_bytes")) for one in columns]))
-    lines.append(row("ours, worst to best step", [one.span() for one in columns]))
-    sync = [one.steps[-1]["ours_bytes"] + one.window["transfer"]["manifest_bytes"] for one in columns]
-    lines.append(row("last step with its manifest", [one.ratio(size) for one, size in zip(columns, sync, strict=True)]))
-    for key, name in (("encode_gb_s", "encode, GB/s of weights"), ("decode_gb_s", "decode, GB/s of weights")):
-        lines.append(row(name, [f"{one.mean(key):.2f}" for one in columns]))
-    for key, name in (("publish_gb_s", "publish: encode and hash"), ("stage_gb_s", "stage: decode and check")):
-        lines.append(row(f"{name}, GB/s, last step", [one.transfer(key) for one in columns]))
-    each, direct = zip(*(one.catch_up() for one in columns), strict=True)
-    lines += [row("all steps, one patch each", list(each)), row("all steps, one patch from end to end", list(direct))]
-    return "\n".join([*lines, "", *(by_step(run) for run in runs)])
-
-
-def by_step(run: dict[str, Any]) -> str:
+def _by_step(run: dict[str, Any]) -> str:
     """Ratios of every measured step; for the whole run where all were."""
     steps: dict[int, dict[str, Any]] = run["by_step"]
     ratios = " ".join(f"{step['full_bytes'] / step['ours_bytes']:.0f}" for step in steps.values())
     text = f"lr {run['learning_rate']:.0e}: ratios {ratios}"
     if len(steps) == max(steps):
-        each, direct = catch_up(list(steps.values()), run["direct"])
+        each, direct = _catch_up(list(steps.values()), run["direct"])
         text += f"; all {len(steps)} steps {each}, as one patch {direct}"
     return text
 

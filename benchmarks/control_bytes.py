@@ -1,4 +1,4 @@
-"""What it costs a swarm that most of its nodes cannot be dialled: bytes that are neither groups nor weights.
+"""Cost of nodes that nobody can dial: bytes that are neither groups nor weights.
 
     python -m benchmarks.control_bytes --nodes 1000 --rounds 60     # 4 minutes of CPU
     python -m benchmarks.control_bytes --nodes 100 --rounds 20
@@ -10,6 +10,7 @@ ms one way, no faults. Ends with exit code 1 where an invariant is broken.
 import argparse
 import sys
 
+from benchmarks._baselines import add_record, write_record
 from swarm.simulate.virtual.faults import FaultPlan
 from swarm.simulate.virtual.run import VirtualRun, run_seed
 
@@ -23,18 +24,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60, help="optimizer steps of each node")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--outward", type=float, default=0.7, help="share of nodes that nobody can dial")
+    add_record(parser)
     arguments = parser.parse_args()
-    runs = list[VirtualRun]()
+    runs: dict[float, VirtualRun] = {}
     for share in (0.0, arguments.outward):
         plan = FaultPlan(latency_s=LATENCY_S, outward_share=share)
         run = run_seed(arguments.seed, arguments.nodes, arguments.rounds, plan)
-        runs.append(run)
+        runs[share] = run
         steps = sum(run.steps.values())
         kinds = ", ".join(f"{kind} {count / steps:.0f}" for kind, count in sorted(run.control_bytes.items()))
         print(f"{share:.1f} outward only: {run.control_bytes_per_step:.0f} bytes per step of a node ({kinds})")
         print(f"  {steps} steps in {run.virtual_s:.0f} virtual seconds, {run.cpu_s:.0f} s of CPU", flush=True)
-    print(f"ratio {runs[1].control_bytes_per_step / runs[0].control_bytes_per_step:.2f}")
-    broken = [f"{name}: {what[0]}" for run in runs for name, what in run.invariants.violations.items() if what]
+    print(f"ratio {runs[arguments.outward].control_bytes_per_step / runs[0.0].control_bytes_per_step:.2f}")
+    figures = {f"bytes per step, {share:g} outward": run.control_bytes_per_step for share, run in runs.items()}
+    write_record(arguments.record, "control_bytes", None, figures)
+    broken = [f"{name}: {what[0]}" for run in runs.values() for name, what in run.invariants.violations.items() if what]
     if broken:
         sys.exit("\n".join(broken))
 

@@ -1,4 +1,4 @@
-"""How generators may follow a trainer: synchronous, sequential pull, and asynchronous push, with one slow generator.
+"""Three ways to follow a trainer, with one slow generator: synchronous, sequential pull, and asynchronous push.
 
     python -m benchmarks.echo                       # tiny model, about 12 minutes on 2 cores
     python -m benchmarks.echo --rounds 20 --seeds 0

@@ -1,4 +1,4 @@
-"""Whether a node learns an environment that it never asks, from the episodes of another node alone: preset `agents`.
+"""Learning of an environment that a node never asks, from the episodes of another node alone: preset `agents`.
 
     python -m benchmarks.episode_sharing --arm swarm --seed 0 --rounds 12 --file runs/agents.jsonl
     python -m benchmarks.episode_sharing --arm silo --seed 0 --rounds 12 --file runs/agents.jsonl
@@ -24,6 +24,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from benchmarks._trained_policy import EVALUATION_SEED, draw_of, scored_group
 from swarm.clock import SystemClock
 from swarm.config import NodeConfig
 from swarm.environments.curriculum import TaskMixture, evaluation_tasks
@@ -37,10 +38,9 @@ from swarm.learn.learner import PolicyLearner
 from swarm.model.network import load_model
 from swarm.objectives.methods import load_recipe
 from swarm.simulate.presets import SimulationOptions, node_configs
-from swarm.types import Correction, Draw, DrawnGroup, ScoredGroup
+from swarm.types import ScoredGroup
 
 Arm = Literal["swarm", "silo"]
-_EVALUATION_SEED = 7  # the same problems in every run
 
 
 @dataclass(slots=True)
@@ -105,8 +105,8 @@ class Rounds:
             external = [] if self.is_silo else [replace(group, is_made_here=False) for group in others]
             groups = [group for group in own if group.has_signal] + external
             if groups:
-                drawn = tuple(DrawnGroup(scored=group, age_steps=0, use=1) for group in groups)
-                node.learner.step(Draw(step=number, groups=drawn, num_zero_variance=len(own) - len(groups)))
+                num_without = len(own) - len(groups)
+                node.learner.step(draw_of(number, groups, num_zero_variance=num_without))
                 node.generator.load(*node.learner.snapshot())
 
     def _generate(self, node: _Node) -> list[ScoredGroup]:
@@ -116,18 +116,8 @@ class Rounds:
         for group in node.producer.produce(node.num_asked, count):
             actions = [rollout.actions for rollout in group.rollouts]
             outcomes = tuple(replay(self.environments[group.env], group.task_id, each) for each in actions)
-            scored.append(
-                ScoredGroup(
-                    digest=hashlib.sha256(f"{node.node_id}/{node.num_asked}/{len(scored)}".encode()).digest(),
-                    group=group,
-                    rewards=np.array([outcome.reward for outcome in outcomes], np.float32),
-                    correction=Correction.EXACT,
-                    is_made_here=True,
-                    first_seen_s=group.created_at_s,
-                    size_bytes=1,
-                    outcomes=outcomes,
-                )
-            )
+            label = f"{node.node_id}/{node.num_asked}/{len(scored)}"
+            scored.append(scored_group(group, label, [outcome.reward for outcome in outcomes], outcomes))
         node.num_asked += count
         return scored
 
@@ -137,7 +127,7 @@ class Rounds:
         for name, environment in self.environments.items():
             if name in node.config.generator.env_weights:
                 continue
-            tasks = evaluation_tasks(environment, "held_out", num_problems, _EVALUATION_SEED)
+            tasks = evaluation_tasks(environment, "held_out", num_problems, EVALUATION_SEED)
             limits, num_tries = node.config.generator.episode_limits, node.config.evaluation.num_tries
             tokenizer = node.producer.tokenizer
             tries = try_tasks(node.generator, tokenizer, tasks, limits, self._step, num_tries=num_tries)

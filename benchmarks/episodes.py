@@ -1,4 +1,4 @@
-"""What keeping the cache of parked episodes is worth: action tokens per CPU second, and what slow environments cost.
+"""Gain of keeping the cache of parked episodes in action tokens per CPU second, and cost of slow environments.
 
     python -m benchmarks.episodes                       # SmolLM2-135M, float32: minutes
     python -m benchmarks.episodes --source tiny --rows 8
@@ -30,7 +30,7 @@ from torch import nn
 from benchmarks._replay_cost import ReplayCost, measure_replay_costs
 from swarm.config import ModelConfig
 from swarm.generation.continuous_batching import MAX_PARKED_BYTES, Decoding
-from swarm.generation.row import Row
+from swarm.generation.sampling import Row
 from swarm.interfaces import Observation
 from swarm.model.network import load_model
 from swarm.types import PolicyVersion, Sampling
@@ -61,7 +61,7 @@ class Shape:
 
 @dataclass(slots=True)
 class Cost:
-    """What a case took."""
+    """The cost of a case."""
 
     cpu_s: float
     waited_s: float  # for environments, with nothing to do; no time passed
@@ -84,9 +84,9 @@ class Environments:
     def observe(self, rollout: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Observation | None]":
         """As `interfaces.Observe`."""
         turn = self._num_turns[rollout] = self._num_turns.get(rollout, 0) + 1
-        told = [2 + (rollout + turn + k) % 40 for k in range(self._shape.observation)]
+        ids = [2 + (rollout + turn + k) % 40 for k in range(self._shape.observation)]
         future: Future[Observation | None] = Future()
-        answer: Callable[[], None] = lambda: future.set_result(Observation(told) if turn < self._shape.turns else None)  # noqa: E731
+        answer: Callable[[], None] = lambda: future.set_result(Observation(ids) if turn < self._shape.turns else None)  # noqa: E731
         if self._step_s:
             self._due.append((self._now_s + self._step_s, answer))
         else:
@@ -127,8 +127,8 @@ def play_prompts(network: nn.Module, shape: Shape, episodes: int) -> Cost:
         cost = _timed(network, rows, shape, None, 0)
         total = Cost(total.cpu_s + cost.cpu_s, 0.0, total.num_computed + cost.num_computed)
         for i, row in enumerate(rows):
-            told = environments.observe(i, row.tokens, False).result()
-            conversations[i] = [*conversations[i], *row.tokens, *(told.token_ids if told else ())]
+            observed = environments.observe(i, row.tokens, False).result()
+            conversations[i] = [*conversations[i], *row.tokens, *(observed.token_ids if observed else ())]
     return total
 
 

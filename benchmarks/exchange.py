@@ -1,4 +1,4 @@
-"""How long until every peer holds every other's rollout groups, and what that costs in bytes and CPU.
+"""Time until every peer holds every other's rollout groups, and its cost in bytes and CPU.
 
 Invariant: each peer is a process of its own on real connections; the clock starts when all are subscribed
 and ends when the last group has passed signature, digest and structure at the last peer. Each case is
@@ -18,15 +18,11 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-if not __package__:  # started as a file: let `benchmarks` be found as with -m
-    sys.path.insert(0, str(ROOT))
-
-from benchmarks._recheck import Recheck, measure_rechecks  # noqa: E402
-from benchmarks._tcp import TcpCounts  # noqa: E402
+from benchmarks._baselines import ROOT, add_record, write_record
+from benchmarks._recheck import Recheck, measure_rechecks
+from benchmarks._tcp import TcpCounts
 
 MESHES: Final = ("exchange", "tcp", "verify")
 DEFAULT_CASES: Final = "8x2,64x4,64x16"
@@ -233,6 +229,18 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
+def figures(results: Sequence[Result]) -> dict[str, float]:
+    """The ratios of every case by name, for `--record`."""
+    found: dict[str, float] = {}
+    for case in dict.fromkeys(result.case for result in results):
+        ours, tcp, verify = (next(r for r in results if (r.case, r.mesh) == (case, mesh)) for mesh in MESHES)
+        found[f"{case}, time over both floors"] = ours.seconds / (tcp.seconds + verify.seconds)
+        found[f"{case}, CPU over checks alone"] = ours.cpu_s / verify.cpu_s
+        if ours.wire_ratio is not None:
+            found[f"{case}, wire over useful bytes"] = ours.wire_ratio
+    return found
+
+
 def _times(ratio: float | None) -> str:
     return "not counted" if ratio is None else f"{ratio:.2f} x"
 
@@ -269,6 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repetitions", type=int, default=7, help="timed ones for each case (default 7)")
     parser.add_argument("--no-recheck", action="store_true", help="leave out admission with the reward re-check")
     parser.add_argument("--json", action="store_true", help="every repetition as JSON on standard output")
+    add_record(parser)
     options = parser.parse_args(arguments)
     if options.peers < 2 or options.repetitions < 1:
         parser.error("--peers must be at least 2 and --repetitions at least 1")
@@ -277,6 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         _say(f"did not complete: {error}")
         return 1
+    write_record(options.record, "exchange", arguments, figures(results))
     rechecks = [] if options.no_recheck else measure_rechecks(_RECHECK_GROUPS)
     if options.json:
         print(as_json(options.peers, results, rechecks))

@@ -7,7 +7,7 @@ Each plan is a line of the file: seed, digest of its event log, and what broke. 
 goes on after the plans that are there; at the end it prints one digest of all. Every 50th plan runs twice: equal seeds
 have to give equal logs. A failing plan is made smaller until no fault can be taken out of it; the smallest is printed
 as Python, to be given to `run_seed`. With `--episodes` the nodes play episodes of several turns, with `--outward .7`
-nobody can dial seven in ten of them; such plans, and those of other sizes, need a file of their own:
+nobody can dial seven in ten of them; these plans, and those of other sizes, need a file of their own:
 
     python -m benchmarks.fault_plans --nodes 1000 --outward .7 --plans 300 --file runs/thousand.jsonl  # 2 hours of CPU
 """
@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarm.simulate.virtual.faults import FaultPlan, shrink
+from swarm.simulate.virtual.node import Parts
 from swarm.simulate.virtual.run import draw_plan, run_seed
+from tests.worlds.one_ledger import violations
 
 NUM_NODES: Final = 10
 NUM_ROUNDS: Final = 6
@@ -52,7 +54,7 @@ def run_plan(
 def _judge(seed: int, num_nodes: int, plan: FaultPlan) -> tuple[str, list[str]]:
     """Digest of the event log, and what the run broke: invariants with their first violations, or itself."""
     try:
-        run = run_seed(seed, num_nodes, NUM_ROUNDS, plan)
+        run = run_seed(seed, num_nodes, NUM_ROUNDS, plan, Parts(judge_coordinator=violations))
     except Exception as error:  # a node ended: that is a finding like any other
         return "", [f"the run ended: {''.join(traceback.format_exception(error, limit=-3))}"]
     broken = [f"{verdict.name}: {verdict.detail}" for verdict in run.invariants.verdicts() if not verdict.holds]

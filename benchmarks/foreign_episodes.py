@@ -1,4 +1,4 @@
-"""What a node learns of an environment that it never generates, from episodes of others, against not sharing.
+"""Learning of an environment that a node never generates, from episodes of others, against not sharing.
 
     python -m benchmarks.foreign_episodes                       # preset tiny-agents, three seeds: about 10 minutes
     python -m benchmarks.foreign_episodes --preset agents       # SmolLM2

@@ -24,9 +24,6 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-if not __package__:  # started as a file: let `benchmarks` be found as with -m
-    sys.path.insert(0, str(ROOT))
-
 FAILED, NO_DEVICE, STAGES_LEFT = 1, 2, 3
 MARGIN_S: Final = 10.0
 # stage -> (seconds that it usually takes on a GPU, at most); guesses: no GPU was seen
@@ -54,7 +51,7 @@ NAMES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What became of a stage."""
+    """The outcome of a stage."""
 
     stage: str
     device: str  # as torch names the kind, with the card's name
@@ -92,7 +89,7 @@ def find_device(name: str) -> tuple[str, str]:
 
 
 def read_record(path: Path) -> Record | None:
-    """What an earlier run wrote; None where there is none, or not one of ours."""
+    """The record of an earlier run; None where there is none, or another program's."""
     try:
         return Record(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -127,7 +124,7 @@ def outcome_of(record: Record) -> str:
 
 
 def table(records: list[Record]) -> str:
-    """What was measured, for docs."""
+    """The figures as Markdown."""
     lines = ["| stage | outcome | s | figures |", "|---|---|---|---|"]
     for record in records:
         left_out = record.figures.get("left_out", "")

@@ -34,7 +34,7 @@ import numpy as np
 
 from benchmarks._heartbeat_flood_roles import main_thread
 from swarm.identity import Identity
-from swarm.testing.connection_flood import loopback_addresses
+from tests.attacks.connection_flood import loopback_addresses
 
 CASES: Final = "none/1,heartbeats/1,heartbeats/64,strangers/64,handshakes/64,idle/1,idle/50,idle/1000"
 NUM_MEMBERS: Final = 8
@@ -45,7 +45,7 @@ START_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process used so far."""
+    """The time that a process has used so far."""
 
     cpu_s: float
     waited_s: float  # its main thread, for a core
@@ -85,7 +85,7 @@ def until_ready(process: subprocess.Popen[str]) -> None:
 
 
 def info_of(folder: Path) -> dict[str, Any]:
-    """What the coordinator says of itself, once it answers."""
+    """The coordinator's own description, once it answers."""
     ends_s = time.monotonic() + START_S
     while not (folder / "coordinator.json").exists():
         if time.monotonic() > ends_s:

@@ -23,8 +23,9 @@ import torch
 from swarm.clock import ManualClock
 from swarm.config import EnvironmentConfig, GeneratorConfig, ModelConfig, NodeConfig
 from swarm.environments.load import build_environments
-from swarm.exchange.admission_checks import AdmissionLimits, check_form
 from swarm.exchange.agent import Agent
+from swarm.exchange.checks.admission_checks import check_form
+from swarm.exchange.checks.admission_limits import AdmissionLimits
 from swarm.generation.produce import produce
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.model.network import LoadedModel, load_model
@@ -69,7 +70,7 @@ class Counts:
 
 
 def environments_of(model: str, folder: Path) -> tuple[EnvironmentConfig, ...]:
-    """Those of the model's preset; for SmolLM2 also questions that are answered in other scripts and in prose."""
+    """The preset's environments; for SmolLM2 also questions that are answered in other scripts and in prose."""
     if model == "tiny":
         return PRESETS["tiny"].environments
     lines = [json.dumps({"question": question, "answer": "x"}) for question in _QUESTIONS]

@@ -26,11 +26,14 @@ import torch
 
 from swarm.clock import ManualClock
 from swarm.config import GeneratorConfig, ModelConfig, NodeConfig
-from swarm.exchange.reward_recheck import to_scored_group
+from swarm.exchange.checks.reward_recheck import to_scored_group
 from swarm.model.tokenizer import load_tokenizer
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import ToyTokenizer, make_group, make_identity, make_sealed
-from swarm.testing.hostile_groups import (
+from swarm.testing.nodes import make_admission, make_context
+from swarm.types import Refused, ScoredGroup
+from swarm.wire.envelopes import seal_group
+from tests.attacks.hostile_groups import (
     GROUP_SIZE,
     MAX_NEW_TOKENS,
     Kind,
@@ -41,9 +44,6 @@ from swarm.testing.hostile_groups import (
     step_cost,
     wrong_about,
 )
-from swarm.testing.nodes import make_admission, make_context
-from swarm.types import Refused, ScoredGroup
-from swarm.wire.envelopes import seal_group
 
 BLOCK: Final = 500  # groups
 DRAW: Final = 8  # groups of a step
@@ -53,7 +53,7 @@ OURS, EVE = make_identity(3), make_identity(5)
 
 @dataclass(slots=True)
 class Findings:
-    """What a number of hostile groups led to."""
+    """The effect of a number of hostile groups."""
 
     groups: int = 0
     admitted: Counter[str] = field(default_factory=Counter[str])  # by kind
@@ -66,7 +66,7 @@ class Findings:
 
     @classmethod
     def of_line(cls, line: dict[str, Any]) -> "Findings":
-        """What a line of the file says."""
+        """The findings of a line of the file."""
         return cls(**{name: line[name] for name in cls.__slots__})
 
     def add(self, other: "Findings") -> None:

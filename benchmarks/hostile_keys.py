@@ -1,4 +1,4 @@
-"""What 30 % of hostile keys cost the accuracy of the others: every attack alone and all at once, against honest runs.
+"""Accuracy lost to 30 % of hostile keys: every attack alone and all at once, against honest runs.
 
     python -m benchmarks.hostile_keys --presets echo-tiny --attacks all       # about 10 minutes
     python -m benchmarks.hostile_keys                                         # everything, hours: stop and go on
@@ -12,20 +12,14 @@ lineage. Accuracy is greedy on held-out problems at the end; the difference is t
 same ten nodes are honest members.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
-from typing import Any, Final
-
-from rich.console import Console
+from typing import Final
 
 from benchmarks._hostile_world import ALL, CASES, ENTRIES, HONEST, PRESETS, Job, Outcome, Setting, run
-from benchmarks._runs import RunFile, Workers
+from benchmarks._runs import Runs, run_parser
 from benchmarks._statistics import estimate, plain, signed
 
-ROOT: Final = Path(__file__).parents[1]
 LEAST: Final = -0.05  # of the lower end of the interval
 
 
@@ -43,12 +37,6 @@ def jobs(
                     for seed in range(num_seeds)
                 ]
     return made
-
-
-def decode(row: dict[str, Any]) -> Outcome:
-    """An outcome from its line of the file."""
-    job = row.pop("job")
-    return Outcome(job=Job(setting=Setting(**job.pop("setting")), **job), **row)
 
 
 def describe(outcome: Outcome) -> str:
@@ -69,12 +57,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for preset, entry, attack, is_defended in product(PRESETS, ENTRIES[::-1], CASES, (True, False)):
-        of = [
-            o
-            for o in outcomes
-            if (o.job.preset, o.job.entry, o.job.attack, o.job.setting.is_defended)
-            == (preset, entry, attack, is_defended)
-        ]
+        cell = (preset, entry, attack, is_defended)
+        of = [o for o in outcomes if (o.job.preset, o.job.entry, o.job.attack, o.job.setting.is_defended) == cell]
         if not of:
             continue
         pairs = [(o, honest[key]) for o in of if (key := (o.job.setting, preset, o.job.seed)) in honest]
@@ -90,31 +74,20 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 0 when every wanted run exists."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Makes the missing runs and prints the table of all that are there."""
+    parser = run_parser("hostile_keys", __doc__, seeds=6)
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=PRESETS)
     parser.add_argument("--entries", nargs="+", choices=ENTRIES, default=ENTRIES)
     parser.add_argument("--attacks", nargs="+", choices=CASES[1:], default=[ALL, *CASES[1:-1]])
     parser.add_argument("--undefended", action="store_true", help="defences taken out: the attacks have to work")
-    parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--workers", type=int, default=2, help="processes of one thread each (default 2)")
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "hostile_keys.jsonl", help="where runs are kept")
-    parser.add_argument("--table", action="store_true", help="only print the table of the runs that are there")
     options = parser.parse_args(arguments)
-    console = Console(stderr=True)
-    file = RunFile(path=options.out, decode=decode)
+    runs = Runs(path=options.out, outcome=Outcome, run=run, describe=describe, num_workers=options.workers)
     if not options.table:
         wanted = jobs(options.presets, options.entries, options.attacks, options.seeds, not options.undefended)
-        workers = Workers(run=run, describe=describe, num=options.workers)
-        try:
-            workers.measure(wanted, file, console)
-        except KeyboardInterrupt:
-            console.print(f"stopped; what is done is in {options.out}, start again to go on", soft_wrap=True)
-            return 130
-    print(table(file.read()))
-    return 0
+        runs.finished(wanted)
+    print(table(runs.read()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

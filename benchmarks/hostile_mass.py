@@ -1,4 +1,4 @@
-"""What AdamW makes of one hostile group among eight: its part of the update, with and without the clip of its mass.
+"""Part of one hostile group among eight in AdamW's update, with and without the clip of its mass.
 
 Invariant: the runs of a pair differ in the rewards of the eighth group only: all equal (it moves nothing) or its own.
 
@@ -23,36 +23,14 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
-from benchmarks._scored import scored_groups
 from benchmarks._sharing_start import warm_weights
-from swarm.config import EnvironmentConfig, LearnerConfig, ReplayConfig
-from swarm.environments.char_tasks import KINDS
-from swarm.environments.curriculum import TaskMixture, evaluation_tasks
-from swarm.environments.load import build_environments
-from swarm.environments.replay import replay
-from swarm.generation.produce import evaluate
-from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.learn.learner import PolicyLearner
-from swarm.model.network import tiny_network
+from benchmarks._trained_policy import GROUP_SIZE, MAX_NEW_TOKENS, char_policy, draw_of
+from swarm.config import LearnerConfig, ReplayConfig
 from swarm.model.tokenizer import CharTokenizer
-from swarm.model.version_digest import load_published
 from swarm.objectives import mass_clip
 from swarm.objectives.methods import load_recipe
-from swarm.testing.builders import InlineVerifier
-from swarm.types import (
-    Correction,
-    Draw,
-    DrawnGroup,
-    EpisodeLimits,
-    Rollout,
-    Sampling,
-    ScoredGroup,
-    TokenTrace,
-    VersionSpan,
-)
+from swarm.types import Correction, Rollout, ScoredGroup, TokenTrace, VersionSpan
 
-GROUP_SIZE: Final = 8
-MAX_NEW_TOKENS: Final = 9
 NUM_OWN: Final = 7
 OWN, STRANGER = "a" * 64, "b" * 64
 HORIZONS: Final = (1, 8, 32)  # steps after which the part is measured
@@ -92,73 +70,38 @@ def strangers(attack: str, honest: ScoredGroup, reference: str, rng: np.random.G
 class Run:
     """One course of steps from a warm start; `is_silent` takes away what the eighth group says."""
 
-    def __init__(self, attack: str, is_silent: bool, replay: ReplayConfig, seed: int, dir: Path) -> None:
-        self._environments = build_environments(
-            EnvironmentConfig(name=kind, kind="char", dataset=kind, seed=1) for kind in KINDS
-        )
-        network, engine = tiny_network(), tiny_network()
-        load_published(network, warm_weights(seed % 3))
+    def __init__(self, attack: str, is_silent: bool, replay: ReplayConfig, seed: int, folder: Path) -> None:
         self._attack, self._is_silent = attack, is_silent
-        self.learner = PolicyLearner(
-            network,
-            CharTokenizer(),
-            load_recipe("sapo_swarm"),
-            LearnerConfig(learning_rate=1e-4),
-            replay,
-            OWN,
-            dir,
-        )
-        self._generator = TransformersGenerator(engine, CharTokenizer(), self.learner.version, seed=seed, max_rows=512)
-        self._mixture = TaskMixture(self._environments, dict.fromkeys(KINDS, 1.0), seed)
-        self._verifier = InlineVerifier(self._environments)
+        recipe, learner = load_recipe("sapo_swarm"), LearnerConfig(learning_rate=1e-4)
+        self.policy = char_policy(OWN, warm_weights(seed % 3), recipe, learner, replay, folder, seed=seed)
         self._rng = np.random.default_rng(seed)
 
     async def step(self, number: int) -> torch.Tensor:
         """The weights after one more step, as one vector."""
-        self._generator.load(*self.learner.snapshot())
-        tasks = [self._mixture.next_task() for _ in range(4 * (NUM_OWN + 1))]
-        made = await scored_groups(
-            self._generator,
-            CharTokenizer(),
-            self._verifier,
-            tasks,
-            GROUP_SIZE,
-            Sampling(max_new_tokens=MAX_NEW_TOKENS),
-            producer=OWN,
-            label=str(number),
-        )
+        made = await self.policy.make(4 * (NUM_OWN + 1), str(number))
         own = [group for group in made if group.has_signal][: NUM_OWN + 1]
         last = own.pop()
-        reference = self._environments[last.group.env].reference(last.group.task_id)
+        reference = self.policy.environments[last.group.env].reference(last.group.task_id)
         hostile = strangers(self._attack, last, reference, self._rng)
         if self._is_silent:
             hostile = replace(hostile, rewards=np.full_like(hostile.rewards, 0.5))
-        groups = tuple(DrawnGroup(scored=group, age_steps=0, use=1) for group in (*own, hostile))
-        self.learner.step(Draw(step=number, groups=groups, num_zero_variance=0))
+        self.policy.learner.step(draw_of(number, [*own, hostile]))
+        self.policy.follow()
         return self.weights()
 
     def weights(self) -> torch.Tensor:
         """All published tensors as one vector."""
-        return torch.cat([tensor.flatten().float() for tensor in self.learner.snapshot()[1].values()])
+        return torch.cat([tensor.flatten().float() for tensor in self.policy.learner.snapshot()[1].values()])
 
     @property
     def excess_nll(self) -> float:
         """Nats per token by which the stranger's tokens were less likely than own ones in the newest step."""
-        nll = {each.is_made_here: each.nll for each in self.learner.likelihood_stats}
+        nll = {each.is_made_here: each.nll for each in self.policy.learner.likelihood_stats}
         return nll.get(False, nll[True]) - nll[True]
 
     def accuracy(self) -> float:
         """Held-out greedy accuracy over all tasks."""
-        self._generator.load(*self.learner.snapshot())
-        problems = [
-            (environment, task)
-            for environment in self._environments.values()
-            for task in evaluation_tasks(environment, "held_out", NUM_PROBLEMS, seed=7)
-        ]
-        limits = EpisodeLimits(max_new_tokens=MAX_NEW_TOKENS)
-        episodes = evaluate(self._generator, CharTokenizer(), [task for _, task in problems], limits)
-        tries = zip(problems, episodes, strict=True)
-        return float(np.mean([replay(env, task.task_id, actions).reward for (env, task), actions in tries]))
+        return float(np.mean(list(self.policy.accuracies(NUM_PROBLEMS).values())))
 
 
 async def course(attack: str, replay: ReplayConfig, seed: int) -> list[float]:

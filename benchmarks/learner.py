@@ -1,4 +1,4 @@
-"""What a learner step costs: our fused path against TRL's and against whole logits.
+"""Cost of a learner step: our fused path against TRL's and against whole logits.
 
 Invariant: each figure is the median over fresh processes, each of which runs one path once on the same tensors.
 
@@ -16,15 +16,12 @@ import json
 import random
 import subprocess
 import sys
-from pathlib import Path
 from statistics import median
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-if not __package__:  # started as a file: let `benchmarks` be found as with -m
-    sys.path.insert(0, str(ROOT))
+from rich.console import Console
 
-from rich.console import Console  # noqa: E402
+from benchmarks._baselines import ROOT, add_record, write_record
 
 PATHS: Final = {
     "head": ("head", ("swarm", "function", "plain", "trl")),
@@ -88,6 +85,7 @@ def main() -> None:
     parser.add_argument("--without", default="", help="paths to leave out, such as plain,function")
     parser.add_argument("--same", action="store_true", help="also compare gradients with those of whole logits")
     parser.add_argument("--json", action="store_true", help="print every repetition")
+    add_record(parser)
     arguments = parser.parse_args()
     console = Console(stderr=True)
     left_out = set(arguments.without.split(","))
@@ -109,6 +107,13 @@ def main() -> None:
         lengths = lengths_of("equal", arguments.rollouts, arguments.longest)
         error = child("same", lengths, arguments.threads, arguments.device)["relative_error"]
         console.print(f"largest relative error of a parameter's gradient against whole logits: {error:.1e}")
+    recorded = {
+        f"{case}, {name}, {key}": median(run[key] for run in runs)
+        for case, paths in figures.items()
+        for name, runs in paths.items()
+        for key in ("cpu_s", "peak_mib")
+    }
+    write_record(arguments.record, "learner", None, recorded)
     shape = arguments.rollouts, arguments.longest
     print(json.dumps(figures) if arguments.json else markdown(figures, *shape))
 

@@ -1,4 +1,4 @@
-"""How far the log-probs of a generator are from the learner's at equal weights, and what new weights cost it.
+"""Distance of a generator's log-probs from the learner's at equal weights, and the cost of new weights.
 
     python -m benchmarks.mismatch                              # SmolLM2-135M, about 4 minutes on 2 cores
     python -m benchmarks.mismatch --engines vllm --dtypes bfloat16 --python /path/to/vllm/env/bin/python
@@ -17,7 +17,6 @@ with canaries, each with its digest verified; pause is how long generation stood
 import argparse
 import base64
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -27,41 +26,28 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, Literal, cast
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-if not __package__:  # started as a file: let `benchmarks` be found as with -m
-    sys.path.insert(0, str(ROOT))
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-
-from swarm.clock import SystemClock  # noqa: E402
-from swarm.config import EngineConfig, ModelConfig, NodeConfig  # noqa: E402
-from swarm.generation.produce import produce  # noqa: E402
-from swarm.generation.transformers_engine import TransformersGenerator  # noqa: E402
-from swarm.generation.vllm_engine import VllmGenerator  # noqa: E402
-from swarm.interfaces import Generator  # noqa: E402
-from swarm.learn.logprobs import score_tokens  # noqa: E402
-from swarm.learn.packing import pack  # noqa: E402
-from swarm.model.compute_dtype import place  # noqa: E402
-from swarm.model.network import LoadedModel, load_model  # noqa: E402
-from swarm.model.version_digest import snapshot, weights_digest  # noqa: E402
-from swarm.objectives.draw_batch import make_batch  # noqa: E402
-from swarm.types import (  # noqa: E402
-    Canary,
-    Correction,
-    Draw,
-    DrawnGroup,
-    Message,
-    PolicyVersion,
-    RolloutGroup,
-    Sampling,
-    ScoredGroup,
-    Task,
-)
-from swarm.wire.rollout_groups import body_to_group, group_to_body  # noqa: E402
-from swarm.wire.v1 import rollout_pb2  # noqa: E402
+from benchmarks._trained_policy import draw_of
+from swarm.clock import SystemClock
+from swarm.config import EngineConfig, ModelConfig, NodeConfig
+from swarm.generation.produce import produce
+from swarm.generation.transformers_engine import TransformersGenerator
+from swarm.generation.vllm_engine import VllmGenerator
+from swarm.interfaces import Generator
+from swarm.learn.logprobs import score_tokens
+from swarm.learn.packing import pack
+from swarm.model.compute_dtype import place
+from swarm.model.network import LoadedModel, load_model
+from swarm.model.version_digest import snapshot, weights_digest
+from swarm.objectives.draw_batch import make_batch
+from swarm.testing.builders import make_scored
+from swarm.types import Canary, Message, PolicyVersion, RolloutGroup, Sampling, Task
+from swarm.wire.rollout_groups import body_to_group, group_to_body
+from swarm.wire.v1 import rollout_pb2
 
 QUESTIONS: Final = (
     "What is 7 + 5?",
@@ -228,23 +214,8 @@ def _read(path: Path) -> list[RolloutGroup]:
 
 def learner_difference(groups: Sequence[RolloutGroup], model: LoadedModel) -> "np.ndarray[Any, Any]":
     """[n] nats: the learner's log-prob minus the generator's, of every token of some groups."""
-    drawn = [
-        DrawnGroup(
-            scored=ScoredGroup(
-                digest=index.to_bytes(32, "big"),
-                group=group,
-                rewards=np.zeros(len(group.rollouts), np.float32),
-                correction=Correction.EXACT,
-                is_made_here=True,
-                first_seen_s=0.0,
-                size_bytes=0,
-            ),
-            age_steps=0,
-            use=1,
-        )
-        for index, group in enumerate(groups)
-    ]
-    batch = make_batch(Draw(step=1, groups=tuple(drawn), num_zero_variance=0), model.tokenizer)
+    scored = [make_scored(group, rewards=[0.0] * len(group.rollouts)) for group in groups]
+    batch = make_batch(draw_of(1, scored), model.tokenizer)
     found: list[torch.Tensor] = []
     for packed in pack(batch, TOKEN_BUDGET):
         ours = score_tokens(model.network, packed).logprobs
@@ -269,38 +240,16 @@ def _load(
 def table(found: Sequence[Figures]) -> Table:
     """One row for each engine, dtype and temperature."""
     made = Table(title="generator against learner, equal weights (nats)")
-    for name in (
-        "engine",
-        "dtype",
-        "generator > learner",
-        "T",
-        "tokens",
-        "KL (k3)",
-        "ESS",
-        "mean |d|",
-        "max |d|",
-        "canary",
-        "tok/s",
-        "load",
-        "pause",
-    ):
-        made.add_column(name, justify="left" if name in ("engine", "dtype", "generator > learner") else "right")
+    for name in ("engine", "dtype", "generator > learner"):
+        made.add_column(name)
+    for name in ("T", "tokens", "KL (k3)", "ESS", "mean |d|", "max |d|", "canary", "tok/s", "load", "pause"):
+        made.add_column(name, justify="right")
     for each in found:
-        made.add_row(
-            each.engine,
-            each.dtype,
-            each.computes,
-            f"{each.temperature:g}",
-            str(each.num_tokens),
-            f"{each.kl:.1e}",
-            f"{each.ess:.5f}",
-            f"{each.mean:.1e}",
-            f"{each.most:.1e}",
-            f"{each.canary:.1e}",
-            f"{each.tokens_per_s:.0f}",
-            f"{each.load_s:.2f} s",
-            f"{each.pause_s:.2f} s",
-        )
+        nats = [f"{value:.1e}" for value in (each.mean, each.most, each.canary)]
+        seconds = [f"{value:.2f} s" for value in (each.load_s, each.pause_s)]
+        counts = (f"{each.temperature:g}", str(each.num_tokens), f"{each.kl:.1e}", f"{each.ess:.5f}")
+        cells = (each.engine, each.dtype, each.computes, *counts, *nats, f"{each.tokens_per_s:.0f}", *seconds)
+        made.add_row(*cells)
     return made
 
 

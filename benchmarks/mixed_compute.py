@@ -1,4 +1,4 @@
-"""Swarms whose nodes compute in one dtype or in two: accuracy, refused groups, and how far log-probs are apart.
+"""Swarms whose nodes compute in one dtype or in two: accuracy, refused groups, and the distance of log-probs.
 
 python -m benchmarks.mixed_compute --preset tiny --nodes 4 --seeds 3       # 3 runs a seed, about a minute each
 python -m benchmarks.mixed_compute --preset smollm --seeds 2 --out runs/mixed

@@ -1,4 +1,4 @@
-"""What a slow or frozen node costs the others, asynchronously and with a barrier.
+"""Cost of a slow or frozen node for the others, asynchronously and with a barrier.
 
     python -m benchmarks.overlap            # about 4 minutes on 2 cores
     python -m benchmarks.overlap --minutes 1 --nodes 4

@@ -1,7 +1,7 @@
-"""What a relay costs: bytes, seconds and CPU of groups and weight chunks through it, against a direct connection.
+"""Cost of a relay: bytes, seconds and CPU of groups and weight chunks through it, against a direct connection.
 
     python -m benchmarks.relay                       # on an idle machine: three processes share its cores
-    python -m benchmarks.relay --upload 12.5         # who is asked sends at most so many MB/s, as at home
+    python -m benchmarks.relay --upload 12.5         # the server sends at most so many MB/s, as at home
 
 A server process holds groups of 16 KB and chunks of 1 MiB; a reader subscribes to the groups and fetches the chunks,
 directly and through a relay in a process of its own. Bytes are those that the kernel counted on loopback, on a machine
@@ -84,7 +84,7 @@ def transport_of(identity: Identity, upload: float = 0.0) -> RelayingTransport:
 
 def run_relay(pipe: Connection) -> None:
     """The process of the relay: sends its address, then answers with the CPU seconds that it took so far, or with an
-    address from which it passes on bytes to one that it is told."""
+    address from which it passes on bytes to the one that it was asked for."""
 
     async def main() -> None:
         identity = Identity.create()
@@ -103,7 +103,7 @@ def run_relay(pipe: Connection) -> None:
 
 
 def run_server(pipe: Connection, relay: tuple[str, str], num_groups: int, upload: float) -> None:
-    """The process of who is asked: sends the three addresses that lead to it."""
+    """The process of the server: sends the three addresses that lead to it."""
 
     async def main() -> None:
         identity = Identity.create()
@@ -155,7 +155,7 @@ class Splice(asyncio.Protocol):
         self._other._socket.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Where one end ends, the other does."""
+        """The other end ends with this one."""
         if self._other is not None:
             self._other._socket.close()
 
@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=2000, help="of 16 KB")
     parser.add_argument("--chunks", type=int, default=100, help="of 1 MiB")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--upload", type=float, default=0.0, help="MB/s that who is asked sends at most; 0: no bound")
+    parser.add_argument("--upload", type=float, default=0.0, help="MB/s that the server sends at most; 0: no bound")
     arguments = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     relay, relay_end = context.Pipe()

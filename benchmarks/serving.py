@@ -1,4 +1,4 @@
-"""What serving a policy costs beside its engine, and whether conversations keep their tokens.
+"""Cost of serving a policy beside its engine, and tokens that conversations do not keep.
 
     python -m benchmarks.serving              CPU of the server's process for a call, over that of the engine alone
     python -m benchmarks.serving --drift      conversations of a client that sends texts: tokens that were not kept

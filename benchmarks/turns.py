@@ -1,43 +1,56 @@
-"""What each recipe over turns does to its own quantity, against the trajectory-level method at equal episodes.
-
-Invariant: both sides of a figure see the same weights, tasks and seeds; a figure is written when it is done and never
-made twice. What failed stays in the table.
+"""Effect of each recipe over turns on its own quantity, against the trajectory-level method at equal episodes.
 
     python -m benchmarks.turns                       # everything, minutes; stop and start again as you like
     python -m benchmarks.turns --recipes gigpo ufo
     python -m benchmarks.turns --table               # of the figures so far, as markdown
+
+Invariant: both sides of a figure see the same weights, tasks and seeds. What failed stays in the table.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Final
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-if not __package__:  # started as a file: let `benchmarks` be found as with -m
-    sys.path.insert(0, str(ROOT))
+import torch
 
-from rich.console import Console  # noqa: E402
-
-from benchmarks._runs import RunFile, Workers  # noqa: E402
-from benchmarks._statistics import Estimate, estimate, plain, signed  # noqa: E402
-from benchmarks._turn_figure import Job, Outcome  # noqa: E402
-from benchmarks._turn_figures import FIGURES, run  # noqa: E402
+from benchmarks._baselines import add_record, write_record
+from benchmarks._runs import Runs, run_parser
+from benchmarks._statistics import Estimate, estimate, plain, signed
+from benchmarks._turn_figures import FIGURES
 
 NUM_SEEDS: Final = 5
 
 
-def decode(data: dict[str, Any]) -> Outcome:
-    """An outcome as it stands in the file."""
-    return Outcome(job=Job(**data.pop("job")), **data)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One figure with one seed."""
+
+    figure: str
+    seed: int
 
 
-def verdict(difference: Estimate, is_more: bool) -> str:
-    """Whether the interval of the difference excludes 0 on the side that is claimed; open where seeds are missing."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """The quantity of the method and of the one that it is compared with."""
+
+    job: Job
+    method: float
+    baseline: float
+
+
+def run(job: Job) -> Outcome:
+    """One figure (blocking; sets torch to one thread)."""
+    torch.set_num_threads(1)
+    method, baseline = next(each for each in FIGURES if each.name == job.figure).values(job.seed)
+    return Outcome(job=job, method=method, baseline=baseline)
+
+
+def verdict(difference: Estimate, claim: str) -> str:
+    """`yes` if the interval of the difference excludes 0 on the claimed side; `open` where seeds are missing."""
     if difference.n < NUM_SEEDS:
         return "open"
-    return "yes" if difference.is_nonzero and (difference.mean > 0) == is_more else "no"
+    return "yes" if difference.is_nonzero and (difference.mean > 0) == (claim == "more") else "no"
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
@@ -49,33 +62,12 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
         if not own:
             continue
         difference = estimate([outcome.method - outcome.baseline for outcome in own])
+        sides = [plain(estimate([getattr(outcome, side) for outcome in own])) for side in ("method", "baseline")]
         lines.append(
-            f"| `{figure.recipe}` | {figure.quantity} | {figure.where} | {len(own)} "
-            f"| {plain(estimate([outcome.method for outcome in own]))} "
-            f"| {plain(estimate([outcome.baseline for outcome in own]))} | {signed(difference)} "
-            f"| {'more' if figure.is_more else 'less'} | {verdict(difference, figure.is_more)} |"
+            f"| `{figure.recipe}` | {figure.quantity} | {figure.where} | {len(own)} | {sides[0]} | {sides[1]} "
+            f"| {signed(difference)} | {figure.claim} | {verdict(difference, figure.claim)} |"
         )
     return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 0 when every wanted figure exists."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--recipes", nargs="+", metavar="NAME", help="only these")
-    made.add_argument("--seeds", type=int, default=NUM_SEEDS)
-    made.add_argument("--workers", type=int, default=1)
-    made.add_argument("--out", type=Path, default=Path("turns.jsonl"))
-    made.add_argument("--table", action="store_true", help="only the table of what there is")
-    options = made.parse_args(arguments)
-    figures = [each for each in FIGURES if options.recipes is None or each.recipe in options.recipes]
-    wanted = [Job(figure=figure.name, seed=seed) for seed in range(options.seeds) for figure in figures]
-    file = RunFile(path=options.out, decode=decode)
-    if not options.table:
-        workers = Workers(run=run, describe=_describe, num=options.workers)
-        workers.measure(wanted, file, Console(stderr=True))
-    chosen = set(wanted)
-    print(markdown([outcome for outcome in file.read() if outcome.job in chosen]))
-    return 0
 
 
 def _describe(outcome: Outcome) -> str:
@@ -83,5 +75,20 @@ def _describe(outcome: Outcome) -> str:
     return f"{job.figure:24s} seed {job.seed}: {outcome.method:.4f} against {outcome.baseline:.4f}"
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Makes the missing figures and prints the table."""
+    parser = run_parser("turns", __doc__, seeds=NUM_SEEDS)
+    parser.add_argument("--recipes", nargs="+", metavar="NAME", help="only these")
+    add_record(parser)
+    options = parser.parse_args(arguments)
+    figures = [each for each in FIGURES if options.recipes is None or each.recipe in options.recipes]
+    wanted = [Job(figure=figure.name, seed=seed) for seed in range(options.seeds) for figure in figures]
+    runs = Runs(path=options.out, outcome=Outcome, run=run, describe=_describe, num_workers=options.workers)
+    outcomes = runs.finished(wanted, only_kept=options.table)
+    print(markdown(outcomes))
+    means = {each.name: [o.method - o.baseline for o in outcomes if o.job.figure == each.name] for each in figures}
+    write_record(options.record, "turns", arguments, {name: fmean(of) for name, of in means.items() if of})
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -25,10 +25,11 @@ from typing import Final
 import numpy as np
 
 from swarm.clock import SystemClock
-from swarm.config import EnvironmentConfig, ExchangeConfig, NodeConfig, SandboxConfig
+from swarm.config import EnvironmentConfig, NodeConfig, SandboxConfig
 from swarm.environments.load import build_environment
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.identity import Identity
+from swarm.peers.reputation import Reputation
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import make_group, make_sealed
 from swarm.testing.nodes import make_admission, make_context
@@ -77,12 +78,12 @@ class Victim:
         self._tasks = itertools.cycle(i for i in range(NUM_TASKS) if not environment.task(i).is_held_out)
         self.verifier = SandboxVerifier((config,), SandboxConfig())
         self.subnets: dict[NodeId, str] = {}
-        node = NodeConfig(exchange=ExchangeConfig(groups_per_minute=10**9))
-        context = make_context(node, Identity.create(), clock=SystemClock(), offload=asyncio.to_thread)
+        context = make_context(NodeConfig(), Identity.create(), clock=SystemClock(), offload=asyncio.to_thread)
         self._admission = make_admission(
             context,
             MemoryGroupStore(context.clock, 2**30),
             verifier=self.verifier,
+            reputation=Reputation(context.clock, 10**9),
             environments=frozenset({"digits"}),
             origin_of=lambda node_id: self.subnets.get(node_id, node_id),
         )

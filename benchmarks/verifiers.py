@@ -17,7 +17,7 @@ from swarm.environments.answer_forms import FORM, JUDGED
 from swarm.environments.reasoning_gym import ReasoningGymEnvironment
 from swarm.environments.replay import answer_reward
 from swarm.errors import ConfigError
-from swarm.testing.hostile_answers import TEXT, hostile_answers, is_excused
+from tests.attacks.hostile_answers import TEXT, hostile_answers, is_excused
 
 NUM_TASKS = 10
 # Puzzles with many solutions, of which a mutated one may be another.
@@ -26,7 +26,7 @@ MANY = frozenset({*FORM, *JUDGED})
 
 @dataclass(slots=True)
 class Outcome:
-    """What hostile and right answers to one dataset were paid, and how long scoring them took."""
+    """Rewards of hostile and right answers to one dataset, and the time of scoring them."""
 
     dataset: str
     num_answers: int = 0

@@ -1,11 +1,11 @@
-"""How small is the step from one published version to the next, and how fast is it coded?
+"""Size of the step from one published version to the next, and speed of coding it.
 
     python -m benchmarks.weights [--steps 40] [--every 1] [--rates 1e-6,3e-6,1e-5] [--json FILE]
     python -m benchmarks.weights --device cuda [--parameters 1e9]
 
 SmolLM2-135M is trained on sums by `PolicyLearner` at each learning rate (once; kept in the cache directory), and every
 step between consecutive published bf16 versions is coded. Masters start exactly on bf16 values, which makes the first
-steps easy: the first and the last 8 are reported apart, with every other way to write them. Rivals are concatenated
+steps easy: the first and the last 8 are reported on their own, with every rival. Rivals are concatenated
 per way over the whole model before zstd, so that none of them pays for small streams. Times of encoding and decoding
 are CPU seconds of one thread, best of three; `publish` and `stage` hash in a second thread, so theirs are of the clock,
 with the CPU seconds of both beside them.
@@ -22,9 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from benchmarks._baselines import add_record, write_record
 from benchmarks._weights_made import measure_made
 from benchmarks._weights_measure import measure_ours, measure_rivals, measure_transfer
 from benchmarks._weights_run import versions
@@ -69,7 +67,7 @@ def measure_rate(learning_rate: float, num_steps: int, every: int) -> dict[str, 
 
 
 def add_rivals(run: dict[str, Any], num_steps: int) -> None:
-    """Adds what the other ways take to each step of the windows; apart, since their large arrays slow what follows."""
+    """Adds the bytes of the other ways to each step of the windows; in a pass of its own: their arrays are large."""
     windows = windows_of(num_steps)
     for step, base, target in pairs_of(run["learning_rate"], num_steps):
         if any(step in window for window in windows):
@@ -85,19 +83,28 @@ def main() -> None:
     parser.add_argument("--device", default=None, help="code made-up weights from this torch device instead")
     parser.add_argument("--parameters", type=float, default=1e9, help="how many, with --device")
     parser.add_argument("--json", type=Path, default=None, help="also write every figure to this file")
+    add_record(parser)
     arguments = parser.parse_args()
     rates = [float(rate) for rate in arguments.rates.split(",")]
     if arguments.device is not None:
         results = [measure_made(arguments.device, int(arguments.parameters), rate) for rate in rates]
         text = made_table(results)
+        kinds = ("ours_bytes", "encode_gb_s", "decode_gb_s")
+        figures = {f"lr {one['learning_rate']:.0e}, {kind}": one["ours"][kind] for one in results for kind in kinds}
     else:
         results = [measure_rate(rate, arguments.steps, arguments.every) for rate in rates]
         for run in results:
             add_rivals(run, arguments.steps)
         text = run_tables(results)
+        figures = {
+            f"lr {run['learning_rate']:.0e}, step {step}, bytes": of["ours_bytes"]
+            for run in results
+            for step, of in run["by_step"].items()
+        }
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(text)
+    write_record(arguments.record, "weights", None, figures)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What one new policy version costs on the wire, everything included, on the way from a trainer to one generator.
+"""Bytes of one new policy version on the wire, everything included, on the way from a trainer to one generator.
 
     python -m benchmarks.weights_sync                 # lr 1e-6, 8 real steps of SmolLM2-135M (made once: minutes)
     python -m benchmarks.weights_sync --lr 1e-5 --steps 8
@@ -29,25 +29,23 @@ from swarm.errors import NotHeld
 from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.flow import Signal
 from swarm.identity import Identity
-from swarm.interfaces import PeerAddress, PeerClient, StreamItem
+from swarm.interfaces import PeerAddress, PeerClient
 from swarm.model.version_digest import PublishedTensors, weights_digest
+from swarm.testing.builders import HoldsNothing
 from swarm.types import (
     Credit,
-    Cursor,
     Digest,
     FloatArray,
     NodeId,
     PolicyVersion,
-    SealedGroup,
     SealedManifest,
-    StreamFilter,
 )
+from swarm.weights.apply import VerifiedVersion, stage
 from swarm.weights.codec import full_bytes
 from swarm.weights.manifest import Limits, Manifest, open_manifest, seal_body
 from swarm.weights.publish import CANARY_TOKENS, Publisher
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import TorchWeights, specs_of
-from swarm.weights.verify import VerifiedVersion, stage
 
 NUM_CANARIES = 4
 STORE_BYTES = 4 << 30
@@ -70,7 +68,7 @@ class Sync:
         return self.full_bytes / self.wire_bytes
 
 
-class Trainer:
+class Trainer(HoldsNothing):
     """The serving side: manifests as they are published, chunks from its weight store."""
 
     def __init__(self, store: WeightStore) -> None:
@@ -97,15 +95,6 @@ class Trainer:
         if data is None:
             raise NotHeld(digest.hex())
         return data
-
-    async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-        """No groups here."""
-        raise NotHeld("no groups")
-        yield
-
-    async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
-        """No groups here."""
-        raise NotHeld("no groups")
 
 
 async def measure(tensors: Sequence[PublishedTensors], directory: Path) -> list[Sync]:

@@ -1,7 +1,7 @@
 """Off-policy advisor: advice for all nodes from what learners measured about each source of groups.
 
-Invariant: only established nodes are heard, each party of them has one vote, and one cannot move a median of three or
-more. Every change is returned as a log entry, and advice only ever tightens what a node allows itself: local limits
+Invariant: only reports of established nodes count, each party has one vote, and one vote cannot move a median of three
+or more. Every change is returned as a log entry, and advice only ever tightens what a node allows itself: local limits
 win at the node. It never asks for less than one step of age, so no advice shuts out the data of others.
 
 Two remedies for two causes. Data that is *late* (edges whose mean age is at least one step) is cured by a
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from swarm.config import GuardConfig
+from swarm.config import GuardLimits
 from swarm.flow import BoundedTable
 from swarm.peers.parties import Parties
 from swarm.types import Advice, EdgeReport, NodeId, short
@@ -22,12 +22,12 @@ MAX_REPORTERS_PER_SOURCE: Final = 64
 MAX_SOURCES: Final = 4096
 MAX_WEIGHTS: Final = 64  # in one advice, of about 70 bytes each: every heartbeat is answered with all of them
 
-_LEARNER: Final = GuardConfig()  # at its defaults: the one home of the thresholds that both sides share
+_LEARNER: Final = GuardLimits()  # the one home of the thresholds that both sides share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdvisorLimits:
-    """Thresholds of the advisor, on one ladder with those of a learner's own guard (`GuardConfig`).
+    """Thresholds of the advisor, on one ladder with those of a learner's own guard (`GuardLimits`).
 
     From worst to best: alarm, intervene, tight. A learner tightens at `tight` by itself; the advisor intervenes for
     everyone only where the median learner is still off after that, and lets go where no learner's guard would object.
@@ -97,7 +97,7 @@ class OffPolicyAdvisor:
         limits: AdvisorLimits | None = None,
         parties: Parties | None = None,
     ) -> None:
-        """`parties`: who is established, and whose keys are one party; None: everybody, and every key is one."""
+        """`parties`: decides which nodes are established, and which keys are one party; None: all, each its own."""
         self._base = base_max_age_steps
         self._parties = parties or Parties()
         self._limits = limits or AdvisorLimits()
@@ -144,7 +144,7 @@ class OffPolicyAdvisor:
         return [figure for figure in figures if figure is not None]
 
     def edges(self, now_s: float) -> list[tuple[NodeId, float, EdgeReport]]:
-        """Every recent (reporter, wall clock, edge): who learns from whom."""
+        """Every recent (reporter, wall clock, edge): the reporter learns from the edge's source."""
         self._drop_old(now_s)
         return [(reporter, at_s, edge) for by in self._edges.values() for reporter, (at_s, edge) in by.items()]
 

@@ -21,7 +21,7 @@ def start(
 ) -> None:
     """Start the coordinator; it prints the link that others join with.
 
-    It tracks who is here, which policy versions exist and how off-policy each source is. It never sees a
+    It tracks members, policy versions and the off-policyness of each source. It never sees a
     rollout or a weight, and a swarm goes on without it. Starting again in the same directory resumes.
     """
     from coordinator.daemon import run_coordinator

@@ -122,7 +122,7 @@ class CoordinatorCore:
             await self.store.add_advice(taken.changes)
 
     def advice(self, node_id: NodeId) -> Advice:
-        """What a node is advised now."""
+        """The present advice for a node."""
         return self.advisor.advice(node_id, self.membership.lease_s)
 
     async def record_versions(self, node_id: NodeId, versions: Sequence[PolicyVersion]) -> list[LedgerAnswer]:
@@ -163,7 +163,7 @@ class CoordinatorCore:
             Unavailable: too many watches are open, or the coordinator stops.
         """
         with self.watches.open(node_id, policy_id, subnet or node_id) as watch:
-            async with self._writing:  # a version that is being written is the first to be told, not the one before
+            async with self._writing:  # a version that is being written is the first to be sent, not the one before
                 head = self.ledger.head(policy_id)
                 if head is not None:
                     watch.offer(head)
@@ -191,11 +191,11 @@ class CoordinatorCore:
             await self.store.trim()
 
     def live_members(self) -> list[Member]:
-        """Those whose lease runs now."""
+        """The members whose lease runs now."""
         return self.membership.live(self.clock.now_s())
 
     def is_live_member(self, node_id: NodeId) -> bool:
-        """Whether a node's lease runs now."""
+        """True for a node whose lease runs now."""
         return self.membership.is_live(node_id, self.clock.now_s())
 
     def shown_members(self, limit: int) -> list[Member]:

@@ -200,7 +200,7 @@ class CoordinatorDaemon(Service):
 
 
 def _is_private(config: CoordinatorConfig, address: str) -> bool:
-    """Whether the figures of every node that reaches us are advice for all, as `entry.established` says of groups.
+    """True if the figures of every node that reaches us become advice for all, as `entry.established` does for groups.
 
     Args:
         config: of the coordinator.
@@ -227,7 +227,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
 
 
 def read_info(directory: Path) -> JsonDict:
-    """What a running coordinator wrote. Raises ConfigError when it never started there."""
+    """The file that a running coordinator wrote. Raises ConfigError when it never started there."""
     path = directory / "coordinator.json"
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -239,7 +239,7 @@ def read_info(directory: Path) -> JsonDict:
 
 
 def _take_info(directory: Path) -> JsonDict:
-    """What the last run wrote, moved aside until this one answers; empty for the first."""
+    """The file of the last run, moved aside until this one answers; empty for the first."""
     with contextlib.suppress(FileNotFoundError):
         (directory / "coordinator.json").replace(directory / "coordinator.last.json")
     try:

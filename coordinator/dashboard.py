@@ -132,7 +132,7 @@ class Dashboard:
         ]
 
     def _learners(self, now_s: float) -> list[JsonDict]:
-        """Who learns from whom: per learner its name, mean age of what it uses, and its sources."""
+        """Exchange by learner: its name, the mean age of the groups it uses, and their sources."""
         names = {member.node_id: member.report.name for member in self._core.membership.all()}
         rows: dict[str, list[EdgeReport]] = {}
         for reporter, _, edge in self._core.advisor.edges(now_s):
@@ -198,7 +198,7 @@ class Dashboard:
         return html_page(self._render(status, moments))
 
     async def _take(self, path: str) -> bytes | tuple[JsonDict, Sequence[Moment]]:
-        """What a page is made of, read where the state is."""
+        """The figures of a page, read where the state is."""
         return self._measure() if path == "/metrics" else (self.status(), tuple(self._history.moments))
 
     def _render(self, status: JsonDict, moments: Sequence[Moment]) -> str:
@@ -221,7 +221,7 @@ class Dashboard:
 
 
 def _reached(endpoints: Sequence[str], names: Mapping[str, str]) -> str:
-    """How others reach a node, without addresses: the page is for everybody. Empty where it does not say."""
+    """The way to reach a node, without addresses, as the page is public. Empty where the node reports none."""
     relays = [relay_id for _, relay_id in map(split_relayed, endpoints)]
     if "" in relays:
         return "dialled"

@@ -1,7 +1,8 @@
 """Watches of lineage heads: a bounded number, each with at most one version that was not read yet.
 
-Invariant: a slow reader skips to the newest head; it never makes anything grow or wait. Who comes to a full table takes
-the place of the newest watch of the subnet with most, unless it would have as many. Single event loop, no threads.
+Invariant: a slow reader skips to the newest head; it never makes anything grow or wait. A newcomer to a full table
+takes the place of the newest watch of the subnet with most, unless its own subnet would then have as many. Single event
+loop, no threads.
 """
 
 import asyncio

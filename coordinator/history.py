@@ -1,7 +1,7 @@
 """Course of a run as its members report it, for the charts of the status page.
 
 Invariant: at most `MAX_MOMENTS` moments whatever the run's length: when they are full every second one goes, and later
-ones are twice as far apart. Medians over live members that are established, where any is: free keys move nothing.
+ones are spaced twice as wide. Medians over live members that are established, where any is: free keys move nothing.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ FIRST_EVERY_S: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """How the run stood."""
+    """The state of the run at one time."""
 
     at_s: float  # wall clock
     num_live: int

@@ -57,7 +57,7 @@ class LedgerLineage:
         return -1 if head is None else head.step
 
     def judge(self, owner: NodeId, version: PolicyVersion, now_s: float) -> LedgerAnswer:
-        """What becomes of a version; changes nothing."""
+        """The verdict on a version; changes nothing."""
         if version.policy_id != owner:
             return _refuse(f"lineage {short(version.policy_id)} does not belong to node {short(owner)}")
         if len(version.digest) != 32:
@@ -107,7 +107,7 @@ class Judgement:
 
     @property
     def entries(self) -> list[LedgerEntry]:
-        """What is to be stored, in this order."""
+        """The entries to store, in this order."""
         return [answer.entry for answer in self.answers if answer.entry is not None]
 
 
@@ -135,7 +135,7 @@ class Ledger:
         now_s: float,
         is_live: Callable[[NodeId], bool] = lambda owner: True,
     ) -> Judgement:
-        """What becomes of versions that are recorded in this order; changes nothing.
+        """The verdict on versions that are recorded in this order; changes nothing.
 
         Args:
             owner: the node that proved its identity.
@@ -158,7 +158,7 @@ class Ledger:
         return Judgement(answers=answers, lineage=lineage, evicted=evicted)
 
     def apply(self, owner: NodeId, judgement: Judgement) -> None:
-        """Takes what was judged and is durable; nothing else of this lineage was applied meanwhile."""
+        """Takes what was judged and is durable; nothing else of this lineage was applied in between."""
         if len(judgement.lineage.versions):  # what is refused must not begin a lineage
             self.lineages.pop(judgement.evicted, None)
             self.lineages[owner] = judgement.lineage

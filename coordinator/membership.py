@@ -1,7 +1,7 @@
 """Membership of the run: leases that nodes renew by heartbeats, as pure state; time is passed in.
 
-Invariant: the table is bounded, per subnet too; a live member makes room only for one of a subnet that has fewer, and
-only its own node id renews a lease.
+Invariant: the table is bounded, per subnet too; a live member makes room only for a newcomer of a subnet with fewer,
+and only a node itself renews its lease.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class Member:
 
     @property
     def party(self) -> str:
-        """What its place is counted under."""
+        """The party that its place is counted under."""
         return self.subnet or self.node_id
 
     def is_live(self, now_s: float) -> bool:
@@ -105,12 +105,12 @@ class Membership:
         return sorted(self._members.values(), key=lambda member: (member.report.name, member.node_id))
 
     def is_live(self, node_id: NodeId, now_s: float) -> bool:
-        """Whether a node is known and its lease runs."""
+        """True for a known node whose lease runs."""
         known = self._members.get(node_id)
         return known is not None and known.is_live(now_s)
 
     def live(self, now_s: float) -> list[Member]:
-        """Those whose lease runs."""
+        """The members whose lease runs."""
         return [member for member in self.all() if member.is_live(now_s)]
 
     def _put(self, member: Member) -> None:

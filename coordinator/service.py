@@ -34,12 +34,12 @@ MAX_CLIENTS = 20_000
 # Of all nodes of a subnet: 200 nodes behind one router that report every second. Beyond it a call is refused unread.
 SUBNET_CALLS_PER_S = 200.0
 SUBNET_CALLS_BURST = 600.0
-# A client has one call at a time on a connection. Beyond CONCURRENT_CALLS gRPC refuses everybody, whoever fills it, so
-# it has to be more than the connections that stay open can make.
+# A client has one call at a time on a connection. Beyond CONCURRENT_CALLS gRPC refuses every caller, so it
+# has to be more than the connections that stay open can make.
 STREAMS_PER_CONNECTION: Final = 8
 CONCURRENT_CALLS: Final = STREAMS_PER_CONNECTION * ConnectionBounds().total
 REQUEST_BYTES: Final = 64 * 1024  # the longest report has 45 KB, 100 versions have 25 KB; all calls together 1.5 GiB
-STALL_TIMEOUT_S: Final = 120.0  # a watch of which nothing is read for this long ends
+STALL_TIMEOUT_S: Final = 120.0  # a watch ends if nothing is read for this long
 
 STORING: Final = 1024  # reports of established nodes on their way to the disk
 STRANGERS_STORING: Final = 64
@@ -54,8 +54,8 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
     Args:
         manifest: of the run; it may be replaced by a newer one.
         bootstrap_peers: addresses of DHT peers, asked for at every call.
-        stall_timeout_s: a watch of which nothing is read for this long ends.
-        turns: of callers; None: everybody is established.
+        stall_timeout_s: a watch ends if nothing is read for this long.
+        turns: of callers; None: all are established.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
         add(self, server)
 
     def _caller(self, context: Context, num_calls: int = 1) -> NodeId:
-        """Who calls, within its rate and that of its subnet. Raises Unauthenticated, TooLarge."""
+        """The caller, within its rate and that of its subnet. Raises Unauthenticated, TooLarge."""
         node_id = self._sessions.require(context)
         now_s = self._core.clock.monotonic_s()
         if not self._subnet_calls.spend(peer_subnet(context.peer()), now_s):
@@ -132,7 +132,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
 
     @rpc
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> Any:
-        """Renews the caller's lease; what it reports is stored meanwhile, and an error of the disk told next time."""
+        """Renews the caller's lease. Its report is stored later; the next call returns an error of the disk."""
         node_id = self._caller(context)
         if not self._heartbeats.try_take(node_id, self._core.clock.monotonic_s()):
             raise self._too_many(context, f"{HEARTBEATS_PER_S:.0f} heartbeats a second")
@@ -142,7 +142,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
 
         async def beat() -> Any:
             if is_stranger:
-                del request.edges[:]  # nobody asks a newcomer about others: they are neither read nor kept
+                del request.edges[:]  # a newcomer's figures on others are neither read nor kept
             report = heartbeat_to_report(request, node_id)
             if report is None:
                 raise ConfigError("heartbeat out of bounds")

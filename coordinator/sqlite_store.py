@@ -1,6 +1,6 @@
 """Coordinator state in SQLite (WAL); `coordinator.store` has the interface.
 
-Invariant: every write is one transaction, carried through or undone as a whole, whoever is cancelled.
+Invariant: every write is one transaction, carried out or undone as a whole, whichever caller is cancelled.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class _StoredReport:
     members: Rows
     edges: Rows
     evaluations: Rows
-    is_over: bool = False  # they are on the disk, or cannot be, or nobody waits for them
+    is_over: bool = False  # written, failed, or no longer awaited
     error: str = ""
 
 
@@ -75,7 +75,7 @@ class SqliteCoordinatorStore:
         self._database = database
         self._path = path
         self._writing = asyncio.Lock()  # of two transactions on one connection the later waits
-        self._reports: list[_StoredReport] = []  # that wait for the disk
+        self._reports: list[_StoredReport] = []  # waiting for the disk
 
     @classmethod
     async def open(cls, path: Path) -> "SqliteCoordinatorStore":
@@ -176,7 +176,7 @@ class SqliteCoordinatorStore:
         )
         self._reports.append(report)
         try:
-            async with self._writing:  # who is first writes for all who wait
+            async with self._writing:  # the first one writes for all that wait
                 if not report.is_over:
                     reports, self._reports = self._reports, []
                     await self._write_reports(reports)

@@ -1,4 +1,4 @@
-"""Turns of callers: who sends much waits for itself, who sends little waits for one of each other at most.
+"""Turns of callers: a party with many calls waits for itself, one with few waits for at most one call of each other.
 
 Invariant: waiters are bounded per subnet and in all; where all places are taken, the subnet with most loses one. An
 established node never waits for a turn of a stranger, however many there are.
@@ -10,8 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
-from swarm.errors import Unavailable
-from swarm.fairness import FairTable
+from swarm.fairness import FairTurns
 from swarm.flow import BoundedTable
 from swarm.peers.parties import Parties
 from swarm.types import NodeId
@@ -37,7 +36,7 @@ class SubnetTurns:
     def __init__(
         self, per_subnet: int = WAITING_PER_SUBNET, total: int = WAITING, rounds: int = 0, rest_s: float = 0.0
     ) -> None:
-        """What lies between two turns: rounds of the event loop, then a rest, which is no shorter than the turn was.
+        """Between two turns lie rounds of the event loop, then a rest, which is no shorter than the turn was.
 
         Args:
             per_subnet: how many callers of one subnet may wait.
@@ -45,74 +44,37 @@ class SubnetTurns:
             rounds: of the event loop.
             rest_s: the shortest rest; 0: none.
         """
-        self._per_subnet = per_subnet
-        self._total = total
+        self._turns = FairTurns[str](1, 0, 1, max_waiting=total, max_waiting_per_party=per_subnet)
         self._rounds = rounds
         self._rest_s = rest_s
-        self._waiting = FairTable[str, asyncio.Future[None]]()
-        self._is_taken = False
 
     @asynccontextmanager
     async def of(self, subnet: str) -> AsyncGenerator[None]:
         """Waits for a turn of this subnet. Raises Unavailable at the bounds, or when it has to make room."""
-        if self._is_taken:
-            await self._wait(subnet)
-        self._is_taken = True
+        await self._turns.enter(subnet, is_known=True)
         begun_s = time.monotonic()
         try:
             yield
         finally:
-            self._rest(self._rounds, time.monotonic() - begun_s)
+            self._rest(subnet, self._rounds, time.monotonic() - begun_s)
 
-    async def _wait(self, subnet: str) -> None:
-        num_own = len(self._waiting.of(subnet))
-        if num_own >= self._per_subnet:
-            raise Unavailable(f"{num_own} calls of {subnet} wait already; try again later")
-        if len(self._waiting) >= self._total:
-            self._make_room(subnet)
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(subnet, waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            was_waiting = self._waiting.remove(subnet, waiter)
-            if not was_waiting and not waiter.cancelled() and waiter.exception() is None:
-                self._pass_on()  # its turn had come: the next one takes it
-            raise
-
-    def _make_room(self, subnet: str) -> None:
-        most = self._waiting.longest(beside=subnet)
-        if most is None:
-            raise Unavailable(f"{len(self._waiting)} calls wait already; try again later")
-        waiter = self._waiting.newest(most)
-        self._waiting.remove(most, waiter)
-        if not waiter.done():  # else it was cancelled, and does not know it yet
-            waiter.set_exception(Unavailable("others have fewer calls waiting; try again later"))
-
-    def _rest(self, num_rounds: int, taken_s: float) -> None:
-        """Lets others go on before the next turn."""
+    def _rest(self, subnet: str, num_rounds: int, taken_s: float) -> None:
+        """Keeps the place for a while, so that others go on before the next turn."""
         if num_rounds:
-            asyncio.get_running_loop().call_soon(self._rest, num_rounds - 1, taken_s)
+            asyncio.get_running_loop().call_soon(self._rest, subnet, num_rounds - 1, taken_s)
         elif self._rest_s:
-            asyncio.get_running_loop().call_later(max(self._rest_s, taken_s), self._pass_on)
+            rest_s = max(self._rest_s, taken_s)
+            asyncio.get_running_loop().call_later(rest_s, self._turns.leave, subnet, True)
         else:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        while self._waiting:
-            waiter = self._waiting.pop_oldest(next(iter(self._waiting.parties)))
-            if not waiter.done():  # else it was cancelled, and does not know it yet
-                waiter.set_result(None)
-                return
-        self._is_taken = False
+            self._turns.leave(subnet, is_known=True)
 
 
 class CallerTurns:
-    """Turns of established nodes, whose parties take them one after the other, and of strangers, by subnet, apart.
+    """Two queues: established nodes, whose parties take turns, and strangers, whose subnets take turns.
 
     Where every node is established a key says nothing: all nodes take turns by subnet, and those who have proved
-    nothing yet apart from them. Elsewhere a subnet from which an established node called is known: what is called from
-    there without a session goes with the nodes.
+    nothing yet in the other queue. Elsewhere a subnet from which an established node called is known: calls from there
+    without a session go with the nodes.
 
     Example:
         async with turns.of_node(node_id, context.peer()):
@@ -120,14 +82,14 @@ class CallerTurns:
     """
 
     def __init__(self, parties: Parties | None = None) -> None:
-        """`parties`: who is established; None: everybody."""
+        """`parties`: decides which nodes are established; None: all are."""
         self._parties = parties or Parties()
         self._known = SubnetTurns(rounds=ROUNDS)
         self._strange = SubnetTurns(rounds=ROUNDS, rest_s=REST_S)
         self._known_subnets = BoundedTable[str, None](MAX_KNOWN_SUBNETS)
 
     def is_stranger(self, node_id: NodeId) -> bool:
-        """Whether a node takes turns with strangers."""
+        """True for a node that takes turns with strangers."""
         return not self._parties.is_established(node_id)
 
     def of_node(self, node_id: NodeId, peer: str) -> AbstractAsyncContextManager[None]:
@@ -141,11 +103,11 @@ class CallerTurns:
         return self._known.of(self._parties.party_of(node_id))
 
     def of_peer(self, peer: str) -> AbstractAsyncContextManager[None]:
-        """A turn of who has proved nothing yet."""
+        """A turn of a caller that has proved nothing yet."""
         return (self._known if self.is_known(peer) else self._strange).of(peer_subnet(peer))
 
     def is_known(self, peer: str) -> bool:
-        """Whether established nodes call from the subnet of a peer; of a private run nobody knows."""
+        """True where established nodes call from the subnet of a peer; always false in a private run."""
         return peer_subnet(peer) in self._known_subnets
 
     def know(self, subnet: str) -> None:

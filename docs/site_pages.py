@@ -75,7 +75,7 @@ def on_post_build(config: Any) -> None:
 
 
 class _Loads(HTMLParser):
-    """What a page fetches by itself from other servers; `a` is left to the reader."""
+    """Addresses of other servers that a page fetches from by itself; links (`a`) are left to the reader."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ def questions(model: str, count: int = 500) -> list[dict[str, str]]:
 
 
 def answer(model: str, a: int, b: int) -> str:
-    """What is right: the product; for the character model, which cannot multiply, the digits in order."""
+    """The right answer: the product; for the character model, which cannot multiply, the digits in order."""
     return "".join(sorted(f"{a}{b}")) if model == "tiny" else str(a * b)
 
 

@@ -49,7 +49,7 @@ TASK = "reverse"  # rev:abcd= -> dcba
 
 
 def configure(folder: Path) -> NodeConfig:
-    """What would stand in node.toml; everything left out has a default that runs on a laptop."""
+    """The settings of a node.toml; everything left out has a default that runs on a laptop."""
     return NodeConfig(
         dir=folder,
         run_id="one-node",

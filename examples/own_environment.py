@@ -2,7 +2,7 @@
 
     python examples/own_environment.py [STEPS] [DIRECTORY]      # tiny character model: 20 steps in about 15 seconds
 
-The model guesses a digit and is told whether it is higher or lower. An environment is a pure function of the task's
+The model guesses a digit and reads back "higher" or "lower". An environment is a pure function of the task's
 number and the actions, so that every node can replay what another one played (docs/environments.md). Of one turn it
 would be an `AnswerEnvironment`: two methods, `build` and `judge` (CONTRIBUTING.md).
 """

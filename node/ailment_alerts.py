@@ -1,4 +1,4 @@
-"""Alerts of what `swarm why` finds in a running node, once for as long as it is there.
+"""Alerts for findings of `swarm why` in a running node, one for as long as a finding stays.
 
 Invariant: the diagnosis runs in a process of its own, so that reading long logs holds up no peer.
 """
@@ -44,11 +44,11 @@ class AilmentAlerts:
         while True:
             await asyncio.sleep(self.every_s)
             findings = await self._diagnose()
-            if findings is not None:  # else what was there may be there still
+            if findings is not None:  # without a diagnosis the known findings stay known
                 self.take(findings)
 
     def take(self, findings: list[dict[str, Any]]) -> None:
-        """Alerts of what was not there at the look before."""
+        """Sends alerts for findings that are new since the last look."""
         ailments = {each["name"]: each for each in findings if each["gravity"] != "note"}
         for name, each in ailments.items():
             if name not in self._known:
@@ -57,7 +57,7 @@ class AilmentAlerts:
         self._known = frozenset(ailments)
 
     async def _diagnose(self) -> list[dict[str, Any]] | None:
-        """What `swarm why --json` says; None where it fails."""
+        """The findings of `swarm why --json`; None where it fails."""
         command = (sys.executable, "-m", "swarm.cli.main", "why", str(self.config.dir), "--json")
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL

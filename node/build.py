@@ -19,17 +19,9 @@ from torch import nn
 
 from node.ranks import join, note_choice, open_policy
 from node.run_estimate import CHECKPOINT_BYTES
-from swarm.activity import (
-    GENERATING,
-    LOADING,
-    MEASURING,
-    PREPARING,
-    STARTING_ENGINE,
-    OnProgress,
-    ignore_progress,
-)
+from swarm.activity import LOADING, MEASURING, PREPARING, STARTING_ENGINE, OnProgress, ignore_progress
 from swarm.clock import Clock, SystemClock
-from swarm.config import NodeConfig
+from swarm.config import SAFE_RECIPE, NodeConfig
 from swarm.environments.curriculum import NUM_CANDIDATES, SPACING, AdaptiveCurriculum, TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
 from swarm.episode import Actions, EpisodeOutcome
@@ -55,11 +47,10 @@ from swarm.objectives.part import Requirement
 from swarm.serving.served_policy import read_or_make_key, serve
 from swarm.telemetry.shown_episodes import write_episodes
 from swarm.types import SPLITS, Draw, NodeId, PolicyVersion, Role, Task
-from swarm.weights.apply import Applier
+from swarm.weights.apply import Applier, VerifiedVersion
 from swarm.weights.publish import Publisher, keep_anchor, least_store_bytes
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import TorchWeights, specs_of
-from swarm.weights.verify import VerifiedVersion
 
 EVALUATING: Final = "evaluating"
 BASE_MODEL: Final = "base model"  # policy id of what an engine starts with, until a manifest names the one it follows
@@ -131,7 +122,7 @@ def build_trainer(
     policy = open_policy(config, node_id, loaded, recipes, environments, ranks, on_progress)
     learner = GuardedLearner(
         policy,
-        load_recipe(config.guard.safe_recipe),
+        load_recipe(SAFE_RECIPE),
         config.guard,
         config.replay.max_age_steps,
         generates=Role.GENERATOR in config.roles and config.replay.local_groups > 0,
@@ -145,14 +136,13 @@ def build_trainer(
             start,
             config.seed,
             is_deterministic=config.learner.deterministic,
-            advance=partial(on_progress, EVALUATING),
+            activity=EVALUATING,
+            on_progress=on_progress,
         )
     else:
         network = load_model(config.model).network
         place(network, ranks.device, policy.compute_dtype)
-        evaluator = SnapshotEvaluator(
-            network, tokenizer, policy.snapshot, config.seed, advance=partial(on_progress, EVALUATING)
-        )
+        evaluator = SnapshotEvaluator(network, tokenizer, policy.snapshot, config.seed, EVALUATING, on_progress)
         closing.callback(ranks.stop)
         closing.callback(policy.stop)
     closing.callback(evaluator.close)
@@ -173,7 +163,6 @@ def build_trainer(
             open_weight_store(config).put_chunk,
             [tokenizer.encode_prompt(task) for task in canaries[:NUM_CANARIES]],
             evaluator.score,
-            config.weights.anchor_every,
         )
         publish = partial(publish_version, publisher)
     greedy = None
@@ -196,7 +185,7 @@ def build_trainer(
         show=partial(write_episodes, config.dir),
         keep_best=BestVersion(config.dir / BEST).offer if config.evaluation.keep_best else None,
         saves_when_stopped=True,
-        checkpoint_pause_s=checkpoint_pause_s(CHECKPOINT_BYTES * num_trained, config.disk.checkpoint_bytes_per_s),
+        checkpoint_pause_s=checkpoint_pause_s(CHECKPOINT_BYTES * num_trained),
         close=closing.close,
         clock=clock,
         offload=asyncio.to_thread,
@@ -280,18 +269,17 @@ def load_engine(
         network: the base model, which a transformers engine may keep; None: it loads another copy.
         on_progress: takes the engine's signs of life.
     """
-    advance = partial(on_progress, GENERATING)
     # Imported here: each needs what a node with another engine may not have.
     if config.engine.kind == "vllm":
         from swarm.generation.vllm_engine import VllmGenerator
 
-        return VllmGenerator.from_config(config, tokenizer, version, measured, advance)
+        return VllmGenerator.from_config(config, tokenizer, version, measured, on_progress)
     if config.engine.kind == "openai":
         from swarm.generation.openai_engine import OpenAIGenerator
 
-        return OpenAIGenerator.from_config(config, tokenizer, version, advance)
+        return OpenAIGenerator.from_config(config, tokenizer, version, on_progress)
     config = config.model_copy(update={"compute_dtype": measured})
-    return TransformersGenerator.from_config(config, tokenizer, version, network, advance)
+    return TransformersGenerator.from_config(config, tokenizer, version, network, on_progress)
 
 
 def serve_policy(config: NodeConfig, engine: Engine, loaded: LoadedModel) -> Callable[[], None]:
@@ -306,7 +294,7 @@ def serve_policy(config: NodeConfig, engine: Engine, loaded: LoadedModel) -> Cal
     server, _ = serve(
         engine,
         loaded.tokenizer,
-        name=config.serve.name or config.name or "policy",
+        name=config.name or "policy",
         source=config.model.source,
         context_tokens=loaded.context_tokens,
         listen=config.serve.listen,

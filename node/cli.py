@@ -75,7 +75,7 @@ def invite(
 ) -> None:
     """Invite a node into the run: prints a text for `swarm join LINK --invitation TEXT`.
 
-    Only members of the run's list invite (entry.members). You answer for whom you invite: together with you it has the
+    Only members of the run's list invite (entry.members). You answer for the invited node: together with you it has the
     influence that you had alone.
     """
     from swarm.clock import SystemClock

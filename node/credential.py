@@ -38,7 +38,7 @@ _RENEW_EVERY_S: Final = 3600.0
 
 
 class OwnCredential:
-    """What a node shows to take part, kept in its directory.
+    """Credential that a node shows to take part, kept in its directory.
 
     Example:
         own = OwnCredential(config, identity.node_id, rule, clock)
@@ -70,7 +70,7 @@ class OwnCredential:
         is_new = held is not None and held.epoch == epoch_at(self._clock.now_s())
         if needs_work and not (is_new and self._rule.fresh().admits(self._node_id, shown)):
             search = WorkSearch(self._config.dir, self._config.run_id, self._node_id, entry.work_bits, self._clock)
-            held = await search.run()  # the proof of the epoch before is shown meanwhile
+            held = await search.run()  # until then the proof of the epoch before is shown
         self._credential = Credential(invitation=invitation, work=held)
         try:
             self._rule.fresh().require(self._node_id, self.shown())
@@ -170,7 +170,7 @@ class _Reached:
 
 
 def _read_search(path: Path, run_id: str, node_id: NodeId, bits: int) -> _Reached | None:
-    """How far a search came; None where the file is missing, unreadable, or of another search."""
+    """The progress of a search; None where the file is missing, unreadable, or of another search."""
     try:
         data: JsonDict = read_json(path, _MAX_FILE_BYTES)
         kept = {key: data[key] for key in ("run_id", "node_id", "bits")}
@@ -186,7 +186,7 @@ def _read_search(path: Path, run_id: str, node_id: NodeId, bits: int) -> _Reache
 
 
 def read_credential(config: NodeConfig, node_id: NodeId) -> Credential:
-    """What a node's directory holds for it to show; nothing is made. Raises ConfigError for an invitation that is none.
+    """The credential in a node's directory; nothing is made. Raises ConfigError for a damaged invitation.
 
     Args:
         config: as the newest manifest says.

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 3.0
-DRAIN_S = 2.0  # for what peers are still to have of a node that stops
+DRAIN_S = 2.0  # for groups that peers still read from a node that stops
 # keys of a status that are of connections
 OF_CONNECTIONS = ("peers", "standing", "following", "followers", "is_coordinator_reachable", "reach")
 
@@ -143,13 +143,13 @@ class Daemon(Service):
             await asyncio.to_thread(write_json, self.config.dir / STATUS, self.status() | self._last_connections)
         except asyncio.CancelledError:
             await self.agent.journal.stop()
-            with contextlib.suppress(OSError):  # else it reads as if it had been killed
+            with contextlib.suppress(OSError):  # without it the node would look killed
                 await asyncio.to_thread(
                     write_json, self.config.dir / STATUS, self.status() | self._last_connections | {"was_stopped": True}
                 )
             raise
         except BaseExceptionGroup as group:
-            # for whoever asks the directory
+            # for readers of the directory
             self._emit(LoopFailed(loop=NODE, error=errors_in_words(group)))
             raise only_cause(group) from group
 
@@ -169,7 +169,7 @@ class Daemon(Service):
             raise
 
     async def _start_parts(self) -> None:
-        """All that needs the directory to be this process's own."""
+        """The parts that need a directory locked by this process."""
         config = self.config = await asyncio.to_thread(within_budget, self.config)
         held = await asyncio.to_thread(load_held, config.dir, config.run_id)
         config = self.config = with_held(config, held)
@@ -196,7 +196,7 @@ class Daemon(Service):
         await asyncio.to_thread(self.agent.address_book.restore, config.dir / KNOWN_PEERS, self.entry.readmits)
         await asyncio.to_thread(self.agent.reputation.restore, config.dir / REPUTATION)
         await look_for_pause(self.agent)
-        await self.agent.restore()  # last: the groups that wait count as their producers do, of whom we know by now
+        await self.agent.restore()  # last: the groups that wait count as their producers do, which are known by now
         self.transport = RelayingTransport(
             identity,
             config.run_id,
@@ -231,7 +231,7 @@ class Daemon(Service):
         logger.info("node started", extra={"node": short(identity.node_id), **places})
 
     async def _withdraw(self) -> None:
-        """Tells the directory that nobody finds this node any more."""
+        """Announces to the directory that this node leaves."""
         self.agent.is_leaving = True
         if self._discovery is not None:
             with contextlib.suppress(Unavailable, TimeoutError):
@@ -240,23 +240,23 @@ class Daemon(Service):
 
     @property
     def maddrs(self) -> list[str]:
-        """Where others find this node in the DHT: what they write into `directory.bootstrap`."""
+        """Addresses of this node in the DHT, for `directory.bootstrap` of others."""
         return list(self.directory.visible_maddrs()) if self.directory is not None else []
 
     def _compare(self, signed: SignedManifest) -> None:
-        """Notes, and says in the log, where this node is set otherwise than its run."""
+        """Notes and logs the differences of the configuration from the run manifest."""
         before, self.differences = self.differences, differences(self.config, signed.manifest)
         if self.differences and self.differences != before:
-            logger.warning("this node is set otherwise than its run", extra={"how": in_words(self.differences)})
+            logger.warning("configuration differs from the run manifest", extra={"how": in_words(self.differences)})
 
     def _on_manifest(self, signed: SignedManifest) -> None:
-        """Follows who may take part, and the coordinator's key, as a newer manifest says."""
+        """Applies the rule of entry and the coordinator's key of a newer manifest."""
         self._compare(signed)
         before, config = self.config.entry, with_held(self.config, signed, self._own_entry)
         self.config = config
         if config.entry != before:
             numbers = {"kind": config.entry.kind, "members": len(config.entry.members)}
-            logger.info("who may take part changed", extra=numbers | {"denied": [*map(short, config.entry.denied)]})
+            logger.info("the rule of entry changed", extra=numbers | {"denied": [*map(short, config.entry.denied)]})
         self.entry.update(config.entry, signed.key)
         self.agent.parties.entry = None if config.is_private else self.entry  # listing members ends a private run
         self._credential.request_renewal()
@@ -366,7 +366,7 @@ class Daemon(Service):
     # --- status and events ---------------------------------------------------------------------------
 
     def status(self) -> JsonDict:
-        """What status.json says, as of now."""
+        """The present content of status.json."""
         return {
             **agent_figures(self.agent, self.config),
             "at_s": self.clock.now_s(),
@@ -411,7 +411,7 @@ class Daemon(Service):
 
 
 def note_end(directory: Path, error: Exception) -> None:
-    """What ended a node, in its events, for whoever asks `swarm why` (blocking)."""
+    """Notes the end of a node in its events, for `swarm why` (blocking)."""
     line = str(error).partition("\n")[0]
     with contextlib.suppress(SwarmError, OSError):  # a disk that takes no line must not hide the error itself
         log = EventLog(directory / "events.jsonl")
@@ -461,7 +461,7 @@ def node_process(config: NodeConfig) -> Generator[None]:
 
 
 def _open_weights(config: NodeConfig) -> WeightStore | None:
-    """Where a node that publishes or follows keeps weights; its worker opens the same directory."""
+    """The weight store of a node that publishes or follows; its worker opens the same directory."""
     follows = Role.TRAINER not in config.roles and Role.GENERATOR in config.roles
     if not config.weights.publish and not follows:
         return None
@@ -469,7 +469,7 @@ def _open_weights(config: NodeConfig) -> WeightStore | None:
 
 
 def _usable_corrections(config: NodeConfig) -> frozenset[Correction]:
-    """What the recipes may learn from: anything else is refused before it can reach the learner."""
+    """The corrections that the recipes accept: other groups are refused before they can reach the learner."""
     from swarm.objectives.methods import load_recipes
 
     return load_recipes(config.learner).usable

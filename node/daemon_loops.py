@@ -1,4 +1,4 @@
-"""What a node does every few seconds beside its agent: status file, pause, a line of progress, peers on the disk.
+"""Loops of a node beside its agent, every few seconds: status file, pause, a line of progress, peers on the disk.
 
 Invariant: none of them holds up the agent: files are read and written in threads.
 """
@@ -50,14 +50,14 @@ async def write_status(
 
 
 async def follow_pause(agent: Agent) -> None:
-    """Follows what `swarm pause` and `swarm resume` say."""
+    """Follows `swarm pause` and `swarm resume`."""
     while True:
         await asyncio.sleep(PAUSE_LOOK_S)
         await look_for_pause(agent)
 
 
 async def look_for_pause(agent: Agent) -> None:
-    """Takes what they said last."""
+    """Applies the newest of these commands."""
     directory = agent.config.dir
     since_s = await asyncio.to_thread(paused_since, directory)
     if since_s is not None and not agent.is_paused:

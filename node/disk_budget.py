@@ -7,10 +7,18 @@ groups and weights have what is left, and a node whose parts cannot work with th
 from dataclasses import dataclass
 from typing import Final
 
-from node.run_estimate import CHECKPOINT_BYTES, LIKE_LLAMA, read_shape, version_bytes
+from node.run_estimate import (
+    CHECKPOINT_BYTES,
+    LIKE_LLAMA,
+    estimate_memory,
+    lengths_of,
+    read_shape,
+    version_bytes,
+)
 from swarm.config import NodeConfig
 from swarm.config.byte_sizes import byte_words
 from swarm.errors import ConfigError
+from swarm.process import num_usable_cores
 from swarm.telemetry.event_log import KEPT_OLD_FILES, MAX_FILE_BYTES
 from swarm.types import Role
 from swarm.weights.publish import DELTA_AT_MOST
@@ -96,7 +104,7 @@ def disk_budget(config: NodeConfig) -> DiskBudget | None:
 
 
 def disk_line(config: NodeConfig) -> str:
-    """What a directory may take, and how that is split, for people (blocking). Raises ConfigError."""
+    """The budget of a directory and its parts, for people (blocking). Raises ConfigError."""
     budget = disk_budget(config)
     if budget is None:
         return "disk: not estimated for this architecture"
@@ -130,3 +138,44 @@ def _too_little(most: int, checkpoint: int, others: int) -> str:
         f"disk.max_bytes: {byte_words(most)} is too little for {why}{byte_words(others)} of other files; set "
         f"{needed} ({byte_words(needed)}) or more{fix}"
     )
+
+
+def takes_line(config: NodeConfig) -> str:
+    """The line on what a node uses of the machine: threads, memory, disk, upload (blocking). Raises ConfigError.
+
+    Args:
+        config: with the compute dtype that `auto` means here, on which memory depends (`device_checks.with_choice`).
+    """
+    return f"takes      {_cpu(config)}; {_memory(config)}; {_disk(config)}; {_upload(config)}"
+
+
+def _cpu(config: NodeConfig) -> str:
+    work = {Role.TRAINER: "to learn", Role.GENERATOR: "to generate"}
+    does = [words for role, words in work.items() if role in config.roles]
+    threads = "thread" if config.num_threads == 1 else "threads"
+    nice = f", nice {config.niceness}" if config.niceness else ""
+    room = f"(of {num_usable_cores()} cores{nice})"
+    return f"{config.num_threads} {threads} {' and as many '.join(does) or 'to serve'} {room}"
+
+
+def _memory(config: NodeConfig) -> str:
+    shape = read_shape(config.model)
+    if shape is None:
+        return "memory not estimated for this architecture"
+    lengths = lengths_of(config, prompt=0, has_turns=any(each.may_have_turns for each in config.environments))
+    memory = estimate_memory(config, shape, lengths)
+    return f"memory about {byte_words(memory.peak)} at most, beside prompts"
+
+
+def _disk(config: NodeConfig) -> str:
+    budget = disk_budget(config)
+    if budget is None:
+        return "disk not estimated for this architecture"
+    return f"disk at most {byte_words(budget.total)} in {config.dir}"
+
+
+def _upload(config: NodeConfig) -> str:
+    if config.is_alone:
+        return "no network"
+    rate = config.exchange.max_upload_bytes_per_s
+    return f"upload at most {byte_words(rate)}/s" if rate else "upload without limit"

@@ -14,9 +14,15 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from node.device_checks import check_compute_dtype, check_engine, check_gpu, check_memory, choice_here
-from node.finding import Finding
-from node.gpu_facts import look_for_gpu
+from node.device_checks import (
+    Finding,
+    check_compute_dtype,
+    check_engine,
+    check_gpu,
+    check_memory,
+    choice_here,
+    look_for_gpu,
+)
 from node.status import read_status
 from swarm.addresses import endpoint_of
 from swarm.clock import CLOCK_SKEW_S, SystemClock
@@ -46,7 +52,7 @@ async def examine(config_path: Path | None) -> list[Finding]:
         *_check_system(),
         *_check_packages(config),
         _check_disk(config),
-        *check_gpu(config, gpu),
+        check_gpu(config, gpu),
         *check_compute_dtype(config, gpu, choice),
         *await asyncio.to_thread(check_memory, config, gpu, choice),  # converts SmolLM2 at its first use
         *await asyncio.to_thread(check_engine, config, gpu),
@@ -63,28 +69,16 @@ async def examine(config_path: Path | None) -> list[Finding]:
 
 def _check_python() -> Finding:
     is_ok = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    return Finding(
-        name="python",
-        is_ok=is_ok,
-        detail=sys.version.split()[0],
-        fix="use Python 3.11, 3.12 or 3.13 (hivemind needs pydantic.v1)",
-        is_fatal=not is_ok,
-    )
+    fix = "use Python 3.11, 3.12 or 3.13 (hivemind needs pydantic.v1)"
+    return Finding("python", is_ok, sys.version.split()[0], fix, is_fatal=not is_ok)
 
 
 def _check_system() -> list[Finding]:
-    """Calls that this system lacks, and what is done without them. What confinement lacks, `_check_sandbox` says."""
+    """Calls that this system lacks, with their replacements; gaps of confinement are a matter of `_check_sandbox`."""
     missing = [
-        Finding(
-            name=each.name,
-            is_ok=True,
-            detail=f"not on this system, and not needed; {each.instead}",
-        )
-        for each in needed_fallbacks()
+        Finding(each.name, True, f"not on this system, and not needed; {each.instead}") for each in needed_fallbacks()
     ]
-    return missing or [
-        Finding(name="system", is_ok=True, detail=f"{platform.system()} {platform.release()} has every call")
-    ]
+    return missing or [Finding("system", True, f"{platform.system()} {platform.release()} has every call")]
 
 
 def _check_packages(config: NodeConfig) -> list[Finding]:
@@ -95,54 +89,38 @@ def _check_packages(config: NodeConfig) -> list[Finding]:
     for package, extra in needed.items():
         is_ok = importlib.util.find_spec(package) is not None
         detail = importlib.metadata.version(package) if is_ok else "not installed"
-        findings.append(
-            Finding(
-                name=package,
-                is_ok=is_ok,
-                detail=detail,
-                fix=f"pip install 'swarm-trainer[{extra}]'",
-                is_fatal=not is_ok,
-            )
-        )
+        fix = f"pip install 'swarm-trainer[{extra}]'"
+        findings.append(Finding(package, is_ok, detail, fix, is_fatal=not is_ok))
     return findings
 
 
 def _check_disk(config: NodeConfig) -> Finding:
     folder = next(path for path in (config.dir.absolute(), *config.dir.absolute().parents) if path.exists())
-    free = shutil.disk_usage(folder).free
-    needed = max(MIN_FREE_DISK_BYTES, config.exchange.store_bytes)
-    return Finding(
-        name="disk",
-        is_ok=free >= needed,
-        detail=f"{free / 2**30:.1f} GiB free at {folder}, the store may use {config.exchange.store_bytes / 2**30:.1f}",
-        fix="free some space, or lower exchange.store_bytes",
-    )
+    free, store = shutil.disk_usage(folder).free, config.exchange.store_bytes
+    detail = f"{free / 2**30:.1f} GiB free at {folder}, the store may use {store / 2**30:.1f}"
+    fix = "free some space, or lower exchange.store_bytes"
+    return Finding("disk", free >= max(MIN_FREE_DISK_BYTES, store), detail, fix)
 
 
 def _check_effect(config: NodeConfig) -> list[Finding]:
-    """Whether a trainer notices what the groups of other nodes do to held-out accuracy."""
+    """A trainer has to evaluate now and then to notice the effect of other nodes' groups on held-out accuracy."""
     if Role.TRAINER not in config.roles or not config.replay.external_groups or not config.guard.enabled:
         return []
     every = config.evaluation.every_steps
-    return [
-        Finding(
-            name="held-out effect",
-            is_ok=every > 0,
-            detail=f"evaluated every {every} steps" if every else "not measured between the first step and the last",
-            fix="set evaluation.every_steps, such as 50: where accuracy falls, groups of other nodes are set aside",
-        )
-    ]
+    detail = f"evaluated every {every} steps" if every else "not measured between the first step and the last"
+    fix = "set evaluation.every_steps, such as 50: where accuracy falls, groups of other nodes are set aside"
+    return [Finding("held-out effect", every > 0, detail, fix)]
 
 
 def _check_ports(config: NodeConfig) -> list[Finding]:
-    """Whether the node can listen wherever its configuration says."""
+    """Addresses that the node is to listen on."""
     listened = [("exchange.listen", config.exchange.listen)]
     if config.directory.kind == "dht":
         listened.append(("directory.listen", endpoint_of(config.directory.listen)))
     if config.telemetry.metrics_listen:
         listened.append(("telemetry.metrics_listen", config.telemetry.metrics_listen))
     if is_running(config.dir):
-        return [Finding(name=k, is_ok=True, detail=f"{listen}: a node runs in {config.dir}") for k, listen in listened]
+        return [Finding(key, True, f"{listen}: a node runs in {config.dir}") for key, listen in listened]
     return [_check_port(key, listen) for key, listen in listened]
 
 
@@ -153,10 +131,8 @@ def _check_port(key: str, listen: str) -> Finding:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host.strip("[]"), int(port)))
     except (OSError, ValueError) as error:
-        return Finding(
-            name=key, is_ok=False, detail=f"{listen}: {error}", fix=f"choose a free host:port for {key}", is_fatal=True
-        )
-    return Finding(name=key, is_ok=True, detail=f"{listen} can be bound")
+        return Finding(key, False, f"{listen}: {error}", f"choose a free host:port for {key}", is_fatal=True)
+    return Finding(key, True, f"{listen} can be bound")
 
 
 async def _check_clock(config: NodeConfig) -> Finding:
@@ -175,17 +151,13 @@ async def _check_clock(config: NodeConfig) -> Finding:
         is_ok = abs(ahead_s) <= CLOCK_SKEW_S
         detail = "as the coordinator's" if is_ok else f"{ahead_s:+.0f} s from the coordinator's"
     found = _found_by_running_node(config)
-    return Finding(
-        name="clock",
-        is_ok=is_ok and not found,
-        detail=f"{now.isoformat(timespec='seconds')}, {detail}{'; ' if found else ''}{found}",
-        fix=f"set the clock (run NTP): adverts and groups carry times, and peers refuse skew over {CLOCK_SKEW_S:.0f} s",
-        is_fatal=not is_ok,
-    )
+    detail = f"{now.isoformat(timespec='seconds')}, {detail}{'; ' if found else ''}{found}"
+    fix = f"set the clock (run NTP): adverts and groups carry times, and peers refuse skew over {CLOCK_SKEW_S:.0f} s"
+    return Finding("clock", is_ok and not found, detail, fix, is_fatal=not is_ok)
 
 
 def _found_by_running_node(config: NodeConfig) -> str:
-    """What the node that runs in this directory says of its clock, which it compares with those of all its peers."""
+    """The clock problem that the node running in this directory found by its peers' clocks; empty: none."""
     if not is_running(config.dir):
         return ""
     try:
@@ -232,35 +204,31 @@ async def _check_sandbox(config: NodeConfig) -> Finding:
         await verifier.close()
     missing = sorted(name for name, holds in limits.items() if not holds)
     refused = refusal(config, limits)
-    return Finding(
-        name="sandbox",
-        is_ok=not missing,
-        detail=f"in force: {', '.join(sorted(n for n, h in limits.items() if h))}"
-        + (f"; not: {', '.join(missing)}" if missing else "")
-        + (f"; the node does not start: {refused}" if refused else ""),
-        fix="other_files_hidden: allow unprivileged user namespaces; file_reads: a kernel from 5.13 on with landlock "
+    detail = f"in force: {', '.join(sorted(limits.keys() - missing))}"
+    detail += f"; not: {', '.join(missing)}" if missing else ""
+    detail += f"; the node does not start: {refused}" if refused else ""
+    fix = (
+        "other_files_hidden: allow unprivileged user namespaces; file_reads: a kernel from 5.13 on with landlock "
         "among its lsm=; network, processes: Linux on x86-64 or arm64 with seccomp; else run the node as a user or in "
-        "a container that holds nothing to read",
-        is_fatal=bool(refused),
+        "a container that holds nothing to read"
     )
+    return Finding("sandbox", not missing, detail, fix, is_fatal=bool(refused))
 
 
 async def _check_environments(config: NodeConfig) -> list[Finding]:
-    """Whose episodes of each environment count, and whether other nodes could replay those of local code."""
+    """Exchange of each environment's episodes, and differences that would keep other nodes from replaying them."""
     own = {each.name for each in config.environments if each.exchange == "own"}
     try:
         found = await differences(config.environments, config.sandbox, narrow_tokenizer(config.model))
     except ConfigError as error:
         fix = 'docs/environments.md, "Writing one", says what an environment may do'
-        return [Finding(name="environments", is_ok=False, detail=str(error), fix=fix, is_fatal=True)]
+        return [Finding("environments", False, str(error), fix, is_fatal=True)]
     found = {name: what for name, what in found.items() if name not in own}
     details = [f"{each.name} {each.exchange}" for each in config.environments]
     details += [f"{name}: {what}" for name, what in found.items()]
     if not found and any((each.inner or each).kind in LOCAL_KINDS for each in config.environments):
         details.append("episodes of local code are the same in another process")
-    return [
-        Finding(name="environments", is_ok=not found, detail="; ".join(details), fix=FIX, is_fatal=not config.is_alone)
-    ]
+    return [Finding("environments", not found, "; ".join(details), FIX, is_fatal=not config.is_alone)]
 
 
 async def _check_reachable(key: str, address: str) -> Finding:
@@ -272,17 +240,12 @@ async def _check_reachable(key: str, address: str) -> Finding:
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         writer.close()
     except (OSError, TimeoutError, ConfigError) as error:
-        return Finding(
-            name=key,
-            is_ok=False,
-            detail=f"{address}: {error or 'no answer'}",
-            fix="check address, firewall and that it runs",
-        )
-    return Finding(name=key, is_ok=True, detail=f"{address} answers")
+        return Finding(key, False, f"{address}: {error or 'no answer'}", "check address, firewall and that it runs")
+    return Finding(key, True, f"{address} answers")
 
 
 async def _check_announced(config: NodeConfig) -> list[Finding]:
-    """Whether the addresses that the node advertises lead to this machine."""
+    """Advertised addresses, which have to lead to this machine."""
     addresses: list[tuple[str, str, str]] = []  # key, where we listen, what others dial
     if config.exchange.advertise:
         addresses.append(("exchange.advertise", config.exchange.listen, config.exchange.advertise))
@@ -298,14 +261,10 @@ async def _check_leads_here(key: str, listen: str, address: str) -> Finding:
     """Listens for a moment where the node will, dials what others will, and compares what arrives."""
     port = listen.rpartition(":")[2]
     if address.endswith(":0"):
-        return Finding(name=key, is_ok=True, detail=f"{address}: the port is known once the node listens")
+        return Finding(key, True, f"{address}: the port is known once the node listens")
     if port == "0":
-        return Finding(
-            name=key,
-            is_ok=False,
-            detail=f"others dial {address}, but the node listens on another port after each start",
-            fix=f"set a fixed port in {key.split('.')[0]}.listen and forward to that one",
-        )
+        detail = f"others dial {address}, but the node listens on another port after each start"
+        return Finding(key, False, detail, f"set a fixed port in {key.split('.')[0]}.listen and forward to that one")
     token = secrets.token_bytes(16)
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -319,13 +278,9 @@ async def _check_leads_here(key: str, listen: str, address: str) -> Finding:
     except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError) as error:
         problem = str(error) or problem
     if received == token:
-        return Finding(name=key, is_ok=True, detail=f"{address} leads to this machine")
-    return Finding(
-        name=key,
-        is_ok=False,
-        detail=f"{address}: {'something else answers there' if received else problem}",
-        fix=f"forward that port (TCP) to port {port} of this machine; some routers can only be tried from outside",
-    )
+        return Finding(key, True, f"{address} leads to this machine")
+    fix = f"forward that port (TCP) to port {port} of this machine; some routers can only be tried from outside"
+    return Finding(key, False, f"{address}: {'something else answers there' if received else problem}", fix)
 
 
 async def _receive(address: str, size: int) -> bytes:

@@ -1,27 +1,20 @@
-"""What to expect of a run before it starts: memory, bytes of groups and versions, and by a measurement seconds.
+"""Expectations of a run before it starts: memory, bytes of groups and versions, and by a measurement seconds.
 
 Invariant: without a measurement no seconds are claimed; a measurement runs a real node alone, in a directory that is
 deleted afterwards.
 """
 
-import json
-import logging
-import os
 import resource
-import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from node.gpu_facts import HANG_S, has_card
 from node.run_estimate import (
     LIKE_LLAMA,
     MemoryEstimate,
-    ModelShape,
     estimate_memory,
     group_bytes,
     lengths_of,
@@ -33,12 +26,7 @@ from node.sampled_tasks import SampledEnvironment
 from swarm.config import NodeConfig, parse_config
 from swarm.errors import ConfigError
 from swarm.events import Event, StepMade
-from swarm.learn.checkpoint_state import CHECKPOINTS, newest_compute_dtype
-from swarm.model.compute_choice import ComputeChoice
-from swarm.process import thread_limits
 from swarm.types import Role
-
-logger = logging.getLogger(__name__)
 
 _MIB: Final = 2**20
 _NUM_STEPS: Final = 2  # the first one also warms up
@@ -72,49 +60,6 @@ def expectation_lines(config: NodeConfig, sampled: Sequence[SampledEnvironment],
         small = small or f", as a patch about {_bytes(patch or 0)}"
         lines.append(f"a version: {_bytes(version_bytes(config, shape))} in full before compression{small}")
     return lines
-
-
-def machine_choice(config: NodeConfig) -> ComputeChoice | None:
-    """The dtype of a node's passes on this CPU (blocking, seconds).
-
-    None where there is nothing to choose, where a card may hold the models, or where it cannot be measured.
-
-    Raises:
-        ConfigError: there is no such model.
-    """
-    if config.device != "cpu" and has_card():
-        return None
-    shape = read_shape(config.model)
-    if shape is None or "float32" in (config.model.dtype, config.compute_dtype):
-        return None
-    threads = str(config.num_threads)
-    sizes = [(*size, count) for size, count in _products(shape).items()]
-    saved = newest_compute_dtype(config.dir / CHECKPOINTS, config.model.dtype) if Role.TRAINER in config.roles else ""
-    asked = [config.compute_dtype, config.model.dtype, threads, json.dumps(sizes), saved]
-    command = [sys.executable, "-m", "swarm.model.compute_dtype", *asked]
-    limits = os.environ | thread_limits(config.num_threads)
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, env=limits, check=True, timeout=HANG_S)
-        return ComputeChoice(**json.loads(done.stdout.strip().rpartition("\n")[2]))  # torch may print before it
-    except (subprocess.SubprocessError, ValueError, TypeError) as error:  # it hangs, or there is no torch
-        logger.debug("the speed of this machine was not measured", extra={"error": str(error)})
-        return None
-
-
-def with_choice(config: NodeConfig, choice: ComputeChoice | None) -> NodeConfig:
-    """The configuration with what `auto` means on this CPU; unchanged where that is not known, or not asked."""
-    if choice is None or config.compute_dtype != "auto":
-        return config
-    return config.model_copy(update={"compute_dtype": choice.dtype})
-
-
-def _products(shape: ModelShape) -> Counter[tuple[int, int]]:
-    """As `swarm.model.compute_dtype.products_of` counts them in a loaded network."""
-    layers = Counter[tuple[int, int]]()
-    for size in shape.linear_layers.values():
-        layers[size] += shape.num_layers
-    layers[shape.hidden_size, shape.vocab_size] += 1
-    return layers
 
 
 async def measure(config: NodeConfig) -> MeasuredStep:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node.credential import keep_invitation, read_invitation
-from node.disk_budget import within_budget
-from node.expectations import machine_choice, with_choice
-from node.takes import takes_line
+from node.device_checks import machine_choice, with_choice
+from node.disk_budget import takes_line, within_budget
 from swarm.addresses import is_loopback, own_address
 from swarm.clock import SystemClock
 from swarm.config import NODE_FILE, NodeConfig, apply_overrides, load_config, parse_config
@@ -26,8 +25,8 @@ from swarm.wire.join_link import FetchedManifest, JoinLink, fetch_manifest, node
 from swarm.wire.run_manifest import check_expiry, check_succession, write_toml
 
 FETCH_TIMEOUT_S = 10.0
-GUEST_NICENESS = 10  # of a node that joins: whoever works at the machine goes first
-OTHERWISE = "the other nodes refuse groups that are made otherwise than theirs, and this one refuses theirs"
+GUEST_NICENESS = 10  # of a node that joins: the machine's own user goes first
+OTHERWISE = "this node and the others refuse each other's groups"
 
 
 async def join_swarm(
@@ -183,14 +182,14 @@ async def _write_new(
 
 
 def _set_reach(config: NodeConfig) -> str:
-    """What exchange.reach says of a node that is not to find it out."""
+    """A configured exchange.reach in words."""
     if config.exchange.reach == "outward":
         return "through relays"
     return f"they dial {config.exchange.advertise or config.exchange.listen}"
 
 
 def _describe_entry(config: NodeConfig, node_id: NodeId) -> str:
-    """Who may take part in the run, and what this node still needs."""
+    """The run's rule of entry, and what this node still needs."""
     has_invitation = read_invitation(config.dir) is not None
     if node_id in config.entry.members:
         return "this node is a member of the run"
@@ -212,7 +211,7 @@ def _describe_entry(config: NodeConfig, node_id: NodeId) -> str:
 
 
 async def _fetch(link: JoinLink, identity: Identity) -> FetchedManifest:
-    """The manifest. Raises ConfigError where somebody else answers, or another run; Unavailable where nobody does."""
+    """The manifest. Raises ConfigError where another key or run answers, Unavailable where nobody does."""
     try:
         return await fetch_manifest(link, identity, FETCH_TIMEOUT_S)
     except Unauthenticated as error:

@@ -59,8 +59,8 @@ class LocalNodes:
             if count:
                 trainers = f"{self.num_trainers} more that train" if self.num_trainers else ""
                 generators = f"{self.num_generators} that only generate" if self.num_generators else ""
-                said = ", ".join(filter(None, (trainers, generators)))
-                self.say(f"nodes      {said}: {self.config.dir / NODES}/NUMBER, each with a {LOG}")
+                words = ", ".join(filter(None, (trainers, generators)))
+                self.say(f"nodes      {words}: {self.config.dir / NODES}/NUMBER, each with a {LOG}")
             yield
         finally:
             for task in watching:

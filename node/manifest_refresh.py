@@ -1,6 +1,6 @@
 """Refresh of the run's manifest at a node that joined by its link: newer ones are fetched, judged and kept.
 
-Invariant: only a manifest that may follow the newest one seen is kept; a coordinator that is away changes nothing.
+Invariant: only a valid successor of the newest manifest is kept; an absent coordinator changes nothing.
 """
 
 import asyncio
@@ -52,11 +52,11 @@ class ManifestRefresh:
         self.held = held
 
     async def begin(self) -> SignedManifest:
-        """The manifest to start with: a newer one where the coordinator serves it, since a node that was off, or was
-        refused for the list that it holds, would else never see the list of now.
+        """The manifest to start with: the newest that the coordinator serves. A node that was off for long, or that is
+        refused by an old list, would not learn the present list otherwise.
 
         Raises:
-            ConfigError: what is held has expired, and no newer one is there.
+            ConfigError: the held manifest has expired, and there is no newer one.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_BEGIN_TIMEOUT_S):

@@ -28,7 +28,7 @@ IDLE_S: Final = (5.0, 10.0, 18.0)  # a server asks for a sign of life every 20 s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkReport:
-    """What was found."""
+    """The outcome of the check."""
 
     is_dialable: bool
     host: str  # that our calls come from, as the coordinator saw it
@@ -76,7 +76,7 @@ class NetworkReport:
 
     @property
     def has_wrong_clock(self) -> bool:
-        """Whether peers would refuse what a node here makes."""
+        """True if peers would refuse the groups of a node here."""
         return abs(self.clock_ahead_s) > CLOCK_SKEW_S
 
     def _clock_line(self) -> list[str]:
@@ -89,7 +89,7 @@ class NetworkReport:
 
 
 class _Nothing:
-    """What the check serves: it is only dialled."""
+    """The handler of the check, which is only dialled."""
 
     async def subscribe(self, *_: object) -> None:
         raise Unavailable("a check of the network; no node")
@@ -191,7 +191,7 @@ async def _answers(endpoint: str) -> bool:
 async def _idle_kept_s(
     coordinator: PeerAddress, identity: Identity, run_id: str, credential: bytes
 ) -> tuple[float, bool]:
-    """How long a connection without a byte was kept, and whether that is as long as was looked."""
+    """(seconds that a connection without a byte was kept, True if it was kept to the end of the check)."""
 
     async def is_kept(seconds: float) -> bool:
         channel = await open_channel(

@@ -1,4 +1,4 @@
-"""Pause of a node: a file in its directory says since when, so that a pause outlives restarts of node and machine.
+"""Pause of a node: a file in its directory holds the start of the pause, which outlives restarts of node and machine.
 
 Invariant: commands write or delete the file and nothing else; the node looks at it every second.
 """
@@ -17,7 +17,7 @@ _MAX_BYTES: Final = 4096
 
 
 def paused_since(directory: Path) -> float | None:
-    """Wall clock at which a node was paused; None where it is not. A damaged file counts from when it was written."""
+    """Wall clock at which a node was paused; None where it is not. A damaged file counts from its last write."""
     path = directory / PAUSED
     try:
         since_s = read_json(path, _MAX_BYTES)["since_s"]
@@ -31,7 +31,7 @@ def paused_since(directory: Path) -> float | None:
 
 
 def pause(directory: Path, now_s: float) -> float:
-    """Pauses the node of a directory, running or not; returns since when, which stays where it was paused already.
+    """Pauses the node of a directory, running or not; returns the start of the pause, an earlier one if there is one.
 
     Raises:
         ConfigError: it is no node's directory, or the file cannot be written.
@@ -48,7 +48,7 @@ def pause(directory: Path, now_s: float) -> float:
 
 
 def resume(directory: Path) -> float | None:
-    """Ends a pause; returns since when it was, None where there was none. Raises ConfigError as `pause`."""
+    """Ends a pause; returns its start, None where there was none. Raises ConfigError as `pause`."""
     _require_node(directory)
     since_s = paused_since(directory)
     try:

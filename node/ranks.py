@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from node.status_figures import COMPUTE_FILE
 from swarm.activity import MEASURING, OnProgress, ignore_progress
-from swarm.config import NodeConfig
+from swarm.config import SAFE_RECIPE, NodeConfig
 from swarm.identity import Identity
 from swarm.interfaces import Environment
 from swarm.learn.checkpoint_state import CHECKPOINTS, newest_compute_dtype
@@ -175,7 +175,7 @@ def _agreed_dtype(config: NodeConfig, loaded: "LoadedModel", processes: "Ranks")
 
 
 def note_choice(config: NodeConfig, choice: "ComputeChoice") -> None:
-    """Says what passes are computed in, in the log and for `swarm status`; a warning where that is slow here."""
+    """Notes the dtype of passes in the log and for `swarm status`, with a warning where it is slow here."""
     logger.info("passes are computed in %s", choice.words)
     with suppress(OSError):  # a full disk
         (config.dir / COMPUTE_FILE).write_text(choice.words, encoding="utf-8")
@@ -206,5 +206,5 @@ def follow_leader(config: NodeConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):  # sent to all: the first rank finishes its step, then says stop
         signal.signal(number, signal.SIG_IGN)
     freeze_gc()
-    obey_leader(policy, ranks, load_recipe(config.guard.safe_recipe))
+    obey_leader(policy, ranks, load_recipe(SAFE_RECIPE))
     ranks.stop()

@@ -1,4 +1,4 @@
-"""What a run takes: bytes of memory of a worker, of a group and of a version, by arithmetic alone.
+"""Sizes of a run by arithmetic alone: bytes of a worker's memory, of a group and of a version.
 
 Invariant: nothing is measured here, and of a model its config.json alone is read.
 Shape letters: L layers, H hidden size, I width of the feed-forward layers, V vocabulary, T trained parameters.
@@ -25,7 +25,7 @@ LOGPROB_BYTES: Final = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """What decides how many parameters a decoder has. Example: SmolLM2-135M has L 30, H 576, I 1536, V 49152."""
+    """Shape of a decoder, for counting parameters. Example: SmolLM2-135M has L 30, H 576, I 1536, V 49152."""
 
     num_layers: int
     hidden_size: int
@@ -92,7 +92,7 @@ class ModelShape:
         return self.num_layers * rank * sum(adapted)
 
     def num_trained(self, config: ModelConfig) -> int:
-        """What the learner trains: all parameters, or the adapters."""
+        """Number of parameters that the learner trains: all of them, or the adapters."""
         rank = config.lora_rank
         return self.num_adapter_parameters(rank, config.lora_targets) if rank else self.num_parameters
 
@@ -174,9 +174,9 @@ class Lengths:
     prompt: int  # of the longest prompt
     response: int  # of the longest response or episode
 
-    def group(self, size: int, shares_prompt: bool) -> int:
-        """Tokens of a group in a forward pass."""
-        return self.prompt + size * self.response if shares_prompt else size * (self.prompt + self.response)
+    def group(self, size: int) -> int:
+        """Tokens of a group in a forward pass, whose rollouts share one copy of the prompt."""
+        return self.prompt + size * self.response
 
 
 def lengths_of(config: NodeConfig, prompt: int, has_turns: bool) -> Lengths:
@@ -190,7 +190,7 @@ def lengths_of(config: NodeConfig, prompt: int, has_turns: bool) -> Lengths:
 def pass_tokens(config: NodeConfig, lengths: Lengths) -> int:
     """Tokens of the largest forward pass: those of a step, at most learner.token_budget, at least a whole response."""
     groups = config.replay.local_groups + config.replay.external_groups
-    step = groups * lengths.group(config.generator.group_size, config.learner.share_prompt)
+    step = groups * lengths.group(config.generator.group_size)
     return max(min(step, config.learner.token_budget), lengths.prompt + lengths.response)
 
 
@@ -199,7 +199,7 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Memory of the worker of a node, where all responses are as long as they may be.
 
-    With `compute_dtype` auto passes are taken to be in the published dtype; `expectations.machine_choice` measures it.
+    With `compute_dtype` auto passes are taken to be in the published dtype; `device_checks.machine_choice` measures it.
     """
     published_bytes = 4 if config.model.dtype == "float32" else 2
     value_bytes = 4 if config.compute_dtype == "float32" else published_bytes

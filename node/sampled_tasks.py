@@ -88,7 +88,7 @@ async def sample_environments(
 
 
 def doubts(config: NodeConfig, sampled: SampledEnvironment) -> list[str]:
-    """What a user may not have meant, as sentences: right answers that are worth nothing or too long, or none."""
+    """Likely mistakes, as sentences: right answers that are worth nothing or too long, or none."""
     found: list[str] = []
     section = sampled.section
     if section.kind == "function" and not any(each.reference for each in sampled.tasks):
@@ -111,7 +111,7 @@ def doubts(config: NodeConfig, sampled: SampledEnvironment) -> list[str]:
 
 
 def is_upside_down(sampled: SampledEnvironment) -> bool:
-    """Whether each right answer that was tried is worth less than an empty one."""
+    """True if each right answer that was tried is worth less than an empty one."""
     pairs = [(each.reward, each.empty_reward) for each in sampled.tasks]
     return bool(pairs) and all(right is not None and none is not None and right < none for right, none in pairs)
 
@@ -212,7 +212,7 @@ def _ask(environment: Environment, task_id: int) -> tuple[Task, str, Actions]:
 
 
 async def _worth(verifier: SandboxVerifier, task: Task, actions: Sequence[str]) -> float:
-    """What an episode is worth. Raises ConfigError where that cannot be told."""
+    """The reward of an episode. Raises ConfigError where it cannot be scored."""
     try:
         return float((await verifier.verify(task.env, task.task_id, [tuple(actions)])).rewards[0])
     except (RolloutFailed, LookupError) as error:

@@ -1,6 +1,6 @@
 """Reader of a node's status file: its figures as rows in words, and the problems that keep the node from progress.
 
-Invariant: works on a running, stopped or crashed node alike, in the process of whoever asks: the node itself writes
+Invariant: works on a running, stopped or crashed node alike, in the process of the reader: the node itself writes
 `<dir>/status.json` (`node.status_figures`) and imports nothing of this.
 """
 
@@ -111,7 +111,7 @@ def computed_in(directory: Path) -> str:
 
 
 def activity_words(status: JsonDict) -> str:
-    """Activity of the worker and the age of that news; "" where it told nothing, as in an older release."""
+    """Activity of the worker and the age of that news; "" where it sent none, as in an older release."""
     activity = Activity.read(status.get("worker"))
     if activity is None:
         return ""
@@ -149,7 +149,7 @@ def disk_bytes(directory: Path) -> int:
     """Bytes that the files of a node's directory take now (blocking)."""
     total = 0
     for path in directory.rglob("*"):
-        with suppress(OSError):  # deleted meanwhile
+        with suppress(OSError):  # deleted since
             total += path.lstat().st_size
     return total
 
@@ -212,5 +212,5 @@ def problems(
 
 
 def waits_for(status: JsonDict) -> str:
-    """Groups that the learner waits for, where none of those that came let it make a step; "" otherwise."""
+    """Groups that the learner waits for while no step is possible from the groups that came; "" otherwise."""
     return waiting_words(Snapshot(now_s=0.0, status=status))

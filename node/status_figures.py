@@ -17,7 +17,7 @@ COMPUTE_FILE: Final = "compute_dtype.txt"  # beside it: the dtype that the worke
 
 
 def agent_figures(agent: Agent, config: NodeConfig) -> JsonDict:
-    """How an agent stands now: lineage, groups, peers, weights and trouble, in the units that the names say."""
+    """The present figures of an agent: lineage, groups, peers, weights and trouble, in the units of their names."""
     return {
         "node_id": agent.node_id,
         "name": config.name or config.dir.resolve().name,
@@ -62,7 +62,7 @@ def agent_figures(agent: Agent, config: NodeConfig) -> JsonDict:
 
 
 def _awaited(config: NodeConfig, agent: Agent) -> JsonDict:
-    """Whose groups the learner of this node waits for, and what came of them since its newest step."""
+    """The producers that this node's learner waits for, and the own groups since its newest step."""
     if Role.TRAINER not in config.roles:
         return {}
     if Role.GENERATOR in config.roles and config.replay.local_groups:
@@ -82,7 +82,7 @@ def _weights_status(agent: Agent) -> JsonDict:
 
 
 def who_counts(config: NodeConfig) -> str:
-    """Whose groups count in full; those of all others together fill an eighth of a step."""
+    """The producers whose groups count in full; those of all others together fill an eighth of a step."""
     if config.is_private:
         return "everybody"
-    return "members and whom they invited" if config.entry.members else "nobody but whom the coordinator invited"
+    return "members and the nodes they invited" if config.entry.members else "nodes that the coordinator invited"

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, Final
 
 from node.daemon import Daemon, node_process, note_end
-from node.expectations import machine_choice, with_choice
+from node.device_checks import machine_choice, with_choice
+from node.disk_budget import takes_line
 from node.local_nodes import LocalNodes
 from node.sampled_tasks import SampledEnvironment, doubts, is_upside_down, sample_environments, task_lines
-from node.takes import takes_line
 from node.train_options import TrainOptions, resolve
 from node.training_watch import TrainingWatch
 from swarm.config import NODE_FILE, NodeConfig
@@ -97,11 +97,11 @@ async def train(
 
 
 async def describe(config: NodeConfig) -> list[str]:
-    """What is about to be trained; answers to the first question of each environment are scored, right and wrong.
+    """Description of the coming training; right and wrong answers to the first question of each environment are scored.
 
     Raises:
         ConfigError: the model cannot be had or cannot read the question, an environment cannot be built, a record
-            cannot be used, a reward fails, or there is no such recipe or constant of it.
+            cannot be used, a reward fails, or the recipe or a constant of it does not exist.
     """
     return (await _describe(config))[0]
 
@@ -133,7 +133,7 @@ async def _describe(config: NodeConfig) -> tuple[list[str], list[SampledEnvironm
 
 
 def _has_changed(config: NodeConfig, sampled: SampledEnvironment) -> bool:
-    """Whether the newest own group was asked or scored by another version of an environment (blocking)."""
+    """True if the newest own group is of another version of the environment (blocking)."""
     path = config.dir / STORE
     newest = newest_groups(path, 1, "own", {sampled.section.name}) if path.exists() else []
     return any(scored.group.verifier != sampled.verifier for scored in newest)

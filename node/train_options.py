@@ -1,4 +1,4 @@
-"""What `swarm train` was asked for, as the configuration of an ordinary node.
+"""Options of `swarm train` as the configuration of an ordinary node.
 
 Invariant: node.toml says all that was decided; options that would change a training that has begun are an error.
 """
@@ -25,7 +25,7 @@ _CHANGEABLE: Final = frozenset({"learner.num_steps", "telemetry.log_level", *_OF
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What to train, as the command line says it; None and "" leave a default, or what node.toml says."""
+    """Options of the command line; None and "" leave a default, or the value in node.toml."""
 
     directory: Path
     model: str = ""
@@ -53,7 +53,7 @@ class TrainOptions:
 
     @property
     def names_task(self) -> bool:
-        """Whether it says what to train on; else an existing directory does."""
+        """True if the options name an environment; else an existing directory does."""
         return self.data is not None or bool(self.environments)
 
 

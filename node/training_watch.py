@@ -1,7 +1,7 @@
-"""What happens in a training, in lines for people, and whether there is anything to learn from.
+"""Progress of a training in lines for people, and the end of one that has nothing to learn from.
 
-Invariant: a run that cannot learn anything is known by its first groups: in none of them do rewards differ. One that
-has few groups to learn from is not taken for it.
+Invariant: a run that cannot learn anything is recognised by its first groups: rewards differ in none of them. A run
+with few useful groups is not mistaken for one.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ SAY_EVERY_S: Final = 5.0
 
 @dataclass
 class TrainingWatch:
-    """What happens, in lines for people; and whether there is anything to learn from."""
+    """The state of a training, taken from its events."""
 
     config: NodeConfig
     say: Callable[[str], None]
@@ -52,7 +52,7 @@ class TrainingWatch:
         self._tokens = 0
 
     def remember(self, events: Iterable[Event]) -> None:
-        """Takes what happened before this start: the first evaluation stays the first."""
+        """Takes the events before this start: the first evaluation stays the first."""
         for event in events:
             if isinstance(event, PolicyEvaluated):
                 self.first.setdefault((event.env, event.split), event)
@@ -101,7 +101,7 @@ class TrainingWatch:
             self._say(f"step {self.step}  {doing}{self._left()}")
 
     def summary(self, was_stopped: bool) -> list[str]:
-        """Where it ended, held-out success before and after, and what to do next."""
+        """The last step, held-out success before and after, and commands to go on with."""
         stopped = [f"stopped at step {self.step}; the same command goes on from there"] if was_stopped else []
         if was_stopped and not self.step:
             return stopped  # no checkpoint yet: nothing to chat with
@@ -161,7 +161,7 @@ class TrainingWatch:
             self.ends.set()
 
     def _say_waiting(self, now_s: float) -> None:
-        """Once a minute, where a training finds nothing to learn from, or not any more."""
+        """A line once a minute while there is nothing to learn from."""
         if now_s - self._said_s >= PATIENCE_S:
             self._said_s = now_s
             self._rewards, self._tokens = [], 0

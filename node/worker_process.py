@@ -1,6 +1,6 @@
 """Worker process of a node: started beside the agent, and started again with a pause when it dies.
 
-Invariant: it does not outlive the agent's loop; a configuration that it cannot work with is an error, and no restart.
+Invariant: it does not outlive the agent's loop; an unusable configuration is an error and causes no restart.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ async def _run_once(arguments: list[str], environment: dict[str, str], agent: Ag
 
 
 async def _follow_start(pid: int, agent: Agent) -> None:
-    """Notes the CPU that a worker's imports take, which is its sign of life until it tells one itself."""
+    """Notes the CPU time of a worker's imports as its sign of life until it sends its own."""
     noted = agent.local.activity = None
     while agent.local.activity is noted:
         used_s = int(await asyncio.to_thread(cpu_s, pid))
@@ -110,7 +110,7 @@ async def _write_when_there_is_room(config: NodeConfig, path: Path) -> None:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """Ends a worker, which may have a step to end and a checkpoint to write."""
+    """Ends a worker, with time to finish a step and to write a checkpoint."""
     process.terminate()
     if not await comes(process.wait(), partial(work_of, process.pid)):
         process.kill()

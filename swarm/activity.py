@@ -3,7 +3,6 @@
 Invariant: an activity changes only where real work advanced, never by the clock.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Final, Protocol
 
@@ -50,16 +49,8 @@ class Activity:
         return f"{self.what}{share}" + (f", {self.num_tokens:,} tokens" if self.num_tokens else "")
 
 
-Advance = Callable[[int, int, int], None]
-"""Called by an engine while it works: sequences that are done, all of the call (0: not known), and tokens made."""
-
-
-def ignore_advance(done: int, total: int, num_tokens: int) -> None:
-    """An `Advance` for an engine that nobody watches."""
-
-
 class OnProgress(Protocol):
-    """Takes note that work advanced; any thread may call it, once a token at most."""
+    """Takes note that work advanced; any thread may call it, once a token at most. Arguments as of `Activity`."""
 
     def __call__(self, what: str, done: int = 0, total: int = 0, num_tokens: int = 0) -> None: ...
 

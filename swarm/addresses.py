@@ -59,7 +59,7 @@ def dialable_anchor(text: str) -> str:
 
 
 def is_service_port(port: int) -> bool:
-    """Whether a port is none that is dialled because the other end names it: those below LEAST_PORT are of services
+    """True if a port is never dialled because the other end names it: ports below LEAST_PORT belong to services
     that everybody knows, and who shares its address with others could have theirs tried."""
     return port != HTTPS_PORT and not LEAST_PORT <= port < 65536
 
@@ -76,7 +76,7 @@ def relay_port(port: int) -> int:
 
 
 def relayed_endpoint(relay: str, relay_id: str) -> str:
-    """Where a node is that holds a reservation at a relay: the relay's host:port, and who it is.
+    """Address of a node that holds a reservation at a relay: the relay's host:port, and who it is.
 
     Example:
         relayed_endpoint("relay.example.org:7700", 64 * "a")  # "relay.example.org:7700/aaaa..."
@@ -149,7 +149,7 @@ def subnet_of(host: str) -> str:
 
 
 def is_private_host(host: str) -> bool:
-    """Whether only machines of one network can dial it: a loopback or private address, or a name without a public
+    """True if only machines of one network can dial it: a loopback or private address, or a name without a public
     domain, which is not resolved here. A wildcard such as 0.0.0.0 may be any interface, and is not.
 
     Example:
@@ -167,7 +167,7 @@ def is_private_host(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host leads to this machine alone: a loopback address, also one of IPv4 as IPv6 writes it, or localhost.
+    """True if a host leads to this machine alone: a loopback address, also one of IPv4 as IPv6 writes it, or localhost.
 
     Example:
         is_loopback("[::ffff:127.0.0.1]")  # True
@@ -188,7 +188,7 @@ def has_whole_loopback() -> bool:
 
 
 def is_wildcard(listen: str) -> bool:
-    """Whether a host:port listens on every interface: nothing that others could dial."""
+    """True if a host:port listens on every interface: nothing that others could dial."""
     return listen.rpartition(":")[0] in _WILDCARDS
 
 

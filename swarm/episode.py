@@ -43,7 +43,7 @@ class Action:
 
 
 class TurnStatus(StrEnum):
-    """How the environment took an action."""
+    """The environment's reaction to an action."""
 
     OK = "ok"
     TOOL_ERROR = "tool_error"  # a well-formed call that the tool refused
@@ -53,7 +53,7 @@ class TurnStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transition:
-    """What an environment answers to an action."""
+    """An environment's answer to an action."""
 
     messages: tuple[Message, ...] = ()  # the observation; none at the end
     is_end: bool = False
@@ -78,7 +78,7 @@ class EpisodeOutcome:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the environment ended it; else it waits for another action."""
+        """True if the environment ended it; else it waits for another action."""
         return bool(self.transitions) and self.transitions[-1].is_end
 
     @property
@@ -88,7 +88,7 @@ class EpisodeOutcome:
 
     @property
     def is_success(self) -> bool:
-        """Whether its outcome is full, whatever the configuration weighs; its reward, where it has no outcome."""
+        """True if its outcome is full, whatever the configuration weighs; its reward, where it has no outcome."""
         return self.rewards.get(OUTCOME, self.reward) >= 1.0
 
     @property
@@ -143,7 +143,7 @@ def outcomes_from_json(data: bytes) -> tuple[EpisodeOutcome, ...]:
 
 
 def _transition(data: Any) -> Transition:
-    """What a newer release adds is left out, and what an older one lacks has its default: stores outlive releases."""
+    """Drops fields of newer releases, and gives defaults for fields that older ones lack: stores outlive releases."""
     messages, is_end, reward, rewards, status, state_key, *later = data
     conversation, role, num_calls = (*later[:3], *_LATER[len(later) :])
     named = cast("dict[Any, Any]", rewards).items()

@@ -55,7 +55,7 @@ class OtherNode(Unauthenticated):
 
 
 class Forged(Unavailable):
-    """What the remote side sent does not hash to the digest that was asked for."""
+    """Data of the remote side does not hash to the digest that was asked for."""
 
 
 class NotHeld(SwarmError, LookupError):
@@ -87,7 +87,7 @@ class StorageFull(SwarmError, OSError):
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an error of the operating system means a full disk or quota, or a failing device."""
+    """True if an error of the operating system means a full disk or quota, or a failing device."""
     return isinstance(error, OSError) and error.errno in _DISK_FULL
 
 

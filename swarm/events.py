@@ -29,13 +29,13 @@ from swarm.types import (
 if TYPE_CHECKING:
     from swarm.config import ReplayConfig
 
-NODE: Final = "node"  # as the loop that failed: the node itself ended
+NODE: Final = "node"  # name of the failed loop where the node itself ended
 VersionName = tuple[int, str]  # step, digest as `digest_text`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """What happened at one node."""
+    """An event of one node."""
 
     at_s: float = 0.0  # wall clock, when it was logged; 0 before
 
@@ -136,7 +136,7 @@ class GroupStored(Event):
     reward_mean: float
     num_turns: int = 1  # of its longest episode
     versions: tuple[VersionName, ...] = ()  # that made its tokens, oldest first
-    compute_dtype: str = ""  # of the passes that made them, as its producer says
+    compute_dtype: str = ""  # of the passes that made them, by its producer's word
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,7 +238,7 @@ class GroupUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupsDrawn(Event):
-    """What one step will learn from, and the bounds that were in force."""
+    """Groups that one step will learn from, and the bounds in force."""
 
     draw_step: int  # draws of one node are numbered without gaps
     groups: tuple[GroupUse, ...]
@@ -278,7 +278,7 @@ class GroupGivenUp(Event):
     """A group ended the learner's process alone: its draw is used without it, and no other draw takes it."""
 
     digest: str  # hex
-    producer: NodeId  # empty where the store lost the group meanwhile
+    producer: NodeId  # empty where the store has lost the group
     draw_step: int
 
 
@@ -453,15 +453,15 @@ _KIND_OF: Final = {cls: kind for kind, cls in KINDS.items()}
 
 
 def events_of(kind: type[Kind], events: Iterable[Event]) -> list[Kind]:
-    """Those of one type, in order."""
+    """Events of one type, in order."""
     return [event for event in events if isinstance(event, kind)]
 
 
 def groups_learned_from(draw: GroupsDrawn, step: StepMade | None) -> Iterable[GroupUse]:
     """Groups of a draw that its step learned from; all of them while the step is under way.
 
-    A step says how many the guard left, of its own policy and of others, and from which nodes: a source set aside is
-    not among these, and an age bound leaves out the oldest.
+    A step reports how many groups the guard left, of its own policy and of others, and their nodes: a source that is
+    set aside is not among these, and an age bound leaves out the oldest.
     """
     if step is None:
         return draw.groups
@@ -555,12 +555,12 @@ def mean_and_std(rewards: FloatArray) -> tuple[float, float]:
 
 
 def digest_text(digest: Digest) -> str:
-    """Of a version's weights in events: the first 16 hex characters."""
+    """Name of a version's weights in events: the first 16 hex characters of their digest."""
     return digest.hex()[:16]
 
 
 def _mean(rewards: FloatArray) -> float:
-    """Of [G] rewards; in plain Python, which for a handful of numbers is several times faster than numpy."""
+    """Mean of [G] rewards, in plain Python: for a handful of numbers several times faster than numpy."""
     values: list[float] = rewards.tolist()
     return math.fsum(values) / len(values)
 

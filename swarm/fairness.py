@@ -4,10 +4,13 @@ Invariant: how much a party asks for delays or displaces nobody who asks for les
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Hashable, KeysView
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from swarm.errors import Unavailable
 
 Party = TypeVar("Party", bound=Hashable)
 Entry = TypeVar("Entry", bound=Hashable)
@@ -97,16 +100,26 @@ class FairTurns(Generic[Party]):
     """Places that parties take turns in, with a reserve for known ones.
 
     Invariant: unknown parties together never hold the last `num_reserved` places; within a class the parties that wait
-    get a place one after the other, however much each of them asks for.
+    get a place one after the other, however much each of them asks for. Where waiting is bounded, a full queue drops
+    the newest of the party with most.
 
     Example:
         turns = FairTurns[NodeId](num_places=8, num_reserved=4, max_per_party=4)
         async with turns.turn(sender, is_known=reputation.score(sender) > 0): ...
     """
 
-    def __init__(self, num_places: int, num_reserved: int, max_per_party: int) -> None:
+    def __init__(
+        self,
+        num_places: int,
+        num_reserved: int,
+        max_per_party: int,
+        *,
+        max_waiting: float = math.inf,
+        max_waiting_per_party: float = math.inf,
+    ) -> None:
         """`max_per_party`: places that one party holds at a time."""
         assert 0 <= num_reserved < num_places and max_per_party > 0
+        self._max_waiting, self._max_waiting_per_party = max_waiting, max_waiting_per_party
         self._most = {True: num_places, False: num_places - num_reserved}  # by is_known
         self._num_reserved = num_reserved
         self._max_per_party = max_per_party
@@ -119,12 +132,17 @@ class FairTurns(Generic[Party]):
         return Turn(self, party, is_known)
 
     async def enter(self, party: Party, is_known: bool) -> None:
-        """Waits for a place; every place that was given is left again by `leave`."""
+        """Waits for a place; every place that was given is left again by `leave`.
+
+        Raises:
+            Unavailable: too many wait, or this call had to make room for another party's.
+        """
         has_room = is_known or self._num_held[False] < self._most[False]
         has_room = has_room and self._held_by.get(party, 0) < self._max_per_party
         if has_room and sum(self._num_held.values()) < self._most[True] and not any(self._waiting.values()):
             self._hold(party, is_known)  # nobody waits, and most come alone
             return
+        self._require_room(party, self._waiting[is_known])
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[is_known].add(party, place)
         self._grant()
@@ -133,7 +151,7 @@ class FairTurns(Generic[Party]):
         except asyncio.CancelledError:
             if place.cancelled():
                 self._waiting[is_known].remove(party, place)
-            else:
+            elif place.exception() is None:  # it was given, and nobody takes it
                 self.leave(party, is_known)
             raise
 
@@ -144,6 +162,20 @@ class FairTurns(Generic[Party]):
         if not self._held_by[party]:
             del self._held_by[party]
         self._grant()
+
+    def _require_room(self, party: Party, waiting: "FairTable[Party, asyncio.Future[None]]") -> None:
+        num_own = len(waiting.of(party))
+        if num_own >= self._max_waiting_per_party:
+            raise Unavailable(f"{num_own} calls of {party} wait already; try again later")
+        if len(waiting) < self._max_waiting:
+            return
+        most = waiting.longest(beside=party)
+        if most is None:
+            raise Unavailable(f"{len(waiting)} calls wait already; try again later")
+        place = waiting.newest(most)
+        waiting.remove(most, place)
+        if not place.done():  # else it was cancelled, and does not know it yet
+            place.set_exception(Unavailable("others have fewer calls waiting; try again later"))
 
     def _hold(self, party: Party, is_known: bool) -> None:
         self._num_held[is_known] += 1

@@ -53,15 +53,15 @@ Prompts = Sequence[Sequence[int]]  # token ids of each
 
 
 class Observation(NamedTuple):
-    """What comes before the next action of an episode."""
+    """Tokens that come before the next action of an episode."""
 
     token_ids: Sequence[int]
     conversation: int = 0  # that they continue; the next unused number: they open one, and nothing is before them
 
 
 Observe = Callable[[int, Sequence[int], bool], "Future[Observation | None]"]
-"""(place of a rollout among all of a call, ids of its newest action, whether an end token ended that) -> what comes
-before its next action, None where its episode is over. The future may be filled in any thread; it never fails.
+"""(place of a rollout in a call, ids of its newest action, True if an end token ended it) -> tokens before its next
+action, None where its episode is over. The future may be filled in any thread; it never fails.
 """
 BeforeWrite = Callable[[int], None]  # bytes of a write to a store; raises OSError where a test makes the disk full
 
@@ -73,7 +73,7 @@ class Offload(Protocol):
     """
 
     async def __call__(self, function: Callable[..., Result], /, *arguments: object) -> Result:
-        """What the function returns or raises, called with these arguments."""
+        """Result of the function with these arguments; its errors are raised."""
         ...
 
 
@@ -84,7 +84,7 @@ class Episode(Protocol):
     """One try at a task: a state machine over actions, the same on every machine."""
 
     def step(self, action: Action) -> Transition:
-        """What the environment answers; not called again after an end. May run hostile text: in the sandbox only."""
+        """The environment's answer; not called again after an end. May run hostile text: in the sandbox only."""
         ...
 
 
@@ -115,7 +115,7 @@ class Environment(Protocol):
 
 
 class EnvironmentShape(NamedTuple):
-    """What a node knows of an environment that it did not build itself."""
+    """Facts about an environment that a node did not build itself."""
 
     verifier: str
     max_turns: int
@@ -158,9 +158,9 @@ class Verifier(Protocol):
 
         Args:
             env: name of the environment.
-            task_id: of the task.
-            episodes: the actions of each; hostile.
-            producer: of the actions; None: this node, which waits for no other producer.
+            task_id: number of the task.
+            episodes: actions of each episode; hostile.
+            producer: author of the actions; None: this node, which waits for no other producer.
 
         Raises:
             LookupError: unknown environment or task.
@@ -239,11 +239,11 @@ class PromptChooser(Protocol):
         ...
 
     def counts(self, memory: Mapping[str, Any], keys: Sequence[str], group_size: int, largest: int) -> list[int]:
-        """How many responses each prompt gets at first: in [2, largest]."""
+        """Number of responses that each prompt gets at first: in [2, largest]."""
         ...
 
     def missing(self, rewards: Sequence[float], group_size: int, largest: int) -> int:
-        """How many more responses a prompt gets after these, at most `largest` in all."""
+        """Number of further responses that a prompt gets after these, at most `largest` in all."""
         ...
 
     def seen(self, memory: Mapping[str, Any], key: str, rewards: Sequence[float]) -> Mapping[str, Any]:
@@ -301,13 +301,13 @@ class Generator(Protocol):
     ) -> LoadReport:
         """Replaces the weights: all or nothing (blocking).
 
-        Generation pauses meanwhile. After the weights were replaced the canaries are scored; `version` changes
-        only when they agree with what the publisher says, within this engine's mismatch.
+        Generation pauses. `version` changes only when the new weights score the canaries as the publisher says, within
+        this engine's mismatch.
 
         Args:
-            version: what the weights are.
+            version: name of the weights.
             weights: published tensors by name.
-            canaries: of the version's manifest.
+            canaries: samples of the version's manifest.
             in_flight: a running call of generate continues with the new weights from its next token (its spans say
                 where); else it ends first.
 
@@ -335,7 +335,7 @@ class CompletionRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """What an engine made of a request, T tokens."""
+    """An engine's result for a request, T tokens."""
 
     token_ids: Sequence[int]  # [T], the end token kept
     logprobs: Sequence[float] | None  # [T] at the sampling temperature (at 1 of greedy ones); None: not known
@@ -344,18 +344,12 @@ class Completion:
     finish: FinishReason
 
 
-class OnTokens(Protocol):
-    """Told of new tokens of a completion while it is made, in the engine's thread; it must not block."""
+OnTokens = Callable[[Sequence[int], Sequence[float], Sequence[Sequence[tuple[int, float]]]], bool]
+"""(new tokens, their log-probs, the likeliest tokens at each, as in `Completion`) -> True if the completion goes on.
 
-    def __call__(
-        self, token_ids: Sequence[int], logprobs: Sequence[float], top: Sequence[Sequence[tuple[int, float]]]
-    ) -> bool:
-        """Takes them, with their log-probs and what was likeliest where they stand, as in `Completion`.
-
-        Returns:
-            Whether the completion goes on; False: it ends with these tokens, as if an end token had come.
-        """
-        ...
+Called in the engine's thread while a completion is made; it must not block. False ends the completion with these
+tokens, as if an end token had come.
+"""
 
 
 class Completer(Protocol):
@@ -367,14 +361,10 @@ class Completer(Protocol):
         ...
 
     def complete(self, request: CompletionRequest, on_tokens: OnTokens | None = None) -> "Future[Completion]":
-        """Begins one (from any thread). Cancelling the future ends it soon.
+        """Begins a completion (from any thread); cancelling the future ends it soon.
 
-        Args:
-            request: what to make.
-            on_tokens: told of each token; an engine that has no tokens before the end does not call it.
-
-        Returns:
-            What is made of it; its error is Unavailable where the engine failed or was closed.
+        An engine that has no tokens before the end does not call `on_tokens`. The future fails with Unavailable where
+        the engine failed or was closed.
         """
         ...
 
@@ -388,7 +378,7 @@ class Completer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerAddress:
-    """How to reach a node and who it must prove to be."""
+    """Address of a node, and the id that it must prove."""
 
     node_id: NodeId
     endpoint: str  # host:port; of a node behind a relay the relay's, and "/" and its node id
@@ -401,13 +391,13 @@ class PeerAddress:
 
     @property
     def location(self) -> str:
-        """What only one node can have: its endpoint, and behind a relay its name there."""
+        """Unique location of a node: its endpoint, and behind a relay its name there."""
         return f"{self.endpoint}/{self.node_id}" if "/" in self.endpoint else self.endpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DialBack:
-    """What came of a peer's attempt to dial us."""
+    """Result of a peer's attempt to dial us."""
 
     host: str  # that our call came from, as the peer saw it; IPv6 in brackets
     is_reached: bool
@@ -430,7 +420,7 @@ class StreamItem:
 
 
 class ExchangeHandler(Protocol):
-    """What a node serves to its peers. Every argument from a peer is hostile until checked."""
+    """Service of a node to its peers. Every argument from a peer is hostile until checked."""
 
     def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         """Groups after `cursor` that the peer wants, then live ones for as long as it reads.
@@ -472,10 +462,7 @@ class PeerClient(Protocol):
     async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
         """One group by digest, resumed where a stream, or the last call for it on another connection, broke off.
 
-        Raises:
-            NotHeld: the peer lacks it.
-            TooLarge: it says more than `max_bytes`.
-            Unavailable: no whole group with that digest arrived within `timeout_s`.
+        Raises NotHeld, TooLarge (more than `max_bytes`), and Unavailable where no whole group came within `timeout_s`.
         """
         ...
 
@@ -489,10 +476,7 @@ class PeerClient(Protocol):
     async def fetch_chunk(self, digest: Digest, timeout_s: float) -> bytes:
         """One chunk of weights, at most 1 MiB, that hashes to `digest`; resumed as in `fetch`.
 
-        Raises:
-            NotHeld: the peer lacks it.
-            Forged: something else arrived.
-            Unavailable: nothing arrived within `timeout_s`.
+        Raises NotHeld, Forged where something else arrived, and Unavailable where nothing came within `timeout_s`.
         """
         ...
 
@@ -522,7 +506,7 @@ class Reservation(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """What to advertise while it is held."""
+        """Endpoint to advertise while the reservation is held."""
         ...
 
     @property
@@ -536,10 +520,10 @@ class Reservation(Protocol):
 
 
 class Reachability(Protocol):
-    """What a transport can find out and do about whether others reach this node."""
+    """Means of a transport to find out and improve whether others reach this node."""
 
     is_dialable: bool
-    """Whether others can dial it, as far as is known; who cannot be dialled relays nothing."""
+    """True if others can dial it, as far as is known; who cannot be dialled relays nothing."""
 
     async def dial_back(self, peer: PeerAddress, timeout_s: float) -> DialBack:
         """Asks a peer to dial the address that our call comes from. Raises Unavailable."""
@@ -567,7 +551,7 @@ class Reachability(Protocol):
 
 
 class Discovery(Protocol):
-    """Who is in the swarm: signed adverts with an expiry, in a DHT or in memory."""
+    """Directory of the swarm: signed adverts with an expiry, in a DHT or in memory."""
 
     async def announce(self, advert: Advert) -> None:
         """Publishes this node's own advert, replacing the last. Raises Unavailable."""
@@ -658,7 +642,7 @@ class GroupStore(Protocol):
         ...
 
     async def uses(self) -> dict[Digest, int]:
-        """How often each group was drawn (local groups without signal: used up), from the journal."""
+        """Number of draws of each group (local groups without signal: used up), from the journal."""
         ...
 
     async def load_scored(self, limit: int, max_bytes: float = math.inf) -> list[ScoredGroup]:
@@ -673,8 +657,7 @@ class GroupStore(Protocol):
     ) -> int:
         """Deletes bodies first seen before a time or beyond a byte budget, oldest first; returns how many.
 
-        Groups drawn for `keep_from_step` or later stay: a resume from that checkpoint needs them. So do those of
-        `keep`, which may still be drawn.
+        Groups drawn for `keep_from_step` or later stay for a resume from there, and those of `keep` for draws.
         """
         ...
 
@@ -743,32 +726,25 @@ class LocalExchange(Protocol):
         ...
 
     async def begin_again(self, step: int, passed: Digest | None = None) -> Attempt:
-        """Says what comes before a journalled step is made again: its process may have ended in the middle.
+        """First task before a journalled step is made again: its process may have ended in the middle.
 
-        Args:
-            step: of the draw.
-            passed: the group that the answer before asked to try alone, and that did not end the process.
+        `passed` is the group that the answer before asked to try alone, and that did not end the process.
         """
         ...
 
     async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
-        """A new version exists: updates the head, the advert and the ledger.
+        """A new version of our own lineage exists: updates the head, the advert and the ledger.
 
-        Args:
-            version: of our own lineage.
-            manifests: unsigned bodies of manifests that lead to it, whose chunks lie in the node's weight store
-                already; they are signed and served.
+        `manifests` are the unsigned bodies of manifests that lead to it. Their chunks lie in the node's weight store
+        already; they are signed and served.
         """
         ...
 
     async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
-        """The patch chain from what the engine holds to the newest version of the followed lineage.
+        """The patch chain from `held` (None: nothing of the followed lineage) to the newest version of that lineage.
 
-        Every manifest was checked, and every chunk is in the node's weight store.
-
-        Args:
-            held: what the engine serves; None: nothing of that lineage.
-            wait: until there is a newer version than `held`; else None where none is known now.
+        Every manifest was checked, and every chunk is in the node's weight store. With `wait` it waits for a newer
+        version than `held`; else it returns None where none is known.
         """
         ...
 
@@ -781,12 +757,7 @@ class LocalExchange(Protocol):
         ...
 
     async def report_checkpoint(self, next_draw: int, error: str = "") -> None:
-        """Reports a checkpoint.
-
-        Args:
-            next_draw: number of the first draw that is not in it.
-            error: why it could not be written; empty where it was.
-        """
+        """Reports a checkpoint by the first draw that is not in it, or why it could not be written."""
         ...
 
     async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:

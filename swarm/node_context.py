@@ -22,7 +22,10 @@ IN_PLACE_BYTES: Final = 4096
 
 
 class Pause:
-    """The pause that the owner of a machine asks for: no batch and no step begins, and nothing is taken in."""
+    """The pause that the owner of a machine asks for: no batch and no step begins, and nothing is taken in.
+
+    Only `Agent.pause` and `Agent.resume` begin and end it.
+    """
 
     def __init__(self, changed: Signal) -> None:
         """`changed` is fired when it begins or ends."""
@@ -34,16 +37,6 @@ class Pause:
         """The node is paused."""
         return self.since_s is not None
 
-    def begin(self, since_s: float) -> None:
-        """Begins nothing more until `end`; what is under way ends. `since_s`: wall clock."""
-        self.since_s = since_s
-        self._changed.fire()
-
-    def end(self) -> None:
-        """Goes on."""
-        self.since_s = None
-        self._changed.fire()
-
     async def over(self) -> None:
         """Waits until the node is not paused."""
         await self._changed.until(lambda: not self.is_on)
@@ -51,7 +44,7 @@ class Pause:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeContext:
-    """What the collaborators of one node's agent share.
+    """State that the collaborators of one node's agent share.
 
     Example:
         context = NodeContext(config=config, identity=identity, clock=SystemClock(), emit=events.write)

@@ -35,13 +35,13 @@ def allow_descriptors(num_connections: int) -> int:
 
 
 def places_for_pages(most: int) -> int:
-    """How many connections for pages the limit of open files has room for now, at most `most`."""
+    """Number of connections for pages that the limit of open files has room for now, at most `most`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else min(most, soft // _SHARE_OF_PAGES)
 
 
 def places_for_relayed(most: int) -> int:
-    """How many connections of a relay the limit of open files has room for now, at most `most`."""
+    """Number of connections of a relay that the limit of open files has room for now, at most `most`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else min(most, soft // _SHARE_OF_RELAYED)
 
@@ -80,7 +80,7 @@ class DescriptorPin:
 
 
 def open_descriptors() -> Iterable[int]:
-    """Those of this process, and perhaps some that are not open. Raises OSError."""
+    """File descriptors of this process, perhaps with some that are not open. Raises OSError."""
     try:
         return map(int, os.listdir(_DESCRIPTORS))  # noqa: PTH208 - thousands of them, ten times a second
     except OSError as error:

@@ -397,7 +397,7 @@ def sync_path(path: Path) -> None:
 
 
 def read_json(path: Path, max_bytes: int) -> Any:
-    """What a JSON file holds.
+    """Content of a JSON file.
 
     Raises:
         OSError: the file cannot be read, or is missing.
@@ -413,7 +413,7 @@ def read_json(path: Path, max_bytes: int) -> Any:
         raise ValueError(f"{path.name} is nested too deeply") from None
 
 
-def write_json(path: Path, data: JsonDict, *, is_durable: bool = False) -> None:
+def write_json(path: Path, data: JsonDict | list[str], *, is_durable: bool = False) -> None:
     """Replaces a JSON file atomically, so that a reader never sees half of it.
 
     Args:

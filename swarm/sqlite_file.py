@@ -17,12 +17,12 @@ class DamagedFile(Exception):
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether an error of SQLite means that the disk changed the file."""
+    """True if an error of SQLite means that the disk changed the file."""
     return isinstance(error, sqlite3.Error) and _code(error) in _DAMAGE_CODES
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error means a full disk or quota, a failing device, or the page limit of the file."""
+    """True if an error means a full disk or quota, a failing device, or the page limit of the file."""
     return _code(error) in _FULL_CODES if isinstance(error, sqlite3.Error) else is_disk_full(error)
 
 

@@ -30,7 +30,7 @@ def short(identity: str | bytes) -> str:
 
 
 class Role(StrEnum):
-    """Which loops a node runs."""
+    """Loops that a node runs."""
 
     TRAINER = "trainer"
     GENERATOR = "generator"
@@ -38,7 +38,7 @@ class Role(StrEnum):
 
 
 class Correction(StrEnum):
-    """Which importance ratios a consumer may form for a rollout."""
+    """Importance ratios that a consumer may form for a rollout."""
 
     EXACT = "exact"  # same tokenizer, behaviour log-probs at a known temperature, nothing truncated
     NO_LOGPROBS = "no_logprobs"  # same tokenizer, no usable behaviour log-probs
@@ -106,19 +106,19 @@ class Task:
 
     @property
     def problem(self) -> tuple[str, tuple[Message, ...], str]:
-        """What it asks: equal for two numbers that draw the same."""
+        """Key of the question: equal for two numbers that draw the same."""
         return self.env, self.messages, self.drawn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeLimits:
-    """Where an episode ends though its environment would go on: a function of its tokens alone."""
+    """Limits that end an episode before its environment does: a function of its tokens alone."""
 
     max_new_tokens: int  # of one action
     max_episode_tokens: int = 2048  # of all actions and observations after the prompt
 
     def has_room(self, num_tokens: int, num_observed: int) -> bool:
-        """Whether another whole action fits after `num_tokens` so far and an observation of `num_observed`."""
+        """True if another whole action fits after `num_tokens` so far and an observation of `num_observed`."""
         return num_tokens + num_observed + self.max_new_tokens <= self.max_episode_tokens
 
 
@@ -147,7 +147,7 @@ class TokenTrace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimedTurn:
-    """What a producer says that a turn came to; a consumer uses only its own replay."""
+    """A producer's claim about the result of a turn; a consumer uses only its own replay."""
 
     reward: float
     status: TurnStatus
@@ -388,7 +388,7 @@ class Cursor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamFilter:
-    """What a subscriber wants besides a holder's own groups with signal."""
+    """Groups that a subscriber wants besides a holder's own groups with signal."""
 
     relay: bool = False  # notices of groups that other nodes made
     wants_zero_variance: bool = False  # groups whose rewards are all equal
@@ -421,7 +421,7 @@ class Advert:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeReport:
-    """How off-policy one source was for one learner over its last steps."""
+    """Off-policyness of one source for one learner over its last steps."""
 
     source: NodeId
     num_groups: int
@@ -485,7 +485,7 @@ class DrawPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
-    """What one optimizer step learns from."""
+    """Groups that one optimizer step learns from."""
 
     step: int  # the step it is for; draws of one node are numbered without gaps
     groups: tuple[DrawnGroup, ...]
@@ -499,7 +499,7 @@ class Draw:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """What comes before a journalled step is made again."""
+    """First task before a journalled step is made again."""
 
     trial: Digest | None = None  # a group to try alone first, without an update; None: make the step
     left_out: frozenset[Digest] = frozenset()  # groups that the step is made without; all of them: it is left out
@@ -507,7 +507,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """What one optimizer step did."""
+    """Report of one optimizer step."""
 
     version: PolicyVersion
     loss: float

@@ -16,7 +16,7 @@ MAX_RECORDED: Final = 100  # versions handed to the ledger in one call
 
 
 class VersionStatus(StrEnum):
-    """What a history knows of a version."""
+    """Standing of a version in a history."""
 
     CURRENT = "current"  # of the branch in force
     ABANDONED = "abandoned"  # existed, on a branch that was abandoned
@@ -97,7 +97,7 @@ class VersionHistory:
             del self._steps[bisect_left(self._steps, step)]
 
     def status(self, version: PolicyVersion) -> VersionStatus:
-        """What is known of a version."""
+        """Standing of a version."""
         known = self._current.get(version.step)
         if known == version:
             return VersionStatus.CURRENT

@@ -1,1 +1,1 @@
-"""What Python programs call: train, callbacks, a run as a source of rollouts. The package `swarm` offers the names."""
+"""Python API: train, callbacks, a run as a source of rollouts. The package `swarm` offers the names."""

@@ -1,4 +1,4 @@
-"""A coroutine in a thread with an event loop of its own, and messages from it in the thread of who started it.
+"""A coroutine in a thread with an event loop of its own, and its messages in the thread that started it.
 
 Invariant: it can be started where an event loop runs already (a notebook), and whoever starts it also ends it.
 """
@@ -51,7 +51,7 @@ class Background(Generic[Message]):
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
     def messages(self) -> Iterator[Message]:
-        """What it sends, until its end. Raises what it ended with, unless that is its stop."""
+        """The items that it sends, until its end. Raises the error that ended it, unless that is its stop."""
         while (message := self._sent.get()) is not _END:
             yield message
         if self._error is not None and not isinstance(self._error, asyncio.CancelledError):

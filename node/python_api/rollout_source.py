@@ -108,7 +108,7 @@ class RolloutSource:
 
     @property
     def peers(self) -> list[NodeId]:
-        """Whose groups are streamed now."""
+        """The peers whose groups are streamed now."""
         return sorted(self._daemon.agent.peers.connected) if self._daemon is not None else []
 
     @property
@@ -136,7 +136,7 @@ class RolloutSource:
         except Unavailable:
             with self._arrived:
                 assert self._waiting.maxlen is not None
-                kept = found[max(0, len(found) + len(self._waiting) - self._waiting.maxlen) :]  # others came meanwhile
+                kept = found[max(0, len(found) + len(self._waiting) - self._waiting.maxlen) :]  # others have come since
                 self.num_dropped += len(found) - len(kept)
                 self._waiting.extendleft((each.digest, each.age_steps) for each in reversed(kept))
             raise
@@ -235,7 +235,7 @@ def trl_columns(groups: Iterable[SourcedGroup]) -> dict[str, list[Any]]:
     """Rollouts as a `rollout_func` of TRL's GRPOTrainer returns them; `reward` is for a reward function to pass on.
 
     Returns:
-        `prompt_ids`, `completion_ids`, `logprobs` (0 where the environment said the token), `env_mask` (1 where the
+        `prompt_ids`, `completion_ids`, `logprobs` (0 for tokens of the environment), `env_mask` (1 where the
         model did) and `reward`: one entry for each rollout, those of a group one after the other.
     """
     columns: dict[str, list[Any]] = {name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask")}

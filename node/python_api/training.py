@@ -154,9 +154,9 @@ class Training:
 
 
 class Callback:
-    """What a program does while it trains: derive from it, and override what is wanted.
+    """Callbacks of a training: derive from this class, and override the methods you need.
 
-    All are called in the thread that called `swarm.train`, in order; the training goes on meanwhile. `run.stop()` ends
+    All are called in the thread that called `swarm.train`, in order, beside the training. `run.stop()` ends
     it, with a checkpoint; an exception ends it as well, and comes out of `swarm.train`.
 
     Example:

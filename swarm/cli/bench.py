@@ -1,7 +1,7 @@
 """`swarm bench`: the benchmarks of the source checkout.
 
-Invariant: benchmarks are no part of the installed package; where they are missing the error names where to
-get them, and what it runs is the same as `python -m benchmarks.NAME`.
+Invariant: benchmarks are no part of the installed package, and the error names the place to get them; a command is
+the same as `python -m benchmarks.NAME`.
 """
 
 import ast
@@ -13,15 +13,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer import Argument
 
 from swarm.errors import ConfigError
 
 
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Which benchmark; none lists them.")] = "",
+    name: Annotated[str, Argument(help="Name of the benchmark. Default: lists them.")] = "",
 ) -> None:
-    """Run a benchmark of the source checkout; what follows the name goes to it (`swarm bench staleness --quick`)."""
+    """Run a benchmark of the source checkout; options behind the name are its own (`swarm bench staleness --quick`)."""
     root = _checkout()
     known = _known(root)
     if not name:

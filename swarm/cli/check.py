@@ -1,6 +1,6 @@
-"""`swarm check`: whether a node or a run could start from a configuration, and what it would ask and reward.
+"""`swarm check`: tries the configuration of a node or a run, and shows some tasks of each environment.
 
-Invariant: importing this file is cheap; nothing is written, and no peer is dialled. Where it says "valid", every
+Invariant: importing this file is cheap; nothing is written, and no peer is dialled. Where it prints "valid", every
 environment was built and a few of its tasks were asked and scored as a node does it.
 """
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
+from typer import Option
 
 from swarm.errors import ConfigError
 from swarm.types import Correction
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from node.sampled_tasks import SampledEnvironment
     from swarm.config import CoordinatorConfig, Model, NodeConfig
-    from swarm.config.resolved_toml import Key
+    from swarm.config.load_config import Key
     from swarm.environments.determinism import Examined
     from swarm.interfaces import Tokenizer
     from swarm.objectives.fallbacks import RecipeSet
@@ -29,22 +30,21 @@ console = Console()
 
 
 def check(
-    config: Annotated[Path, typer.Option("--config", "-c", help="node.toml or coordinator.toml")],
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key.")] = None,
-    prints: Annotated[
-        bool, typer.Option("--print", help="Only print every key as TOML, with where its value comes from.")
-    ] = False,
+    config: Annotated[Path, Option("--config", "-c", help="node.toml or coordinator.toml")],
+    set_: Annotated[list[str] | None, Option("--set", help="Override one key.")] = None,
+    prints: Annotated[bool, Option("--print", help="Only print every key as TOML, with its source.")] = False,
     measures: Annotated[
-        bool, typer.Option("--measure", help="Make two steps with the real model, alone, and tell the seconds.")
+        bool, Option("--measure", help="Make two steps with the real model and print the seconds.")
     ] = False,
 ) -> None:
-    """Try a node's or a run's configuration without starting it: recipes, environments, some tasks of each.
+    """Try the configuration of a node or a run without starting it: recipes, environments, some tasks of each.
 
     Every environment is built, three of its tasks are shown as the model reads them, and their right answers scored.
-    Memory, disk, and bytes of groups and versions, are estimated; seconds are told with --measure alone.
+    Memory, disk, and the bytes of groups and versions are estimated; seconds are printed with --measure alone.
     """
+    from node.device_checks import machine_choice, with_choice
     from node.disk_budget import disk_line
-    from node.expectations import expectation_lines, machine_choice, measure, measured_lines, with_choice
+    from node.expectations import expectation_lines, measure, measured_lines
     from swarm.config import CoordinatorConfig, NodeConfig, has_section, load_config
     from swarm.objectives.methods import recipes_of
     from swarm.objectives.requirements import Requirement
@@ -131,7 +131,7 @@ _KINDS: Final = {
 
 
 def _say_recipes(recipes: "RecipeSet") -> None:
-    """Which recipe learns from which groups, where it is not one for all."""
+    """Prints the recipe for each kind of groups, where it is not one for all."""
     found = {kind: None if (of_kind := recipes.of(kind)) is None else of_kind[1].name for kind in _KINDS}
     if len(set(found.values())) == 1:
         console.print("  from groups of every kind, also without log-probs or of another tokenizer")
@@ -141,7 +141,7 @@ def _say_recipes(recipes: "RecipeSet") -> None:
 
 
 def _tokenizer(settings: "NodeConfig", is_run: bool) -> "Tokenizer | None":
-    """Of the model; None for a run whose coordinator does not have it, as none needs it there."""
+    """Tokenizer of the model; None for a run whose coordinator lacks it, as it needs none."""
     from swarm.model.tokenizer import load_tokenizer
 
     try:
@@ -156,7 +156,7 @@ def _tokenizer(settings: "NodeConfig", is_run: bool) -> "Tokenizer | None":
 async def _environments(
     settings: "NodeConfig", tokenizer: "Tokenizer | None"
 ) -> "tuple[list[str], list[SampledEnvironment]]":
-    """What there is to know of each environment, in lines. Raises ConfigError for one that no node could use."""
+    """Lines about each environment. Raises ConfigError for one that no node could use."""
     from node.sampled_tasks import doubts, sample_environments, task_lines
     from swarm.environments.determinism import examine, require_repeatable
     from swarm.environments.soundness import narrow_tokenizer

@@ -1,6 +1,6 @@
 """docs/commands.md: every command of the three programs with its options, from typer's own help.
 
-Invariant: nothing is said here that `--help` does not say. `python -m swarm.cli.commands_page` prints the page.
+Invariant: every word comes from `--help`. `python -m swarm.cli.commands_page` prints the page.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Commands about a directory: it is their argument, and `--dir` says the same.
 
-Invariant: whoever remembers one spelling of one command can use it with all others.
+Invariant: both spellings work with every one of these commands.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class DirectoryCommand(TyperCommand):
         super().__init__(*args, **kwargs)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts what `--dir` names before the other arguments."""
+        """Puts the directories of `--dir` before the other arguments."""
         return super().parse_args(ctx, _as_arguments(args))
 
 

@@ -1,4 +1,4 @@
-"""The command `swarm eval`: how good a model is on held-out problems of a node or a run, or on own ones."""
+"""The command `swarm eval`: scores a model on held-out problems of a node or a run, or on own ones."""
 
 import asyncio
 import json
@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
-from swarm.cli.reward_weights import RewardWeight, parse_weights
+from swarm.cli.shared_options import RewardWeight, parse_weights
 from swarm.cli.trained import Device, Step, Target, console, hide_progress_bars, plain
 from swarm.config import CoordinatorConfig, EnvironmentConfig, NodeConfig, has_section, load_config
 from swarm.errors import ConfigError
@@ -29,33 +30,29 @@ def evaluate(
     target: Target,
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", help="node.toml or coordinator.toml whose environments to use; not for a node."),
+        Option("--config", "-c", help="node.toml or coordinator.toml with the environments."),
     ] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Own .jsonl file, with `question` and `answer`.")] = None,
-    reward: Annotated[
-        str, typer.Option("--reward", help="my_file.py:score, with --data; without, the answer must be the same.")
-    ] = "",
+    data: Annotated[Path | None, Option("--data", help="Own .jsonl file, with `question` and `answer`.")] = None,
+    reward: Annotated[str, Option("--reward", help="my_file.py:score, for --data. Default: the same answer.")] = "",
     reward_range: Annotated[
-        tuple[float, float], typer.Option(help="LOW HIGH: what the function may return, rescaled to [0, 1].")
+        tuple[float, float], Option(help="LOW HIGH: what the function may return, rescaled to [0, 1].")
     ] = (0.0, 1.0),
     reward_weight: RewardWeight = None,
-    question: Annotated[str, typer.Option(help="Field of a record of --data that asks.")] = "question",
-    answer: Annotated[str, typer.Option(help="Field of it with the right answer.")] = "answer",
-    env: Annotated[list[str] | None, typer.Option("--env", help="Only this environment. Repeatable.")] = None,
+    question: Annotated[str, Option(help="Field of --data with the question.")] = "question",
+    answer: Annotated[str, Option(help="Field of --data with the right answer.")] = "answer",
+    env: Annotated[list[str] | None, Option("--env", help="Only this environment. Repeatable.")] = None,
     step: Step = None,
-    split: Annotated[
-        str, typer.Option(help="held_out: never trained on; all: both. Own data: always all of it.")
-    ] = "held_out",
-    problems: Annotated[int, typer.Option(min=1, help="Problems of each environment.")] = 64,
-    tries: Annotated[int, typer.Option(min=0, max=256, help="Sampled tries at each; 0: greedy answers only.")] = 8,
-    temperature: Annotated[float, typer.Option(min=0.01, max=10, help="Of the sampled tries.")] = 1.0,
+    split: Annotated[str, Option(help="held_out: never trained on; all: both. Own data: all of it.")] = "held_out",
+    problems: Annotated[int, Option(min=1, help="Problems of each environment.")] = 64,
+    tries: Annotated[int, Option(min=0, max=256, help="Sampled tries at each problem; 0: greedy answers only.")] = 8,
+    temperature: Annotated[float, Option(min=0.01, max=10, help="Temperature of the sampled tries.")] = 1.0,
     max_new_tokens: Annotated[
-        int, typer.Option(min=0, help="Longest answer or turn; 0: as the configuration says, else 256.")
+        int, Option(min=0, help="Longest answer or turn, in tokens; 0: as configured, else 256.")
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of problems and samples.")] = 0,
-    show: Annotated[int, typer.Option(min=0, help="Print this many problems of each environment with answers.")] = 0,
-    save: Annotated[Path | None, typer.Option("--save", help="Write every try as a line of JSON to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    seed: Annotated[int, Option(min=0, help="Seed of problems and samples.")] = 0,
+    show: Annotated[int, Option(min=0, help="Print this many problems of each environment with answers.")] = 0,
+    save: Annotated[Path | None, Option("--save", help="Write every try as a line of JSON to this file.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
     device: Device = "auto",
 ) -> None:
     """Evaluate a model: greedy, pass@1 and pass@k on the environments of a node, a run, or an own file.
@@ -113,14 +110,14 @@ def evaluate(
             _print_problems(each, show)
     for each in scores:
         if each.num_unscored:
-            said = f"{each.num_unscored} problems of {each.env} could not be scored and are left out"
-            typer.echo(printable(f"{said}; the first: {each.why_unscored}"), err=True)
+            words = f"{each.num_unscored} problems of {each.env} could not be scored and are left out"
+            typer.echo(printable(f"{words}; the first: {each.why_unscored}"), err=True)
     if any(each.num_unscored for each in scores):
         raise typer.Exit(1)
 
 
 def _require_writable(path: Path) -> None:
-    """Before the work whose result it is to hold."""
+    """Raises ConfigError before the work, rather than after it."""
     try:
         path.open("a").close()
     except OSError as error:
@@ -128,7 +125,7 @@ def _require_writable(path: Path) -> None:
 
 
 def _evaluate(model: "TrainedModel", plan: "EvaluationPlan", device: str) -> "Sequence[EnvironmentScore]":
-    """Behind a bar for each environment."""
+    """Evaluates with a progress bar for each environment."""
     from swarm.trained.evaluation import evaluate_model
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

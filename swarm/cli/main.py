@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Argument, Option
 from typer.core import TyperGroup
 
 from swarm import __version__
@@ -21,12 +22,12 @@ from swarm.cli.bench import bench
 from swarm.cli.check import check
 from swarm.cli.directory_command import DirectoryCommand
 from swarm.cli.eval_command import evaluate
-from swarm.cli.machine_options import MaxDisk, MaxUpload, Threads, machine_overrides
 from swarm.cli.pause import pause, resume
 from swarm.cli.plan import plan_command
 from swarm.cli.recipes import recipes_app
 from swarm.cli.report import report, trace, watch
 from swarm.cli.serve import serve
+from swarm.cli.shared_options import MaxDisk, MaxUpload, Threads, machine_overrides
 from swarm.cli.simulate import simulate
 from swarm.cli.train import train
 from swarm.cli.trained import chat, export, samples, verify
@@ -74,7 +75,7 @@ console = Console()
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _root(version: Annotated[bool, Option("--version", help="Print the version.")] = False) -> None:
     if version:
         console.print(f"{__version__}{_commit()}", highlight=False)
         raise typer.Exit
@@ -82,25 +83,23 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 @app.command()
 def join(
-    link: Annotated[str, typer.Argument(help="swarm://host:port/RUN#FINGERPRINT, as printed by the coordinator.")],
-    dir: Annotated[Path, typer.Option(help="Where this node keeps its key, rollouts and checkpoints.")] = Path(
+    link: Annotated[str, Argument(help="swarm://host:port/RUN#FINGERPRINT, as printed by the coordinator.")],
+    dir: Annotated[Path, Option(help="Directory for the key, rollouts and checkpoints of this node.")] = Path(
         "swarm-node"
     ),
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key of the configuration.")] = None,
-    generate: Annotated[
-        bool, typer.Option("--generate", help="Only generate, with the weights of the run's trainer: no optimizer.")
-    ] = False,
+    set_: Annotated[list[str] | None, Option("--set", help="Override one key of the configuration.")] = None,
+    generate: Annotated[bool, Option("--generate", help="Only generate, with the weights of a trainer.")] = False,
     invitation: Annotated[
-        str, typer.Option("--invitation", help="What a member printed for this node with `swarm-node invite`.")
+        str, Option("--invitation", help="Text that `swarm-node invite` printed for this node.")
     ] = "",
     threads: Threads = None,
     max_upload: MaxUpload = "",
     max_disk: MaxDisk = "",
-    only_write: Annotated[bool, typer.Option("--only-write", help="Write node.toml and stop.")] = False,
+    only_write: Annotated[bool, Option("--only-write", help="Write node.toml and stop.")] = False,
 ) -> None:
     """Join a swarm by its link: fetch the signed manifest, write node.toml, start the node.
 
-    The manifest names tasks, model and limits; it can never make this machine run code of others.
+    The manifest names tasks, model and limits; it cannot make this machine run code of others.
     """
     from node.join import join_swarm
 
@@ -113,11 +112,11 @@ def join(
 
 @app.command(cls=DirectoryCommand)
 def status(
-    directory: Annotated[Path, typer.Argument(help="Directory of the node.")] = Path("swarm-node"),
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    max_idle_s: Annotated[float, typer.Option(help="No step and no sign of work for so long fails.")] = 300.0,
+    directory: Annotated[Path, Argument(help="Directory of the node.")] = Path("swarm-node"),
+    as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
+    max_idle_s: Annotated[float, Option(help="Most seconds without a step or a sign of work.")] = 300.0,
 ) -> None:
-    """Show what a node does; exit code 1 with the reason when it does not make progress."""
+    """Show the state of a node; exit code 1 with the reason where it makes no progress."""
     from node.status import disk_bytes, problems, read_status, status_rows
     from swarm.printable import one_line
     from swarm.process import is_running
@@ -138,27 +137,25 @@ def status(
 def doctor(
     link: Annotated[
         str | None,
-        typer.Argument(help="Link of a run: what this network allows a node of it. Without, checks this machine."),
+        Argument(help="Link of a run, to check the network for it."),
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="With a link: a node's directory, whose key and invitation are shown."),
+        Option("--dir", help="With a link: node whose key and invitation are shown."),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="node.toml to check; without, the defaults.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    config: Annotated[Path | None, Option("--config", "-c", help="node.toml to check, in place of defaults.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Check this machine: packages, ports, clock, disk, memory, sandbox, peers. Every finding has its fix.
 
-    With a LINK, before joining: whether others can dial this machine, what gets out, how long idle connections are
-    kept, and what follows, in three lines.
+    With a LINK, before joining: three lines on the network. Can others dial this machine, which connections get out,
+    how long are idle ones kept, and what follows from that?
     """
     if link is not None:
         from node.network_check import check_network
         from swarm.wire.join_link import JoinLink
 
-        JoinLink.parse(link)  # what cannot be asked is said before the wait
+        JoinLink.parse(link)  # a wrong link is refused before the wait
         typer.echo("asking the run's coordinator to dial back; about 20 seconds", err=True)
         report = asyncio.run(check_network(link, directory))
         typer.echo(json.dumps(asdict(report)) if as_json else "\n".join(report.lines()))
@@ -182,7 +179,7 @@ def doctor(
 
 
 @keys_app.command("new")
-def keys_new(path: Annotated[Path, typer.Argument(help="File to write; never overwritten.")]) -> None:
+def keys_new(path: Annotated[Path, Argument(help="File to write; never overwritten.")]) -> None:
     """Make a new identity."""
     from swarm.identity import Identity
 
@@ -192,7 +189,7 @@ def keys_new(path: Annotated[Path, typer.Argument(help="File to write; never ove
 
 
 @keys_app.command("show")
-def keys_show(path: Annotated[Path, typer.Argument(help="Key file, such as <dir>/identity.key.")]) -> None:
+def keys_show(path: Annotated[Path, Argument(help="Key file, such as <dir>/identity.key.")]) -> None:
     """Show the node id of a key file."""
     from swarm.identity import Identity
 
@@ -200,7 +197,7 @@ def keys_show(path: Annotated[Path, typer.Argument(help="Key file, such as <dir>
 
 
 def _commit() -> str:
-    """Of the checkout that the package runs from, in brackets; "" where it was installed from a wheel."""
+    """Commit of the checkout that the package runs from, in brackets; "" where it was installed from a wheel."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return ""

@@ -8,38 +8,39 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from typer import Argument
 
 from swarm.errors import SwarmError
 
-WAIT_S: Final = 10.0  # for the node's own word
+WAIT_S: Final = 10.0  # for the status of the node
 
-Directory = Annotated[Path, typer.Argument(help="Directory of the node, running or not.")]
+Directory = Annotated[Path, Argument(help="Directory of the node, running or not.")]
 
 
 def pause(directory: Directory = Path("swarm-node")) -> None:
-    """Pause a node: it ends the batch and the step it is in, then generates and learns nothing until `swarm resume`.
+    """Pause a node: it ends its present batch and step, then generates and learns nothing until `swarm resume`.
 
-    It stays in the swarm: its place and its heartbeat are kept, and what it has is served on (--max-upload). It takes
-    in nothing from others, so nothing is scored. Nothing that was stored is lost, and groups that wait do not grow old.
-    A pause outlives restarts. Memory stays taken: to have that back, too, stop the node (Ctrl-C), and start it later.
+    The node keeps its place and its heartbeat in the swarm, and serves its data on (--max-upload). It takes nothing
+    from others, so nothing is scored. No stored data is lost, and groups that wait do not grow old. A pause outlives
+    restarts. Memory stays in use: to free it, too, stop the node (Ctrl-C), and start it later.
     """
     from node.pause import pause as pause_node
 
     since_s = pause_node(directory, time.time())
-    _say_once_heard(directory, since_s, f"paused since {_clock(since_s)}; swarm resume {directory} goes on")
+    _say_once_taken(directory, since_s, f"paused since {_clock(since_s)}; swarm resume {directory} goes on")
 
 
 def resume(directory: Directory = Path("swarm-node")) -> None:
-    """End the pause of a node: it goes on where it was."""
+    """End the pause of a node: it goes on where it stopped."""
     from node.pause import resume as resume_node
 
     since_s = resume_node(directory)
-    said = "it was not paused" if since_s is None else f"goes on, after a pause since {_clock(since_s)}"
-    _say_once_heard(directory, None, said)
+    words = "it was not paused" if since_s is None else f"goes on, after a pause since {_clock(since_s)}"
+    _say_once_taken(directory, None, words)
 
 
-def _say_once_heard(directory: Path, since_s: float | None, said: str) -> None:
-    """Prints a line once the node, where it runs, has taken it."""
+def _say_once_taken(directory: Path, since_s: float | None, words: str) -> None:
+    """Prints a line once a running node has taken the change."""
     from node.status import read_status
     from swarm.process import is_running
 
@@ -47,15 +48,15 @@ def _say_once_heard(directory: Path, since_s: float | None, said: str) -> None:
     while is_running(directory):
         try:
             if read_status(directory).get("paused_since_s") == since_s:
-                typer.echo(f"{directory}: {said}")
+                typer.echo(f"{directory}: {words}")
                 return
         except SwarmError:
             pass  # it is starting, and looks before it does anything else
         if time.monotonic() > until_s:
-            typer.echo(f"{directory}: {said}, once the node, which starts or hangs, looks (swarm status)")
+            typer.echo(f"{directory}: {words}, once the node looks, which starts or hangs now (swarm status)")
             return
         time.sleep(0.2)
-    typer.echo(f"{directory}: {said} (the node does not run)")
+    typer.echo(f"{directory}: {words} (the node does not run)")
 
 
 def _clock(at_s: float) -> str:

@@ -1,10 +1,9 @@
-"""A recipe as people and programs read it: its parts with their equations and constants, what it needs, what it takes.
+"""A recipe for people and programs: its parts with their equations and constants, its needs, and the rollouts it takes.
 
-Invariant: everything is derived from the recipe itself, so that what is shown is what runs.
+Invariant: everything is derived from the recipe itself, so that the description is of what runs.
 """
 
 import inspect
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
@@ -38,8 +37,6 @@ class PartDescription:
     part: str  # its class
     equation: str
     summary: str  # first paragraph of its docstring
-    scope: str
-    needs: tuple[str, ...]
     constants: dict[str, Any]  # field -> value; overridden as learner.recipe_params.<address>.<field>
 
 
@@ -130,12 +127,6 @@ def _described(address: str, part: Part) -> PartDescription:
         address=address,
         part=type(part).__name__,
         equation=part.equation,
-        summary=" ".join(next(_paragraphs(inspect.getdoc(type(part)) or ""), "").split()),
-        scope=str(part.scope),
-        needs=tuple(sorted(str(need) for need in part.needs)),
+        summary=" ".join((inspect.getdoc(type(part)) or "").partition("\n\n")[0].split()),
         constants={field.name: getattr(part, field.name) for field in fields(cast(Any, part))},
     )
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    return (paragraph for paragraph in text.split("\n\n") if paragraph.strip())

@@ -1,13 +1,14 @@
 """`swarm recipes`: lists the methods, and shows equation, constants and file of one.
 
-Invariant: importing this file is cheap; recipes (and torch with them) are loaded when a command runs. What
-`--json` prints has the fields of `swarm.cli.recipe_description.summary`, whatever people are shown.
+Invariant: importing this file is cheap; recipes (and torch with them) are loaded when a command runs. The
+output of `--json` has the fields of `swarm.cli.recipe_description.summary`.
 """
 
 import inspect
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from swarm.types import JsonDict
 
@@ -26,9 +28,9 @@ console = Console() if sys.stdout.isatty() else Console(width=160)  # a pipe has
 
 _WIDE = 130  # columns of a terminal that shows everything
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
-MarkdownOption = Annotated[bool, typer.Option("--markdown", help="As docs/recipes_table.md.")]
-NameArgument = Annotated[str, typer.Argument(help="A built-in recipe, or my_file.py:RECIPE.")]
+JsonOption = Annotated[bool, Option("--json", help="Machine-readable.")]
+MarkdownOption = Annotated[bool, Option("--markdown", help="As docs/recipes_table.md.")]
+NameArgument = Annotated[str, Argument(help="A built-in recipe, or my_file.py:RECIPE.")]
 
 
 @recipes_app.callback()
@@ -51,7 +53,7 @@ def recipes_list(as_json: JsonOption = False, as_markdown: MarkdownOption = Fals
 
 @recipes_app.command("show")
 def recipes_show(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Explain one: its equation, constants and how to change them, what it needs, what it accepts."""
+    """Explain one: its equation, its constants and how to change them, its needs, and the rollouts it accepts."""
     from swarm.cli.recipe_description import details
     from swarm.objectives.methods import load_recipe, source_of
 
@@ -101,78 +103,46 @@ def _table(rows: list[JsonDict]) -> RenderableType:
         }
         table.add_row(*(Text(cells[column]) for column in columns))
     note = f"{len(rows)} recipes; `swarm recipes show NAME` explains one, `--json` gives every part and constant."
-    return Group(table, Text("\n".join([*_idle(rows), note]), style="dim"))
-
-
-def _idle(rows: list[JsonDict]) -> list[str]:
-    """Which recipes no run can feed, and what they wait for."""
     idle = [f"  {row['name']} ({', '.join(row['not_yet'])})" for row in rows if row["not_yet"]]
-    return [f"{len(idle)} cannot run yet: no run supplies what stands behind them.", *idle] if idle else []
+    if idle:
+        idle.insert(0, f"{len(idle)} cannot run yet: no run supplies what stands behind them.")
+    return Group(table, Text("\n".join([*idle, note]), style="dim"))
 
 
 def _page(recipe: "Recipe", about: str, file: str) -> RenderableType:
-    from swarm.cli.recipe_description import VERIFICATION, loss_line, summary
+    from swarm.cli.recipe_description import KINDS, VERIFICATION, loss_line, parts_of, summary
+    from swarm.objectives.requirements import how_to_supply
 
     plain = summary(recipe)
-    title = Text.assemble((recipe.name, "bold cyan"), f"  {recipe.acronym}" if recipe.acronym else "")
-    verified = f"{recipe.verification}: {VERIFICATION[recipe.verification]}"
     facts = [
         ("paper", recipe.title),
         ("link", plain["url"] or "-"),
-        ("formula", verified),
+        ("formula", f"{recipe.verification}: {VERIFICATION[recipe.verification]}"),
         ("file", file),
         ("runs", f"not yet: nothing supplies {', '.join(plain['not_yet'])}" if plain["not_yet"] else "yes"),
     ]
-    return Group(
-        title,
+    equations = [
+        (each.address, Text.assemble(each.equation, "\n", (f"{each.part}: {each.summary}", "dim")))
+        for each in parts_of(recipe)
+    ]
+    sets = [f"--set learner.recipe_params.{address}={_toml(value)}" for address, value in recipe.constants.items()]
+    scope = Text(f"scope {recipe.scope}: {_SCOPES[str(recipe.scope)]}", style="dim")
+    marks = {True: "yes", False: "no, it needs behaviour log-probs"}
+    kinds = [(kind.name, f"{marks[recipe.accepts(kind)]} ({what})") for kind, what in KINDS.items()]
+    parts: list[RenderableType] = [
+        Text.assemble((recipe.name, "bold cyan"), f"  {recipe.acronym}" if recipe.acronym else ""),
         Padding(Text(about), (1, 0)),
         _pairs(facts),
-        _heading("Equation"),
-        Padding(Text(loss_line(recipe)), (0, 0, 0, 2)),
-        _equations(recipe),
-        _heading("Constants"),
-        _constants(recipe),
-        _heading("Needs"),
-        _needs(recipe),
-        _heading("Rollouts it accepts"),
-        _kinds(recipe),
-    )
-
-
-def _equations(recipe: "Recipe") -> RenderableType:
-    from swarm.cli.recipe_description import parts_of
-
-    table = Table(box=None, show_header=False, padding=(0, 2))
-    table.add_column(no_wrap=True, style="cyan")
-    table.add_column()
-    for part in parts_of(recipe):
-        what = Text.assemble(part.equation, "\n", (f"{part.part}: {part.summary}", "dim"))
-        table.add_row(Text(part.address), what)
-    return table
-
-
-def _constants(recipe: "Recipe") -> RenderableType:
-    if not recipe.constants:
-        return Padding(Text("none"), (0, 0, 0, 2))
-    sets = (f"--set learner.recipe_params.{address}={_toml(value)}" for address, value in recipe.constants.items())
-    return Padding(Text("\n".join(sets)), (0, 0, 0, 2))
-
-
-def _needs(recipe: "Recipe") -> RenderableType:
-    from swarm.objectives.requirements import how_to_supply
-
-    scope = f"scope {recipe.scope}: {_SCOPES[str(recipe.scope)]}"
-    return Group(
-        _pairs([(str(need), how_to_supply(need)) for need in sorted(recipe.needs)]),
-        Padding(Text(scope, style="dim"), (0, 0, 0, 2)),
-    )
-
-
-def _kinds(recipe: "Recipe") -> RenderableType:
-    from swarm.cli.recipe_description import KINDS
-
-    marks = {True: "yes", False: "no, it needs behaviour log-probs"}
-    return _pairs([(kind.name, f"{marks[recipe.accepts(kind)]} ({what})") for kind, what in KINDS.items()])
+    ]
+    for heading, content in (
+        ("Equation", (Text(loss_line(recipe)), _pairs(equations))),
+        ("Constants", (Text("\n".join(sets) or "none"),)),
+        ("Needs", (_pairs([(str(need), how_to_supply(need)) for need in sorted(recipe.needs)]), scope)),
+        ("Rollouts it accepts", (_pairs(kinds),)),
+    ):
+        parts.append(Text(f"\n{heading}", style="bold"))
+        parts += [Padding(each, (0, 0, 0, 2)) if isinstance(each, Text) else each for each in content]
+    return Group(*parts)
 
 
 _SCOPES = {
@@ -184,16 +154,12 @@ _SCOPES = {
 }
 
 
-def _heading(text: str) -> RenderableType:
-    return Text(f"\n{text}", style="bold")
-
-
-def _pairs(rows: list[tuple[str, str]]) -> RenderableType:
+def _pairs(rows: Sequence[tuple[str, str | Text]]) -> RenderableType:
     table = Table(box=None, show_header=False, padding=(0, 2))
     table.add_column(no_wrap=True, style="cyan")
     table.add_column()
     for name, value in rows:
-        table.add_row(Text(name), Text(value))
+        table.add_row(Text(name), Text(value) if isinstance(value, str) else value)
     return table
 
 

@@ -1,4 +1,4 @@
-"""The commands that show what nodes do and did: report, watch, trace."""
+"""The commands that show the work of nodes: report, watch, trace."""
 
 import json
 import secrets
@@ -12,21 +12,18 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from swarm.errors import ConfigError
 from swarm.printable import printable
 
 
 def report(
-    dirs: Annotated[
-        list[Path] | None, typer.Argument(help="Directories of nodes, running or not: side by side.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="File to write; without, report.html in the first directory.")
-    ] = None,
-    samples: Annotated[int, typer.Option(min=0, max=100, help="Newest groups of each node to show.")] = 6,
+    dirs: Annotated[list[Path] | None, Argument(help="Directories of nodes, running or not.")] = None,
+    out: Annotated[Path | None, Option(help="File to write; without, report.html in the first directory.")] = None,
+    samples: Annotated[int, Option(min=0, max=100, help="Newest groups of each node to show.")] = 6,
 ) -> None:
-    """Write one HTML page about one or more nodes: curves, who brought what, time, samples, invariants.
+    """Write one HTML page about one or more nodes: curves, contributions, time, samples, invariants.
 
       swarm report swarm-train
       swarm report runs/X/swarm/ada runs/X/swarm/bell --out both.html
@@ -54,14 +51,12 @@ def report(
 
 
 def watch(
-    dirs: Annotated[list[Path] | None, typer.Argument(help="Directories of nodes; they may start later.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Show how it stands now, and end.")] = False,
-    web: Annotated[
-        bool, typer.Option("--web", help="In a browser: live curves, samples, causes, tokens of the newest steps.")
-    ] = False,
-    listen: Annotated[str, typer.Option(help="host:port of --web; it is plain HTTP.")] = "127.0.0.1:8400",
+    dirs: Annotated[list[Path] | None, Argument(help="Directories of nodes; they may start later.")] = None,
+    once: Annotated[bool, Option("--once", help="Show the present state, and end.")] = False,
+    web: Annotated[bool, Option("--web", help="Serve live pages: curves, samples, causes, tokens.")] = False,
+    listen: Annotated[str, Option(help="host:port of --web, plain HTTP.")] = "127.0.0.1:8400",
 ) -> None:
-    """Watch nodes while they run: step, reward, held-out success, ages, speed, who brings what, refusals, problems.
+    """Watch nodes while they run: step, reward, held-out success, ages, speed, contributions, refusals, problems.
 
       swarm watch swarm-train
       swarm watch --web runs/X/swarm/ada runs/X/swarm/bell
@@ -74,7 +69,7 @@ def watch(
     if once and not any(path.is_dir() for path in paths):
         raise ConfigError(f"{paths[0]}: no such directory; `swarm watch DIR` without --once waits for one")
     if web and once:
-        raise ConfigError("--web with --once: a page goes on; `swarm report --dir DIR` writes how it stands now")
+        raise ConfigError("--web with --once: a page goes on; `swarm report DIR` writes one of the present state")
     if web:
         _watch_in_browser(paths, listen)
         return
@@ -111,15 +106,13 @@ def _watch_in_browser(paths: list[Path], listen: str) -> None:
 
 
 def trace(
-    digest: Annotated[str, typer.Argument(help="Of a group, or how it begins: 4 hexadecimal digits and more.")],
-    dirs: Annotated[
-        list[Path] | None, typer.Option("--dir", help="Directory of a node, running or not. Repeatable.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    digest: Annotated[str, Argument(help="Digest of a group, or its first hexadecimal digits, at least 4.")],
+    dirs: Annotated[list[Path] | None, Option("--dir", help="Directory of a node, running or not. Repeatable.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Follow one group through every node that saw it: made, admitted or refused, drawn, learned from.
 
-    It reads event logs and stores, and says what these cannot know. Times are of each node's own clock.
+    It reads event logs and stores, and lists what these cannot show. Times are those of each node's own clock.
     """
     from swarm.report.group_trace import trace_group
     from swarm.report.node_directory import open_directories
@@ -138,5 +131,5 @@ def trace(
 
 
 def _say(text: str) -> None:
-    """Names and reasons may come from elsewhere."""
+    """Prints text in which names and reasons may come from other machines."""
     typer.echo(printable(text))

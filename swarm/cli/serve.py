@@ -5,8 +5,8 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
+from typer import Option
 
 from swarm.cli.trained import Device, Step, Target
 from swarm.errors import ConfigError
@@ -23,43 +23,41 @@ _TINKER = "With --tinker"
 
 def serve(
     target: Target,
-    listen: Annotated[str, typer.Option(help="host:port; 0.0.0.0:8300 for other machines, behind a proxy.")] = (
+    listen: Annotated[str, Option(help="host:port; 0.0.0.0:8300 serves other machines, behind a proxy.")] = (
         "127.0.0.1:8300"
     ),
     name: Annotated[
-        str, typer.Option(help="What clients call the model; without, the last part of TARGET (--tinker: owner/name).")
+        str, Option(help="Name of the model for clients. Default: the last part of TARGET (--tinker: owner/name).")
     ] = "",
     step: Step = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="Most answers made at once; the others wait.")] = 32,
+    max_rows: Annotated[int, Option(min=1, help="Most answers that are made at once; others wait.")] = 32,
     device: Device = "auto",
-    tinker: Annotated[
-        bool, typer.Option("--tinker", help="Train adapters on it, too: what the tinker SDK talks to.")
-    ] = False,
+    tinker: Annotated[bool, Option("--tinker", help="Serve the tinker SDK, which trains adapters, too.")] = False,
     store: Annotated[
-        Path, typer.Option(help="Where saved weights lie, each a folder for PEFT.", rich_help_panel=_TINKER)
+        Path, Option(help="Directory of saved weights, each a folder for PEFT.", rich_help_panel=_TINKER)
     ] = Path("tinker-weights"),
     node: Annotated[
         Path | None,
-        typer.Option(
-            help="Directory of a trainer node with weights.publish = true: other nodes follow what is trained here.",
+        Option(
+            help="Directory of a trainer node with weights.publish = true, whose versions other nodes follow.",
             rich_help_panel=_TINKER,
         ),
     ] = None,
     samplers: Annotated[
         Path | None,
-        typer.Option(
-            help="File with `URL KEY` of each node that follows --node and serves (serve.listen): they sample.",
+        Option(
+            help="File with `URL KEY` of each node that follows --node, serves (serve.listen), and makes samples.",
             rich_help_panel=_TINKER,
         ),
     ] = None,
 ) -> None:
     """Serve a model to chat windows, agents and OpenAI's clients: /v1/chat/completions and the token endpoints of vLLM.
 
-    Clients need the key: SWARM_API_KEY of the environment, else one made at each start and printed. A node serves the
-    policy that it trains, as it is at each token, with serve.listen in its node.toml. docs/serving.md has more.
+    Clients need the key: SWARM_API_KEY of the environment, else a new one that is printed at each start. A node serves
+    its own policy, always the newest, with serve.listen in its node.toml. docs/serving.md has more.
 
-    --tinker: scripts for the tinker SDK train adapters on the model, with the address and key that it prints. With
-    --node and --samplers the nodes of a swarm follow what they train, and make their samples.
+    --tinker: scripts for the tinker SDK train adapters on the model, with the printed address and key. With --node and
+    --samplers the nodes of a swarm follow these versions, and make the samples.
 
       swarm serve swarm-node                              the newest checkpoint of a node
       swarm serve my-model --listen 127.0.0.1:9000        a folder that `swarm export` made
@@ -80,8 +78,8 @@ def serve(
     if tinker:
         is_hub_id = target.count("/") == 1 and target[0] not in "./~"  # as clients write it
         name = name or (target if is_hub_id else Path(target).name)
-        settings = {"name": name, "listen": listen, "key": key, "max_rows": max_rows, "device": device, "store": store}
-        load_extra("tinker")(target, step, node, samplers, **settings)
+        served = {"name": name, "listen": listen, "key": key, "max_rows": max_rows, "device": device, "store": store}
+        load_extra("tinker")(target, step, node, samplers, **served)
     else:
         _serve_openai(load_target(target, step), target, name or Path(target).name, listen, key, max_rows, device)
 

@@ -1,6 +1,6 @@
 """`swarm simulate`: the options of the command, checked and turned into a SimulationOptions.
 
-Invariant: importing this file is cheap; what a run needs is imported when it begins.
+Invariant: importing this file is cheap; the modules of a run are imported when it begins.
 """
 
 import math
@@ -10,102 +10,86 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from typer import Option
 
 from swarm.errors import ConfigError
 
-PresetOption = Annotated[
-    str,
-    typer.Option(
-        help="smollm (2 peers, a real chat model), tiny (8 peers, seconds), agents (2 peers, the chat model over "
-        "several turns), tiny-agents (4 tiny peers, episodes too), echo (a trainer and generators), echo-tiny."
-    ),
-]
-NodesOption = Annotated[int | None, typer.Option(min=1, help="Number of nodes.")]
-RoundsOption = Annotated[int | None, typer.Option(min=1, help="Optimizer steps of each node.")]
-MinutesOption = Annotated[
-    float | None,
-    typer.Option(min=0, help="Stop this long after set-up (the first group), whatever was reached. No step: says why."),
-]
-MixOption = Annotated[str, typer.Option(help="Local:external groups of each step, such as 4:4; 8:0 never shares.")]
-RecipeOption = Annotated[str, typer.Option(help="Objective: see `swarm recipes list`. Default: the preset's.")]
-SeedOption = Annotated[int, typer.Option(min=0, help="Of tasks, sampling and draws.")]
-ExternalOption = Annotated[
-    Literal["all", "positive"],
-    typer.Option(help="positive: drop external rollouts with negative advantage; all: keep."),
-]
-SlowOption = Annotated[list[str] | None, typer.Option(help="NODE=FACTOR: this node takes FACTOR times as long.")]
-KillOption = Annotated[list[str] | None, typer.Option(help="NODE@SECONDS (or coordinator@SECONDS): kill -9.")]
-StopOption = Annotated[list[str] | None, typer.Option(help="NODE@SECONDS: SIGSTOP.")]
-RestartOption = Annotated[bool, typer.Option("--restart", help="Killed processes come back after 5 seconds.")]
-LatencyOption = Annotated[float, typer.Option(min=0, help="Delay of every group from a peer.")]
-BarrierOption = Annotated[bool, typer.Option("--barrier", help="Synchronous rounds, for comparison.")]
-DeterministicOption = Annotated[
-    bool,
-    typer.Option("--deterministic", help="Generate and learn strictly in turn: one node repeats bit for bit."),
-]
-CompareOption = Annotated[
-    Literal["", "silo", "colocated"],
-    typer.Option(help="silo: run the same without sharing too. colocated (echo): one node does both. Reports both."),
-]
-ModeOption = Annotated[
-    Literal["push", "pull", "synchronous"],
-    typer.Option(help="echo: how generators take new versions, and whether each step waits for all of them."),
-]
-VirtualOption = Annotated[
-    bool,
-    typer.Option(
-        "--virtual",
-        help="The whole swarm in this process on virtual time; takes --nodes, --rounds, --seed, --episodes, --outward.",
-    ),
-]
-EpisodesOption = Annotated[
-    bool, typer.Option("--episodes", help="virtual: episodes of several turns in place of single answers.")
-]
-OutwardOption = Annotated[
-    float | None,
-    typer.Option(
-        "--outward", min=0.0, max=1.0, help="virtual: share of nodes that nobody can dial; else the seed draws it."
-    ),
-]
 VIRTUAL_TAKES = ("virtual", "episodes", "outward", "nodes", "rounds", "seed")
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Any key of every node, or of one: --set seed=2, --set ada:compute_dtype=float32."),
-]
-KeepOption = Annotated[
-    bool,
-    typer.Option("--keep-checkpoints", help="Keep models and optimizer states (3 GB a SmolLM2 learner) at the end."),
-]
-OutOption = Annotated[Path | None, typer.Option(help="Directory of state and report. Default: runs/<preset>-<time>.")]
 
 
 def simulate(
     context: typer.Context,
-    preset: PresetOption = "smollm",
-    nodes: NodesOption = None,
-    rounds: RoundsOption = None,
-    minutes: MinutesOption = None,
-    mix: MixOption = "",
-    recipe: RecipeOption = "",
-    seed: SeedOption = 0,
-    external: ExternalOption = "positive",
-    slow: SlowOption = None,
-    kill: KillOption = None,
-    stop: StopOption = None,
-    restart: RestartOption = False,
-    latency_ms: LatencyOption = 0.0,
-    barrier: BarrierOption = False,
-    deterministic: DeterministicOption = False,
-    compare: CompareOption = "",
-    mode: ModeOption = "push",
-    virtual: VirtualOption = False,
-    episodes: EpisodesOption = False,
-    outward: OutwardOption = None,
-    set_: SetOption = None,
-    out: OutOption = None,
-    keep_checkpoints: KeepOption = False,
+    preset: Annotated[
+        str,
+        Option(
+            help="smollm (2 peers, a real chat model), tiny (8 peers, seconds), agents (2 peers, the chat model over "
+            "several turns), tiny-agents (4 tiny peers, episodes too), echo (a trainer and generators), echo-tiny."
+        ),
+    ] = "smollm",
+    nodes: Annotated[int | None, Option(min=1, help="Number of nodes.")] = None,
+    rounds: Annotated[int | None, Option(min=1, help="Optimizer steps of each node.")] = None,
+    minutes: Annotated[
+        float | None,
+        Option(min=0, help="Minutes after the first group at which the run stops."),
+    ] = None,
+    mix: Annotated[str, Option(help="LOCAL:EXTERNAL groups of each step, such as 4:4; 8:0 never shares.")] = "",
+    recipe: Annotated[str, Option(help="Objective: see `swarm recipes list`. Default: the preset's.")] = "",
+    seed: Annotated[int, Option(min=0, help="Seed of tasks, sampling and draws.")] = 0,
+    external: Annotated[
+        Literal["all", "positive"], Option(help="positive: drop external rollouts with negative advantage; all: keep.")
+    ] = "positive",
+    slow: Annotated[list[str] | None, Option(help="NODE=FACTOR: this node takes FACTOR times as long.")] = None,
+    kill: Annotated[list[str] | None, Option(help="NODE@SECONDS (or coordinator@SECONDS): kill -9.")] = None,
+    stop: Annotated[list[str] | None, Option(help="NODE@SECONDS: SIGSTOP.")] = None,
+    restart: Annotated[bool, Option("--restart", help="Killed processes come back after 5 seconds.")] = False,
+    latency_ms: Annotated[float, Option(min=0, help="Milliseconds by which every group from a peer is late.")] = 0.0,
+    barrier: Annotated[bool, Option("--barrier", help="Synchronous rounds: each step waits for all nodes.")] = False,
+    deterministic: Annotated[
+        bool,
+        Option(
+            "--deterministic",
+            help="Generate and learn in turn: one node repeats bit for bit.",
+        ),
+    ] = False,
+    compare: Annotated[
+        Literal["", "silo", "colocated"],
+        Option(
+            help="Second run, reported beside it. silo: the same without sharing; colocated (echo): one node does both."
+        ),
+    ] = "",
+    mode: Annotated[
+        Literal["push", "pull", "synchronous"],
+        Option(
+            help="echo: the way in which generators take new versions; synchronous: each step waits for all of them."
+        ),
+    ] = "push",
+    virtual: Annotated[
+        bool,
+        Option(
+            "--virtual",
+            help="The swarm in one process on virtual time; with --nodes, --rounds, --seed, --episodes, --outward.",
+        ),
+    ] = False,
+    episodes: Annotated[bool, Option("--episodes", help="With --virtual: episodes of several turns.")] = False,
+    outward: Annotated[
+        float | None,
+        Option(
+            "--outward",
+            min=0.0,
+            max=1.0,
+            help="With --virtual: share of nodes that nobody can dial.",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        Option("--set", help="Key of every node, or of one: seed=2, ada:compute_dtype=float32."),
+    ] = None,
+    out: Annotated[Path | None, Option(help="Directory of state and report. Default: runs/<preset>-<time>.")] = None,
+    keep_checkpoints: Annotated[
+        bool, Option("--keep-checkpoints", help="Keep checkpoints: 3 GB for each SmolLM2 learner.")
+    ] = False,
 ) -> None:
-    """Run a real swarm on this machine and report what it did.
+    """Run a real swarm on this machine and report its course.
 
     A coordinator and every node are separate processes that find each other through the DHT and exchange
     rollouts over authenticated gRPC. Exit code 0 only if the run's invariants hold.
@@ -149,7 +133,7 @@ def simulate(
 
 
 def _refuse_beside_virtual(context: typer.Context) -> None:
-    """Raises ConfigError naming the options that a virtual swarm would not heed."""
+    """Raises ConfigError with the options that a virtual swarm would ignore."""
     given = [
         option.opts[0]
         for option in context.command.params
@@ -183,7 +167,7 @@ def _mix(text: str) -> tuple[int, int] | None:
 
 
 def _pair(option: str, text: str, form: str, least: float = 0.0) -> tuple[str, float]:
-    """NAME and a number; `form` is the separator and what the number means."""
+    """NAME and a number; `form` is the separator and the meaning of the number."""
     name, _, number = text.partition(form[0])
     try:
         value = float(number)

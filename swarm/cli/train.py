@@ -5,73 +5,63 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from swarm.cli.machine_options import MaxDisk, MaxUpload, Threads, machine_overrides
-from swarm.cli.reward_weights import RewardWeight, parse_weights
+from swarm.cli.shared_options import MaxDisk, MaxUpload, RewardWeight, Threads, machine_overrides, parse_weights
 
 
 def train(
-    directory: Annotated[Path, typer.Argument(help="Where it is trained; the same directory goes on.")] = Path(
-        "swarm-train"
-    ),
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="smollm2, a folder, or a hub id; tiny for a try in seconds.")
-    ] = "",
+    directory: Annotated[Path, Argument(help="Directory of the training, new or to go on with.")] = Path("swarm-train"),
+    model: Annotated[str, Option("--model", "-m", help="smollm2, a folder, a hub id; or tiny, for a quick try.")] = "",
     init_from: Annotated[
         Path | None,
-        typer.Option("--init-from", help="In place of --model: a node's directory (newest checkpoint), or its export."),
+        Option("--init-from", help="Node's directory or export, in place of --model."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Only go on with what is there; else an empty directory begins anew.")
+        bool,
+        Option("--resume", help="Only go on; never begin a new training."),
     ] = False,
     data: Annotated[
-        Path | None,
-        typer.Option("--data", "-d", help=".jsonl file; or parquet, csv, json, a folder, a hub id."),
+        Path | None, Option("--data", "-d", help="Questions: .jsonl, parquet, csv, json, folder or hub id.")
     ] = None,
-    subset: Annotated[str, typer.Option(help="Of a dataset with several configurations.")] = "",
-    split: Annotated[str, typer.Option(help="Of a dataset.")] = "train",
+    subset: Annotated[str, Option(help="Configuration of a dataset that has several.")] = "",
+    split: Annotated[str, Option(help="Split of a dataset.")] = "train",
     reward: Annotated[
-        str, typer.Option("--reward", "-r", help="my_file.py:score(question, answer, reference) -> number in [0, 1].")
+        str, Option("--reward", "-r", help="my_file.py:score(question, answer, reference) -> number in [0, 1].")
     ] = "",
     reward_range: Annotated[
-        tuple[float, float] | None, typer.Option(help="LOW HIGH: what the function may return, rescaled to [0, 1].")
+        tuple[float, float] | None, Option(help="LOW HIGH: what the function may return, rescaled to [0, 1].")
     ] = None,
     reward_weight: RewardWeight = None,
     env: Annotated[
         list[str] | None,
-        typer.Option("--env", "-e", help="Built-in tasks: KIND[:DATASET], such as reasoning_gym:gcd. Repeatable."),
+        Option("--env", "-e", help="Tasks: KIND[:DATASET], such as reasoning_gym:gcd. Repeatable."),
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=0, help="Optimizer steps in all; 0: until Ctrl-C. Default 100.")
-    ] = None,
-    question: Annotated[str, typer.Option(help="Field of a record that asks; `messages` is known, too.")] = "question",
-    answer: Annotated[str, typer.Option(help="Field with the right answer.")] = "answer",
-    prompt: Annotated[str, typer.Option(help="Template of the user message, with {question}.")] = "{question}",
-    system: Annotated[str, typer.Option(help="System message.")] = "",
+    steps: Annotated[int | None, Option(min=0, help="Optimizer steps in all; 0: until Ctrl-C. Default 100.")] = None,
+    question: Annotated[str, Option(help="Field with the question; `messages` is known, too.")] = "question",
+    answer: Annotated[str, Option(help="Field with the right answer.")] = "answer",
+    prompt: Annotated[str, Option(help="Template of the user message, with {question}.")] = "{question}",
+    system: Annotated[str, Option(help="System message.")] = "",
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest answer or turn, tokens. Default 256 (16 with tiny).")
+        int | None, Option(min=1, help="Longest answer or turn, in tokens. Default 256; tiny 16.")
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option("--lr", min=0, help="Default 1e-5; 1e-4 with adapters, and with tiny.")
+        float | None, Option("--lr", min=0, help="Default 1e-5; 1e-4 with adapters or tiny.")
     ] = None,
-    lora_rank: Annotated[
-        int, typer.Option("--lora-rank", min=0, help="Trains adapters of this rank; 0: all weights.")
-    ] = 0,
-    recipe: Annotated[str, typer.Option(help="Objective: see `swarm recipes list`, or my_recipe.py:RECIPE.")] = "",
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key of the configuration.")] = None,
+    lora_rank: Annotated[int, Option("--lora-rank", min=0, help="Train adapters of this rank; 0: all weights.")] = 0,
+    recipe: Annotated[str, Option(help="Objective: see `swarm recipes list`, or my_recipe.py:RECIPE.")] = "",
+    set_: Annotated[list[str] | None, Option("--set", help="Override one key of the configuration.")] = None,
     threads: Threads = None,
     max_upload: MaxUpload = "",
     max_disk: MaxDisk = "",
-    patient: Annotated[
-        bool, typer.Option("--patient", help="Go on where no group had any difference in reward for a minute.")
-    ] = False,
-    only_write: Annotated[bool, typer.Option("--only-write", help="Write node.toml and stop.")] = False,
+    patient: Annotated[bool, Option("--patient", help="Go on after a minute without any signal.")] = False,
+    only_write: Annotated[bool, Option("--only-write", help="Write node.toml and stop.")] = False,
 ) -> None:
     """Train a model on this machine alone: questions and a reward in, a model out. No network.
 
       swarm train -m smollm2 --data quiz.jsonl --reward my.py:score
       swarm train -m tiny --env char:sort --steps 200
-      swarm train swarm-train --steps 400                  goes on with what is there
+      swarm train swarm-train --steps 400                  goes on with the training that is there
 
     Each line of the file is a record with `question` and `answer` (or `messages`, and --answer). Without --reward the
     answer must be the same text or number. Ctrl-C saves and stops. Then: swarm samples, eval, chat, export.

@@ -1,4 +1,4 @@
-"""Commands around what a node made: samples, and its model: export, verify, chat."""
+"""Commands around the work of a node: samples; and its model: export, verify, chat."""
 
 import json
 import sys
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from swarm.config import NODE_FILE
 from swarm.errors import ConfigError
@@ -32,46 +33,40 @@ def _step(text: str) -> "WhichStep":
 
 Target = Annotated[
     str,
-    typer.Argument(help="Directory of a node (its newest checkpoint), folder of a model, hub id, or smollm2 or tiny."),
+    Argument(help="Directory of a node (its newest checkpoint), folder of a model, hub id, or smollm2 or tiny."),
 ]
 Step = Annotated[
     Any,  # int, "best" or None; typer takes no such union
-    typer.Option(
-        "--step", parser=_step, metavar="N|best", help="Of the node: a checkpoint, or best; without, the newest."
-    ),
+    Option("--step", parser=_step, metavar="N|best", help="Checkpoint of the node, or best. Default: the newest."),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, or cuda:0 and so on.")]
+Device = Annotated[str, Option("--device", help="auto, cpu, or cuda:0 and so on.")]
 
 
 def export(
-    directory: Annotated[
-        Path, typer.Argument(help="Directory of the node, which may be running; with --push also an export.")
-    ],
-    folder: Annotated[
-        Path | None, typer.Argument(help="Folder to make; with --push it can be left out.", show_default=False)
-    ] = None,
+    directory: Annotated[Path, Argument(help="Directory of the node, running or not; or an export.")],
+    folder: Annotated[Path | None, Argument(help="Folder to make; optional with --push.", show_default=False)] = None,
     kind: Annotated[
         str,
-        typer.Option(
+        Option(
             "--format",
             help="hf (a Hugging Face folder, adapters merged), peft (the adapter alone), gguf (llama.cpp, Ollama).",
         ),
     ] = "hf",
     step: Step = None,
     push: Annotated[
-        str, typer.Option("--push", metavar="NAME|OWNER/NAME", help="Upload it to the Hugging Face hub as this.")
+        str, Option("--push", metavar="NAME|OWNER/NAME", help="Name on the Hugging Face hub to upload to.")
     ] = "",
-    public: Annotated[bool, typer.Option("--public", help="With --push: everybody sees it. Else its owner.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --push: only list what would be sent.")] = False,
+    public: Annotated[bool, Option("--public", help="With --push: visible to everybody.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="With --push: only list the files.")] = False,
 ) -> None:
     """Take a trained model out: files for transformers, vLLM, PEFT or llama.cpp, with a model card.
 
-    The model is that of the node's newest checkpoint; a stop with Ctrl-C saves one. provenance.json says which run,
-    recipe and peers made it, and is signed by the node.
+    The model is that of the node's newest checkpoint; a stop with Ctrl-C saves one. provenance.json names the run,
+    the recipe and the peers that made it, and is signed by the node.
 
       swarm export swarm-node my-model                    a folder for from_pretrained("my-model")
-      swarm export swarm-node my-model --push my-model    the same, and on a hub, private
-      swarm export my-model --push my-model               what was exported before
+      swarm export swarm-node my-model --push my-model    the same, and on the hub, private
+      swarm export my-model --push my-model               an export that was made before
     """
     from swarm.trained.formats import require_format
 
@@ -122,8 +117,8 @@ def _export(directory: Path, folder: Path, kind: "Format", step: "WhichStep") ->
     )
 
 
-def verify(folder: Annotated[Path, typer.Argument(help="Folder that `swarm export` made.")]) -> None:
-    """Check an exported model: every file is as the node signed it. Shows who made it, from what."""
+def verify(folder: Annotated[Path, Argument(help="Folder that `swarm export` made.")]) -> None:
+    """Check that every file of an exported model is as its node signed it, and show its origin."""
     from swarm.trained.provenance import verify_export
 
     found = verify_export(folder)
@@ -140,16 +135,14 @@ def verify(folder: Annotated[Path, typer.Argument(help="Folder that `swarm expor
 
 def chat(
     target: Target,
-    message: Annotated[
-        str, typer.Option("--message", "-m", help="Ask this one question and end, instead of a conversation.")
-    ] = "",
-    system: Annotated[str, typer.Option(help="System message.")] = "",
+    message: Annotated[str, Option("--message", "-m", help="Ask this one question and end.")] = "",
+    system: Annotated[str, Option(help="System message.")] = "",
     step: Step = None,
-    temperature: Annotated[float, typer.Option(min=0, max=10, help="0: always the likeliest token.")] = 0.7,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, tokens.")] = 512,
+    temperature: Annotated[float, Option(min=0, max=10, help="0: always the likeliest token.")] = 0.7,
+    max_new_tokens: Annotated[int, Option(min=1, help="Longest answer, in tokens.")] = 512,
     device: Device = "auto",
 ) -> None:
-    """Talk to a model. Ctrl-C ends an answer, Ctrl-D the conversation; /new begins another one."""
+    """Talk to a model. Ctrl-C ends an answer, Ctrl-D the conversation; /new begins a new one."""
     from swarm.trained.chat import Conversation
     from swarm.trained.model import load_target
 
@@ -186,19 +179,17 @@ def chat(
 
 
 def samples(
-    directory: Annotated[Path, typer.Argument(help="Directory of the node, running or not.")],
-    count: Annotated[int, typer.Option(min=1, help="Groups to show, newest first.")] = 2,
-    each: Annotated[int, typer.Option(min=1, help="Answers of a group to show.")] = 4,
-    origin: Annotated[str, typer.Option("--from", help="own, others, or all.")] = "all",
-    env: Annotated[str, typer.Option(help="Of this environment alone.")] = "",
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help="Each token with its log-prob and the step of the weights that made it.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, everything of each group.")] = False,
+    directory: Annotated[Path, Argument(help="Directory of the node, running or not.")],
+    count: Annotated[int, Option(min=1, help="Groups to show, newest first.")] = 2,
+    each: Annotated[int, Option(min=1, help="Answers of a group to show.")] = 4,
+    origin: Annotated[str, Option("--from", help="Groups to show: own, others, or all.")] = "all",
+    env: Annotated[str, Option(help="Only groups of this environment.")] = "",
+    tokens: Annotated[bool, Option("--tokens", help="Show each token with log-prob and step.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Machine-readable, everything of each group.")] = False,
 ) -> None:
-    """Read completions: what the model was asked, what it answered, and what that was worth.
+    """Read completions: questions, answers, and their rewards.
 
-    Own ones are what this node generated, others' what it admitted. Rewards are those of this node's verifier.
+    Own groups were generated by this node, others' were admitted. Rewards are those of this node's verifier.
     """
     from swarm.trained.samples import SampleReader
 
@@ -235,7 +226,7 @@ def _require_node(directory: Path) -> None:
 
 
 def hide_progress_bars() -> None:
-    """Those of transformers, which load and save a model."""
+    """Hides the bars that transformers shows while it loads or saves a model."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -243,9 +234,9 @@ def hide_progress_bars() -> None:
 
 def _print_sample(sample: "Sample", has_tokens: bool) -> None:
     parts = {name: value for name, value in sample.reward_parts.items() if name != "outcome"}
-    said = "".join(f", {name} {value:.3g}" for name, value in parts.items())
+    parts_shown = "".join(f", {name} {value:.3g}" for name, value in parts.items())
     cut = ", cut off" if sample.finish == "length" else ""
-    console.print(f"\n[reward {sample.reward:.3g}{said}{cut}]", style="bold", markup=False, highlight=False)
+    console.print(f"\n[reward {sample.reward:.3g}{parts_shown}{cut}]", style="bold", markup=False, highlight=False)
     if has_tokens:
         for token in sample.tokens:
             chosen = f"{token.logprob:7.2f}" if token.logprob is not None else "      -"
@@ -258,5 +249,5 @@ def _print_sample(sample: "Sample", has_tokens: bool) -> None:
 
 
 def plain(text: str) -> None:
-    """Text of a model or a peer: nothing in it is markup, and its control characters are shown, not obeyed."""
+    """Prints text of a model or a peer: nothing in it is markup, and control characters are shown, not obeyed."""
     console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

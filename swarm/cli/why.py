@@ -1,4 +1,4 @@
-"""`swarm why`: the likeliest cause why a node does not learn, or learns badly, with figures and the fix."""
+"""`swarm why`: the likeliest cause for which a node does not learn, or learns badly, with figures and the fix."""
 
 import json
 import time
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from swarm.printable import printable
-from swarm.types import JsonDict
 
 if TYPE_CHECKING:
     from swarm.diagnosis import Diagnosed
@@ -19,24 +19,24 @@ console = Console()
 
 
 def why(
-    directory: Annotated[Path, typer.Argument(help="Directory of the node, running, stopped or crashed.")] = Path(
+    directory: Annotated[Path, Argument(help="Directory of the node, running, stopped or crashed.")] = Path(
         "swarm-node"
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    max_idle_s: Annotated[float, typer.Option(help="No step and no sign of work for so long fails.")] = 300.0,
+    as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
+    max_idle_s: Annotated[float, Option(help="Most seconds without a step or a sign of work.")] = 300.0,
 ) -> None:
-    """Why a node does not learn, or learns badly: the likeliest cause first, with its figures and the fix.
+    """Name the causes for which a node does not learn, or learns badly: the likeliest first, with figures and the fix.
 
-    Only what the node left on the disk is read: status.json, events.jsonl, warnings.jsonl, node.toml, groups.sqlite,
-    log.txt. Exit code 0: nothing is wrong; 1: something is; 2: no directory of a node.
+    Only files of the node are read: status.json, events.jsonl, warnings.jsonl, node.toml, groups.sqlite,
+    log.txt. Exit code 0: nothing is wrong; 1: something is wrong; 2: the directory is not of a node.
     """
     from swarm.diagnosis import diagnose, is_healthy, read_snapshot
 
     snapshot = read_snapshot(directory, time.time(), max_idle_s)
     found = diagnose(snapshot)
     if as_json:
-        plain = {"is_healthy": is_healthy(found), "findings": [_plain(each) for each in found]}
-        typer.echo(json.dumps(plain, indent=1))
+        plain = [asdict(each) | {"gravity": each.weight.name.lower()} for each in found]
+        typer.echo(json.dumps({"is_healthy": is_healthy(found), "findings": plain}, indent=1))
         raise typer.Exit(0 if is_healthy(found) else 1)
     if is_healthy(found):
         rewards = snapshot.course("reward_mean")
@@ -47,17 +47,10 @@ def why(
     raise typer.Exit(0 if is_healthy(found) else 1)
 
 
-def _gravity(found: "Diagnosed") -> str:
-    return found.gravity.name.lower() if found.gravity is not None else ""
-
-
-def _plain(found: "Diagnosed") -> JsonDict:
-    return asdict(found) | {"gravity": _gravity(found)}
-
-
 def _print_finding(number: int, found: "Diagnosed") -> None:
-    style = "dim" if _gravity(found) == "note" else "bold" if number == 1 else ""
-    _print(f"{number}. {found.claim}  [{found.name}: {_gravity(found)}]", style=style)
+    harm = found.weight.name.lower()
+    style = "dim" if harm == "note" else "bold" if number == 1 else ""
+    _print(f"{number}. {found.claim}  [{found.name}: {harm}]", style=style)
     for line in found.evidence:
         _print(f"   - {line}")
     if found.fix:
@@ -66,5 +59,5 @@ def _print_finding(number: int, found: "Diagnosed") -> None:
 
 
 def _print(text: str, style: str = "") -> None:
-    """Text that may quote an answer, a peer or a file: nothing in it is markup or obeyed."""
+    """Prints text that may quote an answer, a peer or a file: nothing in it is markup or obeyed."""
     console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)

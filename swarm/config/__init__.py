@@ -4,11 +4,26 @@ Invariant: an unknown key, a wrong type or an impossible combination stops the p
 starts, with an error that names the key. Defaults run on a laptop.
 """
 
-from swarm.config.coordinator_config import CoordinatorConfig
 from swarm.config.environment_config import EnvironmentConfig
 from swarm.config.generation_config import EngineConfig, FollowConfig, GeneratorConfig, ModelConfig, WeightsConfig
-from swarm.config.learning_config import EvaluationConfig, GuardConfig, LearnerConfig, ReplayConfig
-from swarm.config.load_config import apply_overrides, explained, has_section, load_config, parse_config
+from swarm.config.learning_config import (
+    SAFE_RECIPE,
+    EvaluationConfig,
+    GuardConfig,
+    GuardLimits,
+    LearnerConfig,
+    ReplayConfig,
+)
+from swarm.config.load_config import (
+    apply_overrides,
+    explained,
+    has_section,
+    inline_value,
+    load_config,
+    parse_config,
+    sources_of,
+    to_toml,
+)
 from swarm.config.network_config import (
     MAX_ANCHORS,
     MAX_MEMBERS,
@@ -18,15 +33,22 @@ from swarm.config.network_config import (
     EntryConfig,
     ExchangeConfig,
 )
-from swarm.config.node_config import NODE_FILE, NodeConfig
-from swarm.config.resolved_toml import inline_value, sources_of, to_toml
-from swarm.config.runtime_config import DiskConfig, FaultConfig, SandboxConfig, TelemetryConfig
+from swarm.config.node_config import (
+    NODE_FILE,
+    CoordinatorConfig,
+    DiskConfig,
+    FaultConfig,
+    NodeConfig,
+    SandboxConfig,
+    TelemetryConfig,
+)
 from swarm.config.section import Model
 
 __all__ = [
     "MAX_ANCHORS",
     "MAX_MEMBERS",
     "NODE_FILE",
+    "SAFE_RECIPE",
     "Anchor",
     "CoordinatorConfig",
     "CoordinatorLink",
@@ -41,6 +63,7 @@ __all__ = [
     "FollowConfig",
     "GeneratorConfig",
     "GuardConfig",
+    "GuardLimits",
     "LearnerConfig",
     "Model",
     "ModelConfig",

@@ -1,6 +1,6 @@
 """Sizes and rates in bytes as people write them: 20GB, 1.5 GiB, 500kB/s.
 
-Invariant: what is read is a whole number of bytes above 0; anything else is an error that shows how to write it.
+Invariant: a size is a whole number of bytes above 0; anything else is an error that shows how to write it.
 """
 
 import re
@@ -16,11 +16,11 @@ def parse_bytes(text: str, option: str, *, is_rate: bool = False) -> int:
     """Bytes, or bytes per second, of a text such as "20GB", "1.5GiB" or "2MB/s"; k is 1000, ki is 1024.
 
     Args:
-        option: where it was given, for the message.
+        option: its name, for the message.
         is_rate: it may end in /s.
 
     Raises:
-        ConfigError: it is no such number, or 0.
+        ConfigError: it is not of this form, or 0.
     """
     form = _FORM.fullmatch(text)
     size = 0

@@ -32,7 +32,7 @@ class EnvironmentConfig(Model):
         "nim",
         "notes",
     ]
-    """Which loader builds it, see docs/environments.md. `function` and `plugin` name local code and are refused in a
+    """Kind of loader, see docs/environments.md. `function` and `plugin` name local code and are refused in a
     join manifest."""
     dataset: str = ""
     """reasoning_gym: dataset name. jsonl: path. char: task name. function: `module:function`, plugin: `module:Class`
@@ -53,8 +53,8 @@ class EnvironmentConfig(Model):
     """jsonl: SHA-256 of the file. plugin: digest of the installed package that has the entry point, as `swarm check`
     shows it. Required in a join manifest."""
     exchange: Literal["replayable", "scored", "own"] = "replayable"
-    """Whose episodes count. `replayable`: anybody's, each is replayed here. `scored`: those of `scored_from`, whose
-    observations are believed and whose last action is scored again. `own`: nobody else's, and they never leave."""
+    """Episodes that count. `replayable`: of every node, each is replayed here. `scored`: of `scored_from`, whose
+    observations are believed and whose last action is scored again. `own`: of this node, and they never leave it."""
     scored_from: tuple[NodeIdText, ...] = Field(default=(), max_length=MAX_MEMBERS)
     """scored: node ids whose observations are believed, one at least."""
     reward_range: tuple[Annotated[float, Field(allow_inf_nan=False)], Annotated[float, Field(allow_inf_nan=False)]] = (
@@ -64,20 +64,16 @@ class EnvironmentConfig(Model):
     """function: what it returns lies between these; rewards are rescaled from there to [0, 1], and one outside is an
     error. The upper end counts as success."""
     reward_weights: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
-    """What an episode is worth: the sum of its named rewards times these, clipped to [0, 1]; of a `function` in
+    """Value of an episode: the sum of its named rewards times these, clipped to [0, 1]; of a `function` in
     `reward_range`, and outside of that an error. Empty: `outcome` alone."""
 
     @model_validator(mode="after")
-    def _range_fits(self) -> "EnvironmentConfig":
+    def _can_work(self) -> "EnvironmentConfig":
         low, high = self.reward_range
         if not low < high:
             raise ValueError(f"reward_range: {low:g} is not below {high:g}")
         if (low, high) != (0.0, 1.0) and self.kind != "function":
             raise ValueError(f"reward_range: kind {self.kind} has rewards in [0, 1]; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _somebody_is_believed(self) -> "EnvironmentConfig":
         if self.exchange == "scored" and self.kind != "plugin":
             raise ValueError(f'exchange "scored" is for kind plugin; episodes of kind {self.kind} are replayed')
         if self.exchange == "scored" and not self.scored_from:
@@ -87,11 +83,12 @@ class EnvironmentConfig(Model):
             )
         if self.scored_from and self.exchange != "scored":
             raise ValueError(f'scored_from: exchange is "{self.exchange}", which believes nobody; set "scored"')
+        _ = self.inner  # raises where it is none
         return self
 
     @property
     def inner(self) -> "EnvironmentConfig | None":
-        """The environment that this one wraps, where it wraps one: with its name, seed and number of tasks."""
+        """The environment inside this one, with its name, seed and number of tasks; None where there is none."""
         if self.kind != "retry":
             return None
         section: object = self.params.get("inner")
@@ -103,12 +100,7 @@ class EnvironmentConfig(Model):
             raise ValueError("kind retry: params.inner.kind is retry again")
         return inner
 
-    @model_validator(mode="after")
-    def _inner_fits(self) -> "EnvironmentConfig":
-        _ = self.inner
-        return self
-
     @property
     def may_have_turns(self) -> bool:
-        """Whether its episodes may have several turns; the others are single answers, for certain."""
+        """True where its episodes may have several turns; False where all are single answers."""
         return self.kind not in ("reasoning_gym", "jsonl", "char", "function")

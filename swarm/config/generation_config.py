@@ -1,6 +1,6 @@
-"""How a node makes answers: model, sampling, engine, serving, and the weights that it follows or publishes."""
+"""Generation of answers: model, sampling, engine, serving, and the weights that a node follows or publishes."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,7 +27,7 @@ class ModelConfig(Model):
     lora_rank: Annotated[NotNegative, Usual("..256", "machine")] = 0
     """0 trains all weights; above 0 trains low-rank adapters of this rank."""
     lora_alpha: Annotated[float, Field(ge=0, le=65_536, allow_inf_nan=False), Usual("1..512", "steps signal")] = 0.0
-    """What adapters add is scaled by lora_alpha / lora_rank. 0: twice the rank, so that the learning rate does not
+    """Adapters are scaled by lora_alpha / lora_rank. 0: twice the rank, so that the learning rate does not
     depend on the rank."""
     lora_targets: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")], ...], Usual("empty", "steps")
@@ -47,7 +47,7 @@ class ModelConfig(Model):
 
 
 class GeneratorConfig(Model):
-    """How this node generates rollouts."""
+    """Sampling of rollouts."""
 
     env_weights: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Environment name -> weight with which its tasks are sampled. Empty: every environment equally."""
@@ -80,12 +80,14 @@ class GeneratorConfig(Model):
 
     @property
     def episode_limits(self) -> EpisodeLimits:
-        """Where episodes end."""
+        """Most tokens of an action and of an episode."""
         return EpisodeLimits(max_new_tokens=self.max_new_tokens, max_episode_tokens=self.max_episode_tokens)
 
 
 class EngineConfig(Model):
     """The generation engine."""
+
+    removed: ClassVar = {"stall_s": 600.0}
 
     kind: Literal["transformers", "vllm", "openai"] = "transformers"
     """`transformers`: in the worker process. `vllm`: a process of its own, in vLLM's own environment. `openai`: a
@@ -100,9 +102,6 @@ class EngineConfig(Model):
     and timeout_s (docs/engines.md)."""
     max_rows: Annotated[Positive, Usual("4..512", "pace machine")] = 64
     """Most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result."""
-    stall_s: PositiveFloat = 600.0
-    """vllm: seconds after which a step or a change of weights counts as hung: the engine process ends, and another one
-    starts with the last good weights."""
     tolerance_nats: Annotated[float, Field(ge=0), Usual("1e-3..", "exchange")] = 0.0
     """Largest mean difference of canary log-probs from the publisher's, nats, at which an engine still counts as having
     loaded a version. 0: as measured for this engine and dtype."""
@@ -111,14 +110,14 @@ class EngineConfig(Model):
 class ServeConfig(Model):
     """The node's policy behind OpenAI's HTTP interface, for chat windows and agents (docs/serving.md)."""
 
+    removed: ClassVar = {"name": ""}
+
     listen: ListeningOrOff = ""
     """host:port, such as 127.0.0.1:8300; empty: nothing is served. Clients need the key in <dir>/api.key."""
-    name: str = Field(default="", max_length=80)
-    """What clients call the model; empty: the node's name."""
 
 
 class FollowConfig(Model):
-    """Whose weights a node without the trainer role generates with, and when it takes new ones."""
+    """The trainer that a node without the trainer role follows, and when it takes new weights."""
 
     policy: Annotated[str, Usual("empty", "peers")] = ""
     """Node id of the trainer; empty: the run's only trainer, as the directory shows it."""
@@ -126,16 +125,16 @@ class FollowConfig(Model):
     """`pull`: sequential, the newest version is taken before each batch, so that nothing is stale when it is made.
     `push`: asynchronous, versions are taken as they come and generation goes on."""
     in_flight: bool = True
-    """push: an unfinished sequence continues with the new weights; its spans say from which token on."""
+    """push: an unfinished sequence continues with the new weights; each token is marked with its version."""
 
 
 class WeightsConfig(Model):
-    """How a trainer publishes its versions, and what a node keeps of them."""
+    """Versions that a trainer publishes, and the room for them."""
+
+    removed: ClassVar = {"anchor_every": 10}
 
     publish: bool = False
     """Encode every version and serve it, so that generators can follow."""
-    anchor_every: Annotated[int, Field(ge=1, le=1000), Usual("..200", "exchange")] = 10
-    """Versions between two that are published in full, too."""
     store_bytes: Annotated[Positive, Usual("200e6..", "exchange")] = 8 * 2**30
     """Disk budget for chunks of weights, own and followed. A trainer that publishes does not start with less than one
     and a half times the size of its published tensors (bf16: 3 bytes a parameter)."""

@@ -1,23 +1,30 @@
-"""Loads a configuration: a TOML file, `--set a.b=value` on top, validated as a whole.
+"""A configuration as TOML: loaded from a file with `--set a.b=value` on top, and written with the source of each key.
 
-Invariant: an error names the file, the key and the fix, before anything starts.
+Invariant: an error names the file, the key and the fix, before anything starts. What is written parses as the same
+configuration again, whatever its texts hold.
 """
 
+import datetime
 import difflib
+import json
 import re
 import tomllib
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, Final, TypeVar, cast, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from swarm.config.node_config import NodeConfig
 from swarm.config.section import Model
 from swarm.errors import ConfigError
 
 AnyModel = TypeVar("AnyModel", bound=Model)
+Key = tuple[str | int, ...]  # such as ("environments", 0, "seed")
+MAX_LINES: Final = 2_000  # of a file whose keys are named with their lines: each line is parsed with all before it
+DEFAULT: Final = "default"
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | None = None) -> AnyModel:
@@ -51,15 +58,24 @@ def load_config(kind: type[AnyModel], path: Path | None, overrides: list[str] | 
 def apply_overrides(kind: type[Model], data: dict[str, Any], overrides: list[str]) -> None:
     """Sets keys of plain data in place, as `load_config` does. Raises ConfigError for what is no `key.path=value`."""
     for override in overrides:
-        _apply_override(kind, data, override)
+        (*parents, last), value = read_override(kind, override)
+        section = data
+        for parent in parents:
+            inner: object = section.setdefault(parent, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"--set {override!r}: {parent} is a value, not a section")
+            section = cast("dict[str, Any]", inner)
+        section[last] = value
 
 
 def read_override(kind: type[Model], override: str) -> tuple[tuple[str, ...], Any]:
     """The keys from the top down to the one that a `key.path=value` sets, and the value. Raises ConfigError."""
-    key, separator, text = _full_key(kind, override).partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"--set {override!r}: expected key.path=value")
+    key, separator, text = override.partition("=")
     path = tuple(key.strip().split("."))
+    if not separator or path == ("",):
+        raise ConfigError(f"--set {override!r}: expected key.path=value")
+    if kind is NodeConfig and path == ("recipe",):
+        path = ("learner", "recipe")
     try:
         return path, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -97,7 +113,10 @@ def explained(origin: str, kind: type[Model] | None = None) -> Generator[None]:
 
 def _explain(error: Any, kind: type[Model] | None) -> str:
     if error["type"] == "extra_forbidden":
-        given, known = str(error["loc"][-1]), _keys(kind, error["loc"][:-1])
+        given, section = str(error["loc"][-1]), _section(kind, error["loc"][:-1])
+        if section and given in section.removed:
+            return f"no longer a key, every node has {json.dumps(section.removed[given])}; leave it out"
+        known = list(section.model_fields) if section else []
         near = difflib.get_close_matches(given, known, n=1)
         near = near or [key for key in known if "".join(word[0] for word in key.split("_")) == given]  # lr
         return f"unknown key; did you mean {near[0]}?" if near else "unknown key"
@@ -106,27 +125,132 @@ def _explain(error: Any, kind: type[Model] | None) -> str:
     return f"{message} (got {given!r})" if isinstance(given, (str, int, float, bool)) else message
 
 
-def _full_key(kind: type[Model], override: str) -> str:
-    is_short = kind is NodeConfig and re.match(r"\s*recipe\s*=", override) is not None
-    return f"learner.{override.lstrip()}" if is_short else override
-
-
-def _apply_override(kind: type[Model], data: dict[str, Any], override: str) -> None:
-    (*parents, last), value = read_override(kind, override)
-    for parent in parents:
-        section: object = data.setdefault(parent, {})
-        if not isinstance(section, dict):
-            raise ConfigError(f"--set {override!r}: {parent} is a value, not a section")
-        data = cast(dict[str, Any], section)
-    data[last] = value
-
-
-def _keys(kind: Any, path: tuple[Any, ...]) -> list[str]:
-    """Keys of the section at a path of a model; none where the path leads out of it."""
+def _section(kind: Any, path: tuple[Any, ...]) -> type[Model] | None:
+    """The section at a path of a model; None where the path leads out of it."""
     for part in path:
         if isinstance(part, int):
             continue
         field = kind.model_fields.get(part) if kind is not None else None
         inner = [field.annotation, *get_args(field.annotation)] if field is not None else []
         kind = next((each for each in inner if isinstance(each, type) and issubclass(each, Model)), None)
-    return list(kind.model_fields) if kind is not None else []
+    return kind
+
+
+# --- written ---------------------------------------------------------------------------------------------------
+
+
+def sources_of(kind: type[Model], path: Path, overrides: list[str]) -> dict[Key, str]:
+    """The source of each value that is set: `node.toml:12`, or `--set` on top.
+
+    Args:
+        kind: NodeConfig or CoordinatorConfig.
+        path: of a file that `load_config` reads.
+        overrides: as given to `load_config`.
+    """
+    sources = {key: f"{path.name}:{line}" for key, line in _lines_of(path.read_text(encoding="utf-8"))}
+    for override in overrides:
+        changed, value = read_override(kind, override)
+        sources = {key: source for key, source in sources.items() if key[: len(changed)] != changed}
+        sources |= dict.fromkeys([*_leaves(value, changed)] or [changed], "--set")
+    return sources
+
+
+def to_toml(config: Model, sources: Mapping[Key, str], notes: Mapping[Key, str] | None = None) -> str:
+    """Every key with its value and, behind `# `, its source.
+
+    Args:
+        config: what is written.
+        sources: of values, or of tables that were emptied; anything else is called a default.
+        notes: further remarks on a key.
+    """
+    sources = {**sources}
+    for key, note in (notes or {}).items():
+        sources[key] = f"{_source(key, sources)}; {note}"
+    return "\n".join(_table(config, (), (), sources)).lstrip("\n") + "\n"
+
+
+def _table(model: BaseModel, name: tuple[str, ...], key: Key, sources: Mapping[Key, str]) -> Iterator[str]:
+    """Values first, since tables end those of the one above."""
+    fields = [(field, getattr(model, field)) for field in type(model).model_fields]
+    for field, value in fields:
+        if not isinstance(value, BaseModel) and not _is_list_of_tables(value) and value is not None:
+            yield f"{field} = {inline_value(value)}  # {_source((*key, field), sources)}"
+    for field, value in fields:
+        title = (*name, field)
+        if isinstance(value, BaseModel):
+            yield from ("", f"[{'.'.join(title)}]")
+            yield from _table(value, title, (*key, field), sources)
+        elif _is_list_of_tables(value):
+            for number, each in enumerate(value):
+                yield from ("", f"[[{'.'.join(title)}]]")
+                yield from _table(each, title, (*key, field, number), sources)
+
+
+def _is_list_of_tables(value: object) -> bool:
+    return isinstance(value, tuple) and bool(value) and isinstance(cast("tuple[object, ...]", value)[0], BaseModel)
+
+
+def _source(key: Key, sources: Mapping[Key, str]) -> str:
+    """Source of a key, of a table around it, or of its inner keys."""
+    for length in range(len(key), 0, -1):
+        if key[:length] in sources:
+            return sources[key[:length]]
+    inner = dict.fromkeys(source for each, source in sources.items() if each[: len(key)] == key)
+    return ", ".join(inner) or DEFAULT
+
+
+def inline_value(value: Any) -> str:
+    """TOML of a value on one line; null values are left out of tables."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, dict):
+        pairs = cast("dict[str, Any]", value).items()
+        return f"{{{', '.join(f'{_name(key)} = {inline_value(each)}' for key, each in pairs if each is not None)}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(inline_value, cast('list[Any]', value)))}]"
+    return _text(str(value))
+
+
+def _text(text: str) -> str:
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in quoted)
+
+
+def _name(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _text(key)
+
+
+def _lines_of(text: str) -> Iterator[tuple[Key, int]]:
+    """Each key with the line on which its value begins, from 1 on.
+
+    The first n lines are valid TOML where line n ends a statement. A key that appears only in the next such beginning
+    stands on the lines between the two.
+    """
+    lines, known, first = text.split("\n"), set[Key](), 1
+    if len(lines) > MAX_LINES:
+        return
+    for number in range(1, len(lines) + 1):
+        try:
+            data = tomllib.loads("\n".join(lines[:number]))
+        except tomllib.TOMLDecodeError:
+            continue
+        for key in _leaves(data, ()):
+            if key not in known:
+                known.add(key)
+                yield key, first
+        first = number + 1
+
+
+def _leaves(value: object, key: Key) -> Iterator[Key]:
+    if isinstance(value, dict):
+        for name, inner in cast("dict[str, object]", value).items():
+            yield from _leaves(inner, (*key, name))
+    elif isinstance(value, list) and value and all(isinstance(each, dict) for each in cast("list[object]", value)):
+        for number, inner in enumerate(cast("list[object]", value)):
+            yield from _leaves(inner, (*key, number))
+    else:
+        yield key

@@ -1,9 +1,9 @@
-"""How a node meets others: exchange of groups, directory, coordinator, and who may take part.
+"""Other nodes: exchange of groups, directory, coordinator, and who may take part.
 
-Invariant: an address that others are told to dial is one that they could dial.
+Invariant: an address that is given to others is one that they could dial.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -23,12 +23,14 @@ NodeIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class ExchangeConfig(Model):
     """The exchange of groups with other nodes."""
 
+    removed: ClassVar = {"groups_per_minute": 6000, "dial_timeout_s": 5.0}
+
     listen: Listening = "127.0.0.1:0"
     """host:port of the exchange service; port 0 picks a free one."""
     advertise: Endpoint = ""
     """host:port that others should dial (a mapped port, a public name); empty uses the listening address."""
     reach: Annotated[Literal["auto", "dialable", "outward"], Usual("auto", "peers")] = "auto"
-    """How others reach this node. `auto`: the coordinator and some peers try to dial it, and where they cannot it is
+    """Way to this node. `auto`: the coordinator and some peers try to dial it, and where they cannot it is
     reached through relays. `outward`: through relays, without a try. `dialable`: where it listens or advertises,
     whatever comes of their tries, after which they can lead to it who cannot dial it themselves."""
     relay_reservations: Annotated[int, Field(ge=0, le=4096)] = 128
@@ -46,13 +48,9 @@ class ExchangeConfig(Model):
     """Largest group accepted or sent (serialised, after decompression)."""
     store_bytes: Positive = 2 * 2**30
     """Disk budget of the group store."""
-    groups_per_minute: Annotated[Positive, Usual("60..", "exchange")] = 6000
-    """Most groups accepted from one peer in a minute; ten times so many may be announced on its streams."""
     max_upload_bytes_per_s: Annotated[NotNegative, Usual("5e5..", "peers exchange")] = 0
     """Most bytes per second that leave for peers: groups, manifests and chunks of weights, and what is passed on for
     others, together. Peers that give groups go first. The DHT and the coordinator do not count. 0: no limit."""
-    dial_timeout_s: Annotated[PositiveFloat, Usual("0.5..", "peers")] = 5.0
-    """Deadline of a connection attempt."""
     lookup_every_s: Annotated[PositiveFloat, Usual("..60", "peers")] = 2.0
     """Seconds between two look-ups in the directory."""
     advert_every_s: Annotated[PositiveFloat, Usual("..600", "peers")] = 30.0
@@ -62,13 +60,13 @@ class ExchangeConfig(Model):
 
     @property
     def most_relayed_bytes_per_s(self) -> int:
-        """What is passed on for others: relay_bytes_per_s, within a quarter of max_upload_bytes_per_s."""
+        """Bound of relayed bytes: relay_bytes_per_s, within a quarter of max_upload_bytes_per_s."""
         most = self.max_upload_bytes_per_s
         return min(self.relay_bytes_per_s, most // 4) if most else self.relay_bytes_per_s
 
     @property
     def most_own_bytes_per_s(self) -> int:
-        """What this node itself sends to peers: max_upload_bytes_per_s less what may be relayed; 0: no limit."""
+        """Bound of own bytes to peers: max_upload_bytes_per_s less what may be relayed; 0: no limit."""
         most = self.max_upload_bytes_per_s
         return most - self.most_relayed_bytes_per_s if most and self.relay_reservations else most
 
@@ -85,6 +83,8 @@ class ExchangeConfig(Model):
 class DirectoryConfig(Model):
     """Discovery through the hivemind DHT."""
 
+    removed: ClassVar = {"rejoin_every_s": 20.0}
+
     kind: Literal["dht", "none"] = "dht"
     """`none` runs alone."""
     listen: str = "/ip4/127.0.0.1/tcp/0"
@@ -96,12 +96,10 @@ class DirectoryConfig(Model):
     """Multiaddresses of known DHT peers; several, in case one is gone."""
     shards: Annotated[int, Field(ge=1, le=1024), Usual("..1", "peers")] = 1
     """Keys over which adverts are spread: about one per 64 nodes."""
-    rejoin_every_s: Annotated[PositiveFloat, Usual("..300", "peers")] = 20.0
-    """Seconds between two rounds of probe and repair."""
 
 
 class CoordinatorLink(Model):
-    """Where the coordinator is; a node works without one."""
+    """Address of the coordinator; a node works without one."""
 
     address: str = ""
     """host:port, several separated by commas; empty: no coordinator."""
@@ -117,17 +115,17 @@ class CoordinatorLink(Model):
 
 
 class EntryConfig(Model):
-    """Who may take part in the run: public, vouched and private runs differ in these lines alone."""
+    """Admission to the run: public, vouched and private runs differ in these lines alone."""
 
     kind: Literal["open", "work", "invited", "members"] = "open"
-    """`open`: every key. `work`: whoever shows minutes of proof of work, or an invitation. `invited`: whom a member or
-    the coordinator invited. `members`: the listed ones only. Members enter every run."""
+    """`open`: every key. `work`: whoever shows minutes of proof of work, or an invitation. `invited`: keys that a
+    member or the coordinator invited. `members`: the listed ones only. Members enter every run."""
     members: tuple[NodeIdText, ...] = Field(default=(), max_length=MAX_MEMBERS)
     """Node ids of those who belong to the run from the start and may invite others (`swarm-node invite`)."""
     denied: tuple[NodeIdText, ...] = Field(default=(), max_length=MAX_MEMBERS)
     """Node ids that are refused whatever they show; what they invited is refused, too."""
     established: Literal["auto", "everybody", "members"] = "auto"
-    """Whose groups count in full. `members`: those of members and of whom they invited; all other nodes together fill
+    """Nodes whose groups count in full. `members`: members and those that they invited; all other nodes together fill
     at most an eighth of what this node draws of others' groups. `everybody`: a closed network, where whoever reaches
     this node belongs to it. `auto`: everybody where the kind is `open`, no members are listed, and this node, its
     coordinator and its bootstrap peers have loopback or private addresses, or names without a public domain; else

@@ -1,11 +1,11 @@
-"""Configuration of a node (node.toml): its sections, and which of their combinations can work.
+"""Configuration of a process: node.toml and coordinator.toml, and which combinations of their keys can work.
 
-Invariant: a section is frozen and has no unknown keys; a combination that cannot work does not validate, and the
-message names the key and the fix.
+Invariant: a combination that cannot work does not validate, and the message names the key and the fix. What a joining
+node starts from is a whole node configuration, validated as one.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,12 +20,72 @@ from swarm.config.generation_config import (
     WeightsConfig,
 )
 from swarm.config.learning_config import EvaluationConfig, GuardConfig, LearnerConfig, ReplayConfig
-from swarm.config.network_config import CoordinatorLink, DirectoryConfig, EntryConfig, ExchangeConfig
-from swarm.config.runtime_config import DiskConfig, FaultConfig, SandboxConfig, TelemetryConfig
-from swarm.config.section import Model, NotNegative, Positive, Usual
+from swarm.config.network_config import (
+    CoordinatorLink,
+    DirectoryConfig,
+    Endpoint,
+    EntryConfig,
+    ExchangeConfig,
+    RelayPort,
+)
+from swarm.config.section import Listening, ListeningOrOff, Model, NotNegative, Positive, PositiveFloat, Usual
 from swarm.types import RUN_ID_PATTERN, Role
 
 NODE_FILE = "node.toml"  # of a node, in its directory
+
+
+class SandboxConfig(Model):
+    """Limits of the process that scores answers."""
+
+    removed: ClassVar = {"cpu_s": 20.0, "replay_s_per_minute": 15.0}
+
+    timeout_s: Annotated[PositiveFloat, Usual("0.5..60", "pace")] = 5.0
+    """Wall-clock seconds for the answers of one group; most CPU seconds that an environment may declare for one."""
+    memory_bytes: Annotated[Positive, Usual("128e6..", "pace")] = 1024 * 2**20
+    """Largest address space, bytes."""
+
+
+class DiskConfig(Model):
+    """Room and checkpoints on this machine's disk."""
+
+    removed: ClassVar = {"checkpoint_bytes_per_s": 2_000_000}
+
+    max_bytes: NotNegative = 0
+    """Most bytes that `dir` may take. Checkpoints and what else has a fixed size come first; exchange.store_bytes and
+    weights.store_bytes are lowered to what is left. `swarm check` shows the parts. 0: those two alone bound it."""
+    checkpoint_at_end: bool = True
+    """Write one after the last step, and when the node is stopped. Without it a restart makes the steps since the last
+    one again from the draw journal, all of them where there is none."""
+    kept_checkpoints: Annotated[int, Field(ge=1, le=16)] = 2
+    """Newest checkpoints that stay; while one is written the disk has one more. With 1 there is none before a damaged
+    one."""
+
+
+class TelemetryConfig(Model):
+    """Metrics, logs and event files."""
+
+    metrics_listen: ListeningOrOff = ""
+    """host:port of /metrics; empty: off."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Lowest level that is logged."""
+    log_format: Literal["console", "json"] = "console"
+    """`console` for people, `json` for machines."""
+    tensorboard: bool = False
+    """Write event files to <dir>/tensorboard."""
+    wandb_project: str = ""
+    """Weights & Biases project; empty: off."""
+    trackio_project: str = ""
+    """Trackio project on this machine, with episodes of evaluations as traces and what `swarm why` finds as alerts;
+    empty: off."""
+
+
+class FaultConfig(Model):
+    """Faults that simulations inject: they make this node slower than its machine."""
+
+    slow_factor: Annotated[float, Field(ge=1), Usual("..1", "pace")] = 1.0
+    """Generation and steps take this many times as long (an awaited delay, no CPU)."""
+    latency_ms: Annotated[float, Field(ge=0), Usual("..0", "exchange")] = 0.0
+    """Delay before each group from a peer is looked at."""
 
 
 class NodeConfig(Model):
@@ -38,13 +98,13 @@ class NodeConfig(Model):
     run_id: str = Field(default="local", pattern=RUN_ID_PATTERN)
     """The swarm to take part in."""
     roles: tuple[Role, ...] = (Role.TRAINER, Role.GENERATOR)
-    """Which loops run."""
+    """Loops that run."""
     seed: NotNegative = 0
     """Seed of task choice, sampling and draws."""
     worker: Literal["process", "inline"] = "process"
     """Trainer and generator in a process of their own, or in threads of the agent (tiny models)."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    """Where models are held: `cpu`, `cuda`, `cuda:1`; `auto` takes the first GPU where torch sees one. vLLM finds its
+    """Device of the models: `cpu`, `cuda`, `cuda:1`; `auto` takes the first GPU where torch sees one. vLLM finds its
     own, and so does each of several learner processes."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Dtype of this node's passes: learner, transformers and vLLM engine, evaluation. It may differ between nodes of a
@@ -55,7 +115,7 @@ class NodeConfig(Model):
     """Threads of a computation, in every process of the node: torch, OpenMP, BLAS. Learner and generator compute at the
     same time, each with so many; tokenizers, and each process that scores answers, have one."""
     niceness: Annotated[int, Field(ge=0, le=19), Usual("..10", "pace")] = 0
-    """How far all processes of the node stand back where others of the machine want the CPU; 19 the farthest."""
+    """Niceness of all processes of the node: at 19 they stand back farthest where others want the CPU."""
     environments: tuple[EnvironmentConfig, ...] = ()
     """Every environment of the run."""
     model: ModelConfig = ModelConfig()
@@ -79,7 +139,7 @@ class NodeConfig(Model):
 
     @property
     def is_alone(self) -> bool:
-        """Whether the node looks for no other: what it makes never leaves it."""
+        """True where the node looks for no other node: its groups never leave it."""
         return self.directory.kind == "none" and not self.exchange.anchors
 
     @property
@@ -89,7 +149,7 @@ class NodeConfig(Model):
 
     @property
     def is_private(self) -> bool:
-        """Whether the groups of every node that reaches this one count in full, as `entry.established` says."""
+        """True where `entry.established` lets the groups of every node that reaches this one count in full."""
         entry = self.entry
         if entry.established != "auto" or entry.kind != "open" or entry.members:
             return entry.established == "everybody"
@@ -110,15 +170,11 @@ class NodeConfig(Model):
         return [*self.coordinator.addresses, *map(endpoint_of, maddrs), own]
 
     @model_validator(mode="after")
-    def _compute_dtype_holds_values(self) -> "NodeConfig":
+    def _can_work(self) -> "NodeConfig":
         if self.compute_dtype == "bfloat16" and self.model.dtype == "float32":
             raise ValueError(
                 'compute_dtype: bfloat16 would round what the run publishes in model.dtype = "float32"; set it to auto'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _roles_can_work(self) -> "NodeConfig":
         if Role.TRAINER not in self.roles and self.weights.publish:
             raise ValueError("weights.publish: a node without the trainer role has no versions; set it to false")
         if self.learner.num_processes > 1 and self.worker == "inline":
@@ -159,3 +215,38 @@ class NodeConfig(Model):
             if unknown:
                 raise ValueError(f"{section}: unknown environment {unknown[0]!r}; known: {names}")
         return self
+
+
+class CoordinatorConfig(Model):
+    """Everything the coordinator needs. File: coordinator.toml."""
+
+    dir: Path = Path("swarm-coordinator")
+    """State: key, SQLite database."""
+    run_id: str = Field(default="local", pattern=RUN_ID_PATTERN)
+    """Name of the run."""
+    listen: Listening = "127.0.0.1:0"
+    """host:port of the gRPC service."""
+    http_listen: Listening = "127.0.0.1:0"
+    """host:port of /metrics, /healthz and the status page."""
+    advertise: Endpoint = ""
+    """host:port in the join link; empty uses the listening address."""
+    lease_s: PositiveFloat = 30.0
+    """A node without a heartbeat for this long is gone."""
+    relay_reservations: Annotated[int, Field(ge=0, le=4096)] = 128
+    """Nodes that cannot be dialled for which the coordinator passes on connections, whose content it cannot read, while
+    no node does; 0: none."""
+    relay_bytes_per_s: Positive = 8 * 2**20
+    """Most bytes a second that it passes on for them, both directions together."""
+    relay_port: RelayPort = 0
+    """TCP port at which it passes their bytes on from socket to socket: 443, or 1024 to 65535, the same for others as
+    here; 0: a free one, another one at each start. Where others do not reach it, bytes go by `listen`, at several times
+    the work."""
+    manifest_days: Annotated[float, Field(ge=0, le=3650)] = 0.0
+    """Days after which a signed manifest is refused; it is signed anew when half of them are over. 0: never."""
+    next_key: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """Node id of a second key, kept elsewhere (`swarm keys new`), that takes over when this coordinator's is lost or
+    stolen (`swarm-coordinator rotate`). It is named once: nodes hold to the first one that they see."""
+    directory: DirectoryConfig = DirectoryConfig()
+    node: NodeConfig = NodeConfig()
+    """Configuration that a joining node starts from: environments, model, limits and recommended recipe."""
+    telemetry: TelemetryConfig = TelemetryConfig()

@@ -1,14 +1,13 @@
 """docs/configuration.md: every section and key with type, bounds, default and meaning, from the models themselves.
 
-Invariant: nothing is said here that the models do not say: meanings are the docstrings under the fields, types and
-bounds those of their JSON schema.
+Invariant: every word comes from the models: meanings are the docstrings under the fields, types and bounds those of
+their JSON schema.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
-from swarm.config.coordinator_config import CoordinatorConfig
-from swarm.config.node_config import NodeConfig
+from swarm.config.node_config import CoordinatorConfig, NodeConfig
 
 _HEAD = """# Configuration
 

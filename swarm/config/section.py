@@ -4,10 +4,11 @@ Invariant: a section is frozen and has no unknown keys; a usual span never chang
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 
 from swarm.addresses import listening_address
 
@@ -27,22 +28,19 @@ _FAR = 3.0  # most factors of ten that count: 0 is not farther from 1 than a rat
 class Usual:
     """The usual values of a field: where a node does not learn, one outside of them is the first to look at.
 
-    The default is usual, whatever the span says.
+    The default is usual, inside the span or not.
 
     Example:
         temperature: Annotated[PositiveFloat, Usual("0.5..1.4", "signal steps")] = 1.0
     """
 
-    span: str  # "1e-6..1e-4", "..64", "4..", one for each part of a tuple ("0..1, 0..2"), or a plain value: "false"
-    # Some of: signal (rewards that differ), steps (their size), pace (their number), guard (data that is off policy),
-    # peers (finding them), exchange (using their groups and weights), machine (its memory).
+    span: str  # "1e-6..1e-4", "..64", "4..", or a plain value: "false"
+    # Some of: signal (rewards that differ), steps (their size), pace (their number), peers (finding them), exchange
+    # (using their groups and weights), machine (its memory).
     bears_on: str
 
     def distance(self, value: object) -> float:
         """Factors of ten from the value to the span; 0 inside. Half of one for a value that is no number."""
-        if isinstance(value, tuple) and "," in self.span:
-            parts = zip(self.span.split(","), value, strict=True)
-            return max(Usual(span.strip(), self.bears_on).distance(each) for span, each in parts)
         if ".." not in self.span or isinstance(value, bool) or not isinstance(value, int | float):
             shown = str(value).lower() if value or isinstance(value, bool) else "empty"
             return 0.0 if shown == self.span else _OTHER
@@ -60,3 +58,13 @@ class Model(BaseModel):
     """Base of every section: frozen, no unknown keys, docstrings under fields are their help."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    removed: ClassVar[Mapping[str, object]] = {}  # keys of earlier releases -> the constant that each became
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, data: Any) -> Any:
+        """Drops a removed key that holds its constant: files and manifests of earlier releases have all their keys."""
+        if not cls.removed or not isinstance(data, dict):
+            return data
+        given = cast("dict[str, Any]", data).items()
+        return {key: value for key, value in given if key not in cls.removed or value != cls.removed[key]}

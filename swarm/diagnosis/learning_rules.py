@@ -11,16 +11,20 @@ from typing import Final
 
 from swarm.activity import WAITING, Activity
 from swarm.config import NodeConfig
-from swarm.diagnosis.reward_rules import (
+from swarm.diagnosis.answer_rules import one_answer
+from swarm.diagnosis.record_rules import FEW_QUESTIONS
+from swarm.diagnosis.signal_rules import MANY_IN_VAIN, SOME_IN_VAIN, equal_rewards, has_flat_reward
+from swarm.diagnosis.snapshot import (
     FEW_GROUPS,
-    FEW_QUESTIONS,
-    MANY_IN_VAIN,
-    SOME_IN_VAIN,
-    equal_rewards,
-    has_flat_reward,
-    one_answer,
+    FEW_STEPS,
+    RECENT_STEPS,
+    Diagnosed,
+    Gravity,
+    Snapshot,
+    mean,
+    middle,
+    shortened,
 )
-from swarm.diagnosis.snapshot import FEW_STEPS, RECENT_STEPS, Diagnosed, Gravity, Snapshot, mean, middle, shortened
 from swarm.events import (
     Event,
     GroupPut,
@@ -50,7 +54,7 @@ MANY_DRAWS: Final = 8  # set aside in a row
 LONG_S: Final = 60.0  # without a step
 LONG_STEP_S: Final = 600.0
 PATIENCE_S: Final = 20.0
-PATIENT: Final = 10.0  # times the bound on a time without a step, where work goes on meanwhile
+PATIENT: Final = 10.0  # times the bound on a time without a step, where the worker still advances
 FEW_EVENTS: Final = 8  # of fewer no pace is known
 TIMES: Final = 4.0  # the longest time before
 LEAST_S: Final = 30.0
@@ -153,7 +157,7 @@ def _moves(snapshot: Snapshot, steps: Sequence[StepMade]) -> list[float]:
 
 
 def stillness(snapshot: Snapshot) -> list[str]:
-    """Signs that steps leave the policy as it is; empty where it moves, or nothing can be said."""
+    """Signs that steps leave the policy as it is; empty where it moves, or too little is known."""
     made = snapshot.made
     if len(made) < FEW_STEPS:
         return []
@@ -247,35 +251,28 @@ def tokens_left_out(snapshot: Snapshot) -> Diagnosed | None:
     clipped, masked = (middle(snapshot.course(name, recent)) for name in ("clip_share", "masked_share"))
     if len(recent) >= RECENT_STEPS / 2 and num_empty >= len(recent) / 2:
         claim = f"{num_empty} of the newest {len(recent)} steps learned from no token"
-        fix = "swarm status tells what the guard set aside; [guard], replay.external and replay.keep_zero_variance "
-        fix += "decide what a step may use"
+        fix = "swarm status tells what the guard set aside; guard.enabled, replay.external and "
+        fix += "replay.keep_zero_variance decide what a step may use"
     elif len(snapshot.made) >= FEW_STEPS and clipped + masked >= 0.5:
         claim = f"most tokens teach nothing: {clipped:.0%} are clipped, {masked:.0%} left out"
-        fix = "constants of the recipe nearer to its own (learner.recipe_params, guard.cap), or fresher groups"
+        fix = "constants of the recipe nearer to its own (learner.recipe_params), or fresher groups"
     else:
         return None
     return Diagnosed(claim=claim, fix=fix, evidence=("num_tokens, clip_share and masked_share of step (events.jsonl)",))
 
 
-def has_learned_nothing(snapshot: Snapshot) -> bool:
-    """True where the reward is where it was, after many steps; a hard task looks the same."""
+def learns_nothing(snapshot: Snapshot) -> Diagnosed | None:
+    """Many steps after which the reward is where it was; a hard task looks the same."""
     rewards = snapshot.course("reward_mean")
     third = len(rewards) // 3
     if len(rewards) < MANY_STEPS:
-        return False
-    return mean(rewards[-third:]) <= min(mean(rewards[:third]) + 0.02, LEARNED)
-
-
-def learns_nothing(snapshot: Snapshot) -> Diagnosed | None:
-    """Many steps after which the reward is where it was."""
-    if not has_learned_nothing(snapshot):
         return None
-    rewards = snapshot.course("reward_mean")
-    third = len(rewards) // 3
+    first, now = mean(rewards[:third]), mean(rewards[-third:])
+    if now > min(first + 0.02, LEARNED):
+        return None
     return Diagnosed(
-        claim=f"after {len(rewards)} steps the reward is where it was: {mean(rewards[:third]):.2f} at first, "
-        f"{mean(rewards[-third:]):.2f} now",
-        fix=f"look at answers with their rewards: swarm samples {snapshot.directory}. Are right answers the right "
+        claim=f"after {len(rewards)} steps the reward is where it was: {first:.2f} at first, {now:.2f} now",
+        fix=f"look at answers with their rewards: {snapshot.look}. Are right answers the right "
         "ones, and does the reward know them? Hard tasks need an easier beginning, or many more steps",
     )
 
@@ -464,18 +461,16 @@ def buffer_too_small(snapshot: Snapshot) -> Diagnosed | None:
 
 def all_set_aside(snapshot: Snapshot) -> Diagnosed | None:
     """A guard that set every source of the newest draws aside, or keeps the learner at its safe recipe."""
-    figures = snapshot.value("guard", dict[str, float]())
+    figures = snapshot.guard
     words, recent = set_aside_words(figures), snapshot.steps[-RECENT_STEPS:]
-    idle_s = snapshot.at_s - snapshot.value("last_step_at_s", snapshot.at_s)
+    idle_s = snapshot.stepless_s
     is_long = idle_s > snapshot.max_idle_s or (idle_s > LONG_S and figures.get("guard_idle_draws", 0) >= MANY_DRAWS)
     num_high = sum(step.diagnostics.get("guard_level", 0) >= 2 for step in recent)
     if words and is_long:
         claim, gravity = f"no step is made, since {words}", Gravity.STOPS
     elif len(recent) >= 3 and num_high >= len(recent) / 2:
-        claim, gravity = (
-            "data is so far off policy that the guard lets the learner use its safe recipe only",
-            Gravity.HARMS,
-        )
+        claim = "data is so far off policy that the guard lets the learner use its safe recipe only"
+        gravity = Gravity.HARMS
     else:
         return None
     return Diagnosed(
@@ -522,14 +517,14 @@ def waiting_words(snapshot: Snapshot) -> str:
 
 
 def no_steps(snapshot: Snapshot) -> Diagnosed | None:
-    """Neither a step nor a group nor a sign of work for longer than the limit, or many own groups in vain."""
+    """Neither a step nor a group nor a sign of work for longer than the limit, or many own groups without signal."""
     if snapshot.status is None or snapshot.is_finished or snapshot.only_relays:
         return None
-    idle_s = snapshot.at_s - snapshot.value("last_step_at_s", snapshot.at_s)
+    idle_s = snapshot.stepless_s
     waiting = waiting_words(snapshot)
     if idle_s > snapshot.max_idle_s and not _is_at_work(snapshot, idle_s):
         product = "optimizer step" if snapshot.following is None else "group"
-        known = "; ".join(filter(None, (set_aside_words(snapshot.value("guard", dict[str, float]())), waiting)))
+        known = "; ".join(filter(None, (set_aside_words(snapshot.guard), waiting)))
         claim = f"no {product} for {idle_s:.0f} s (limit {snapshot.max_idle_s:.0f} s), at step "
         claim += f"{snapshot.value('step', 0)}{f': {known}' if known else ''}"
     elif snapshot.num_in_vain >= MANY_IN_VAIN:
@@ -551,7 +546,7 @@ def _is_at_work(snapshot: Snapshot, idle_s: float) -> bool:
     if sign is None or sign.what.startswith(WAITING) or idle_s > PATIENT * snapshot.max_idle_s:
         return False
     is_of_late = 0.0 <= snapshot.at_s - sign.at_s <= snapshot.max_idle_s
-    return is_of_late and not set_aside_words(snapshot.value("guard", dict[str, float]()))
+    return is_of_late and not set_aside_words(snapshot.guard)
 
 
 def overdue(snapshot: Snapshot, kind: type[Event], *besides: type[Event]) -> tuple[float, float] | None:
@@ -584,7 +579,7 @@ def halted(snapshot: Snapshot) -> Diagnosed | None:
     waited_s, usual_s = found
     num_groups = sum(each.at_s > snapshot.at_s - waited_s for each in snapshot.attempts)
     signal = ", none with differing rewards" if snapshot.num_in_vain else ""
-    known = set_aside_words(snapshot.value("guard", dict[str, float]()))
+    known = set_aside_words(snapshot.guard)
     if not known and snapshot.is_trainer and num_groups:
         known = f"{num_groups} own groups came meanwhile{signal}"
     return Diagnosed(
@@ -672,6 +667,6 @@ def slow_compute_dtype(snapshot: Snapshot) -> Diagnosed | None:
         return None
     return Diagnosed(
         claim=f"passes are computed in a dtype that this machine has no hardware for: {shortened(noted[-1].fields)}",
-        fix=f'set compute_dtype = "float32" in {snapshot.directory / "node.toml"}; published versions stay the same',
+        fix=f'set compute_dtype = "float32" in {snapshot.toml}; published versions stay the same',
         key="compute_dtype",
     )

@@ -3,6 +3,7 @@
 Invariant: each rule is a pure function of a snapshot. The table in `swarm.diagnosis.rules` orders them.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,10 +36,6 @@ def _peers(snapshot: Snapshot) -> list[str]:
     return snapshot.value("peers", list[str]())
 
 
-def _toml(snapshot: Snapshot) -> str:
-    return str(snapshot.directory / "node.toml")
-
-
 # --- the coordinator --------------------------------------------------------------------------------------
 
 
@@ -57,7 +54,7 @@ def differs_from_run(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim=f"this node is set otherwise than its run: {shortened(in_words(found))}; nodes that are set as the run "
         "refuse its groups, and it refuses theirs",
-        fix=f"put {keys} in {_toml(snapshot)} as the run has them, or delete that file and join again (key, groups and "
+        fix=f"put {keys} in {snapshot.toml} as the run has them, or delete that file and join again (key, groups and "
         f"checkpoints stay); then {snapshot.start}",
         evidence=(f"node.toml, with --set, and {HELD} differ in {keys}",),
     )
@@ -80,9 +77,8 @@ def coordinator_refuses(snapshot: Snapshot) -> Diagnosed | None:
     if not refusal:
         return None
     if "denie" in refusal:
-        fix = (
-            "ask its operator why (entry.denied in coordinator.toml); another key is another node: delete identity.key"
-        )
+        fix = "ask its operator why (entry.denied in coordinator.toml); another key is another node: "
+        fix += "delete identity.key"
     elif "manifest" in refusal:
         fix = "join again by the link that the coordinator prints now: swarm join LINK --dir NEW"
     elif "expected node" in refusal or "fingerprint" in refusal:
@@ -97,10 +93,7 @@ def coordinator_refuses(snapshot: Snapshot) -> Diagnosed | None:
             f"{snapshot.directory}), then swarm join LINK --invitation TEXT; or compare run_id and fingerprint with "
             "the link"
         )
-    return Diagnosed(
-        claim=f"the coordinator refuses this node: {shortened(refusal)}",
-        fix=fix,
-    )
+    return Diagnosed(claim=f"the coordinator refuses this node: {shortened(refusal)}", fix=fix)
 
 
 def coordinator_away(snapshot: Snapshot) -> Diagnosed | None:
@@ -111,7 +104,7 @@ def coordinator_away(snapshot: Snapshot) -> Diagnosed | None:
     address = "" if snapshot.config is None else snapshot.config.coordinator.address
     return Diagnosed(
         claim=f"the coordinator does not answer ({shortened(address)}); the node goes on without it",
-        fix=f"is it running, and its port open? swarm doctor --config {_toml(snapshot)} tries it",
+        fix=f"is it running, and its port open? swarm doctor --config {snapshot.toml} tries it",
         gravity=Gravity.NOTE if _peers(snapshot) else Gravity.WASTES,
     )
 
@@ -153,7 +146,7 @@ def cannot_dial(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim="other nodes are known, and none of their addresses answers" + (f": {error}" if error else ""),
         fix="on them: exchange.advertise must be an address that others can dial (a mapped port, a public name), and "
-        f"the firewall must let it through; swarm doctor --config {_toml(snapshot)} tries the addresses set here",
+        f"the firewall must let it through; swarm doctor --config {snapshot.toml} tries the addresses set here",
         evidence=(f"dials: {failed} failed, 0 answered; peers: none (status.json)",),
     )
 
@@ -234,7 +227,7 @@ def alone(snapshot: Snapshot) -> Diagnosed | None:
         fix = (
             f"is anybody else there, with the same run_id ({config.run_id}) and directory.shards "
             f"({config.directory.shards}), and do both clocks show the same time (timedatectl)? "
-            f"swarm doctor --config {_toml(snapshot)} tries the bootstrap addresses"
+            f"swarm doctor --config {snapshot.toml} tries the bootstrap addresses"
         )
     else:
         claim = "this node is alone: it knows nobody (directory.bootstrap is empty), and nobody came"
@@ -276,7 +269,7 @@ class RefusalFamily:
             fix = "here they are as the run's manifest says: {who} has to take {keys} of it, by joining again"
         return Diagnosed(
             claim=self.claim.format(why=why, keys=keys) + newest,
-            fix=fix.format(who=who, keys=keys, config=_toml(snapshot), start=snapshot.start),
+            fix=fix.format(who=who, keys=keys, config=snapshot.toml, start=snapshot.start),
             evidence=(_counts(snapshot, *present), f"{share:.0%} of the groups that came", _by(snapshot, *present)[1]),
             gravity=Gravity.HARMS if share > 0.3 else Gravity.WASTES,
         )
@@ -327,7 +320,7 @@ others_refused: Final = RefusalFamily(
     words={
         RefusalReason.NO_ENTRY: "the entry rule here does not let their makers into the run: compare [entry] (kind, "
         "members) with the run's, or invite them (swarm-node invite ID)",
-        RefusalReason.OVER_REPLAY_TIME: "scoring them again takes longer than sandbox.replay_s_per_minute allows",
+        RefusalReason.OVER_REPLAY_TIME: "scoring them again takes longer than 15 s of a minute",
         RefusalReason.BAD_VERSION: "they name versions that never were: their node began again with one key",
         RefusalReason.UNKNOWN_HEAD: "too little is known here of the versions that made them",
         RefusalReason.LOW_REPUTATION: "their makers sent too many bad groups before",
@@ -347,13 +340,11 @@ def _share(snapshot: Snapshot, num_refused: int) -> float:
 
 def _by(snapshot: Snapshot, *reasons: RefusalReason) -> tuple[list[NodeId], str]:
     """Producers of refused groups, most first, and the same in words."""
-    counts: dict[NodeId, int] = {}
+    counts = Counter[NodeId]()
     for reason in reasons:
-        for producer, count in snapshot.refused_by.get(str(reason), {}).items():
-            counts[producer] = counts.get(producer, 0) + count
-    ranked = sorted(counts, key=counts.__getitem__, reverse=True)
-    shown = ", ".join(f"{short(each)} ({counts[each]})" for each in ranked[:4]) or "not known"
-    return ranked, f"by producer: {shown} (refused in events.jsonl)"
+        counts.update(snapshot.refused_by.get(str(reason), Counter()))
+    shown = ", ".join(f"{short(each)} ({count})" for each, count in counts.most_common(4)) or "not known"
+    return [each for each, _ in counts.most_common()], f"by producer: {shown} (refused in events.jsonl)"
 
 
 def _counts(snapshot: Snapshot, *reasons: RefusalReason) -> str:
@@ -395,23 +386,6 @@ def come_too_late(snapshot: Snapshot) -> Diagnosed | None:
     )
 
 
-def quota_too_low(snapshot: Snapshot) -> Diagnosed | None:
-    """Groups of others that are more than this node takes from one peer."""
-    reasons = (RefusalReason.OVER_QUOTA, RefusalReason.TOO_MANY_ITEMS)
-    config, count = snapshot.config, snapshot.refused_of(*reasons)
-    if config is None or not snapshot.refused[RefusalReason.OVER_QUOTA] or count < FEW_REFUSED:
-        return None
-    quota = config.exchange.groups_per_minute
-    if _share(snapshot, count) < 0.3 or quota >= 600:  # else it is a flood
-        return None
-    return Diagnosed(
-        claim=f"this node takes {quota} groups a minute from one peer, and they make more: the rest is refused",
-        fix=snapshot.set_key("exchange.groups_per_minute", 6000),
-        evidence=(_counts(snapshot, *reasons), f"exchange.groups_per_minute = {quota} (node.toml)"),
-        key="exchange.groups_per_minute",
-    )
-
-
 def liar(snapshot: Snapshot) -> Diagnosed | None:
     """Rewards claimed by a peer that are not those of the verifier here."""
     reasons = (RefusalReason.FALSE_REWARD, RefusalReason.VERIFIER_FAILED)
@@ -424,7 +398,7 @@ def liar(snapshot: Snapshot) -> Diagnosed | None:
         claim = "rewards that all others claim differ from those of the verifier here: environments or their packages "
         claim += "differ"
         fix = "compare [[environments]] and the version of the packages that score (swarm check --config "
-        fix += f"{_toml(snapshot)}) here and there"
+        fix += f"{snapshot.toml}) here and there"
     else:
         who, low = short(producers[0]) if producers else "a node", snapshot.refused[RefusalReason.LOW_REPUTATION]
         claim = f"node {who} claims rewards that its answers do not have: it lies, or scores with another version"
@@ -507,11 +481,8 @@ def no_trainer(snapshot: Snapshot) -> Diagnosed | None:
     following = snapshot.following
     if following is None:
         return None
-    candidates, without_weights, policy = (
-        following.get("candidates"),
-        following["trainers_without_weights"],
-        following["policy"],
-    )
+    candidates, policy = following.get("candidates"), following["policy"]
+    without_weights = following["trainers_without_weights"]
     publish = "on the trainer, in its node.toml under [weights]: publish = true (swarm join ... --set "
     publish += "weights.publish=true)"
     if candidates:
@@ -526,7 +497,7 @@ def no_trainer(snapshot: Snapshot) -> Diagnosed | None:
             return None  # it has only begun to search
         claim = "no trainer is in the directory: nobody to follow (follow.policy names one)"
         fix = "is a trainer running that publishes weights, in the same run and reachable? swarm doctor --config "
-        fix += f"{_toml(snapshot)} tries coordinator and bootstrap addresses"
+        fix += f"{snapshot.toml} tries coordinator and bootstrap addresses"
     elif policy in without_weights and following["served_step"] is None:
         claim, fix = f"the trainer {short(policy)} publishes no weights: set weights.publish=true there", publish
     else:
@@ -593,7 +564,7 @@ def no_credit(snapshot: Snapshot) -> Diagnosed | None:
     following = snapshot.following
     if following is None or not following["is_trainer_connected"] or following["served_step"] is None:
         return None
-    idle_s = snapshot.at_s - snapshot.value("last_step_at_s", snapshot.at_s)
+    idle_s = snapshot.stepless_s
     is_short = idle_s < snapshot.max_idle_s / 2 and overdue(snapshot, GroupPut, GroupUnscored) is None
     if following.get("credit", 1) > 0 or is_short:
         return None
@@ -652,7 +623,7 @@ def nobody_follows(snapshot: Snapshot) -> Diagnosed | None:
     return Diagnosed(
         claim="this node only trains, and nobody generates for it",
         fix="start generators (swarm join LINK --dir my-generator --generate), or let it generate, too: in "
-        f'{_toml(snapshot)} set roles = ["trainer", "generator"]',
+        f'{snapshot.toml} set roles = ["trainer", "generator"]',
         evidence=(f"roles: trainer; followers: none after {snapshot.up_s:.0f} s (status.json)",),
         key="roles",
     )

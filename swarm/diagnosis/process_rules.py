@@ -11,18 +11,10 @@ from itertools import pairwise
 from typing import Final
 
 from swarm.diagnosis.network_rules import not_published, versions_refused
-from swarm.diagnosis.reward_rules import cannot_be_scored, gave_up
+from swarm.diagnosis.reward_rules import cannot_be_scored
+from swarm.diagnosis.signal_rules import gave_up
 from swarm.diagnosis.snapshot import START_S, Diagnosed, Gravity, Snapshot, middle, shortened
-from swarm.events import (
-    NODE,
-    DiskFull,
-    LoopFailed,
-    NodeRestored,
-    NodeStarted,
-    StepMade,
-    WorkerDied,
-    events_of,
-)
+from swarm.events import NODE, DiskFull, LoopFailed, NodeRestored, NodeStarted, StepMade, WorkerDied, events_of
 from swarm.telemetry import LoggedWarning
 from swarm.telemetry.warning_log import STATUS_WITHOUT_ROOM
 
@@ -35,7 +27,7 @@ MANY_STARTS: Final = 4
 NEWEST_STARTS: Final = 6
 SHORT_S: Final = 180.0  # life of a process between two starts
 NEWEST_ERRORS: Final = 20
-TOLD: Final = frozenset(  # errors in the log that are no fault, or that other rules tell with their fix
+COVERED: Final = frozenset(  # logged errors that are no fault, or that have a rule of their own
     {
         STATUS_WITHOUT_ROOM,
         "loop failed",
@@ -140,11 +132,10 @@ def broken_configuration(snapshot: Snapshot) -> Diagnosed | None:
     """A node.toml that cannot be read."""
     if not snapshot.config_error or snapshot.runs:
         return None
-    path = snapshot.directory / "node.toml"
     return Diagnosed(
         claim=f"the configuration cannot be read, so the node cannot start: {shortened(snapshot.config_error)}",
-        fix=f"correct it, then try it: swarm check --config {path}",
-        evidence=(f"{path}",),
+        fix=f"correct it, then try it: {snapshot.check}",
+        evidence=(str(snapshot.toml),),
     )
 
 
@@ -155,7 +146,7 @@ def file_missing(snapshot: Snapshot) -> Diagnosed | None:
     path = shortened(snapshot.missing_files[0])
     return Diagnosed(
         claim=f"the file of questions is not there any more: {path}",
-        fix=f"put it back, or write where it is now into {snapshot.directory / 'node.toml'}; then {snapshot.start}",
+        fix=f"put it back, or write where it is now into {snapshot.toml}; then {snapshot.start}",
         evidence=(f"{path} does not exist", "node.toml"),
         key="environments.dataset",
     )
@@ -248,8 +239,7 @@ def status_unwritten(snapshot: Snapshot) -> Diagnosed | None:
 
 def _deaths(snapshot: Snapshot) -> tuple[list[WorkerDied], int]:
     """Deaths of the worker since the node started, and steps made since the newest of them."""
-    since = snapshot.started_at_s or 0.0
-    deaths = [event for event in events_of(WorkerDied, snapshot.events) if event.at_s >= since]
+    deaths = snapshot.since_start(WorkerDied)
     newest = deaths[-1].at_s if deaths else 0.0
     return deaths, sum(step.at_s > newest for step in snapshot.made)
 
@@ -303,8 +293,7 @@ def _ending(snapshot: Snapshot) -> Diagnosed | None:
     """The exception that ended the node itself."""
     if snapshot.is_finished:
         return None
-    since = snapshot.started_at_s or 0.0
-    ends = [event for event in events_of(LoopFailed, snapshot.events) if event.loop == NODE and event.at_s >= since]
+    ends = [event for event in snapshot.since_start(LoopFailed) if event.loop == NODE]
     if snapshot.runs and not (ends and snapshot.now_s - ends[-1].at_s < ENDING_S):
         return None
     lines = [line.strip() for line in snapshot.log.splitlines() if line.strip()]
@@ -314,7 +303,7 @@ def _ending(snapshot: Snapshot) -> Diagnosed | None:
     where = "failure in events.jsonl" if ends else "the last line of log.txt"
     fix = f"correct what the traceback above that line of the node's log names; then {snapshot.start}"
     if error.startswith("ConfigError"):
-        fix = f"change what it names (keys are in {snapshot.directory / 'node.toml'}); then {snapshot.start}"
+        fix = f"change what it names (keys are in {snapshot.toml}); then {snapshot.start}"
     return Diagnosed(
         claim=f"the node ended with an error: {shortened(error)}",
         fix=fix,
@@ -337,10 +326,9 @@ def never_ran(snapshot: Snapshot) -> Diagnosed | None:
     if snapshot.runs or snapshot.status is not None or snapshot.config is None:
         return None
     before = f"; it ran before, {len(snapshot.made)} steps" if snapshot.events else ""
-    path = snapshot.directory / "node.toml"
     return Diagnosed(
         claim="the node did not come up: it was not started, or it ended before it served its peers",
-        fix=f"swarm doctor --config {path}; then {snapshot.start}, and read its last lines",
+        fix=f"swarm doctor --config {snapshot.toml}; then {snapshot.start}, and read its last lines",
         evidence=(f"no status.json in {snapshot.directory}, which a node writes within seconds{before}",),
     )
 
@@ -359,7 +347,7 @@ def worker_dies(snapshot: Snapshot) -> Diagnosed | None:
         + (" and again" if len(deaths) > 1 else "")
         + (f": {shortened(errors[-1])}" if errors else ""),
         fix="read the traceback above `worker died` in the node's log (its terminal, journal, or log.txt), and correct "
-        f"what it names; swarm doctor --config {snapshot.directory / 'node.toml'} finds what this machine lacks",
+        f"what it names; swarm doctor --config {snapshot.toml} finds what this machine lacks",
         evidence=(f"exit codes: {shown} (worker_died in events.jsonl); {num_steps} steps since",),
     )
 
@@ -396,8 +384,7 @@ def restarts_often(snapshot: Snapshot) -> Diagnosed | None:
 
 def loops_fail(snapshot: Snapshot) -> Diagnosed | None:
     """Unexpected exceptions that ended rounds of loops."""
-    since = snapshot.started_at_s or 0.0
-    failures = [event for event in events_of(LoopFailed, snapshot.events) if event.at_s >= since and event.loop != NODE]
+    failures = [event for event in snapshot.since_start(LoopFailed) if event.loop != NODE]
     num_failures = snapshot.value("num_failures", 0) - len(_deaths(snapshot)[0])
     if num_failures <= 0 and (snapshot.status is not None or not failures):
         return None
@@ -416,7 +403,7 @@ def loops_fail(snapshot: Snapshot) -> Diagnosed | None:
 
 def logged_errors(snapshot: Snapshot) -> Diagnosed | None:
     """Errors in the node's log that no other rule knows."""
-    errors = [each for each in snapshot.logged if each.is_error and each.message not in TOLD]
+    errors = [each for each in snapshot.logged if each.is_error and each.message not in COVERED]
     if not errors:
         return None
     return Diagnosed(
@@ -493,8 +480,7 @@ def only_relays(snapshot: Snapshot) -> Diagnosed | None:
         return None
     return Diagnosed(
         claim="this node learns and generates nothing: it only passes on what others make",
-        fix=f'to let it learn: in {snapshot.directory / "node.toml"} set roles = ["trainer", "generator"]; then '
-        f"{snapshot.start}",
+        fix=f'to let it learn: in {snapshot.toml} set roles = ["trainer", "generator"]; then {snapshot.start}',
         evidence=(f"roles = {[*map(str, snapshot.config.roles)]} (node.toml)",),
         key="roles",
     )

@@ -29,16 +29,7 @@ NUM_GROUPS: Final = 32  # own groups whose answers are looked at
 
 
 def read_snapshot(directory: Path, now_s: float, max_idle_s: float = 300.0) -> Snapshot:
-    """Snapshot of the files of the node in `directory` (blocking).
-
-    Args:
-        directory: of the node.
-        now_s: wall clock.
-        max_idle_s: longest time without a step.
-
-    Raises:
-        ConfigError: it is no directory of a node.
-    """
+    """Snapshot of the files of a node (blocking). Raises ConfigError where it is no directory of a node."""
     status = _read_status(directory / "status.json")
     config, config_error, changed_keys = _read_config(directory, (status or {}).get("started_at_s", math.inf))
     events = tuple(read_events(directory / "events.jsonl"))

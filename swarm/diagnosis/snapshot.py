@@ -5,7 +5,7 @@ Invariant: every value comes from a file of the node; a missing file leaves its 
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, TypeVar, cast
 
-from swarm.config import NodeConfig
+from swarm.config import EnvironmentConfig, NodeConfig
 from swarm.environments.record_facts import RecordFacts
 from swarm.events import (
     ApplyFailed,
@@ -38,7 +38,13 @@ RECENT_GROUPS: Final = 128  # own attempts that count as recent
 RECENT_STEPS: Final = 20
 FEW_STEPS: Final = 20  # fewer say nothing of a course
 START_S: Final = 600.0  # a node comes up, or ends, within these
+FEW_GROUPS: Final = 8  # fewer say nothing
+COMPARED: Final = 16  # answers of each kind from which their rewards can be compared
+VISIBLE: Final = 0.05  # of records, from which on a fault is more than a slip
+MOST: Final = 0.9
+EDGE: Final = 1e-6
 Value = TypeVar("Value")
+Kind = TypeVar("Kind", bound=Event)
 
 
 class Gravity(IntEnum):
@@ -65,6 +71,11 @@ class Diagnosed:
     gravity: Gravity | None = None  # None: as the table says
     name: str = ""  # of the rule; "": as the table says
     docs: str = ""  # page and anchor
+
+    @property
+    def weight(self) -> Gravity:
+        """Its gravity; NOTE before the table has given it one."""
+        return Gravity.NOTE if self.gravity is None else self.gravity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +134,7 @@ class Snapshot:
 
     @cached_property
     def started_at_s(self) -> float | None:
-        """When the present or last process began to serve; None: unknown."""
+        """Wall clock at which the present or last process began to serve; None: unknown."""
         return next((event.at_s for event in reversed(self.events) if isinstance(event, NodeStarted)), None)
 
     @cached_property
@@ -152,8 +163,13 @@ class Snapshot:
         return self.following is None if self.config is None else Role.TRAINER in self.config.roles
 
     @property
+    def guard(self) -> dict[str, float]:
+        """Figures of the off-policy guard while it sets every source aside; else empty."""
+        return self.value("guard", {})
+
+    @property
     def following(self) -> JsonDict | None:
-        """Of a node that generates for a trainer: what status.json says of it."""
+        """Status of a node that generates for a trainer, as status.json has it; None for others."""
         return self.value("following", None)
 
     @property
@@ -166,7 +182,22 @@ class Snapshot:
         """True for a node that looks for others."""
         return self.config is not None and not self.config.is_alone
 
+    @property
+    def environments(self) -> tuple[EnvironmentConfig, ...]:
+        """Sections of the configuration; empty where there is none."""
+        return () if self.config is None else self.config.environments
+
     # --- groups ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def is_right(self) -> tuple[bool, ...]:
+        """For each answer whose right one is known: equal to it."""
+        return tuple(flag for group in self.answers for flag in group.is_right)
+
+    @property
+    def num_right(self) -> int:
+        """Answers that are the right one of the file."""
+        return sum(self.is_right)
 
     @cached_property
     def attempts(self) -> tuple[GroupPut | GroupUnscored, ...]:
@@ -219,7 +250,7 @@ class Snapshot:
 
     @cached_property
     def steps(self) -> tuple[StepMade, ...]:
-        """Of each draw the step that was made last, in order."""
+        """The last step that was made of each draw, in order."""
         return tuple({step.draw_step: step for step in events_of(StepMade, self.events)}.values())
 
     @cached_property
@@ -238,9 +269,18 @@ class Snapshot:
         """Since the newest step, or group of a generator, of the present process."""
         return self.at_s - max(self.value("last_step_at_s", 0.0), self.started_at_s or 0.0)
 
+    @property
+    def stepless_s(self) -> float:
+        """Since the newest step, or group of a generator, of any process; 0 where there is none."""
+        return self.at_s - self.value("last_step_at_s", self.at_s)
+
+    def since_start(self, kind: type[Kind]) -> list[Kind]:
+        """Events of a kind of the present or last process."""
+        return [event for event in events_of(kind, self.events) if event.at_s >= (self.started_at_s or 0.0)]
+
     @cached_property
     def draws(self) -> tuple[GroupsDrawn, ...]:
-        """Of each number the draw that was made last, in order."""
+        """The last draw that was made under each number, in order."""
         return tuple({draw.draw_step: draw for draw in events_of(GroupsDrawn, self.events)}.values())
 
     @cached_property
@@ -280,9 +320,9 @@ class Snapshot:
     @cached_property
     def refused_by(self) -> dict[str, Counter[NodeId]]:
         """Reason -> refused groups by producer, where the event names one."""
-        since, found = self.started_at_s or 0.0, dict[str, Counter[NodeId]]()
-        for event in events_of(GroupRefused, self.events):
-            if event.at_s >= since and event.producer:
+        found: dict[str, Counter[NodeId]] = {}
+        for event in self.since_start(GroupRefused):
+            if event.producer:
                 found.setdefault(event.reason, Counter())[event.producer] += event.count
         return found
 
@@ -297,11 +337,26 @@ class Snapshot:
 
     # --- words ----------------------------------------------------------------------------------------
 
+    @property
+    def toml(self) -> Path:
+        """The node's own configuration."""
+        return self.directory / "node.toml"
+
+    @property
+    def check(self) -> str:
+        """The command that tries the configuration."""
+        return f"swarm check --config {self.toml}"
+
+    @property
+    def look(self) -> str:
+        """The command that shows answers."""
+        return f"swarm samples {self.directory}"
+
     def set_key(self, key: str, value: object, why: str = "") -> str:
         """Change of one key of the configuration, in words: file, line and command."""
         section, _, name = key.rpartition(".")
         where = f"under [{section}] " if section else ""
-        return f"in {self.directory / 'node.toml'} {where}set {name} = {as_toml(value)}{why}; then {self.start}"
+        return f"in {self.toml} {where}set {name} = {as_toml(value)}{why}; then {self.start}"
 
     @property
     def start(self) -> str:
@@ -313,7 +368,10 @@ class Snapshot:
         if is_training:
             more = f" --steps {2 * self.value('step', 0)}" if self.is_finished else ""  # else nothing is to be done
             return f"swarm train --dir {self.directory}{more}"
-        return f"swarm-node start --config {self.directory / 'node.toml'}"
+        return f"swarm-node start --config {self.toml}"
+
+
+Find = Callable[[Snapshot], Diagnosed | None]
 
 
 def as_toml(value: object) -> str:
@@ -331,11 +389,11 @@ def shortened(text: str) -> str:
     return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 3]}..."
 
 
-def middle(values: Sequence[float], default: float = 0.0) -> float:
-    """Median; `default` of none."""
-    return median(values) if values else default
+def middle(values: Sequence[float]) -> float:
+    """Median; 0 of none."""
+    return median(values) if values else 0.0
 
 
-def mean(values: Sequence[float], default: float = 0.0) -> float:
-    """Arithmetic mean; `default` of none."""
-    return math.fsum(values) / len(values) if values else default
+def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean; 0 of none."""
+    return math.fsum(values) / len(values) if values else 0.0

@@ -28,7 +28,7 @@ _PLAIN_NUMBER: Final = r"[-+]?[0-9]{1,25}(?:\.[0-9]{0,24})?"
 
 
 def is_right(dataset: str, answer: str, reference: str, entry: Entry, score: Callable[[str], float]) -> bool:
-    """Whether an answer is right as a whole.
+    """True if an answer is right as a whole.
 
     Args:
         dataset: name of it.

@@ -304,7 +304,7 @@ def _present(group: RolloutGroup | None) -> RolloutGroup:
 
 
 def _read(path: Path, chooser: str) -> list[_State]:
-    """What is remembered; nothing where the file is of a chooser with other constants."""
+    """The remembered state; nothing where the file is of a chooser with other constants."""
     try:
         data = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -8,7 +8,6 @@ Invariant: what this check calls different is different; it cannot show that eve
 """
 
 import asyncio
-import datetime
 import json
 import os
 import signal
@@ -38,8 +37,8 @@ PLAYS_OF: Final = 5  # times answer_cpu_s that an action may take here, outside 
 LEAST_PART_S: Final = 2.0  # of CPU, for imports and caches
 _SHOWN_CHARS: Final = 60  # of a value that differs
 _SHOWN_BEFORE: Final = 15  # of them where it does not yet
-# hash seed, time zone, seconds that the clocks are ahead, whether the order is turned around
-_SETTINGS: Final = (("1", "UTC", 0.0, False), ("2", "XXX-13:30", 1.1e8, True))
+# hash seed, time zone (date and hour differ), seconds that the clocks are ahead, whether the order is reversed
+_SETTINGS: Final = (("1", "XXX24", 0.0, False), ("2", "XXX-13:30", 1.1e8, True))
 FIX: Final = (
     "draw randomness from the configured seed and the task id alone, and use no clock, id(), hash() or order of a set; "
     'or keep its episodes on this node: exchange = "own"'
@@ -53,7 +52,7 @@ _FIELDS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examined:
-    """What a sound environment of local code is like."""
+    """Properties of a sound environment of local code."""
 
     max_turns: int
     difference: str  # between two processes, as a sentence without its subject; empty where there is none
@@ -86,17 +85,15 @@ async def examine(
         return {}
     sandbox = sandbox or SandboxConfig()
     plays = await asyncio.gather(*(_play_elsewhere(local, sandbox.memory_bytes, *setting) for setting in _SETTINGS))
-    verifier = SandboxVerifier(tuple(local), sandbox)
     try:
-        await verifier.limits_in_force()  # starts it
-        for config in local:
-            await require_sound(config.name, read_tried(plays[0][config.name]["tried"]), verifier, tokenizer)
-        shapes = dict(verifier.shapes)
+        async with SandboxVerifier(tuple(local), sandbox) as verifier:
+            await verifier.limits_in_force()  # starts it
+            for config in local:
+                await require_sound(config.name, read_tried(plays[0][config.name]["tried"]), verifier, tokenizer)
+            shapes = dict(verifier.shapes)
     except RolloutFailed as error:
         names = ", ".join(config.name for config in local)
         raise ConfigError(f"environments {names}: {error}; does one need more than sandbox.memory_bytes?") from None
-    finally:
-        await verifier.close()
     return {
         config.name: Examined(
             max_turns=shapes[config.name].max_turns,
@@ -124,7 +121,7 @@ async def require_repeatable(
     sandbox: SandboxConfig | None = None,
     tokenizer: "Tokenizer | None" = None,
 ) -> dict[str, Examined]:
-    """What `examine` finds. Raises ConfigError as it does, and for an environment that no other node could replay."""
+    """Findings of `examine`. Raises ConfigError as it does, and for an environment that no other node could replay."""
     found = await examine(configs, sandbox, tokenizer)
     for config in configs:
         if config.exchange != "own" and config.name in found and (what := found[config.name].difference):
@@ -144,7 +141,7 @@ def _difference(name: str, one: dict[str, list[str]], other: dict[str, list[str]
 
 
 def _first_difference(one: Any, other: Any) -> str:
-    """Where two values of a part begin to differ, and both there, shortened."""
+    """First place where two values of a part differ, with both values, shortened."""
     if not (isinstance(one, list) and isinstance(other, list)):
         return _both("it", one, other)
     (actions, (reward, turns)), (others_actions, (others_reward, others_turns)) = one, other
@@ -311,7 +308,10 @@ def _limit(environment: "Environment", num_actions: int) -> Generator[None]:
 
 
 def shift_clocks(ahead_s: float) -> None:
-    """Lets the clocks of this process go ahead, for what asks them by `time` or `datetime` from now on."""
+    """Sets the clocks of `time` ahead in this process, and with them `date.today`.
+
+    `datetime.now` reads the system's clock: there only the time zones make a difference, of date and hour.
+    """
     for name, scale in (
         ("time", 1),
         ("monotonic", 1),
@@ -321,42 +321,6 @@ def shift_clocks(ahead_s: float) -> None:
     ):
         clock = getattr(time, name)
         setattr(time, name, lambda clock=clock, by=type(clock())(ahead_s * scale): clock() + by)
-    real_date, real_datetime, ahead = datetime.date, datetime.datetime, datetime.timedelta(seconds=ahead_s)
-
-    class AnyKind(type):
-        """Values that C code makes are of these classes, too."""
-
-        def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, real_datetime if issubclass(cls, real_datetime) else real_date)
-
-    def as_real(kind: type) -> Any:
-        """What pydantic asks a class for that it does not know."""
-        return classmethod(lambda cls, source, handler: handler(kind))
-
-    class ShiftedDate(real_date, metaclass=AnyKind):
-        __get_pydantic_core_schema__ = as_real(real_date)
-
-        @classmethod
-        def today(cls) -> datetime.date:
-            return (real_datetime.now() + ahead).date()
-
-    class ShiftedTime(real_datetime, metaclass=AnyKind):
-        __get_pydantic_core_schema__ = as_real(real_datetime)
-
-        @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
-            return real_datetime.now(tz) + ahead
-
-        @classmethod
-        def utcnow(cls) -> datetime.datetime:
-            return real_datetime.now(datetime.UTC).replace(tzinfo=None) + ahead
-
-        @classmethod
-        def today(cls) -> datetime.datetime:
-            return real_datetime.now() + ahead
-
-    for name, kind in {"date": ShiftedDate, "datetime": ShiftedTime}.items():
-        setattr(datetime, name, kind)
 
 
 if __name__ == "__main__":

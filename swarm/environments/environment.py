@@ -129,7 +129,7 @@ class AnswerEnvironment(NumberedEnvironment):
 
     @abstractmethod
     def judge(self, problem: Problem, answer: str) -> float:
-        """What the stripped answer is worth, clipped to [0, 1] by the caller. May run hostile text."""
+        """Reward of the stripped answer, clipped to [0, 1] by the caller. May run hostile text."""
 
     def rewards(self, problem: Problem, answer: str) -> Mapping[str, float]:
         """Named rewards of the stripped answer, the outcome among them. May run hostile text."""

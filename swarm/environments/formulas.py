@@ -63,7 +63,7 @@ def exact_value(answer: str) -> tuple[Fraction, list[int]] | None:
 
 
 def is_integral(answer: str, integrand: str, variable: str) -> bool:
-    """Whether the derivative of a formula over `variable` and C is the integrand, at two complex points to 45 digits.
+    """True if the derivative of a formula over `variable` and C is the integrand, at two complex points to 45 digits.
 
     sympy's `simplify` decides the same for any formula, but takes seconds over some of 100 characters.
     """

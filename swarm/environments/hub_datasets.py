@@ -52,7 +52,7 @@ def write_jsonl(source: str, path: Path, subset: str = "", split: str = "train")
 
 
 def is_dataset(source: str) -> bool:
-    """Whether `datasets` is to read it: all that is no .jsonl file."""
+    """True if `datasets` is to read it: all that is no .jsonl file."""
     return not source.endswith(".jsonl")
 
 

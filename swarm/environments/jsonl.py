@@ -178,7 +178,7 @@ class _Entry(NamedTuple):
 
 
 def _takes_record(config: EnvironmentConfig, score: Callable[..., Any]) -> bool:
-    """Whether a function takes the whole record, too: it needs a fourth argument, or names one `record`.
+    """True if a function takes the whole record, too: it needs a fourth argument, or names one `record`.
 
     A fourth argument with another name and a default value is the function's own.
 

@@ -37,7 +37,7 @@ _SEARCH: Final = re.compile(r"search[: ] ?([a-z]{1,20}(?: [a-z]{1,20})?)\.?", re
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Who is where, and what is there; the first person is the one that is asked about."""
+    """People, their places and things; the question is about the first person."""
 
     where: dict[str, str]
     what: dict[str, str]
@@ -127,7 +127,7 @@ class LookUp:
         self._found: set[str] = set()
 
     def step(self, action: Action) -> Transition:
-        """What the table says of a word, or the end."""
+        """The table's entry for a word, or the end."""
         if action.is_malformed or len(action.calls) > 1:
             status = TurnStatus.MALFORMED if action.is_malformed else TurnStatus.TOOL_ERROR
             return self._say("-=" if self._is_char else "error: one search at a time", status)

@@ -1,6 +1,6 @@
 """Facts about a file of questions and right answers that no single record shows: contradictions, repetitions, blanks.
 
-Invariant: facts alone, of at most MOST_READ records; `swarm.diagnosis.reward_rules` judges which ones do harm.
+Invariant: facts alone, of at most MOST_READ records; `swarm.diagnosis.record_rules` judges which ones do harm.
 """
 
 import json
@@ -20,7 +20,7 @@ MAX_FILE_BYTES: Final = 256 * 2**20  # a larger one is not read
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordFacts:
-    """What the records of one environment have in common.
+    """Facts that hold for all records of one environment.
 
     Example: a file that has each of 60 questions four times, each time with another right answer, has num_records 240,
     num_questions 60 and num_contradicting 240.
@@ -51,7 +51,7 @@ def loose(answer: str) -> str:
 
 
 def last_word(answer: str) -> str:
-    """What stands behind the last white space of a right answer that has some; "" of one word."""
+    """The text behind the last white space of a right answer that has some; "" of one word."""
     words = answer.split()
     return words[-1] if len(words) > 1 else ""
 

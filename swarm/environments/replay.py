@@ -74,11 +74,11 @@ class ReplayedEpisode:
 
     @property
     def is_ended(self) -> bool:
-        """Whether it takes no other action."""
+        """True if it takes no other action."""
         return bool(self.transitions) and self.transitions[-1].is_end
 
     def step(self, text: str) -> Transition:
-        """What the environment answers to one more action; it ends at the latest with action number `max_turns`.
+        """The environment's answer to one more action; it ends at the latest with action number `max_turns`.
 
         Raises:
             ValueError: the environment answers in a conversation that it did not open, with a status that does not
@@ -104,7 +104,7 @@ class ReplayedEpisode:
             self.step(text)
 
     def outcome(self) -> EpisodeOutcome:
-        """What it came to so far; the reward of an episode that did not end is 0."""
+        """Outcome so far; the reward of an episode that did not end is 0."""
         rewards = self.transitions[-1].rewards if self.transitions else {}
         return EpisodeOutcome(reward=_worth(rewards, self._weights), transitions=tuple(self.transitions))
 
@@ -138,7 +138,7 @@ def weights_of(environment: Environment) -> Mapping[str, float]:
 
 
 def score_of(environment: Environment) -> Score | None:
-    """What judges the last action alone; None where episodes are replayed."""
+    """Function that judges the last action alone; None where episodes are replayed."""
     return environment.score if isinstance(environment, ConfiguredEnvironment) else None
 
 
@@ -175,7 +175,7 @@ def answer_reward(environment: Environment, task_id: int, answer: str) -> float:
 
 
 def _checked(answer: object) -> Transition:
-    """What `step` returned, if it is a transition. Raises ValueError: says what is wrong and what there may be."""
+    """The transition that `step` returned. Raises ValueError, with the fix, for anything else."""
     if not isinstance(answer, Transition):
         raise ValueError(f"step returned {_shown(answer)}, which is no swarm.episode.Transition")
     if answer.status.__class__ is not TurnStatus:
@@ -217,7 +217,7 @@ def _bounded(transition: Transition) -> Transition:
 
 
 def _in_range(name: str, reward: float) -> float:
-    """What float32 statistics of a group can hold. Raises ValueError for what is no number."""
+    """A number that float32 statistics of a group can hold. Raises ValueError for what is no number."""
     if not math.isfinite(reward):
         raise ValueError(f"{name} is {reward}, which is no finite number")
     return min(MAX_REWARD, max(-MAX_REWARD, reward))

@@ -168,13 +168,13 @@ class Attempts:
         return Transition(messages=(said,), status=judged.status, state_key=f"{self._num_attempts}:{said.content}")
 
     def check(self) -> Message:
-        """What follows every answer where all are asked again."""
+        """Message after every answer where all are asked again."""
         asked = self._environment.inner.task(self._task_id).messages[-1].content
         is_char = self._environment.style == "char"
         return Message(role="user", content=asked if is_char else "Is that right? Check it, and answer once more.")
 
     def correction(self, wrong: str) -> Message:
-        """What follows a wrong answer."""
+        """Message after a wrong answer."""
         hint = self._hint(wrong)
         is_char = self._environment.style == "char"
         return Message(role="user", content=f"no{hint}=" if is_char else f"No, that is wrong.{hint} Try again.")

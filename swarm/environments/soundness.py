@@ -40,7 +40,7 @@ class Try:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TriedOut:
-    """What an environment is asked for outside of the sandbox."""
+    """Answers of an environment to what is asked outside of the sandbox."""
 
     tries: tuple[Try, ...]
     weights: Mapping[str, float]  # name of each reward that counts -> its weight
@@ -106,7 +106,7 @@ def _known_actions(environment: Environment, task_id: int) -> tuple[Actions, ...
 
 
 def _ask(environment: Environment, method: str, task_id: int) -> object:
-    """What a method says of a task, None where it is not there. Raises ConfigError where it raises anything else."""
+    """A method's answer about a task, None where it is not there. Raises ConfigError where it raises anything else."""
     try:
         return getattr(environment, method)(task_id)
     except ConfigError:

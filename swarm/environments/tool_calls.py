@@ -68,7 +68,7 @@ def _call(body: str) -> ToolCall | None:
 
 
 def _is_deep(body: str) -> bool:
-    """Whether a JSON text has lists and objects inside of one another, more than _MAX_NESTING.
+    """True if a JSON text has lists and objects inside of one another, more than _MAX_NESTING.
 
     Asked before Python reads it: Python 3.11 reads 992 levels less those of the stack, 3.12 1,497 and 3.13 9,998.
     """

@@ -113,7 +113,7 @@ class _Tools:
                 self._by_name[prefix + (getattr(tool, "tool_name", None) or name)] = tool
 
     def guide(self) -> str:
-        """How to call them, for the model; empty where there are none."""
+        """Instructions to call the tools, for the model; empty where there are none."""
         lines = [
             f"{name}{inspect.signature(tool)}: {inspect.cleandoc(tool.__doc__ or '')}"
             for name, tool in self._by_name.items()
@@ -124,7 +124,7 @@ class _Tools:
         return "\n".join(["You may call these tools:", *lines, f"Call one with {form}; answer without a call to end."])
 
     def call(self, call: ToolCall) -> str:
-        """What a tool says. Raises whatever it raises, LookupError where there is none."""
+        """A tool's reply. Raises the tool's errors, and LookupError where there is no tool of that name."""
         if call.name not in self._by_name:
             raise LookupError(f"no tool {call.name!r}; there are: {', '.join(self._by_name)}")
         tool = self._by_name[call.name]
@@ -144,7 +144,7 @@ class _Try:
         self._sampled: set[int] = set()
 
     def step(self, action: Action) -> Transition:
-        """What the tools say, or the end where none is called."""
+        """The tools' replies, or the end where none is called."""
         library = self._library
         turn = len(self._sampled)
         calls = [
@@ -241,7 +241,7 @@ class _NoOutside(asyncio.BaseEventLoop):
 
 
 def _finished(work: Coroutine[Any, Any, object]) -> object:
-    """What a coroutine returns. Raises what it raises."""
+    """Result of a coroutine; its errors are raised."""
     loop = _NoOutside()
     try:
         return loop.run_until_complete(work)

@@ -1,7 +1,7 @@
-"""Admission: a sealed group from a peer becomes a scored and stored one, or a counted refusal.
+"""Admission: turns a sealed group from a peer into a scored and stored one, or a counted refusal.
 
-Invariant: nothing that a peer sent reaches buffer, learner or relay except through `Admission.admit`, whose result
-carries rewards computed on this node. Checks run from cheap to expensive, and concurrency is bounded.
+Invariant: nothing from a peer reaches buffer, learner or relay except through `Admission.admit`, whose result carries
+rewards computed on this node. Checks run from cheap to expensive, and concurrency is bounded.
 """
 
 import hashlib
@@ -13,19 +13,17 @@ from typing import Final
 
 from swarm.environments.sandbox.time_accounts import Allowance, TimeAccounts
 from swarm.errors import OverBudget, RolloutFailed, StorageFull, TooLarge
-from swarm.exchange.admission_checks import AdmissionLimits, check_form
-from swarm.exchange.episode_checks import Finding, check_num_turns
-from swarm.exchange.group_form import GroupForm, read_group, timed
-from swarm.exchange.known_versions import KnownVersions
-from swarm.exchange.novelty import MIN_BITS, Novelty, keep_keys
-from swarm.exchange.origin_checks import OriginChecks
-from swarm.exchange.reward_recheck import check_verdict, cut_group, to_scored_group
+from swarm.exchange.checks.admission_checks import GroupForm, check_form, read_group, timed
+from swarm.exchange.checks.admission_limits import AdmissionLimits, Finding
+from swarm.exchange.checks.episode_checks import check_num_turns
+from swarm.exchange.checks.origin_checks import OriginChecks
+from swarm.exchange.checks.reward_recheck import check_verdict, cut_group, to_scored_group
+from swarm.exchange.novelty import Novelty, keep_keys
 from swarm.fairness import FairTurns, Turn
-from swarm.interfaces import EnvironmentShape, GroupStore, Producer, Result, Tokenizer, Verdict, Verifier
+from swarm.interfaces import EnvironmentShape, GroupStore, Producer, Result, Tokenizer, Verifier
 from swarm.node_context import NodeContext
-from swarm.peers.entry import EntryRule
-from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation
+from swarm.trust_policy import MIN_BITS
 from swarm.types import (
     Correction,
     Digest,
@@ -37,36 +35,34 @@ from swarm.types import (
     SealedGroup,
     short,
 )
-from swarm.weight_sync.credit import CreditLedger
 from swarm.wire.envelopes import open_group, stated_bytes
 
 logger = logging.getLogger(__name__)
 
 MAX_CONCURRENT: Final = 8  # groups between the first byte looked at and the scoring of their answers
-_NUM_RESERVED: Final = 4  # of them for senders whose groups were admitted before: a flood of new keys delays no other
+_NUM_RESERVED: Final = 4  # slots for senders whose groups were admitted before: a flood of new keys delays no other
 _MAX_OF_ONE_SENDER: Final = 4
 _FIRST_TRY_CHARS: Final = 8192  # of a group whose party has no time left; 1 us each to encode and decode
-_FIRST_TRY_BYTES: Final = 65_536  # of the same, opened
-_FREE_BYTES: Final = 8192  # that nobody pays to have opened: 12 us, hardly more than counting them
-_OPEN_S_PER_BYTE: Final = 1.5e-9  # 4.4 to 6.2 ms for 4 MB, which may be 400 bytes that travelled
+_FIRST_TRY_BYTES: Final = 65_536  # opened bytes of such a group
+_FREE_BYTES: Final = 8192  # opened at nobody's expense: 12 us, hardly more than the accounting
+_OPEN_S_PER_BYTE: Final = 1.5e-9  # 4.4 to 6.2 ms for 4 MB, which may travel as 400 bytes
 _OVER_TIME: Final = RefusalReason.OVER_REPLAY_TIME, "its party has taken its seconds of this minute"
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Arrival:
-    """One group on its way through the checks, with what they have established so far."""
+    """One group on its way through the checks, with their results so far."""
 
     sealed: SealedGroup  # as it travelled; hostile
     via: NodeId  # the authenticated peer that sent it
     is_small: bool  # also when it is decompressed
+    turn: Turn[NodeId]  # ends before the answers are scored, which has turns of its own
     group: RolloutGroup | None = None  # once digest, signature and structure hold
-    producer: Producer = field(init=False)  # whom its time counts against, before its texts are read
-    allowance: Allowance = field(init=False)  # of that time
-    form: GroupForm = field(init=False)  # once its texts were read
     order: int = 0  # among commitments and arrivals, once it is opened
-    turn: Turn[NodeId] = field(init=False)  # ends before the answers are scored, which has turns of its own
-    verdict: Verdict = field(init=False)  # of the sandbox
-    scored: ScoredGroup = field(init=False)  # once it is stored
+    producer: Producer = field(init=False)  # pays for the CPU time of its texts, from `_form` on
+    allowance: Allowance = field(init=False)  # of that time
+    form: GroupForm = field(init=False)  # from `_form` on
+    scored: ScoredGroup = field(init=False)  # once its rewards were checked
 
 
 @dataclass(eq=False, repr=False)
@@ -77,36 +73,20 @@ class Admission:
     _store: GroupStore  # admitted groups are in it before `admit` returns
     _tokenizer: Tokenizer
     _verifier: Verifier  # scores answers in the sandbox and rebuilds tasks
-    _peers: Peers  # the newest head known of each lineage, our own included
-    _versions: KnownVersions  # that existed, as far as this node knows
-    _reputation: Reputation  # of each peer, charged for what it sends
-    _credit_ledger: CreditLedger | None  # who may send groups of our own lineage; None admits them from everybody
-    _environments: frozenset[str]  # names this node can rebuild
-    _usable: frozenset[Correction] = frozenset(Correction)  # what this node's recipe may learn from
-    _entry: EntryRule | None = None  # who may take part in the run; None: everybody
-    _novelty: Novelty = field(default_factory=Novelty)  # the answers seen so far
-    _origin_of: Callable[[NodeId], str] = str  # whom the time counts against that answers take; empty: not known
-    _is_established: Callable[[NodeId], bool] = lambda _: False  # whether a producer counts in full
-    _accounts: TimeAccounts = field(default_factory=TimeAccounts)  # of CPU seconds, those of the verifier
-    _shapes: Mapping[str, EnvironmentShape] = field(default_factory=dict[str, EnvironmentShape])  # as far as known
+    _origin: OriginChecks
+    _reputation: Reputation  # of each peer, charged for the groups it sends
+    _usable: frozenset[Correction]  # that this node's recipe may learn from
+    _novelty: Novelty  # the answers seen so far
+    _origin_of: Callable[[NodeId], str]  # account that a key's CPU time counts against; empty: not known
+    _is_established: Callable[[NodeId], bool]  # a producer's groups count in full
+    _accounts: TimeAccounts  # of CPU seconds, those of the verifier
+    _shapes: Mapping[str, EnvironmentShape]  # as far as known
 
     def __post_init__(self) -> None:
         self._limits = AdmissionLimits.from_config(self._context.config)
         self._slots = FairTurns[NodeId](MAX_CONCURRENT, _NUM_RESERVED, _MAX_OF_ONE_SENDER)
         self._in_flight: set[Digest] = set()  # genuine groups under admission now
         self._is_full = False  # the newest group found no room in the store
-        self._origin = OriginChecks(
-            node_id=self._context.node_id,
-            run_id=self._context.config.run_id,
-            clock=self._context.clock,
-            limits=self._limits,
-            entry=self._entry,
-            reputation=self._reputation,
-            environments=self._environments,
-            peers=self._peers,
-            versions=self._versions,
-            credit_ledger=self._credit_ledger,
-        )
         self.num_admitted = 0
         self.refusals: Counter[RefusalReason] = Counter()
 
@@ -117,49 +97,50 @@ class Admission:
             sealed: as it travelled; hostile.
             via: the authenticated peer that sent it.
         """
-        arrival = Arrival(sealed=sealed, via=via, is_small=stated_bytes(sealed) <= self._context.in_place_bytes)
-        finding = self._check_unread(arrival)
-        if finding is None:
-            async with self._slots.turn(via, is_known=self._reputation.score(via) > 0) as arrival.turn:
-                finding = await self._check_sealed(arrival) or await self._check_opened(arrival)
+        finding = self._check_unread(sealed, via)
         if finding is not None:
-            reason, detail = finding
-            refused = Refused(
-                reason=reason,
-                detail=detail,
-                producer=sealed.producer,
-                digest=sealed.digest,
-                created_at_s=None if arrival.group is None else arrival.group.created_at_s,
-            )
-            return self._count(refused, via)
+            return self._refuse(finding, sealed, via)
+        async with self._slots.turn(via, is_known=self._reputation.score(via) > 0) as turn:
+            is_small = stated_bytes(sealed) <= self._context.in_place_bytes
+            arrival = Arrival(sealed=sealed, via=via, is_small=is_small, turn=turn)
+            finding = await self._check_sealed(arrival) or await self._check_opened(arrival)
+        if finding is not None:
+            return self._refuse(finding, sealed, via, arrival.group)
         self.num_admitted += 1
         self._reputation.record_good(sealed.producer)
         return arrival.scored
 
     def is_well_formed(self, scored: ScoredGroup) -> bool:
-        """Whether a stored group would still be let in by its form: an earlier release, or other limits, may have let
-        in what stops whoever learns from it, after every restart again."""
+        """A stored group still has the form that is admitted now.
+
+        An earlier release, or other limits, may have admitted a group that stops the learner after every restart.
+        """
         return scored.is_made_here or check_form(scored.group, self._tokenizer, self._limits) is None
 
     def as_learned(self, scored: ScoredGroup) -> RolloutGroup:
-        """A stored group as far as a batch takes its texts: its answers are those that are remembered."""
+        """A stored group cut as a batch cuts it: the answers that are remembered."""
         return scored.group if scored.is_made_here else cut_group(scored.group, self._tokenizer)
 
     def refuse_items(self, via: NodeId) -> Refused:
-        """A neighbour's stream exceeds its quota of items; it is charged."""
-        return self._count(
-            Refused(reason=RefusalReason.TOO_MANY_ITEMS, detail=f"{short(via)} sent too many items in a minute"), via
-        )
+        """Charges a neighbour whose stream exceeds its quota of items."""
+        detail = f"{short(via)} sent too many items in a minute"
+        return self._count(Refused(reason=RefusalReason.TOO_MANY_ITEMS, detail=detail), via)
 
     # --- the order of checks -------------------------------------------------------------------------
-    # Cheap to expensive. Each check returns what is wrong, or None.
+    # Cheap to expensive. Each check returns a finding, or None where nothing is wrong.
 
-    def _check_unread(self, arrival: Arrival) -> Finding:
-        """What is decided by the sender and a length."""
-        return self._sender_reputation(arrival) or self._sender_quota(arrival) or self._size(arrival)
+    def _check_unread(self, sealed: SealedGroup, via: NodeId) -> Finding:
+        """Sender and length."""
+        if not self._reputation.is_allowed(via):
+            return RefusalReason.LOW_REPUTATION, f"sender {short(via)} is below the floor"
+        if not self._reputation.try_take(via):
+            return RefusalReason.OVER_QUOTA, f"sender {short(via)} used up its quota"
+        if sealed.size_bytes > self._limits.max_group_bytes:
+            return RefusalReason.TOO_LARGE, f"{sealed.size_bytes} bytes exceed {self._limits.max_group_bytes}"
+        return None
 
     async def _check_sealed(self, arrival: Arrival) -> Finding:
-        """What is decided by the bytes; afterwards the group is its producer's."""
+        """Bytes; afterwards the group is known to be its producer's."""
         return (
             await self._digest(arrival)
             or await self._duplicate(arrival)
@@ -168,7 +149,7 @@ class Admission:
         )
 
     async def _check_opened(self, arrival: Arrival) -> Finding:
-        """What is decided by origin, content and answers; afterwards the group is stored."""
+        """Origin, content and answers; afterwards the group is stored."""
         group, digest = arrival.group, arrival.sealed.digest
         assert group is not None
         # Only a genuine group enters the set: a forged copy must not hold the place of the real one.
@@ -188,7 +169,7 @@ class Admission:
                     await self._form(group, arrival)
                     or self._novelty_of_answers(arrival, self._novelty.order(group, arrival.order))
                     or await self._task_prompt_and_rewards(group, arrival)
-                    or self._correction(group, arrival)
+                    or self._correction(arrival)
                     or self._novelty_of_answers(arrival, arrival.order)  # again: a copy may have come through
                     or await self._storage(arrival)
                 )
@@ -196,31 +177,16 @@ class Admission:
             self._in_flight.discard(digest)
 
     async def _compute(self, arrival: Arrival, function: Callable[..., Result], /, *arguments: object) -> Result:
-        """The result of a pure function: of a small group in place, where waking a thread would be most of the cost."""
+        """Runs a pure function: in place for a small group, where waking a thread would be most of the cost."""
         if arrival.is_small:
             return function(*arguments)
         return await self._context.offload(function, *arguments)
 
-    # --- unread --------------------------------------------------------------------------------------
-
-    def _sender_reputation(self, arrival: Arrival) -> Finding:
-        if not self._reputation.is_allowed(arrival.via):
-            return RefusalReason.LOW_REPUTATION, f"sender {short(arrival.via)} is below the floor"
-        return None
-
-    def _sender_quota(self, arrival: Arrival) -> Finding:
-        if not self._reputation.try_take(arrival.via):
-            return RefusalReason.OVER_QUOTA, f"sender {short(arrival.via)} used up its quota"
-        return None
-
-    def _size(self, arrival: Arrival) -> Finding:
-        size_bytes, bound = arrival.sealed.size_bytes, self._limits.max_group_bytes
-        return (RefusalReason.TOO_LARGE, f"{size_bytes} bytes exceed {bound}") if size_bytes > bound else None
-
     # --- sealed --------------------------------------------------------------------------------------
 
     async def _digest(self, arrival: Arrival) -> Finding:
-        if await self._compute(arrival, _digest_of, arrival.sealed.body) != arrival.sealed.digest:
+        found = await self._compute(arrival, lambda: hashlib.sha256(arrival.sealed.body).digest())
+        if found != arrival.sealed.digest:
             return RefusalReason.WRONG_DIGEST, "the body does not hash to the digest"
         return None
 
@@ -230,8 +196,11 @@ class Admission:
         return None
 
     def _time_to_open(self, arrival: Arrival) -> Finding:
-        """Of the sender, who is known before, and apart from what its own groups take: relays send those of others, and
-        anybody can send the old ones of a producer again."""
+        """Charges the sender, which is known before the group is opened.
+
+        Its account is separate from that of its own groups: relays send other nodes' groups, and anybody can send a
+        producer's old groups again.
+        """
         via, num_bytes = arrival.via, stated_bytes(arrival.sealed)
         if num_bytes <= _FREE_BYTES:
             return None
@@ -254,7 +223,7 @@ class Admission:
     # --- opened: content and answers -----------------------------------------------------------------
 
     async def _form(self, group: RolloutGroup, arrival: Arrival) -> Finding:
-        """Everything that group, vocabulary and limits decide; what it takes counts against its party."""
+        """Everything that group, vocabulary and limits decide; its party pays for the CPU time."""
         producer = arrival.producer = self._producer_of(group.producer, arrival.via)
         allowance = arrival.allowance = self._accounts.allowance(producer)
         num_chars = sum([sum(map(len, rollout.actions)) for rollout in group.rollouts])
@@ -262,14 +231,14 @@ class Admission:
             return _OVER_TIME
         shape = self._shapes.get(group.env)
         finding = None if shape is None else check_num_turns(group, shape.max_turns, shape.verifier)
-        if finding is None:
-            form = arrival.form = await self._compute(arrival, read_group, group, self._tokenizer, self._limits)
-            self._accounts.spend(producer, form.cpu_s, allowance)
-            finding = form.finding
-            if finding is None:
-                keep_keys(group, form.answers)
-                keep_keys(form.learned, form.learned_answers)
-        return finding
+        if finding is not None:
+            return finding
+        form = arrival.form = await self._compute(arrival, read_group, group, self._tokenizer, self._limits)
+        self._accounts.spend(producer, form.cpu_s, allowance)
+        if form.finding is None:
+            keep_keys(group, form.answers)
+            keep_keys(form.learned, form.learned_answers)
+        return form.finding
 
     def _novelty_of_answers(self, arrival: Arrival, order: int) -> Finding:
         arrival.order = order
@@ -279,7 +248,7 @@ class Admission:
         return None
 
     async def _task_prompt_and_rewards(self, group: RolloutGroup, arrival: Arrival) -> Finding:
-        """Task and rewards as the sandbox rebuilds them, against what the producer says; a crash is the producer's."""
+        """Task and rewards as the sandbox rebuilds them, against the producer's claims; a crash is the producer's."""
         producer, form = arrival.producer, arrival.form
         arrival.turn.end()
         try:
@@ -295,18 +264,27 @@ class Admission:
         except RolloutFailed as error:
             logger.debug("verifier failed on a peer's group", extra={"producer": short(group.producer)})
             return RefusalReason.VERIFIER_FAILED, type(error).__name__
-        arrival.verdict = verdict
         # A text of another tokenizer is encoded here, and one of a few bytes on the wire may have thousands of letters.
         judged = group, form.learned, verdict, form.tokenizer, self._limits
         finding, cpu_s = await self._compute(arrival, timed, check_verdict, *judged)
         self._accounts.spend(producer, cpu_s, arrival.allowance)
+        if finding is None:
+            arrival.scored = to_scored_group(
+                group,
+                arrival.sealed,
+                verdict.rewards,
+                self._tokenizer,
+                is_made_here=False,
+                now_s=self._context.clock.now_s(),
+                outcomes=verdict.outcomes,
+            )
         return finding
 
     def _producer_of(self, node_id: NodeId, via: NodeId) -> Producer:
-        """Who signed a group, as far as that is known here; who sent it decides only where nothing is."""
+        """The signer of a group as far as it is known here; the sender stands for a signer of unknown origin."""
         origin = self._origin_of(node_id)
         is_relayed = not origin and via != node_id
-        if is_relayed:  # keys are free: all that one neighbour passes on of such keys counts together
+        if is_relayed:  # keys are free: groups of such keys that one neighbour passes on count together
             origin = f"relayed by {self._origin_of(via) or via}"
         return Producer(
             node_id=node_id,
@@ -316,21 +294,13 @@ class Admission:
             is_established=self._is_established(node_id),
         )
 
-    def _correction(self, group: RolloutGroup, arrival: Arrival) -> Finding:
-        now_s = self._context.clock.now_s()
-        scored = to_scored_group(
-            group,
-            arrival.sealed,
-            arrival.verdict.rewards,
-            self._tokenizer,
-            is_made_here=False,
-            now_s=now_s,
-            outcomes=arrival.verdict.outcomes,
-        )
-        arrival.scored = scored
-        if scored.correction not in self._usable:
-            usable = ", ".join(sorted(self._usable))
-            return RefusalReason.UNUSABLE_CORRECTION, f"correction {scored.correction}, usable: {usable}"
+    def _correction(self, arrival: Arrival) -> Finding:
+        correction = arrival.scored.correction
+        if correction not in self._usable:
+            return (
+                RefusalReason.UNUSABLE_CORRECTION,
+                f"correction {correction}, usable: {', '.join(sorted(self._usable))}",
+            )
         return None
 
     async def _storage(self, arrival: Arrival) -> Finding:
@@ -340,7 +310,7 @@ class Admission:
             await self._store.put(arrival.scored, arrival.sealed)
         except StorageFull as error:
             self._novelty.release(group, digest)
-            if not self._is_full:  # once: a line for each group would fill what is left
+            if not self._is_full:  # once: a line for each group would fill the rest of the disk
                 full = "store is full; groups of peers are refused until it has room"
                 logger.warning(full, extra={"error": str(error)})
             self._is_full = True
@@ -350,11 +320,19 @@ class Admission:
 
     # --- counting ------------------------------------------------------------------------------------
 
+    def _refuse(
+        self, finding: tuple[RefusalReason, str], sealed: SealedGroup, via: NodeId, group: RolloutGroup | None = None
+    ) -> Refused:
+        refused = Refused(
+            reason=finding[0],
+            detail=finding[1],
+            producer=sealed.producer,
+            digest=sealed.digest,
+            created_at_s=None if group is None else group.created_at_s,
+        )
+        return self._count(refused, via)
+
     def _count(self, refused: Refused, via: NodeId) -> Refused:
         self.refusals[refused.reason] += 1
         self._reputation.record_refused(refused.reason, via, refused.producer)
         return refused
-
-
-def _digest_of(body: bytes) -> Digest:
-    return hashlib.sha256(body).digest()

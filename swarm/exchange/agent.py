@@ -1,19 +1,21 @@
-"""The agent: the parts of one node, how they hang together, and what it is after a restart and in a pause.
+"""Agent: the parts of one node, how they are connected, and its state after a restart and in a pause.
 
 Invariant: every group is stored before anything else sees it, every group of another node went through admission, and
 every draw is journalled before it is handed out. No background task lives here: the loops that drive an agent are in
-`swarm.loops`. `worker_exchange.py` is for its worker, `swarm.loops.own_advert` says what others may know.
+`swarm.loops`. Its worker sees it as `worker_exchange.py`; other nodes see it as `swarm.loops.own_advert`.
 """
 
 import logging
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from swarm.clock import CLOCK_SKEW_S
 from swarm.environments.sandbox.time_accounts import TimeAccounts
 from swarm.events import LoopFailed, NodeRestored
 from swarm.exchange.admission import Admission
 from swarm.exchange.capacity import GenerationCapacity
+from swarm.exchange.checks.origin_checks import OriginChecks
 from swarm.exchange.draw_journal import DrawJournal
 from swarm.exchange.draw_shares import DrawShares
 from swarm.exchange.group_ingest import GroupIngest
@@ -32,12 +34,7 @@ from swarm.peers.parties import Parties
 from swarm.peers.peer_table import Peers
 from swarm.peers.quotas import IntakeQuota
 from swarm.peers.reputation import Reputation
-from swarm.types import (
-    Correction,
-    NodeId,
-    PolicyVersion,
-    Role,
-)
+from swarm.types import Correction, NodeId, PolicyVersion, Role
 from swarm.weight_sync.credit import CreditLedger
 from swarm.weight_sync.follower import WeightFollower
 from swarm.weight_sync.version_publisher import VersionPublisher
@@ -49,16 +46,16 @@ logger = logging.getLogger(__name__)
 WAITING_SHARE = 0.5  # of the store, for groups that wait for a draw; the rest is for a resume, and for peers
 WINDOW_STEPS = 2  # steps whose groups one follower may have outstanding at most
 KEPT_AGES = 10  # times max_age_s: how long a group is served, and known as a duplicate, after nobody may use it
-ESTABLISHED = 2  # `Agent.standing` of who counts in full in a run where not everybody does
+ESTABLISHED = 2  # `Agent.standing` of an established node in a run where not everybody is
 
 
 class Agent:
     """One node's state.
 
-    `local` is what its worker sees of it, `streams` answers its peers, `ingest` takes what they send, `own_groups`
-    takes what its generator made, `journal` hands out what the learner learns from. With a weight store a trainer that
-    publishes serves its versions (`version_publisher`) and gives credit to those who follow it; a generator without the
-    trainer role follows one (`weight_follower`).
+    `local` serves its worker, `streams` answers its peers, `ingest` takes their groups, `own_groups` takes those of its
+    generator, `journal` hands out draws to the learner. With a weight store, a trainer that publishes serves its
+    versions (`version_publisher`) and gives credit to its followers; a generator without the trainer role follows a
+    trainer (`weight_follower`).
 
     Args:
         context: of the node.
@@ -66,13 +63,13 @@ class Agent:
         tokenizer: of this node's model.
         verifier: scores answers in the sandbox.
         weights: of a node that publishes or follows.
-        environments: names this node can rebuild; those of the configuration when left out.
-        usable: what this node's recipe may learn from.
-        entry: who may take part in the run; None: as the configuration says.
-        replay: a test puts its own buffer here.
+        environments: names that this node can rebuild; those of the configuration when left out.
+        usable: corrections that this node's recipe may learn from.
+        entry: admits nodes to the run; None: as the configuration says.
+        replay_type: a test puts its own class here.
         admission_type: a test puts its own class here.
-        accounts: of the seconds that groups take before they are admitted; None: nobody's is bounded.
-        shapes: of the environments, as far as the verifier has told them.
+        accounts: of the CPU seconds that groups take before they are admitted; None: nobody's is bounded.
+        shapes: of the environments, as far as the verifier knows them.
     """
 
     def __init__(
@@ -86,7 +83,7 @@ class Agent:
         environments: frozenset[str] | None = None,
         usable: frozenset[Correction] = frozenset(Correction),
         entry: EntryRule | None = None,
-        replay: ReplayBuffer | None = None,
+        replay_type: Callable[..., ReplayBuffer] = ReplayBuffer,
         admission_type: type[Admission] = Admission,
         accounts: TimeAccounts | None = None,
         shapes: Mapping[str, EnvironmentShape] | None = None,
@@ -95,64 +92,54 @@ class Agent:
         self.store, self.tokenizer_digest = store, tokenizer.digest
         self.endpoints: tuple[str, ...] = ()
         self.is_leaving = False
-        self.credential: Callable[[], bytes] = bytes  # what our advert shows
+        self.credential: Callable[[], bytes] = bytes  # shown in our advert
         self.relay_reservations: Callable[[], int] = int  # free ones, for nodes that cannot be dialled
         self.num_failures = 0
-        config = self.config
+        config, clock = self.config, self.clock
 
-        # what is known of the others
+        # what is known of other nodes
         anchors = tuple(map(anchor_of, config.exchange.anchors))
-        self.address_book = AddressBook(self.clock, random.Random(f"address book {self.node_id}"), anchors)
-        versions = self.versions = KnownVersions(self.node_id, self.clock)
-        rule = entry or EntryRule(config.entry, config.run_id, self.clock, config.coordinator.fingerprint)
-        self.entry_rule = rule  # one for sessions, records, relayed groups and parties
+        self.address_book = AddressBook(clock, random.Random(f"address book {self.node_id}"), anchors)
+        versions = self.versions = KnownVersions(self.node_id, clock)
+        # one rule for sessions, records, relayed groups and parties
+        rule = self.entry_rule = entry or EntryRule(config.entry, config.run_id, clock, config.coordinator.fingerprint)
         parties = self.parties = Parties(None if config.is_private else rule, self.address_book.endpoint_of)
-        peers = self.peers = Peers(self.node_id, lambda peer: not parties.is_private and parties.is_established(peer))
-        reputation = self.reputation = Reputation(
-            self.clock, config.exchange.groups_per_minute, is_denied=rule.is_denied
-        )
-        self.coordinator_view = CoordinatorView(self.clock)
-        quota = IntakeQuota(config.replay, self.clock)
+        peers = self.peers = Peers(self.node_id, self._is_listed)
+        reputation = Reputation(clock, is_denied=rule.is_denied)
+        self.reputation, self.coordinator_view = reputation, CoordinatorView(clock)
+        quota = IntakeQuota(config.replay, clock)
 
-        # what waits for a step, and how much more may be begun
-        replay = self.replay = replay or ReplayBuffer(config.replay, self.node_id, config.seed, self.clock)
-        replay.limit_stored_bytes(int(WAITING_SHARE * config.exchange.store_bytes))
+        # groups that wait for a step, and how many more may be begun
         shares = DrawShares(parties, config.replay.max_reuse)
-        replay.limit_shares(shares)
-        self.journal = DrawJournal(context, store, replay, peers, self.coordinator_view, quota, reputation, shares)
-        window = WINDOW_STEPS * config.replay.local_groups
-        # An own generator begins what followers get no credit for: it slows no step, and they would be left with none.
-        takes_off = Role.GENERATOR not in config.roles
+        max_stored_bytes = int(WAITING_SHARE * config.exchange.store_bytes)
+        replay = self.replay = replay_type(config.replay, self.node_id, config.seed, clock, shares, max_stored_bytes)
+        # A node that also generates withholds no credit: its own generator would begin those groups instead.
+        most_taken_off = int if Role.GENERATOR in config.roles else replay.most_taken_off
         credit = self.credit_ledger = CreditLedger(
-            self.clock,
+            clock,
             config.replay.max_age_s,
-            window,
+            WINDOW_STEPS * config.replay.local_groups,
             in_rounds=config.replay.barrier,
             num_waiting=replay.num_waiting,
             parties=parties,
-            most_taken_off=lambda: replay.most_taken_off if takes_off else 0,
+            most_taken_off=most_taken_off,
         )
-        replay.share_room(credit)
-        generation = GenerationCapacity(config, replay, self.journal, credit, peers)
+        view = self.coordinator_view
+        self.journal = DrawJournal(context, store, replay, credit, peers, view, quota, reputation, shares)
+        generation = GenerationCapacity(context, replay, self.journal, credit, peers)
 
-        # what goes out: weights, and groups
+        # weights and groups that go out
         self.weight_server = WeightServer(
-            context,
-            weights,
-            credit,
-            lambda: 0 if context.pause.is_on else generation.for_followers(),
-            reputation,
-            versions.record,
+            context, weights, credit, generation.for_followers, reputation, versions.record
         )
-        self.version_publisher = self._make_publisher(weights)
+        self.version_publisher = None
+        if weights is not None and config.weights.publish:
+            self.version_publisher = VersionPublisher(context, weights, self.weight_server)
         follower = self.weight_follower = self._make_follower(weights)
         streams = self.streams = GroupStreams(context, store, peers, reputation, self.weight_server, parties.origin_of)
 
-        # what comes in: our own groups, and those of peers
-        novelty = self.novelty = Novelty(
-            lambda digest: replay.discard(digest, "copied"),
-            lambda producer: producer == self.node_id or parties.is_established(producer),
-        )
+        # groups that come in: our own, and those of peers
+        novelty = self.novelty = Novelty(partial(replay.discard, reason="copied"), self._counts_in_full)
         self.own_groups = OwnGroups(context, store, tokenizer, verifier, replay, streams, follower, novelty)
         if environments is None:
             environments = frozenset(env.name for env in config.environments)
@@ -161,13 +148,9 @@ class Agent:
             store,
             tokenizer,
             verifier,
-            peers,
-            versions,
+            OriginChecks(context, rule, reputation, environments, peers, versions, credit),
             reputation,
-            credit,
-            environments,
             usable,
-            rule,
             novelty,
             parties.origin_of,
             parties.is_established,
@@ -179,7 +162,7 @@ class Agent:
             context, self.admission, quota, peers, reputation, parties, credit, replay, streams, novelty, self._learns
         )
         self.local = WorkerExchange(
-            context,
+            context=context,
             verifier=verifier,
             generation=generation,
             own_groups=self.own_groups,
@@ -187,15 +170,17 @@ class Agent:
             is_well_formed=self.admission.is_well_formed,
             peers=peers,
             versions=versions,
-            coordinator_view=self.coordinator_view,
+            coordinator_view=view,
             publisher=self.version_publisher,
             follower=follower,
         )
 
-    def _make_publisher(self, weights: WeightStore | None) -> VersionPublisher | None:
-        if weights is None or not self.config.weights.publish:
-            return None
-        return VersionPublisher(self.context, weights, self.weight_server)
+    def _is_listed(self, node_id: NodeId) -> bool:
+        """Established in a run where not everybody is."""
+        return not self.parties.is_private and self.parties.is_established(node_id)
+
+    def _counts_in_full(self, producer: NodeId) -> bool:
+        return producer == self.node_id or self.parties.is_established(producer)
 
     def _make_follower(self, weights: WeightStore | None) -> WeightFollower | None:
         """A node that publishes follows nobody; a generator without a trainer of its own follows one."""
@@ -240,11 +225,11 @@ class Agent:
             self.context.emit(NodeRestored(num_groups=len(groups), num_draws=num_draws, held=held))
 
     async def tidy(self, max_bytes: int) -> int:
-        """Deletes what is too old for anyone, then the oldest beyond a byte budget; returns how many groups.
+        """Deletes groups too old for anyone, then the oldest beyond a byte budget; returns how many.
 
-        What waits for a draw stays, or a draw could not be made again. What the learner would draw again from its
-        last checkpoint, or from the one before it, stays unless the store would be full of it: going on comes before
-        going back, and a resume then says what it lost (`DrawJournal.redraw`).
+        Groups that wait for a draw stay, or the draw could not be made again. Groups that the learner would draw again
+        from its last checkpoint, or from the one before it, stay unless they would fill the store: going on comes
+        before going back, and a resume then reports its loss (`DrawJournal.redraw`).
         """
         for weights in (self.version_publisher, self.weight_follower):
             if weights is not None:
@@ -262,8 +247,9 @@ class Agent:
         return self.context.pause.is_on
 
     def pause(self, since_s: float) -> None:
-        """Begins nothing more until `resume`; what is under way ends. `since_s`: wall clock."""
-        self.context.pause.begin(since_s)
+        """Begins nothing more until `resume`; work under way ends. `since_s`: wall clock."""
+        self.context.pause.since_s = since_s
+        self.context.changed.fire()
 
     def resume(self) -> None:
         """Goes on after a pause, with the groups that waited."""
@@ -271,7 +257,8 @@ class Agent:
         if since_s is not None:
             self.replay.outlast_pause(since_s)
             self.local.last_step_at_s = self.own_groups.last_put_at_s = self.clock.now_s()  # nothing was late
-            self.context.pause.end()
+            self.context.pause.since_s = None
+            self.context.changed.fire()
 
     async def resumed(self) -> None:
         """Waits until the node is not paused."""
@@ -295,23 +282,26 @@ class Agent:
         return self.head if self.weight_follower is None else self.weight_follower.head
 
     def is_alive(self, node_id: NodeId) -> bool:
-        """Whether that peer is in the swarm for sure: it proved its key to us, or its groups were admitted."""
+        """The peer is certainly in the swarm: it proved its key to us, or its groups were admitted."""
         peers = self.peers
         return node_id in self.address_book.known or node_id in peers.inbound or node_id in peers.delivered_steps
 
     def standing(self, node_id: NodeId) -> int:
-        """ESTABLISHED for who is that where not everybody is, 1 for who delivered groups or answered at its address, 0
-        for all others: their streams make room first."""
-        if not self.parties.is_private and self.parties.is_established(node_id):
+        """Rank of a peer: the streams of a lower one make room first.
+
+        ESTABLISHED for an established node where not everybody is, 1 for one that delivered groups or answered at its
+        address, 0 for all others.
+        """
+        if self._is_listed(node_id):
             return ESTABLISHED
         return int(node_id in self.address_book.known or node_id in self.peers.delivered_steps)
 
     def is_giver(self, node_id: NodeId) -> bool:
-        """Whether it goes first where sending is short: groups that it made were admitted lately, or we follow it."""
+        """The peer is served first where upload is short: its groups were admitted lately, or we follow it."""
         follower = self.weight_follower
         return self.streams.is_giver(node_id) or (follower is not None and node_id == follower.policy_id)
 
     def record_failure(self, loop: str, error: Exception) -> None:
-        """An unexpected exception ended a loop: counted, and visible in every report."""
+        """Counts and reports an unexpected exception that ended a loop."""
         self.num_failures += 1
         self.context.emit(LoopFailed(loop=loop, error=f"{type(error).__name__}: {error}"))

@@ -1,17 +1,17 @@
 """Admission capacity: how many groups of the own policy may be started here and by followers.
 
-Invariant: running + granted + waiting <= (max_age_steps + 1) * local_groups, apart from expired credit and from the
-one-group trials of new followers; the groups of a step under way still count, since what begins now is a step older
-when that ends. So no group is too old by the time a draw can take it, where all take equally long and begin with the
-newest version; where they do not, `CreditLedger.num_taken_off` is not granted to followers, unless this node generates
-too: what they do not begin it would begin itself.
+Invariant: running + granted + waiting <= (max_age_steps + 1) * local_groups, not counting expired credit and the
+one-group trials of new followers. Groups of a step under way still count: a group that begins now is a step older when
+that step ends. So no group is too old when a draw can take it, if all take equally long and begin with the newest
+version. If they do not, followers do not get `CreditLedger.num_taken_off` groups, unless this node generates too: it
+would begin those groups itself.
 """
 
 from dataclasses import dataclass, field
 
-from swarm.config import NodeConfig
 from swarm.exchange.draw_journal import DrawJournal
 from swarm.exchange.replay_buffer import ReplayBuffer
+from swarm.node_context import NodeContext
 from swarm.peers.peer_table import Peers
 from swarm.types import Role
 from swarm.weight_sync.credit import CreditLedger
@@ -21,12 +21,15 @@ from swarm.weight_sync.credit import CreditLedger
 class GenerationCapacity:
     """Shares admission capacity between the own generator and the followers of a trainer."""
 
-    _config: NodeConfig
-    _replay: ReplayBuffer  # what waits already
-    _journal: DrawJournal  # whether a step is under way
-    _credit_ledger: CreditLedger  # what followers may still bring
+    _context: NodeContext
+    _replay: ReplayBuffer  # groups that wait already
+    _journal: DrawJournal  # knows whether a step is under way
+    _credit_ledger: CreditLedger  # groups that followers may still bring
     _peers: Peers  # the newest step of the own lineage
     _num_running: int = field(default=0, init=False)  # of the own generator, which asks anew when its batch is made
+
+    def __post_init__(self) -> None:
+        self._config = self._context.config
 
     def for_own(self) -> int:
         """Groups that the own generator may begin now."""
@@ -35,20 +38,22 @@ class GenerationCapacity:
         return self._capacity(running=self._credit_ledger.num_outstanding)
 
     def begin_own_batch(self, count: int) -> int:
-        """The own generator may begin `count` groups and starts one batch of them; returns `count`."""
+        """Notes that the own generator, which may begin `count` groups, starts a batch of them; returns `count`."""
         self._num_running = min(count, self._config.generator.groups_per_batch)
         return count
 
     def end_own_group(self) -> None:
-        """One group of the own batch is made, or failed."""
+        """Notes that a group of the own batch was made or failed."""
         self._num_running = max(0, self._num_running - 1)
 
     def for_followers(self) -> int:
-        """Groups that all followers together may have outstanding now.
+        """Groups that all followers together may have outstanding now; none in a pause.
 
-        With `replay.barrier` those of one round, from a version's publication to its draw; else whatever will not be
-        too old, less a share for the own generator.
+        With `replay.barrier` the groups of one round, from a version's publication to its draw; otherwise as many as
+        will not be too old, less a share for the own generator.
         """
+        if self._context.pause.is_on:
+            return 0
         if self._config.replay.barrier:
             waiting = self._replay.num_for_draws + self._replay.num_turned_away + self._num_running
             return 0 if self._journal.comes_first else max(0, self._config.replay.local_groups - waiting)

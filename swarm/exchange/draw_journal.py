@@ -1,7 +1,7 @@
-"""What each optimizer step learns from: drawn, journalled, and handed out until its step was reported.
+"""Draw journal: the groups of each optimizer step, drawn, journalled, and handed out until the step was reported.
 
 Invariant: a draw is in the journal before anyone sees it, and draws are numbered without gaps, also over restarts. A
-resume makes the same draws again; where their groups are gone it says so, and what comes instead has other numbers.
+resume makes the same draws again; where their groups are gone it says so, and the new draws have other numbers.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from swarm.errors import ConfigError, StorageFull
 from swarm.events import DiskFull, DrawsAbandoned, GroupsDrawn
-from swarm.exchange.draw_shares import WINDOW, DrawShares
+from swarm.exchange.draw_shares import DrawShares
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.exchange.step_attempts import StepAttempts
 from swarm.interfaces import GroupStore
@@ -22,7 +22,9 @@ from swarm.peers.coordinator_client import CoordinatorView
 from swarm.peers.peer_table import Peers
 from swarm.peers.quotas import IntakeQuota
 from swarm.peers.reputation import Reputation
+from swarm.trust_policy import WINDOW
 from swarm.types import Attempt, Digest, Draw, PolicyVersion, StepReport
+from swarm.weight_sync.credit import CreditLedger
 
 logger = logging.getLogger(__name__)
 
@@ -36,17 +38,18 @@ class DrawJournal:
 
     _context: NodeContext  # `changed` is fired here when a draw made room
     _store: GroupStore  # holds the journal
-    _replay: ReplayBuffer  # what is drawn from
+    _replay: ReplayBuffer
+    _credit_ledger: CreditLedger  # a draw waits for no group that it withholds
     _peers: Peers  # their heads decide how old an external group is
     _coordinator_view: CoordinatorView  # advised bounds and weights
     _intake_quota: IntakeQuota  # grows with each draw
     _reputation: Reputation  # of those whose groups end the learner's process
-    _shares: DrawShares  # what each party had of the draws
+    _shares: DrawShares  # each party's places in earlier draws
 
     def __post_init__(self) -> None:
         self._config = self._context.config
         self._attempts = StepAttempts(self._context, self._store, self._replay, self._reputation)
-        self._saved: list[int] = []  # first draw after each of the newest two checkpoints that were reported, ever
+        self._saved: list[int] = []  # first draw after each of the newest two checkpoints, over restarts
         self._lock = asyncio.Lock()
         self._next = 1
         self._checkpoints: deque[int] = deque(maxlen=2)  # first draw after each of the learner's newest two
@@ -56,7 +59,7 @@ class DrawJournal:
         self._guard_max_age_steps: float | None = None  # what the learner's own guard allows
         self._has_said_who_waits = False
         self.num_local = 0  # groups of the own lineage learned from since the process started
-        self.num_external = 0  # those of other lineages learned from
+        self.num_external = 0  # groups of other lineages learned from
         self.num_set_aside = 0  # drawn and not learned from
 
     async def restore(self) -> int:
@@ -97,15 +100,19 @@ class DrawJournal:
             return self._pending
 
     async def _draw(self, head: PolicyVersion) -> Draw:
-        await self._context.changed.until(lambda: self._round_is_complete(head))
+        # with `replay.barrier` once every connected peer's rollouts of this round are here
+        await self._context.changed.until(
+            lambda: not self._config.replay.barrier or self._peers.have_delivered(head.step)
+        )
         draw: Draw | None = None
         while draw is None:
             await self._context.pause.over()
             self._replay.limit_age(self._lag_bound())
-            draw = self._replay.draw(self._next, head, self._peers.heads.get, self._coordinator_view.source_weights())
+            weights = self._coordinator_view.source_weights()
+            draw = self._replay.draw(self._next, head, self._peers.heads.get, weights, self._credit_ledger)
             if draw is None:
                 self._say_once_if_only_newcomers_wait()
-                self._context.changed.fire()  # what was used up or too old makes room for the generator
+                self._context.changed.fire()  # groups used up or too old made room for the generator
                 await self._context.changed.wait()
         self._has_drawn = True
         await self._journal(draw)
@@ -149,7 +156,7 @@ class DrawJournal:
     async def redraw(self, from_step: int) -> list[Draw]:
         """The journalled draws from `from_step` on, where the learner's checkpoint is.
 
-        Those behind the first whose groups are gone cannot lead to the same weights. They are abandoned, for this
+        Draws after the first one whose groups are gone cannot lead to the same weights. They are abandoned, for this
         resume and every later one: their groups count as used up, and the learner goes on with new draws.
         """
         self._refuse_to_go_back(from_step)
@@ -173,7 +180,7 @@ class DrawJournal:
         return [draw for draw in whole if draw.groups]
 
     def _refuse_to_go_back(self, from_step: int) -> None:
-        """A learner without the checkpoints that it reported would publish other versions of steps long made."""
+        """Raises ConfigError where the checkpoints are gone: the learner would publish other versions of old steps."""
         if self._saved and from_step < self._saved[0]:
             raise ConfigError(
                 f"{self._config.dir / 'checkpoints'}: gone, the draws before {self._saved[-1]} were saved there; "
@@ -193,7 +200,7 @@ class DrawJournal:
         return attempt
 
     async def record_checkpoint(self, next_draw: int, error: str) -> None:
-        """A checkpoint was written, or could not be: then the ones before it are needed on."""
+        """Notes a checkpoint that was written, or the error why it was not: then the earlier ones are kept."""
         if error:
             self._context.emit(DiskFull(error=f"checkpoint: {error}"))
             return
@@ -206,7 +213,7 @@ class DrawJournal:
             logger.warning("the journal could not note a checkpoint", extra={"error": str(error_)})
 
     async def stop(self) -> None:
-        """The node ends in order: the step that it is in ended no process."""
+        """The node ends in order: the step under way is not blamed for the end."""
         await self._attempts.stop(None if self._pending is None else self._pending.step)
 
     async def settle(self, report: StepReport) -> None:
@@ -222,10 +229,6 @@ class DrawJournal:
         self.num_local += num_local
         self.num_external += num_external
         self.num_set_aside += max(0, len(draw.groups) - num_local - num_external)
-
-    def _round_is_complete(self, head: PolicyVersion) -> bool:
-        """Always, unless `replay.barrier` asks to wait for every connected peer's rollouts of this round."""
-        return not self._config.replay.barrier or self._peers.have_delivered(head.step)
 
     def _lag_bound(self) -> int | None:
         """The least age bound of the coordinator's advice and the learner's guard; None: only the configured one."""

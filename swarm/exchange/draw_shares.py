@@ -1,41 +1,38 @@
-"""Shares of the draws: how many places of a step each party may take with groups that other nodes made.
+"""Shares of the draws: the places of a step that each party may take with groups that other nodes made.
 
-A step has J places for groups of other lineages, and of its I local ones those that the node does not fill itself are
-for its followers. These are *nominal* places: one that nobody fills counts too, so that a share is a share of what the
-step could have held. Otherwise newcomers alone in the swarm would be all of what others brought.
+A step has J places for groups of other lineages, and its followers share the I local places that the node does not fill
+itself. Empty places count too, so that a share is a share of the whole step: otherwise newcomers alone in the swarm
+would fill all of it.
 
-Invariant, in an open run: of any SHARE places in a row all newcomers together have at most one, and of each WINDOW of
-places one established party, or the keys of one subnet, at most max(1/8, 1/n) rounded up to a whole place, with n the
-established parties that took a place in the window or have a group waiting. Where tasks hardly repeat, one task has of
-each draw at most an eighth of the places, or one, and of a window, as a group of one party, of one subnet, or of all
-newcomers, one or a few (`task_quota`). In a private run nothing is bounded: people let a few nodes learn one task by
-heart to see that all works.
+Invariant, in an open run: of SHARE consecutive places all newcomers together have at most one; of each WINDOW of places
+one established party, or the keys of one subnet, has at most max(1/8, 1/n) rounded up to a whole place, where n counts
+the established parties that took a place in the window or have a group waiting. Where tasks hardly repeat, one task has
+at most an eighth of the places of a draw, or one, and one or a few places of a window for each party, subnet, and all
+newcomers (`TaskQuota`). A private run has no bounds: people let a few nodes memorise one task to test their setup.
 
-What follows, and is meant so:
-- An open run of newcomers alone: each draws at most one group in eight places from the others, and the step has fewer
-  external groups.
-- A trainer without a generator of its own, whose followers are all newcomers, waits: a step of newcomers' groups alone
-  would be theirs. Its log says which key of the configuration lists them. Newcomers beside members fill an eighth.
-- Followers that are established but slow do not stop a trainer. One that delivers is held to its share as long as
-  others may still bring theirs; once so many groups came that nobody gets credit any more (those that found no place
-  here count, too), the step is made of what the shares allow, and of one group at least. That one may exceed the share
-  where a step has fewer than eight places.
-- n counts who takes part, not who is listed: with seven of eight members away the eighth fills its neighbour's step
-  after at most a window of places.
+Intended consequences:
+- In an open run of newcomers alone each draws at most one group in eight places from the others.
+- A trainer that does not generate and whose followers are all newcomers waits, as a step of newcomers' groups alone
+  would be theirs. Its log names the key of the configuration that lists them.
+- Slow established followers do not stop a trainer. A follower that delivers is held to its share as long as others may
+  still bring theirs; once nobody gets credit any more (groups that found no place count), the step consists of the
+  groups that the shares allow, and of one at least, which may exceed the share of a step of fewer than eight places.
+- n counts the parties that take part: with seven of eight members away, the eighth fills its neighbour's step after at
+  most a window of places.
 
-The window is journalled with the draws (`Draw.places`), so a restart forgets nothing of it.
+The window is journalled with the draws (`Draw.places`), so it survives a restart.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self
 
-from swarm.peers.parties import SHARE, Parties
-from swarm.peers.task_quota import WINDOW, TaskQuota
+from swarm.peers.parties import Parties
+from swarm.peers.quotas import TaskQuota
+from swarm.trust_policy import LEAST_BOUND, SHARE, WINDOW
 from swarm.types import DrawPlace, NodeId, TaskName
 
-LEAST_BOUND: Final = WINDOW // SHARE  # of one established party, however many there are
-_NEWCOMERS: Final = ""  # what the places of all of them count under
+_NEWCOMERS: Final = ""  # the party of all newcomers
 
 
 class DrawShares:
@@ -56,7 +53,7 @@ class DrawShares:
         self._window = deque[DrawPlace]()  # oldest first
         self._parties_of = deque[str]()  # of the window's places, when they were taken
         self._num_waiting = Counter[str]()  # groups by party, above 0; newcomers move no share
-        # After the window, before anything is taken; None: not looked at yet, since the window or who waits changed.
+        # Places after the window, before any is taken; None since the window or the waiting parties changed.
         self._next: DrawPlaces | None = None
 
     @property
@@ -68,8 +65,8 @@ class DrawShares:
         """The places of one more draw.
 
         Args:
-            waiting: who has a group that could be drawn.
-            num_places: of the draw, at most; bounds what one task has of it.
+            waiting: producers of the groups that could be drawn.
+            num_places: most places of the draw; bounds those of one task.
         """
         return DrawPlaces(self.parties, self.tasks, self._window, waiting, num_places)
 
@@ -82,11 +79,11 @@ class DrawShares:
         return self._next.num_left_of_task(producer, task, is_newcomer)
 
     def commit(self, places: "DrawPlaces") -> None:
-        """These places were drawn."""
+        """Adds drawn places to the window."""
         self._extend(places.taken)
 
     def restore(self, places: Sequence[DrawPlace]) -> None:
-        """After a restart: the newest journalled places, oldest first."""
+        """Restores the window after a restart from the newest journalled places, oldest first."""
         while self._window:
             self._forget_oldest()
         self._extend(places)
@@ -105,7 +102,7 @@ class DrawShares:
         self.tasks.count(self._parties_of.popleft(), self._window.popleft().task, -1)
 
     def count_waiting(self, party: str, task: TaskName, by: int, *, is_newcomer: bool) -> None:
-        """A group waits for a draw (1), or does no longer (-1)."""
+        """Counts a group that waits for a draw (1), or no longer does (-1)."""
         self.tasks.count(_NEWCOMERS if is_newcomer else party, task, by)
         if is_newcomer:
             return
@@ -131,21 +128,23 @@ class DrawPlaces:
         self._parties = parties
         self._before = deque(window, maxlen=WINDOW - 1)  # with the next place it is a whole window
         self._since_newcomer = SHARE  # places since the newest one of a newcomer
-        self._counts = Counter[str]()  # by what established groups count under
+        self._counts = Counter[str]()  # of established groups, by party and by subnet
         self._counts_now = Counter[str]()
         self._tasks_now = Counter[TaskName]()
-        self._tasks = Counter[tuple[str, TaskName]]()  # in the window, by what the group counts under
+        self._tasks = Counter[tuple[str, TaskName]]()  # in the window, by party or subnet
         self._quota = tasks
         self._most_of_one_task = tasks.most_of_draw(num_places)
         for place in self._before:
             self._count(place, 1)
             self._since_newcomer = 0 if place.is_newcomer else self._since_newcomer + 1
-        active = {parties.party_of(place.producer) for place in self._before if _is_established(place)}
+        active = {
+            parties.party_of(place.producer) for place in self._before if place.producer and not place.is_newcomer
+        }
         active.update(parties.party_of(producer) for producer in waiting if parties.is_established(producer))
         self.most_of_one = max(LEAST_BOUND, -(-WINDOW // max(1, len(active))))
 
     def fork(self) -> Self:
-        """The same places, to try others on top."""
+        """A copy on which further places can be tried."""
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.taken, other._before = list(self.taken), self._before.copy()
@@ -154,33 +153,33 @@ class DrawPlaces:
         return other
 
     def adopt(self, other: Self) -> None:
-        """Takes over what was tried on a fork."""
+        """Takes over the places tried on a fork."""
         self.__dict__.update(other.__dict__)
 
     @property
     def may_take_newcomer(self) -> bool:
-        """Whether the next place may be a newcomer's."""
+        """The next place may be a newcomer's."""
         return self._parties.is_private or self._since_newcomer >= SHARE - 1
 
     def may_take(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> bool:
-        """Whether the next place may be this group's, which counts among those of all newcomers or not."""
+        """The next place may be this group's."""
         return self.has_room_for_task(producer, task, is_newcomer) and self.has_room_for(producer, is_newcomer)
 
     def has_room_for_task(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> bool:
-        """Whether the task leaves the next place to a group of it by this producer."""
+        """The bounds of the task allow a group of this producer at the next place."""
         if self._parties.is_private:
             return True
         is_below_draws = self._tasks_now[task] < self._most_of_one_task
         return is_below_draws and self.num_left_of_task(producer, task, is_newcomer) > 0
 
     def has_room_for(self, producer: NodeId, is_newcomer: bool, *, of_places: int = 0) -> bool:
-        """Whether its party leaves the next place to a group of this producer.
+        """The bounds of its party allow a group of this producer at the next place.
 
         Args:
             producer: of the group.
-            is_newcomer: the group counts among those of all newcomers.
-            of_places: where not 0, a party has its share of so many places of this draw at most, too: no step is one
-                party's only because the others come later.
+            is_newcomer: the group counts as a newcomer's.
+            of_places: if not 0, the party has at most its share of so many places of this draw, too: a party that comes
+                first does not fill a step.
         """
         if self._parties.is_private:
             return True
@@ -193,13 +192,13 @@ class DrawPlaces:
         )
 
     def num_left_of_task(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> int:
-        """Places of the window that are left to groups of one task by one producer, >= 0."""
+        """Places of the window left for groups of one task by one producer, >= 0."""
         most = self._quota.most_of_party(LEAST_BOUND if is_newcomer else self.most_of_one)
         taken = [self._tasks[bound, task] for bound in self._bounds_of(producer, is_newcomer)]
         return max(0, most - max(taken, default=0))
 
     def take(self, producer: NodeId, task: TaskName, is_newcomer: bool) -> None:
-        """The next place is this group's."""
+        """Gives the next place to this group."""
         if self._parties.is_private:
             return
         self._add(DrawPlace(producer, is_newcomer, task))
@@ -208,7 +207,7 @@ class DrawPlaces:
             self._counts_now.update(self._parties.bounds_of(producer))
 
     def leave_free(self, count: int) -> None:
-        """The next places are nobody's."""
+        """Leaves the next places empty."""
         for _ in range(0 if self._parties.is_private else count):
             self._add(DrawPlace())
 
@@ -230,7 +229,3 @@ class DrawPlaces:
 
     def _bounds_of(self, producer: NodeId, is_newcomer: bool) -> tuple[str, ...]:
         return (_NEWCOMERS,) if is_newcomer else self._parties.bounds_of(producer)
-
-
-def _is_established(place: DrawPlace) -> bool:
-    return bool(place.producer) and not place.is_newcomer

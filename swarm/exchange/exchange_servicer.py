@@ -1,9 +1,9 @@
-"""What peers may call of a node: its groups, its manifests and its chunks of weights.
+"""Service for peers of a node: its groups, its manifests and its chunks of weights.
 
 Invariant: a peer that reads slowly, sends nothing or lies costs a bounded number of bounded streams and chunks;
 back-pressure is gRPC's own flow control, so no queue of groups or manifests exists here. A stream ends when nothing is
-read for the stall timeout, a chunk when others wait for its slot, and where all streams are taken, the peer with the
-most of them makes room. Every message waits for the upload limit, and nothing of the node's leaves for peers elsewhere.
+read for the stall timeout, a chunk when others wait for its slot, and if all streams are taken, the peer with the most
+of them makes room. Every message waits for the upload limit, and nothing leaves the node for peers elsewhere.
 """
 
 import asyncio
@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar, cast
 
 from swarm.errors import Unavailable
 from swarm.interfaces import ExchangeHandler, StreamItem
-from swarm.peers.upload_limit import UploadLimit
+from swarm.peers.send_order import UploadLimit
+from swarm.trust_policy import STREAMS_OF_NEWCOMERS, STREAMS_PER_PEER, STREAMS_TOTAL
 from swarm.types import NodeId, StreamFilter
 from swarm.weight_sync.weight_server import CHUNK_STALL_S, ChunkSlots
 from swarm.wire.adverts import cursor_from_message, cursor_to_message
@@ -28,9 +29,6 @@ from swarm.wire.weights import require_digest, watch_from_message, watched_to_me
 
 FETCH_BYTES: Final = 2**18  # of a group or chunk in one message: what a broken connection costs at most
 INLINE_BYTES: Final = 2**20  # a larger group travels as a notice and is fetched
-STREAMS_PER_PEER: Final = 6  # a subscription, a watch and a fetch, and those of a connection that just broke
-STREAMS_TOTAL: Final = 256
-STREAMS_OF_NEWCOMERS: Final = 64  # of them that are not taken for peers of higher standing
 
 Piece = TypeVar("Piece", pb.FetchResponse, pb.FetchChunkResponse)
 
@@ -47,12 +45,10 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
         note_call: Callable[[NodeId, str], None] = lambda node_id, subnet: None,
         upload: UploadLimit | None = None,
     ) -> None:
-        """`upload`: what every message waits for before it leaves; None: no limit."""
+        """`upload`: every message waits for it; None: no limit."""
         self._standing, self._note_call, self._upload = standing, note_call, upload
-        self._handler = handler
-        self._sessions = sessions
-        self._stall_timeout_s = stall_timeout_s
-        self._streams: dict[NodeId, list[asyncio.Timeout]] = {}  # what ends each, oldest first
+        self._handler, self._sessions, self._stall_timeout_s = handler, sessions, stall_timeout_s
+        self._streams: dict[NodeId, list[asyncio.Timeout]] = {}  # timeouts that end them, oldest first
         self._subnets: dict[NodeId, str] = {}  # of those peers
         self._chunks = ChunkSlots(min(stall_timeout_s, CHUNK_STALL_S))
 
@@ -84,7 +80,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
 
     @rpc
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
-        """What is held of a lineage, then what is new, for as long as the peer reads."""
+        """Held manifests of a lineage, then new ones, for as long as the peer reads."""
         peer = self._sessions.require(context)
         policy_id, window = watch_from_message(request)
         async with self._one_stream(peer, context):
@@ -104,7 +100,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
             if self._upload is not None:
                 subnet = peer_subnet(context.peer())
                 await self._chunks.held_up(call, self._upload.take(peer, subnet, piece.ByteSize()))
-            await context.write(piece)  # who does not read loses the slot to others, and else keeps it
+            await context.write(piece)  # a peer that does not read loses its slot only to others
 
     async def _write(self, peer: NodeId, context: Context, response: Any) -> None:
         if self._upload is not None:
@@ -117,12 +113,11 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
 
     @asynccontextmanager
     async def _one_stream(self, peer: NodeId, context: Context) -> AsyncGenerator[None]:
-        """Counts a stream while it is open. Raises Unavailable where there is no room, or when it has to make room: for
-        others, or for the newest of its own peer."""
+        """Counts a stream while it is open. Raises Unavailable without room, or when the stream has to make room."""
         subnet = peer_subnet(context.peer())
         self._note_call(peer, subnet)
         own = self._streams.get(peer, [])
-        if len(own) >= STREAMS_PER_PEER:  # the connection of the oldest may have broken without a word
+        if len(own) >= STREAMS_PER_PEER:  # the connection of the oldest may be dead
             own.pop(0).reschedule(asyncio.get_running_loop().time())
         elif sum(map(len, self._streams.values())) >= STREAMS_TOTAL:
             self._make_room(peer, subnet, len(own) + 1)
@@ -140,10 +135,10 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
                     self._subnets.pop(peer, None)
 
     def _make_room(self, peer: NodeId, subnet: str, num_own: int) -> None:
-        """Ends a stream of those of lower standing, as long as they have more than their part.
+        """Ends a stream of a peer of lower standing, as long as such peers have more than their part.
 
-        Else the subnet with the most streams loses one, where another would have fewer even so; else the peer with the
-        most. Keys are free: counted by them alone, 256 of one address would hold every stream.
+        Otherwise the subnet with the most streams loses one if another one would still have fewer; otherwise the peer
+        with the most. Keys are free: counted by key alone, 256 keys of one address would hold every stream.
         """
         standing = self._standing(peer)
         lower = {other: own for other, own in self._streams.items() if own and self._standing(other) < standing}
@@ -151,7 +146,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
             self._end_one_of(lower)
             return
         others = {other: own for other, own in self._streams.items() if own and self._standing(other) <= standing}
-        if sum(map(len, others.values())) < STREAMS_OF_NEWCOMERS:  # less than the part of those of this standing
+        if sum(map(len, others.values())) < STREAMS_OF_NEWCOMERS:  # less than the part of this standing
             others = {other: own for other, own in self._streams.items() if own}
         num_of = self._num_of_subnets(others)
         is_shared = max(num_of.values(), default=0) <= num_of[subnet] + 1  # by subnet there is nothing to take
@@ -174,7 +169,7 @@ class ExchangeServicer(pb_grpc.ExchangeServiceServicer):
 
 @asynccontextmanager
 async def _ended_by_timeout() -> AsyncGenerator[asyncio.Timeout]:
-    """What runs inside ends with Unavailable when its timeout, none at first, is moved to now."""
+    """Ends its body with Unavailable when its timeout, none at first, is moved to now."""
     ending = asyncio.timeout(None)
     try:
         async with ending:

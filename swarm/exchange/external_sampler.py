@@ -1,11 +1,11 @@
 """Sampler of external groups for a step: first a party, then one of its groups.
 
 Each place of a step goes to a party that has fewest in this step, in random order; within the party the sampler
-decides: any group, the youngest first, or weighted by how much each source helps. So who sends more groups, or has more
-keys, is not drawn more often. All newcomers stand in line as one party, and then among themselves.
+decides: any group, the youngest first, or weighted by how much each source helps. So more groups or more keys get no
+more draws. All newcomers count as one party, and then among themselves.
 
-Invariant: the order depends on the candidates, the places before it, the seed and the step alone, never on when they
-arrived or how often a draw was asked for.
+Invariant: the order depends only on the candidates, the places before it, the seed and the step, never on the order of
+arrival or on the number of attempts at a draw.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ Group = TypeVar("Group", bound=Candidate)
 
 @dataclass(slots=True)
 class _Line(Generic[Group]):
-    """The groups of one party that stands in line for places."""
+    """The groups of one party that waits for places."""
 
     is_newcomer: bool
     groups: list[Group] = field(default_factory=list["Group"])
@@ -47,7 +47,7 @@ class _Line(Generic[Group]):
     num_taken: int = 0
 
     def place_in_turn(self, num_newcomers: int) -> tuple[int, int, float]:
-        """The lowest is next; newcomers, who took `num_newcomers` places of this step, stand in line as one."""
+        """The lowest is next; newcomers, with `num_newcomers` places of this step so far, wait as one party."""
         return num_newcomers if self.is_newcomer else self.num_taken, self.num_taken, self.turn
 
     def order(self, sampler: SamplerName, seed: int, step: int, source_weights: Mapping[NodeId, float]) -> None:
@@ -67,16 +67,13 @@ def choose(
     step: int,
     source_weights: Mapping[NodeId, float],
 ) -> list[Group]:
-    """Up to `count` candidates for the places of one step, which are taken or left free.
+    """Up to `count` candidates for the next `count` places of one step, which are taken or left free.
 
     Args:
-        sampler: see `sample`.
-        candidates: party, whether it counts among the newcomers, and the group; any order.
+        sampler, seed, step, source_weights: see `sample`.
+        candidates: party, True for a newcomer's, and the group; any order.
         count: places, >= 0.
-        places: who may take one.
-        seed: of the node.
-        step: of the draw.
-        source_weights: weight >= 0 per source; a source that is not in it weighs 1.
+        places: bounds of each party.
     """
     if count <= 0:
         return []

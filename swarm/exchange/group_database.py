@@ -1,38 +1,53 @@
-"""The groups and the draw journal in the SQLite file of a store: one plain function for each transaction.
+"""Groups and draw journal in the SQLite file of a store: one plain function for each transaction.
 
-Invariant: what decides about draws is on the disk when its function returns, and with it every group stored before:
-only groups since the newest of these can be lost with the power. A digest stays known for longer than any group may be
-used, so a replay is never news. Not safe in two threads: `SqliteGroupStore` calls it on one of its own.
+Invariant: every record that decides about draws is on the disk when its function returns, and with it every group
+stored before; a power cut can lose only groups stored since. A digest stays known for longer than any group may be
+used, so a replay is never new. A row that the disk changed never becomes a group, and no peer gets it. Not safe in two
+threads: `SqliteGroupStore` calls it on one of its own.
 """
 
 import errno
+import hashlib
 import json
 import logging
 import math
+import zlib
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+
+from swarm.episode import EpisodeOutcome, outcomes_from_json, outcomes_to_json
 from swarm.errors import StorageFull
+from swarm.exchange.checks.reward_recheck import clamp_logprobs
 from swarm.exchange.group_file import GroupFile
 from swarm.exchange.replay_tables import newest_within
-from swarm.exchange.stored_rows import (
-    SCORED_COLUMNS,
-    SEALED_COLUMNS,
-    is_whole,
-    scored_columns,
-    scored_of,
-    sealed_of,
+from swarm.types import (
+    Correction,
+    Digest,
+    Draw,
+    DrawnGroup,
+    DrawPlace,
+    Refused,
+    ScoredGroup,
+    SealedGroup,
+    short,
 )
-from swarm.types import Digest, Draw, DrawnGroup, DrawPlace, ScoredGroup, SealedGroup
+from swarm.wire.envelopes import open_group
 
 logger = logging.getLogger(__name__)
 
-GIVEN_UP_USES: Final = 2**30  # what `uses` counts for a group that is never to be drawn again
-TOMBSTONE_HORIZON_S: Final = 24 * 3600.0  # far beyond any max_age_s: what is older is refused as too old anyway
+GIVEN_UP_USES: Final = 2**30  # count of `uses` for a group that is never to be drawn again
+TOMBSTONE_HORIZON_S: Final = 24 * 3600.0  # far beyond any max_age_s: older groups are refused as too old anyway
 MAX_TOMBSTONES: Final = 1_000_000
-MAX_PLACES: Final = 4096  # that the journal keeps
-_NOTE: Final = "note "  # how the keys of notes begin in the table of meta data
+MAX_PLACES: Final = 4096  # steps whose places the journal keeps
+_NOTE: Final = "note "  # prefix of the keys of notes in the table of meta data
 
+SEALED_COLUMNS: Final = "g.sequence, g.digest, g.producer, g.public_key, g.signature, g.is_compressed, b.body"
+SCORED_COLUMNS: Final = (
+    f"{SEALED_COLUMNS}, g.is_made_here, g.rewards, g.correction, g.first_seen_s, g.size_bytes, g.outcomes"
+)
+_MAX_OPENED_BYTES: Final = 64 * 2**20  # the largest max_group_bytes that a configuration allows
 _FROM_GROUPS: Final = "FROM groups g JOIN bodies b USING (sequence)"
 
 
@@ -42,7 +57,7 @@ class GroupDatabase(GroupFile):
     # --- groups ----------------------------------------------------------------------------------
 
     def put_all(self, batch: Sequence[tuple[ScoredGroup, SealedGroup]]) -> list[int | StorageFull]:
-        """Sequence of each group, or why there was no room for it. Raises StorageFull for all of them."""
+        """Sequence of each group, or the reason why it found no room. Raises StorageFull for the whole batch."""
         results: list[int | StorageFull] = []
         num_bytes = self._num_bytes
         with self._transaction(sum(sealed.size_bytes for _, sealed in batch), is_synced=False):
@@ -60,7 +75,7 @@ class GroupDatabase(GroupFile):
         return results
 
     def get(self, digest: Digest) -> SealedGroup | None:
-        """The sealed group, or None where it is not held, or not as it was."""
+        """The sealed group, or None if it is not held or was damaged."""
         rows = self._rows(f"SELECT {SEALED_COLUMNS} {_FROM_GROUPS} WHERE g.digest = ?", (digest,))
         sealed = sealed_of(rows[0]) if rows else None
         return sealed if sealed is not None and is_whole(sealed) else None
@@ -113,13 +128,11 @@ class GroupDatabase(GroupFile):
             )
             self._connection.executemany("INSERT INTO drawn VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             if draw.places:
-                self._record_places(draw)
-
-    def _record_places(self, draw: Draw) -> None:
-        self._connection.execute("DELETE FROM places WHERE step = ? OR step <= ?", (draw.step, draw.step - MAX_PLACES))
-        rows = [(draw.step, i, place.producer, place.is_newcomer, *place.task) for i, place in enumerate(draw.places)]
-        columns = "step, position, producer, is_newcomer, env, task_id"
-        self._connection.executemany(f"INSERT INTO places ({columns}) VALUES (?, ?, ?, ?, ?, ?)", rows)
+                old = draw.step - MAX_PLACES
+                self._connection.execute("DELETE FROM places WHERE step = ? OR step <= ?", (draw.step, old))
+                places = [(draw.step, i, p.producer, p.is_newcomer, *p.task) for i, p in enumerate(draw.places)]
+                columns = "step, position, producer, is_newcomer, env, task_id"
+                self._connection.executemany(f"INSERT INTO places ({columns}) VALUES (?, ?, ?, ?, ?, ?)", places)
 
     def places(self, limit: int) -> list[DrawPlace]:
         """The newest places of the journalled draws, oldest first."""
@@ -175,7 +188,7 @@ class GroupDatabase(GroupFile):
         return draws
 
     def abandon(self, first_step: int, last_step: int) -> None:
-        """Turns draws into used-up groups that are handed out to nobody; adds those that are missing."""
+        """Marks the groups of draws as used up, so that no draw is handed out; adds missing draws."""
         steps = [(step,) for step in range(first_step, last_step + 1)]
         with self._transaction(64 * len(steps)):
             self._connection.execute(
@@ -185,7 +198,7 @@ class GroupDatabase(GroupFile):
             self._connection.executemany("INSERT OR IGNORE INTO draws VALUES (?, 0, '{}')", steps)
 
     def uses(self) -> dict[Digest, int]:
-        """How often each group was drawn; GIVEN_UP_USES and more where it was given up."""
+        """Number of draws of each group; GIVEN_UP_USES and more where it was given up."""
         counts = f"SUM(CASE is_used_up WHEN 2 THEN {GIVEN_UP_USES} ELSE 1 END)"
         return dict(self._rows(f"SELECT digest, {counts} FROM drawn GROUP BY digest"))
 
@@ -265,3 +278,97 @@ class GroupDatabase(GroupFile):
         query = f"SELECT {SCORED_COLUMNS} {_FROM_GROUPS} WHERE g.digest = ?"
         row = self._connection.execute(query, (digest,)).fetchone()
         return None if row is None else scored_of(row)
+
+
+# --- rows as groups -----------------------------------------------------------------------------------
+
+
+def scored_columns(scored: ScoredGroup, sealed: SealedGroup) -> dict[str, Any]:
+    """The columns of a new row of `groups`."""
+    return {
+        "digest": sealed.digest,
+        "producer": sealed.producer,
+        "public_key": sealed.public_key,
+        "signature": sealed.signature,
+        "is_compressed": sealed.is_compressed,
+        "is_made_here": scored.is_made_here,
+        "rewards": _guarded(np.asarray(scored.rewards, "<f4").tobytes(), scored.correction),
+        "correction": str(scored.correction),
+        "first_seen_s": scored.first_seen_s,
+        "size_bytes": sealed.size_bytes,
+        "outcomes": _packed(scored.outcomes) if scored.outcomes else None,
+    }
+
+
+def is_whole(sealed: SealedGroup) -> bool:
+    """A stored group is as it was written: peers would charge this node for a damaged one (3.3 us for 4 KiB)."""
+    if hashlib.sha256(sealed.body).digest() == sealed.digest:
+        return True
+    logger.warning("stored group is not as it was written, and is not sent", extra={"digest": short(sealed.digest)})
+    return False
+
+
+def sealed_of(row: tuple[Any, ...]) -> SealedGroup:
+    """The group of a row of SEALED_COLUMNS, or of SCORED_COLUMNS, which begin with them."""
+    _, _, producer, _, _, is_compressed, _ = row[:7]
+    # Where a bit of a row's header flipped, a value has another type.
+    digest, public_key, signature, body = (row[i] if isinstance(row[i], bytes) else b"" for i in (1, 3, 4, 6))
+    return SealedGroup(
+        digest=digest,
+        producer=str(producer),
+        public_key=public_key,
+        signature=signature,
+        is_compressed=bool(is_compressed),
+        body=body,
+    )
+
+
+def scored_of(row: tuple[Any, ...]) -> ScoredGroup | None:
+    """The group of a row of SCORED_COLUMNS with this node's rewards; None when the disk changed its bytes."""
+    sealed = sealed_of(row)
+    group = open_group(sealed, _MAX_OPENED_BYTES)
+    if isinstance(group, Refused):
+        logger.warning("stored group does not open", extra={"digest": short(sealed.digest), "reason": group.reason})
+        return None
+    is_made_here, blob, name, first_seen_s, size_bytes, packed = row[7:]
+    try:
+        correction = Correction(name)
+        plain: bytes = blob[: 4 * len(group.rollouts)]
+        if blob != plain and blob != _guarded(plain, correction):  # without a checksum: of release 0.1.0
+            raise ValueError("its checksum is another one")
+        rewards = np.frombuffer(plain, "<f4").astype(np.float32)
+        first_seen_s = float(first_seen_s)
+        outcomes = () if packed is None else _unpacked(packed, len(group.rollouts))
+    except (TypeError, ValueError, zlib.error) as error:
+        rewards, correction, outcomes = np.zeros(0, np.float32), Correction.EXACT, ()
+        logger.warning("stored group has no rewards", extra={"digest": short(sealed.digest), "error": str(error)})
+    if len(rewards) != len(group.rollouts) or not np.isfinite(rewards).all():
+        return None
+    return ScoredGroup(
+        digest=sealed.digest,
+        group=clamp_logprobs(group),
+        rewards=rewards,
+        correction=correction,
+        is_made_here=bool(is_made_here),
+        first_seen_s=first_seen_s,
+        size_bytes=size_bytes,
+        outcomes=outcomes,
+    )
+
+
+def _guarded(rewards: bytes, correction: Correction) -> bytes:
+    """Rewards with a checksum: no signature covers the rewards that this node computed."""
+    return rewards + zlib.crc32(rewards + str(correction).encode()).to_bytes(4, "little")
+
+
+def _packed(outcomes: tuple[EpisodeOutcome, ...]) -> bytes:
+    """Outcomes as compressed JSON, which has a checksum of its own."""
+    return zlib.compress(outcomes_to_json(outcomes))
+
+
+def _unpacked(data: bytes, count: int) -> tuple[EpisodeOutcome, ...]:
+    """The inverse of `_packed`. Raises TypeError, ValueError and zlib.error where the disk changed it."""
+    outcomes = outcomes_from_json(zlib.decompress(data))
+    if len(outcomes) != count:
+        raise ValueError(f"{len(outcomes)} outcomes of {count} rollouts")
+    return outcomes

@@ -1,8 +1,7 @@
-"""The SQLite file of a group store: its schema, what opening it finds, and its transactions.
+"""SQLite file of a group store: schema, checks when it is opened, and transactions.
 
-Invariant: every transaction is all or nothing, and what cannot be written for lack of room raises StorageFull with
-everything before it intact. A damaged file is moved aside when it is opened, and after a power cut the log has another
-epoch.
+Invariant: every transaction is all or nothing; without room it raises StorageFull with everything before it intact. A
+damaged file is moved aside when it is opened, and after a power cut the log has another epoch.
 """
 
 import contextlib
@@ -59,7 +58,7 @@ CREATE TABLE drawn (
 ) WITHOUT ROWID;
 CREATE INDEX drawn_digest ON drawn(digest);
 """
-# Also made in a store of before it was there.
+# Added to stores of earlier releases when they are opened.
 _SCHEMA_OF_PLACES: Final = """
 CREATE TABLE IF NOT EXISTS places (
     step INTEGER NOT NULL,
@@ -71,29 +70,21 @@ CREATE TABLE IF NOT EXISTS places (
     PRIMARY KEY (step, position)
 ) WITHOUT ROWID;
 """
+_LATER_COLUMNS: Final = (
+    ("drawn", "is_established INTEGER NOT NULL DEFAULT 1"),
+    ("groups", "outcomes BLOB"),
+    ("places", "env TEXT NOT NULL DEFAULT ''"),
+    ("places", "task_id INTEGER NOT NULL DEFAULT 0"),
+)
 
 
 class GroupFile:
-    """An open file of groups, tombstones and the draw journal.
-
-    Args:
-        path: the database file; its folder is created.
-        clock: wall clock of the tombstones.
-        max_bytes: budget of the bodies.
-        before_write: called with the bytes of each write before it is committed.
-
-    Raises:
-        ConfigError: the file cannot be opened, or is of another schema version.
-        StorageFull: no room to create it.
-    """
+    """An open file of groups, tombstones and the draw journal; see `SqliteGroupStore.open`."""
 
     def __init__(self, path: Path, clock: Clock, max_bytes: int, before_write: BeforeWrite | None) -> None:
-        self._path = path
-        self._clock = clock
-        self._max_bytes = max_bytes
-        self._before_write = before_write
+        self._path, self._clock, self._max_bytes, self._before_write = path, clock, max_bytes, before_write
         self._connection: sqlite3.Connection
-        self.moved_aside: Path | None = None  # where a damaged file is now, in place of which this one is new
+        self.moved_aside: Path | None = None  # new place of a damaged file, which this empty one replaces
         try:
             self._open()
         except DamagedFile as damage:
@@ -110,7 +101,7 @@ class GroupFile:
         """Writes the log back into the file."""
         try:
             with contextlib.suppress(sqlite3.Error, StorageFull), self._transaction(0):
-                self._connection.execute("DELETE FROM meta WHERE key = ?", (_BOOT,))  # where it is kept, all before is
+                self._connection.execute("DELETE FROM meta WHERE key = ?", (_BOOT,))  # a clean end
         finally:
             self._connection.close()
 
@@ -138,7 +129,7 @@ class GroupFile:
             raise DamagedFile(f"{type(error).__name__}: {error}") from None
 
     def _check(self) -> None:
-        """Finds now, and not in the middle of a step, what the disk damaged.
+        """Finds damage now, and not in the middle of a step.
 
         Every page is read once: .3 s for 105 MB from a cold disk, .03 s from memory.
         """
@@ -149,12 +140,12 @@ class GroupFile:
         self._num_bytes = int(self._scalar("SELECT COALESCE(SUM(size_bytes), 0) FROM groups"))
 
     def _begin_epoch(self) -> None:
-        """Another epoch where the power was cut: positions that peers know may have been lost, and come again."""
+        """Begins another epoch after a power cut: positions that peers know may be lost, and be given again."""
         known, now = self._rows("SELECT value FROM meta WHERE key = ?", (_BOOT,)), boot_id()
         if known and now and known[0][0] != now:
             self.epoch = secrets.token_hex(8)
             logger.warning("the machine went down while the store was open; newest groups may be lost")
-        with contextlib.suppress(StorageFull), self._transaction(0):  # opened all the same, as it was
+        with contextlib.suppress(StorageFull), self._transaction(0):  # a full disk: the file opens as it was
             rows = (("epoch", self.epoch), (_BOOT, now))
             self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
 
@@ -169,14 +160,10 @@ class GroupFile:
             epoch = secrets.token_hex(8)
             script = f"{_SCHEMA} INSERT INTO meta VALUES ('epoch', '{epoch}'); PRAGMA user_version = {_SCHEMA_VERSION};"
             self._connection.executescript(f"BEGIN; {script} COMMIT;")
-        if "is_established" not in {row[1] for row in self._rows("PRAGMA table_info(drawn)")}:  # a file of 0.1.0
-            self._connection.execute("ALTER TABLE drawn ADD COLUMN is_established INTEGER NOT NULL DEFAULT 1")
-        if "outcomes" not in {row[1] for row in self._rows("PRAGMA table_info(groups)")}:  # of before episodes
-            self._connection.execute("ALTER TABLE groups ADD COLUMN outcomes BLOB")
         self._connection.executescript(_SCHEMA_OF_PLACES)
-        if "task_id" not in {row[1] for row in self._rows("PRAGMA table_info(places)")}:  # of before tasks were noted
-            self._connection.execute("ALTER TABLE places ADD COLUMN env TEXT NOT NULL DEFAULT ''")
-            self._connection.execute("ALTER TABLE places ADD COLUMN task_id INTEGER NOT NULL DEFAULT 0")
+        for table, column in _LATER_COLUMNS:
+            if column.split()[0] not in {row[1] for row in self._rows(f"PRAGMA table_info({table})")}:
+                self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
         page_bytes = int(self._scalar("PRAGMA page_size"))
         # Twice the budget: rows, indices and half-filled overflow pages around the bodies.
         self._connection.execute(f"PRAGMA max_page_count = {(2 * self._max_bytes + _RESERVE_BYTES) // page_bytes}")

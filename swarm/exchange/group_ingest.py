@@ -1,11 +1,12 @@
-"""Intake of groups from peers: which are worth fetching, whether they are admitted, and where they go then.
+"""Intake of groups from peers: choice, admission, and hand-over to the learner and to other peers.
 
 Invariant: a group of another node reaches the learner and other peers only after it was admitted and stored.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from swarm.errors import Unavailable
 from swarm.events import GroupAdmitted, GroupRefused
@@ -15,32 +16,25 @@ from swarm.exchange.novelty import Novelty
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.flow import BoundedTable
 from swarm.node_context import NodeContext
-from swarm.peers.parties import SHARE, Parties
+from swarm.peers.parties import Parties
 from swarm.peers.peer_table import MAX_PEERS, Peers
 from swarm.peers.quotas import IntakeQuota, stream_quota
 from swarm.peers.reputation import UNPROVEN, Reputation
+from swarm.trust_policy import SHARE
 from swarm.types import Correction, Digest, NodeId, RefusalReason, Refused, Role, ScoredGroup, SealedGroup, short
 from swarm.weight_sync.credit import CreditLedger
 
 logger = logging.getLogger(__name__)
 
-_NOT_COUNTED = {RefusalReason.DUPLICATE, RefusalReason.NO_CREDIT}  # another one of it was, or is not waited for
-# of groups whose signature is false, or was perhaps not looked at: their producer is what the sender claims
+_NOT_COUNTED = {RefusalReason.DUPLICATE, RefusalReason.NO_CREDIT}  # refusals that use up no credit
+# refusals of groups whose signature may not have been checked: their producer is only a claim of the sender
 _UNSIGNED = UNPROVEN | {RefusalReason.DUPLICATE, RefusalReason.LOW_REPUTATION, RefusalReason.OVER_QUOTA}
 
 MAX_DETAIL: Final = 200  # characters of a refusal's detail, which may quote its producer
-STRAY_PAUSE_S: Final = 10.0  # a follower that brought a group of another lineage gets no more than others for so long
+STRAY_PAUSE_S: Final = 10.0  # a follower that sent a group of another lineage is treated as any peer for so long
 
 
-class Announcer(Protocol):
-    """The notice of a group that a neighbour sent while another one was to deliver it; equal for one neighbour."""
-
-    def fetch_later(self) -> None:
-        """That one did not: whoever comes first of those that announced it fetches it."""
-        ...
-
-
-Fetch = dict[Announcer, None]  # who announced a group meanwhile, in order of their notices; one object for each fetch
+Fetch = dict[NodeId, Callable[[], None]]  # one fetch of a group: other announcers, and how each queues it again
 
 
 class FetchQueue:
@@ -50,7 +44,7 @@ class FetchQueue:
     or not soon.
 
     Example:
-        if not queue.announce(digest, announcer):
+        if not queue.announce(digest, neighbour, fetch_later):
             fetch = queue.begin(digest)  # this neighbour fetches it, then calls `settle`, or `pass_on`, also ahead
     """
 
@@ -60,29 +54,29 @@ class FetchQueue:
     def __len__(self) -> int:
         return len(self._fetches)
 
-    def announce(self, digest: Digest, announcer: Announcer) -> bool:
-        """Whether the group is being fetched already; then this neighbour is remembered as one more source of it."""
+    def announce(self, digest: Digest, neighbour: NodeId, fetch_later: Callable[[], None]) -> bool:
+        """True if the group is being fetched already; then this neighbour is remembered as one more source of it."""
         fetch = self._fetches.get(digest)
         if fetch is not None:
-            fetch.setdefault(announcer)
+            fetch.setdefault(neighbour, fetch_later)
         return fetch is not None
 
     def begin(self, digest: Digest) -> Fetch:
-        """Somebody begins to fetch the group."""
+        """Begins a fetch of the group."""
         fetch = self._fetches[digest] = {}
         return fetch
 
     def settle(self, digest: Digest, fetch: Fetch) -> None:
-        """The group came and was judged: nobody needs to fetch it any more."""
+        """Ends a fetch whose group was judged."""
         if self._fetches.get(digest) is fetch:
             del self._fetches[digest]
 
     def pass_on(self, digest: Digest, fetch: Fetch) -> None:
-        """One of the others that announced it fetches it, or whoever announces it from now on."""
+        """Leaves the group to the others that announced it, or announce it from now on."""
         if self._fetches.get(digest) is fetch:
             del self._fetches[digest]
-            for announcer in fetch:
-                announcer.fetch_later()
+            for fetch_later in fetch.values():
+                fetch_later()
 
 
 @dataclass(eq=False, repr=False)
@@ -91,24 +85,24 @@ class GroupIngest:
 
     _context: NodeContext
     _admission: Admission
-    _intake_quota: IntakeQuota  # how much of what neighbours offer our draws have use for
+    _intake_quota: IntakeQuota  # groups of neighbours that our draws have use for
     _peers: Peers  # learns heads from admitted groups
     _reputation: Reputation  # a peer that falls below the floor loses its streams at once
-    _parties: Parties  # who is established: the others share a small part of the intake
-    _credit_ledger: CreditLedger  # who may make groups for our own lineage, and how many of them are waited for
+    _parties: Parties  # newcomers share a small part of the intake
+    _credit_ledger: CreditLedger  # groups of our own lineage that are waited for
     _replay: ReplayBuffer  # takes admitted groups for the learner of this node
     _streams: GroupStreams  # hands them on to peers
-    _novelty: Novelty  # learns from them what answers of our own policy are worth
-    _learns: bool  # False on a node that follows the versions of another one: nothing here uses up groups
+    _novelty: Novelty  # measures the bits of answers of our own policy
+    _learns: bool  # False on a node that follows another node's versions: it uses up no groups
 
     def __post_init__(self) -> None:
         self.fetching = FetchQueue()
         self.refusals: dict[RefusalReason, int] = {}
-        self.newest_refusals: dict[RefusalReason, tuple[NodeId, str]] = {}  # producer, and what was seen and expected
-        self.num_admitted = 0  # this and the next: since the process started
-        self.bytes_received = 0  # sealed groups from peers, useful or not
-        self._strayed_s = BoundedTable[NodeId, float](MAX_PEERS)  # when a follower last sent one without credit
-        self._stream_quota = stream_quota(self._context.config.exchange.groups_per_minute)
+        self.newest_refusals: dict[RefusalReason, tuple[NodeId, str]] = {}  # producer and detail
+        self.num_admitted = 0  # since the process started
+        self.bytes_received = 0  # since the process started: sealed groups from peers, useful or not
+        self._strayed_s = BoundedTable[NodeId, float](MAX_PEERS)  # time of a follower's newest group without credit
+        self._stream_quota = stream_quota()
 
     def count_item(self, peer: NodeId) -> None:
         """Counts one item of a neighbour's stream, useful or not. Raises Unavailable where it sends too many."""
@@ -118,9 +112,9 @@ class GroupIngest:
             raise Unavailable(refused.detail)
 
     def is_wanted_from(self, peer: NodeId) -> bool:
-        """Whether our draws still have use for a group that this neighbour offers; asked once for each.
+        """Our draws still have use for a group that this neighbour offers; ask once for each group.
 
-        Everything that was made with our credit is taken; a node that only generates has no use for any.
+        Every group made with our credit is taken; a node that only generates takes no others.
         """
         if self._may_bring_ours(peer):
             return True
@@ -149,7 +143,7 @@ class GroupIngest:
     # --- inside --------------------------------------------------------------------------------------
 
     def _may_bring_ours(self, peer: NodeId) -> bool:
-        """Whether a group of it is probably of our lineage and waited for; which it is, only admission can see."""
+        """A group of this peer is probably of our lineage and waited for; only admission can see its lineage."""
         if peer not in self._credit_ledger.followers or not self._credit_ledger.is_expected(peer, 0):
             return False
         strayed_s = self._strayed_s.get(peer)
@@ -162,7 +156,7 @@ class GroupIngest:
         self._streams.offer(scored, via)
         self._context.changed.fire()
         if scored.is_own_policy(self._context.node_id):
-            # after it was added: room that it takes up is not given away
+            # after it was added: the room that it takes is not granted again
             is_established = self._parties.is_established(scored.group.producer)
             is_in_full = is_held and (not is_established or scored.correction is Correction.EXACT)
             is_useful = is_in_full or self._parties.is_private
@@ -181,29 +175,23 @@ class GroupIngest:
         self.newest_refusals[reason] = producer, detail
         digest = refused.digest.hex() if refused.digest else ""
         self._context.emit(GroupRefused(reason=str(reason), producer=producer, via=via, digest=digest))
-        level = logging.INFO if self.refusals[reason] == 1 else logging.DEBUG  # the first of each reason tells why
+        level = logging.INFO if self.refusals[reason] == 1 else logging.DEBUG  # the first one of each reason
         fields = {"reason": str(reason), "detail": refused.detail, "producer": short(producer), "via": short(via)}
         logger.log(level, "group refused", extra=fields)
-        if reason is not RefusalReason.LOW_REPUTATION:
-            self._end_streams_of_low_reputation(via, producer)
+        if reason is not RefusalReason.LOW_REPUTATION and not all(map(self._reputation.is_allowed, (via, producer))):
+            self._streams.wake()  # one of them just fell below the floor: its streams end at once
+            self._context.changed.fire()
         if self._is_arrival(refused, via):
             self._arrived(producer, is_admitted=False)
 
-    def _end_streams_of_low_reputation(self, *peers: NodeId) -> None:
-        """Wakes the streams when a peer has just fallen below the floor, so that its own end at once."""
-        if not all(map(self._reputation.is_allowed, peers)):
-            self._streams.wake()
-            self._context.changed.fire()
-
     def _is_arrival(self, refused: Refused, via: NodeId) -> bool:
-        """Whether a group that was refused is one that its producer had credit for. It sends such a group itself; what
-        others bring may be any old one that it signed, again and again."""
+        """A refused group used up credit: its producer sent it itself. Relays may send old groups again and again."""
         if refused.producer is None or refused.producer != via or refused.reason in _NOT_COUNTED:
             return False
         made_at_s = refused.created_at_s if refused.reason is RefusalReason.TOO_OLD else None
         return made_at_s is None or not self._credit_ledger.predates_stream(refused.producer, made_at_s)
 
     def _arrived(self, producer: NodeId, *, is_admitted: bool, is_useful: bool = False) -> None:
-        """A group that this follower had credit for came, and was admitted or refused."""
+        """Notes a group that came with this follower's credit, admitted or refused."""
         self._credit_ledger.record_delivery(producer, is_admitted=is_admitted, is_useful=is_useful)
         self._context.changed.fire()

@@ -1,8 +1,8 @@
 """Durable, content-addressed groups of one node: an append-only log, bodies, tombstones, and the draw journal.
 
 Invariant: once `put` or `record_draw` returned, a kill -9 of the process loses nothing of it: a commit in WAL mode is
-in the operating system's cache, which outlives the process. A power cut takes no draw, and no group that a draw was
-made of: what decides about draws is synced (one fsync for each step), groups are not, or each would cost one.
+in the operating system's cache, which outlives the process. A power cut loses no draw and no group of a draw: records
+of draws are synced (one fsync for each step), groups alone are not, or each would cost one.
 """
 
 import asyncio
@@ -32,15 +32,10 @@ class _Pending:
 
 
 class SqliteGroupStore:
-    """`GroupStore` in one SQLite file; what its methods do is said there.
+    """`GroupStore`, whose docstrings hold, in one SQLite file.
 
-    One thread of its own touches the database, one function per transaction: a transaction is a plain function on that
-    thread, so cancelling a caller can never leave half of it.
-
-    Example:
-        store = await SqliteGroupStore.open(Path("groups.sqlite"), SystemClock(), max_bytes=2**31)
-        cursor = await store.put(scored, sealed)
-        await store.close()
+    One thread of its own touches the database. A transaction is a plain function on that thread, so cancelling a caller
+    can never leave half of it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +74,7 @@ class SqliteGroupStore:
 
     @property
     def moved_aside(self) -> Path | None:
-        """Where a damaged file is now, in place of which this store began empty."""
+        """New place of a damaged file, which this empty store replaces; None without one."""
         return self._database.moved_aside
 
     async def put(self, scored: ScoredGroup, sealed: SealedGroup) -> Cursor:
@@ -166,7 +161,7 @@ class SqliteGroupStore:
             ) from None
 
     async def _write_pending(self) -> None:
-        """Writes all that wait as one transaction, whoever of them is cancelled meanwhile."""
+        """Writes all waiting groups as one transaction, even if their callers are cancelled."""
         batch, self._pending = self._pending, []
         groups = [(entry.scored, entry.sealed) for entry in batch]
         write = asyncio.ensure_future(self._call(self._database.put_all, groups))
@@ -174,7 +169,7 @@ class SqliteGroupStore:
         await asyncio.wait([write])
 
     def _settle(self, batch: Sequence[_Pending], done: "asyncio.Future[list[int | StorageFull]]") -> None:
-        """Tells every waiting writer what became of its group."""
+        """Gives every waiting writer its cursor or its error."""
         failure = asyncio.CancelledError() if done.cancelled() else done.exception()
         results = [failure] * len(batch) if failure is not None else done.result()
         for entry, result in zip(batch, results, strict=True):

@@ -1,8 +1,8 @@
 """Streams of groups to peers, single groups by digest, and (through `WeightServer`) weights.
 
-Invariant: a group is sent only after it was stored and is known to be worth sending; nobody gets what they made or
-sent us themselves, nor what is older than anyone may use, nor zero-variance groups unless they ask for them. Those who
-give groups come first (`send_order.py`).
+Invariant: a group is sent only after it was stored and is known to be worth sending. A peer does not get groups that it
+made or sent us, nor groups older than anyone may use, nor zero-variance groups unless it asks for them. Peers that give
+groups come first (`send_order.py`).
 """
 
 import asyncio
@@ -41,11 +41,11 @@ SUBSCRIBE_BATCH = 32  # log entries read from the store at a time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SendInfo:
-    """The facts about a stored group that decide to whom it is worth sending."""
+    """Facts about a stored group that decide which peers it is worth sending to."""
 
     producer: NodeId
     policy_id: NodeId
-    via: NodeId  # who sent it to us; ourselves for our own groups
+    via: NodeId  # the peer that sent it to us; ourselves for our own groups
     oldest_step: int  # of the policy that made its oldest token
     newest_step: int
     has_signal: bool
@@ -63,7 +63,7 @@ class GroupStreams:
     _peers: Peers  # newest known head of each lineage, ours included
     _reputation: Reputation  # a peer below the floor gets nothing
     _weight_server: WeightServer  # answers for weights
-    _origin_of: Callable[[NodeId], str] = lambda _: ""  # a peer's party or subnet; empty: not known
+    _origin_of: Callable[[NodeId], str]  # a peer's party or subnet; empty: not known
 
     def __post_init__(self) -> None:
         self._order = SendOrder(self._reputation, self._context.clock, self._origin_of)
@@ -77,9 +77,9 @@ class GroupStreams:
         self._admitting: Counter[Digest] = Counter()  # under admission
         self._num_putting = 0
         self._open = set[Stream]()
-        self._behind = set[Stream]()  # while a drain waits for them: open ones that did not look again yet
-        self._caught_up = Signal()  # fires where the last of them did
-        self._newest: _SendInfo | None = None  # the group offered last; None: whoever waits has to look again
+        self._behind = set[Stream]()  # open streams that a drain waits for
+        self._caught_up = Signal()  # fires when one of them has caught up
+        self._newest: _SendInfo | None = None  # the group offered last; None: every stream has to look again
         self.log_head = Cursor()  # newest entry of the store's log
         self.bytes_sent = 0  # sealed groups to peers, since the process started
 
@@ -97,7 +97,7 @@ class GroupStreams:
 
     @contextmanager
     def putting(self) -> Generator[None]:
-        """While one of our groups is stored: streams that see it already wait for `offer`."""
+        """Marks that one of our groups is being stored: streams that see it wait for `offer`."""
         self._num_putting += 1
         try:
             yield
@@ -106,7 +106,7 @@ class GroupStreams:
 
     @contextmanager
     def admitting(self, digest: Digest) -> Generator[None]:
-        """While an external group is admitted: streams that see it already wait for `offer`."""
+        """Marks that an external group is being admitted: streams that see it wait for `offer`."""
         self._admitting[digest] += 1
         try:
             yield
@@ -116,12 +116,7 @@ class GroupStreams:
                 del self._admitting[digest]
 
     def offer(self, scored: ScoredGroup, via: NodeId) -> None:
-        """A stored group may go out to whom it is worth sending.
-
-        Args:
-            scored: the group.
-            via: who sent it to us; ourselves for our own.
-        """
+        """Offers a stored group to all streams. `via`: the peer that sent it to us; ourselves for our own."""
         self._newest = self._remember(scored, via)
         self._grew.fire()
         if scored.is_made_here:
@@ -132,13 +127,13 @@ class GroupStreams:
         return self._order.is_giver(peer)
 
     def wake(self) -> None:
-        """Every stream checks again whether its peer is still allowed."""
+        """Makes every stream check again that its peer is still allowed."""
         self._newest = None
         self._grew.fire()
         self._own_grew.fire()
 
     async def drain(self, limit_s: float) -> None:
-        """Waits until every peer has what is stored and meant for it: for a node that leaves; at most so long."""
+        """Waits until every peer has the groups meant for it, `limit_s` at most: for a node that leaves."""
         self._behind = set(self._open)
         self.wake()
         with suppress(TimeoutError):
@@ -147,7 +142,7 @@ class GroupStreams:
 
     @property
     def oldest_own_step(self) -> int:
-        """Of our own groups that are remembered; 0 without any."""
+        """Oldest step of our own remembered groups; 0 without any."""
         return min(self._own_steps.values(), default=0)
 
     # --- asked by peers: ExchangeHandler, whose docstrings hold ------------------------------------
@@ -170,7 +165,7 @@ class GroupStreams:
                 if cursor != newest:
                     entries = await self._store.since(cursor, SUBSCRIBE_BATCH, own_only=not wanted.relay)
                     ahead = self._own_commitments(entries, peer, wanted) if wanted.wants_commitments else ()
-                    if ahead:  # before the first body: whoever copies it commits later
+                    if ahead:  # before the first body: a copier commits later
                         yield StreamItem(cursor=cursor, digest=b"", size_bytes=0, sealed=None, commitments=ahead)
                 for position, sealed in entries:
                     if self._is_settling(sealed):
@@ -200,7 +195,7 @@ class GroupStreams:
                     with self._order.item(stream, is_first=is_first):
                         yield item
                 if not entries:
-                    cursor = newest  # what lies between is not for this peer
+                    cursor = newest  # the entries between are not for this peer
                     if self.log_head == newest:
                         self._order.has_all(stream)
                         self._note_caught_up(stream)
@@ -209,7 +204,7 @@ class GroupStreams:
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
         """A held group, ours or another node's. Raises NotHeld; Unavailable for a peer of low reputation."""
         self._reputation.require_allowed(peer)
-        info = self._known.get(digest)  # nobody knows of a forgotten one whether it stays
+        info = self._known.get(digest)  # a forgotten group may be one that has to stay
         sealed = None if info is None or info.stays else await self._store.get(digest)
         if sealed is None:
             raise NotHeld(f"group {short(digest)} is not held")
@@ -270,21 +265,17 @@ class GroupStreams:
         return tuple(info.commitment for info in known if info and self._is_worth_sending(info, peer, wanted))
 
     def _is_settling(self, sealed: SealedGroup) -> bool:
-        """In the store, but its put or receive has not come back yet to say what it is worth."""
+        """The group is in the store, but its put or admission has not returned yet."""
         if sealed.digest in self._known:
             return False
         return self._num_putting > 0 if sealed.producer == self._node_id else sealed.digest in self._admitting
 
     def _is_news(self, peer: NodeId, wanted: StreamFilter) -> bool:
-        """Whether a stream that sent all it could has to look again; it is not woken for what its peer will not get."""
+        """A stream that sent all it could has to look again: the newest group may be for its peer."""
         return self._newest is None or self._is_worth_sending(self._newest, peer, wanted)
 
     def _is_worth_sending(self, info: _SendInfo, peer: NodeId, wanted: StreamFilter) -> bool:
-        """Not what the peer made or sent us itself, nor what is older than anyone may use, nor what nobody can learn
-        from unless that is wanted.
-
-        The trainer whose policy made one of ours gets it in any case: it gave credit for it, and waits for it.
-        """
+        """See the module's invariant. A trainer gets every group of ours made with its policy: it waits for them."""
         if info.stays or peer == info.producer or peer == info.via:
             return False
         if peer == info.policy_id and info.producer == self._node_id:

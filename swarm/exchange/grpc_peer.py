@@ -1,12 +1,13 @@
-"""One connection to a peer: what we ask of it. What it may ask of us is in `exchange_servicer.py`.
+"""One connection to a peer, for our calls; `exchange_servicer.py` answers the peer's calls.
 
-Invariant: what a peer sends is bounded before it is read or kept, and nothing of it is opened here.
+Invariant: the data of a peer is bounded before it is read or kept, and nothing of it is opened here.
 """
 
 import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -26,22 +27,22 @@ from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 from swarm.wire.weights import MAX_CHUNK_BYTES, watch_to_message, watched_from_message
 
-LEAST_PIECE_BYTES: Final = 2**16  # but for the last: a byte at a time, one body would take a million calls
+LEAST_PIECE_BYTES: Final = 2**16  # except the last: byte by byte, one body would take a million calls
 MAX_BEGUN_BYTES: Final = 16 * 2**20
-KEPT_S: Final = 120.0  # who wants the rest of a body asks for it sooner
+KEPT_S: Final = 120.0  # an honest retry comes sooner
 _HASH_IN_THREAD_BYTES: Final = 2**20
 CloseWay = Callable[[], Awaitable[None]]  # ends the socket that a connection goes through
 
 
 class FalsePiece(Unavailable):
-    """A body does not go on as it must: what came of it is of no use."""
+    """A body does not continue as it must: its beginning is useless."""
 
 
 class BegunBodies:
-    """What came of bodies whose transfer broke off, for who asks the same peer for them again.
+    """Beginnings of bodies whose transfer broke off, for the next fetch from the same peer.
 
-    By peer: who sent a false beginning spoils only what it sends itself. Beyond `max_bytes` who has most loses the
-    oldest; after KEPT_S all do, or many keys with a little each would leave no room for ever.
+    They are kept by peer, so a false beginning spoils only transfers of its own sender. Beyond `max_bytes` the peer
+    with most loses its oldest; all expire after KEPT_S, or many keys with a little each would fill the room for ever.
     """
 
     def __init__(self, clock: Clock, max_bytes: int = MAX_BEGUN_BYTES) -> None:
@@ -49,11 +50,11 @@ class BegunBodies:
         self._bodies: dict[tuple[NodeId, Digest], tuple[bytearray, float]] = {}  # and since when; the oldest first
 
     def take(self, peer: NodeId, digest: Digest) -> bytearray:
-        """What came, which is no longer kept; empty where nothing is known."""
+        """Takes the beginning out; empty if none is kept."""
         return self._bodies.pop((peer, digest), (bytearray(), 0.0))[0]
 
     def keep(self, peer: NodeId, digest: Digest, data: bytearray) -> None:
-        """Remembers what came."""
+        """Keeps the beginning of a body."""
         now_s = self._clock.monotonic_s()
         self._bodies.pop((peer, digest), None)
         if data:
@@ -68,26 +69,21 @@ class BegunBodies:
             del self._bodies[next(key for key in self._bodies if key[0] == most)]
 
 
+@dataclass(eq=False, repr=False)
 class GrpcPeer:
-    """One authenticated connection to a peer; implements `swarm.interfaces.PeerClient`, where its methods are told.
+    """One authenticated connection to a peer; implements `swarm.interfaces.PeerClient`, whose docstrings hold.
 
-    Nothing that it returns was opened: signature and content are for admission to check.
+    Nothing that it returns was opened: admission checks signature and content.
     """
 
-    def __init__(
-        self,
-        channel: AuthenticatedChannel,
-        call_timeout_s: float,
-        registry: "set[GrpcPeer]",
-        begun: BegunBodies,
-        close_way: CloseWay | None = None,
-    ) -> None:
-        self._channel = channel
-        self._close_way = close_way
-        self._call_timeout_s = call_timeout_s
-        self._registry = registry
-        self._begun = begun
-        self._stub: Any = pb_grpc.ExchangeServiceStub(channel.channel)
+    _channel: AuthenticatedChannel
+    _call_timeout_s: float
+    _registry: "set[GrpcPeer]"  # of open connections
+    _begun: BegunBodies
+    _close_way: CloseWay | None = None
+
+    def __post_init__(self) -> None:
+        self._stub: Any = pb_grpc.ExchangeServiceStub(self._channel.channel)
 
     @property
     def node_id(self) -> NodeId:
@@ -129,7 +125,7 @@ class GrpcPeer:
             data = await self._fetch_body(digest, self._stub.FetchChunk, request, MAX_CHUNK_BYTES, timeout_s, what)
         except (FalsePiece, TooLarge) as error:
             raise Forged(str(error)) from None
-        found = await asyncio.to_thread(_sha256, data)
+        found = await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
         if found != digest:
             raise Forged(f"{what}: the content hashes to {short(found)}")
         return data
@@ -151,13 +147,13 @@ class GrpcPeer:
     async def _fetch_body(
         self, digest: Digest, method: Any, request: Callable[..., Any], max_bytes: int, timeout_s: float, what: str
     ) -> bytes:
-        """A whole body, from where the last transfer of it from this peer broke off; its content was not checked."""
+        """A whole body, continued where the last transfer from this peer broke off; its content is not checked."""
         data = self._begun.take(self.node_id, digest)
         try:
             async with asyncio.timeout(timeout_s):
                 while not await self._fetch_rest(data, method, request, max_bytes, what):
                     continue
-        except BaseException as error:  # also where nobody waits for it any more
+        except BaseException as error:  # also when it is cancelled
             if not isinstance(error, FalsePiece | TooLarge):
                 self._begun.keep(self.node_id, digest, data)
             if isinstance(error, TimeoutError):
@@ -168,7 +164,7 @@ class GrpcPeer:
     async def _fetch_rest(
         self, data: bytearray, method: Any, request: Callable[..., Any], max_bytes: int, what: str
     ) -> bool:
-        """Appends to `data` what one stream brings; True when whole, False when broken off after some progress."""
+        """Appends the data of one stream; True when whole, False when broken off after some progress."""
         before = len(data)
         total = None
         call = method(request(offset=before), metadata=await self._metadata())
@@ -195,10 +191,6 @@ class GrpcPeer:
         await self._channel.close()
         if self._close_way is not None:
             await self._close_way()
-
-
-def _sha256(data: bytes) -> Digest:
-    return hashlib.sha256(data).digest()
 
 
 def _item_of(response: pb.SubscribeResponse, what: str) -> StreamItem:

@@ -1,7 +1,7 @@
 """The data plane between nodes: ExchangeService on authenticated TLS connections.
 
-Invariant: both ends of a connection proved their keys. What peers may call is in `exchange_servicer.py`, what we call
-in `grpc_peer.py`; `swarm.relay` adds the way through a relay.
+Invariant: both ends of a connection proved their keys. `exchange_servicer.py` answers calls of peers, `grpc_peer.py`
+calls them; `swarm.relay` adds the path through a relay.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from swarm.exchange.exchange_servicer import ExchangeServicer
 from swarm.exchange.grpc_peer import BegunBodies, CloseWay, GrpcPeer
 from swarm.identity import Identity
 from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient
-from swarm.peers.upload_limit import UploadLimit
+from swarm.peers.send_order import UploadLimit
 from swarm.types import NodeId
 from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
 from swarm.wire.session import PING_S, AuthenticatedChannel, NoteClock, open_channel
@@ -28,8 +28,8 @@ from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 # A write that flow control blocks for this long ends the stream; the peer begins again where it is.
 STALL_TIMEOUT_S: Final = 120.0
 DRAIN_S: Final = 0.2
-# Seconds of silence after which the other end is asked for a sign of life; whatever comes ends a silence.
-ROUTER_PING_S: Final = 6.0  # from behind a router: the strictest that was tried forgets after 8 s
+DIAL_TIMEOUT_S: Final = 5.0  # of a connection attempt, through relays, too: several round trips of a slow network
+ROUTER_PING_S: Final = 6.0  # of silence, behind a router: the strictest tried router forgets connections after 8 s
 WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "[::]", ""})
 
 
@@ -46,13 +46,7 @@ class PeerHooks:
 
 
 class GrpcTransport:
-    """Serves our groups to peers and connects to theirs; implements `swarm.interfaces.Transport`.
-
-    Example:
-        transport = GrpcTransport(identity, "demo", ExchangeConfig(), SystemClock())
-        endpoints = await transport.serve(handler)
-        peer = await transport.connect(PeerAddress(node_id=..., endpoint="host:4001"), timeout_s=5.0)
-    """
+    """Serves our groups to peers and connects to theirs; implements `swarm.interfaces.Transport`."""
 
     def __init__(
         self,
@@ -65,13 +59,9 @@ class GrpcTransport:
         hooks: PeerHooks = PeerHooks(),
         credential: Callable[[], bytes] = bytes,
     ) -> None:
-        """A transport that neither serves nor dials yet; `credential` is what we show to peers."""
-        self._identity = identity
-        self._run_id = run_id
-        self._config = config
-        self._clock = clock
-        self._credential = credential
-        self._hooks = hooks
+        """A transport that neither serves nor dials yet; `credential` is shown to peers."""
+        self._identity, self._run_id, self._config, self._clock = identity, run_id, config, clock
+        self._credential, self._hooks = credential, hooks
         rate = config.most_own_bytes_per_s
         self._upload = UploadLimit(rate, clock, hooks.is_giver) if rate else None
         self._sessions = Sessions(identity, run_id, clock, limits, hooks.require_allowed, hooks.require_entry)
@@ -80,15 +70,15 @@ class GrpcTransport:
         self._clients: set[GrpcPeer] = set()
         self._begun = BegunBodies(clock)
         self.stays_here = False  # it dials no address beyond this machine, and no relay
-        self.is_dialable = True  # by others, as far as is known; who is not relays nothing
+        self.is_dialable = True  # by others, as far as is known; a node that is not relays nothing
         self._own_server = ""  # host:port that our own server listens on
-        self.endpoint = ""  # where others dial it, as served
+        self.endpoint = ""  # that others dial, as served
 
     async def serve(self, handler: ExchangeHandler) -> tuple[str, ...]:
         """Starts answering peers; returns the endpoints to advertise.
 
         Raises:
-            ConfigError: exchange.listen cannot be listened on, or nobody could dial what it says.
+            ConfigError: exchange.listen cannot be listened on, or names no host that peers could dial.
         """
         assert self._server is None, "serve() was called twice"
         servicer = ExchangeServicer(
@@ -130,7 +120,7 @@ class GrpcTransport:
             )
 
     def _peer(self, channel: AuthenticatedChannel, close_way: CloseWay | None = None) -> GrpcPeer:
-        peer = GrpcPeer(channel, self._config.dial_timeout_s, self._clients, self._begun, close_way)
+        peer = GrpcPeer(channel, DIAL_TIMEOUT_S, self._clients, self._begun, close_way)
         self._clients.add(peer)
         return peer
 
@@ -151,11 +141,11 @@ class GrpcTransport:
         )
 
     async def renew_connections(self) -> None:
-        """Ends every connection that we opened: they broke with the network they were of."""
+        """Ends every connection that we opened: they broke with the old network."""
         await asyncio.gather(*(client.close() for client in list(self._clients)))
 
     async def stop_serving(self) -> None:
-        """Ends what peers call here, within DRAIN_S."""
+        """Ends the calls of peers, within DRAIN_S."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(DRAIN_S)

@@ -1,8 +1,8 @@
-"""Known versions of our own and of followed lineages: whether the versions that a group names existed.
+"""Known versions of our own and of followed lineages, against which the versions of a group are checked.
 
-Invariant: the history of our own lineage holds only what this node published, as one branch: after a rewind to a
-checkpoint the versions beyond it are abandoned, since a step of the old branch says nothing about its distance from
-the new head. Every table is bounded, and what is forgotten is older than anyone may use.
+Invariant: the history of our own lineage holds only versions that this node published, as one branch: after a rewind to
+a checkpoint the versions beyond it are abandoned, since a step of the old branch says nothing about its distance from
+the new head. Every table is bounded, and forgotten versions are older than anyone may use.
 """
 
 from collections.abc import Sequence
@@ -19,45 +19,39 @@ MAX_LINEAGES: Final = 64  # other than our own
 class KnownVersions:
     """The versions of our own lineage, and of those whose manifests this node has checked.
 
-    Only a node that saw a branch end knows that it was abandoned: after a start, versions that seem false may be of
+    After a start this node does not know which branches were abandoned before: versions that seem false may be of
     such a branch, and nobody is blamed for them as long as such groups can be on their way.
-
-    Example:
-        versions = KnownVersions(identity.node_id, SystemClock())
-        versions.publish(version)  # ours, at each step
-        versions.record(manifest.version)  # anybody's, once its manifest was checked
-        finding = versions.check(group)
     """
 
     def __init__(self, policy_id: NodeId, clock: Clock) -> None:
         self._policy_id = policy_id
         self._clock = clock
-        self._doubtful_until_s: float | None = None  # monotonic; None where nothing was restored
+        self._doubtful_until_s: float | None = None  # monotonic; None without a restore
         self._own = VersionHistory()
-        self._is_published = False  # by this process: what is newer than the head of our own does not exist
+        self._is_published = False  # by this process: no version newer than our head exists
         self._others = BoundedTable[str, VersionHistory](MAX_LINEAGES)  # the lineage found last comes last
 
     def publish(self, version: PolicyVersion) -> None:
-        """Our own lineage goes on from this version; what was beyond it, or in its place, is abandoned."""
+        """Continues our own lineage from this version; versions beyond it, or in its place, are abandoned."""
         assert version.policy_id == self._policy_id, version
         self._is_published = True
         self._own.rewind(version.step)
         self._own.record(version)
 
     def record(self, version: PolicyVersion) -> None:
-        """A version of any lineage certainly existed: its owner signed a manifest of it, or we published it."""
+        """Notes a version that certainly existed: its owner signed a manifest of it, or we published it."""
         history = self._history(version.policy_id)
         if history is None:
             history = self._others[version.policy_id] = VersionHistory()
         history.record(version)
 
     def restore(self, groups: Sequence[RolloutGroup], doubtful_s: float) -> None:
-        """After a restart: stored groups of our own lineage name versions that were checked when they came.
+        """Learns our own versions after a restart from stored groups, which were checked when they came.
 
         Args:
-            groups: oldest first; of two versions of a step the one that came last is taken for the branch in force,
-                unless a manifest said otherwise.
-            doubtful_s: so long from now versions that seem false are refused without blame.
+            groups: oldest first; of two versions of a step the newest is taken as current, unless a manifest names the
+                other one.
+            doubtful_s: seconds in which versions that seem false are refused without blame.
         """
         self._doubtful_until_s = self._clock.monotonic_s() + doubtful_s
         for group in reversed(groups):
@@ -67,26 +61,23 @@ class KnownVersions:
                         self._own.record_abandoned(version)
 
     def check(self, group: RolloutGroup) -> tuple[RefusalReason, str] | None:
-        """What is wrong with the versions that a group of somebody else names; None where nothing is.
+        """Returns what is wrong with the versions that a group of another node names; None if nothing is known.
 
-        Of a lineage of which nothing is known the digests are claims, and nothing is wrong with them. Reasons that an
-        honest producer can run into (we restarted, rewound, or learned of a version later than it did) are innocent
-        ones.
+        The reasons that an honest producer can run into (we restarted, rewound, or learned of a version later than it
+        did) are innocent ones.
         """
         history = self._history(group.policy_id)
         if history is None:
             return None
         finding = next(filter(None, (self._finding(history, version) for version in group.versions)), None)
-        if finding is not None and finding[0] is RefusalReason.BAD_VERSION and self._is_doubtful:
+        until_s = self._doubtful_until_s
+        is_doubtful = until_s is not None and self._clock.monotonic_s() < until_s
+        if finding is not None and finding[0] is RefusalReason.BAD_VERSION and is_doubtful:
             return RefusalReason.TOO_OLD, f"{finding[1]}, or is of a branch that was abandoned before a restart"
         return finding
 
     def _history(self, policy_id: str) -> VersionHistory | None:
         return self._own if policy_id == self._policy_id else self._others.get(policy_id)
-
-    @property
-    def _is_doubtful(self) -> bool:
-        return self._doubtful_until_s is not None and self._clock.monotonic_s() < self._doubtful_until_s
 
     def _finding(self, history: VersionHistory, version: PolicyVersion) -> tuple[RefusalReason, str] | None:
         is_own = history is self._own
@@ -94,7 +85,7 @@ class KnownVersions:
         match history.status(version):
             case VersionStatus.CURRENT:
                 return None
-            case VersionStatus.ABANDONED:  # of a lineage that is only followed the branch is its owner's affair
+            case VersionStatus.ABANDONED:  # a followed lineage may rewind as its owner likes
                 return (RefusalReason.TOO_OLD, f"{name} is of a branch that was abandoned") if is_own else None
             case VersionStatus.FORGOTTEN:
                 return RefusalReason.TOO_OLD, f"{name} is not remembered any more"

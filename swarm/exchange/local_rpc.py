@@ -1,8 +1,8 @@
 """The agent's LocalExchange over a Unix socket, for the trainer and generator process of the same node.
 
-Invariant: nothing is lost when a worker dies in the middle of a call. What changes the agent runs to its
-end there. A draw that still waits is joined by the next call, and LocalExchange.draw itself must return
-a journalled draw again until the step was reported.
+Invariant: nothing is lost when a worker dies in the middle of a call. A call that changes the agent runs to its end
+there. The next call joins a draw that still waits, and `LocalExchange.draw` returns a journalled draw again until its
+step was reported.
 """
 
 import asyncio
@@ -40,13 +40,12 @@ from swarm.wire.local import (
     MAX_LOCAL_MESSAGE_BYTES,
     Part,
     apply_report_from_json,
-    apply_report_to_json,
     draw_from_parts,
     draw_to_fields,
     evaluations_from_json,
     evaluations_to_json,
+    report_to_json,
     step_report_from_json,
-    step_report_to_json,
     verdict_from_message,
     verdict_to_message,
 )
@@ -88,12 +87,7 @@ def fresh_socket(directory: Path) -> Path:
 
 
 class LocalServer:
-    """Serves one LocalExchange to processes of the same user.
-
-    Example:
-        server = LocalServer(agent.local, fresh_socket(directory))
-        await server.start()
-    """
+    """Serves one LocalExchange to processes of the same user."""
 
     def __init__(self, local: LocalExchange, socket_path: Path) -> None:
         self._socket_path = socket_path
@@ -101,11 +95,7 @@ class LocalServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Listens on the socket, which only this user can open.
-
-        Raises:
-            ConfigError: the socket cannot be made.
-        """
+        """Listens on the socket, which only this user can open. Raises ConfigError if it cannot be made."""
         assert self._server is None, "start() was called twice"
         self._server = grpc.aio.server(options=_OPTIONS)
         cast(Any, pb_grpc.add_LocalServiceServicer_to_server)(self._servicer, self._server)
@@ -151,11 +141,14 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
         self._running: set[asyncio.Task[Any]] = set()
 
     def _begin(self, work: Coroutine[Any, Any, Result]) -> "asyncio.Task[Result]":
-        """Runs `work` in a task of its own, which outlives the call that began it."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
+
+    async def _finish(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Runs `work` to its end, also when the call that began it is cancelled."""
+        return await asyncio.shield(self._begin(work))
 
     @rpc
     async def Capacity(self, request: pb.CapacityRequest, context: Context) -> pb.CapacityResponse:
@@ -165,9 +158,9 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
 
     @rpc
     async def Put(self, request: pb.PutRequest, context: Context) -> pb.PutResponse:
-        """Takes one group of ours; it is stored even when the worker dies meanwhile."""
+        """Takes one group of ours; it is stored even if the worker dies during the call."""
         group = body_to_group(request.body, request.producer)
-        return pb.PutResponse(reward_mean=await asyncio.shield(self._begin(self._local.put(group))))
+        return pb.PutResponse(reward_mean=await self._finish(self._local.put(group)))
 
     @rpc
     async def Draw(self, request: pb.DrawRequest, context: Context) -> None:
@@ -188,15 +181,15 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
 
     @rpc
     async def BeginAgain(self, request: pb.BeginAgainRequest, context: Context) -> pb.BeginAgainResponse:
-        """What comes before a journalled step is made again."""
-        attempt = await asyncio.shield(self._begin(self._local.begin_again(request.step, request.passed or None)))
+        """The trial before a journalled step is made again."""
+        attempt = await self._finish(self._local.begin_again(request.step, request.passed or None))
         return pb.BeginAgainResponse(trial=attempt.trial or b"", left_out=sorted(attempt.left_out))
 
     @rpc
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
         """A new version exists."""
         version, bodies = version_from_message(request.version), bounded_bodies(request.manifests)
-        await asyncio.shield(self._begin(self._local.publish(version, bodies)))
+        await self._finish(self._local.publish(version, bodies))
         return pb.PublishResponse()
 
     @rpc
@@ -209,25 +202,25 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
     @rpc
     async def Applied(self, request: pb.AppliedRequest, context: Context) -> pb.AppliedResponse:
         """An engine took a version, or refused it."""
-        await asyncio.shield(self._begin(self._local.report_update(apply_report_from_json(request.report))))
+        await self._finish(self._local.report_update(apply_report_from_json(request.report)))
         return pb.AppliedResponse()
 
     @rpc
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
         """One step was made."""
-        await asyncio.shield(self._begin(self._local.report_step(step_report_from_json(request.report))))
+        await self._finish(self._local.report_step(step_report_from_json(request.report)))
         return pb.ReportResponse()
 
     @rpc
     async def Saved(self, request: pb.SavedRequest, context: Context) -> pb.SavedResponse:
         """A checkpoint was written, or could not be."""
-        await asyncio.shield(self._begin(self._local.report_checkpoint(request.next_draw, request.error)))
+        await self._finish(self._local.report_checkpoint(request.next_draw, request.error))
         return pb.SavedResponse()
 
     @rpc
     async def Evaluated(self, request: pb.EvaluatedRequest, context: Context) -> pb.EvaluatedResponse:
         """An evaluation was made."""
-        await asyncio.shield(self._begin(self._local.report_evaluations(evaluations_from_json(request.evaluations))))
+        await self._finish(self._local.report_evaluations(evaluations_from_json(request.evaluations)))
         return pb.EvaluatedResponse()
 
     @rpc
@@ -257,7 +250,7 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
         return pb.StepResponse(outcome=json.dumps(outcome_to_json(outcome)).encode())
 
     async def stop(self) -> None:
-        """Ends what still runs, a waiting draw among it."""
+        """Ends running calls, including a waiting draw."""
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -267,11 +260,7 @@ class _LocalServicer(pb_grpc.LocalServiceServicer):
 class LocalClient:
     """The agent as its worker process sees it; implements `swarm.interfaces.LocalExchange`.
 
-    Every method raises what the agent's own method raised, or Unavailable when the agent is gone.
-
-    Example:
-        client = LocalClient(socket)
-        draw = await client.draw(version)
+    Every method raises the error of the agent's own method, or Unavailable when the agent is gone.
     """
 
     def __init__(self, socket_path: Path) -> None:
@@ -323,10 +312,10 @@ class LocalClient:
         return tuple(chain) or None
 
     async def report_update(self, report: ApplyReport) -> None:
-        await self._call("Applied", pb.AppliedRequest(report=apply_report_to_json(report)))
+        await self._call("Applied", pb.AppliedRequest(report=report_to_json(report)))
 
     async def report_step(self, report: StepReport) -> None:
-        await self._call("Report", pb.ReportRequest(report=step_report_to_json(report)))
+        await self._call("Report", pb.ReportRequest(report=report_to_json(report)))
 
     async def report_checkpoint(self, next_draw: int, error: str = "") -> None:
         await self._call("Saved", pb.SavedRequest(next_draw=next_draw, error=error))

@@ -1,35 +1,32 @@
-"""Novelty of answers: whether the content of a group is its producer's own, and new (deduplication of content).
+"""Novelty of answers (deduplication, plagiarism): the content of a group must be its producer's own, and new.
 
-Invariant: an honest group is refused with a probability of at most 2 ** -CHANCE_BITS, and own groups never. What counts
-is the *text* of each answer to a task, neither the group nor the cut into tokens: copying 7 of 8 answers, in another
-order, cut otherwise or without log-probs, is copying.
+Invariant: an honest group is refused with a probability of at most 2 ** -CHANCE_BITS, and own groups never. Only the
+*text* of each answer to a task counts, not the group nor the cut into tokens: copying 7 of 8 answers, in another order,
+cut into other tokens or without log-probs, is copying.
 
-Equal answers prove nothing by themselves: honest ones of a small or well-trained model coincide all the time (29 % of
-the tiny model's). So an answer counts with its *bits*, and who says how many decides what the rule is worth:
+Equal answers alone prove nothing: honest answers of a small or well-trained model coincide often (29 % of the tiny
+model's). So an answer counts with its *bits*, and the rule depends on whose figure of bits is used:
 
-- The bits that the *copier* claims cannot count: it would claim none. Those that the *first producer* claims cannot be
-  used against an honest later one: whoever draws an answer of b bits hits one that others drew independently with a
-  probability of at most 2 ** -b, whatever policy drew the other one; n known answers make that n * 2 ** -b. So k equal
-  answers exclude chance by the sum of their bits less k * log2(n), or, where all are of one group of G, less
-  k * log2(G) + log2(n).
-- A first producer that lies upwards could make honest groups look like copies where it can guess their answers. So
-  no answer counts for more than its chosen tokens times the mean bits of a token in this node's *own* groups of the
-  environment, which no peer can move; answers that can be guessed are short, and equal answers in a group count once.
-  A trainer that generates nothing has the lower middle of the means of established nodes that follow its versions;
-  without those either, no answer is evidence against anybody but who gave it first.
-- Where a task is far easier than that mean, its answers can be guessed though they are long. So what a newcomer gave
-  first is no evidence against an established node, whatever either claims: a share of the mean would still be more
-  than the answer's own bits. The established node's group counts as a first one of its own, beside the newcomer's.
-- A first producer that lies downwards gives up its own protection. That would allow it to sell its own old content as
-  new, so the own content of a producer, like that of one without log-probs, counts with an eighth of what this node's
-  own mean says, whatever is claimed: groups of one producer that are equal by chance have few bits.
+- The *copier's* figure cannot count: it would claim none. The *first producer's* figure is safe against honest
+  producers: a policy that draws an answer of b bits hits an independently drawn one with a probability of at most
+  2 ** -b, whatever policy drew the other one; n known answers make that n * 2 ** -b. So k equal answers exclude chance
+  by the sum of their bits less k * log2(n), or, if all are of one group of G, less k * log2(G) + log2(n).
+- A first producer that lies upwards could make honest groups look like copies if it can guess their answers. So no
+  answer counts for more than its chosen tokens times the mean bits of a token in this node's *own* groups of the
+  environment, which no peer can move; guessable answers are short, and equal answers in a group count once. A trainer
+  that generates nothing uses the lower median of the means of established followers; without followers an answer is
+  evidence only against its own first producer.
+- If a task is far easier than that mean, even long answers can be guessed. So a newcomer's first answer is no evidence
+  against an established node. The established node's group counts as a first one of its own, beside the newcomer's.
+- A first producer that lies downwards gives up its own protection, and could sell its own old content as new. So a
+  producer's own content, like content without log-probs, counts with an eighth of this node's own mean, whatever is
+  claimed: groups of one producer that are equal by chance have few bits.
 
-First is who *committed* first: a hash over producer and content, which goes out ahead of the group. Only who knows the
-content can commit to it, so a copy's commitment is later wherever the original's arrived before its content did; and
-then a copy that was admitted before the original itself came is dropped again. A refusal is blamed on nobody: where no
-commitment came, the copy may have overtaken the original.
-
-Not seen: a text that was edited, which no policy drew; scoring finds those.
+The first producer is the one that *committed* first, with a hash over producer and content that goes out ahead of the
+group. Only a node that knows the content can commit to it, so a copy's commitment is later if the original's arrived
+before its content did; a copy that was admitted before the original came is then dropped again. A refusal is blamed on
+nobody: without commitments the copy may have overtaken the original. Edited texts, which no policy drew, are not found
+here but by scoring.
 """
 
 import hashlib
@@ -45,14 +42,13 @@ from weakref import ref
 import numpy as np
 
 from swarm.flow import BoundedTable, RunningMean
+from swarm.trust_policy import MIN_BITS, UNCLAIMED_SHARE
 from swarm.types import Digest, NodeId, Rollout, RolloutGroup
 
-MIN_BITS: Final = 64.0  # of the answers of a group that others gave first
 CHANCE_BITS: Final = 32.0  # by which chance is excluded
-MAX_ANSWERS: Final = 2**16  # remembered, whenever they came; the oldest make room
+MAX_ANSWERS: Final = 2**16  # remembered; the oldest make room
 MAX_COMMITMENTS: Final = 512  # of one neighbour that wait for their groups
 _MAX_NEIGHBOURS: Final = 256
-_UNCLAIMED_SHARE: Final = 1 / 8  # of the bits expected of an answer whose producer's word does not count
 _MEMORY: Final = 0.98  # of the mean bits of a token
 _KEY_BYTES: Final = 16
 _MAX_LATER: Final = 8  # groups remembered that gave an answer after the first
@@ -72,11 +68,11 @@ def answer_keys(group: RolloutGroup) -> list[AnswerKey]:
 
 
 def keep_keys(group: RolloutGroup, keys: list[AnswerKey]) -> None:
-    """Notes the keys of a group that were hashed elsewhere, in a thread; the group itself is not kept."""
+    """Notes the keys of a group that were hashed in a thread; the group itself is not kept."""
     _keys_of[id(group)] = ref(group), keys
 
 
-# Of the groups judged just now: admission asks four times for each, at 20 us.
+# Keys of the groups under admission, which needs them four times, at 20 us each.
 _keys_of: Final = BoundedTable[int, tuple[ref[RolloutGroup], list[AnswerKey]]](64)
 
 
@@ -96,13 +92,13 @@ def hash_answers(group: RolloutGroup) -> list[AnswerKey]:
 
 
 def commitment_of(group: RolloutGroup) -> Digest:
-    """SHA-256 that binds a producer to the answers of a group, and tells nobody what they are."""
+    """SHA-256 that binds a producer to the answers of a group without showing them."""
     content = b"".join(sorted(answer_keys(group)))
     return hashlib.sha256(_DOMAIN + group.producer.encode() + content).digest()
 
 
 def claimed_bits(group: RolloutGroup) -> list[float | None]:
-    """[G] bits of the answers by their log-probs; None where these are not those of what was sampled."""
+    """[G] bits of the answers by their log-probs; None if these are not of the sampled distribution."""
     return [_bits(rollout) for rollout in group.rollouts]
 
 
@@ -115,7 +111,7 @@ def _bits(rollout: Rollout) -> float | None:
 
 
 def _num_chosen(rollout: Rollout) -> int:
-    """Tokens that a policy drew; those of observations follow from them and tell no two episodes apart."""
+    """Tokens that a policy drew; observations follow from them and distinguish no episodes."""
     return 0 if rollout.trace is None else int(np.count_nonzero(rollout.trace.action_mask))
 
 
@@ -131,7 +127,7 @@ def _bits_per_token(group: RolloutGroup) -> float | None:
 
 
 def _excluded(bits: Sequence[float], num_candidates: int) -> float:
-    """Bits by which it is excluded that each answer equals one of so many by chance."""
+    """Bits by which it is excluded that each answer equals one of `num_candidates` by chance."""
     return sum(max(0.0, each - math.log2(max(1, num_candidates))) for each in bits)
 
 
@@ -148,19 +144,19 @@ class _Claim:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Who gave an answer."""
+    """The groups that gave an answer."""
 
     task: tuple[str, int]
-    first: tuple[_Claim, ...]  # the first of all; and that of an established node, where it is another
+    first: tuple[_Claim, ...]  # the first of all, and the first of an established node if it is another
     later: tuple[_Claim, ...] = ()  # of other groups, the newest arrivals
 
 
 class Novelty:
-    """The answers that this node has seen, and who committed to them first.
+    """The answers that this node has seen, and the first commitments to them.
 
     Args:
         drop_copy: called with the digest of an admitted group that turned out to be a copy.
-        is_established: whether a producer's groups count in full; a newcomer's answers are no evidence against it.
+        is_established: True for a producer against which a newcomer's answers are no evidence.
 
     Example:
         novelty.commit(commitment, via)
@@ -186,7 +182,7 @@ class Novelty:
     # --- commitments ---------------------------------------------------------------------------
 
     def commit(self, commitments: Sequence[Digest], via: NodeId) -> None:
-        """Notes commitments that a neighbour sent; the first time counts, and none displaces another neighbour's."""
+        """Notes a neighbour's commitments; the first time counts, and none displaces another neighbour's."""
         table = self._committed.get(via)
         if table is None:
             table = self._committed[via] = BoundedTable[Digest, int](MAX_COMMITMENTS)
@@ -195,9 +191,9 @@ class Novelty:
                 table[commitment] = self.take_number()
 
     def order(self, group: RolloutGroup, arrived: int | None = None) -> int:
-        """The place of a group among commitments and arrivals: that of its commitment, or the one that it arrived at.
+        """The place of a group among commitments and arrivals: that of its first commitment, or of its arrival.
 
-        It reads every text: what is too long has to be refused before. `arrived` None: it arrives now.
+        It reads every text, so texts that are too long have to be refused before. `arrived` None: it arrives now.
         """
         commitment = commitment_of(group)
         orders = [table[commitment] for table in self._committed.values() if commitment in table]
@@ -213,17 +209,14 @@ class Novelty:
     # --- judging -------------------------------------------------------------------------------
 
     def copied_bits(self, group: RolloutGroup, digest: Digest, order: int) -> float:
-        """Bits of a group's answers that were given before its place `order`; 0 where that may be chance.
-
-        Each distinct answer counts once.
-        """
+        """Bits of a group's distinct answers that were given before its place `order`; 0 if that may be chance."""
         task = group.env, group.task_id
         bits_of: dict[Digest, list[float]] = {}  # by the group that gave them first
         copied: list[float] = []
         for key in set(answer_keys(group)):
             known = self._answers.get(key)
             claims = () if known is None else known.first
-            # One commitment binds one producer to one content: an equal place is the same content with another date.
+            # A commitment binds one producer to one content: an equal place is the same content with another date.
             found = {
                 claim.group: self._evidence(claim, task[0], group.producer)
                 for claim in claims
@@ -242,12 +235,12 @@ class Novelty:
         return sum(copied) if max(excluded) >= CHANCE_BITS else 0.0
 
     def _excluded_by(self, bits: Sequence[float], group: RolloutGroup) -> float:
-        """Bits by which chance is excluded for answers that are all of one group."""
+        """Bits by which chance is excluded if all answers are of one group."""
         known = self._num_of_task[group.env, group.task_id]
         return _excluded(bits, len(group.rollouts)) - math.log2(max(1, known))
 
     def record(self, group: RolloutGroup, digest: Digest, order: int) -> None:
-        """Remembers a group that was admitted or made here. Copies of it that were admitted before are dropped."""
+        """Remembers a group that was admitted or made here, and drops copies of it that were admitted before."""
         task = (group.env, group.task_id)
         overtaken: dict[Digest, list[float]] = {}
         for key, rollout in zip(answer_keys(group), group.rollouts, strict=True):
@@ -276,7 +269,7 @@ class Novelty:
                 self._drop_copy(copy)
 
     def _first_of(self, claims: Sequence[_Claim]) -> tuple[_Claim, ...]:
-        """The first claim, and that of an established node where it is another; of equals the one known longer."""
+        """The first claim, and the first of an established node if it is another; of equals the one known longer."""
         ordered = sorted(claims, key=lambda claim: claim.order)
         established = next((claim for claim in ordered if self._is_established(claim.producer)), ordered[0])
         return (ordered[0],) if established is ordered[0] else (ordered[0], established)
@@ -300,14 +293,14 @@ class Novelty:
             self._bits_per_token.setdefault(group.env, RunningMean(memory=_MEMORY)).add(bits)
 
     def measure_follower(self, group: RolloutGroup, party: str) -> None:
-        """The same of a group that a node of an established party made with our weights."""
+        """Measures the bits of a token in a group that an established party made with our weights."""
         bits = _bits_per_token(group)
         if bits is not None:
             means = self._bits_of_followers.setdefault(group.env, BoundedTable(_MAX_NEIGHBOURS))
             means.setdefault(party, RunningMean(memory=_MEMORY)).add(bits)
 
     def _expected_bits(self, env: str) -> float | None:
-        """Bits that a token of our own policy has; None where neither we nor established followers made any."""
+        """Mean bits of a token of our own policy; None if neither we nor established followers made any."""
         own = self._bits_per_token.get(env)
         if own is not None:
             return own.value
@@ -316,23 +309,20 @@ class Novelty:
         return median_low(values) if values else None
 
     def _evidence(self, claim: _Claim, env: str, copier: NodeId) -> float:
-        """Bits that an answer counts with against another group that has it.
+        """Bits of an earlier `claim` of an answer against a later group of `copier` in environment `env`.
 
-        Args:
-            claim: of who gave it before.
-            env: of the task.
-            copier: producer of the other group; with its own answers, whatever it claimed, it is judged by our mean.
+        A producer's own earlier answers count by our mean, whatever it claimed.
         """
         is_own_content = claim.producer == copier
         if not is_own_content and self._is_established(copier) and not self._is_established(claim.producer):
             return 0.0
         bits_per_token = self._expected_bits(env)
         if bits_per_token is None:
-            # Only what its producer says is known, which could be anything: nothing but its own counts against it.
+            # Only the first producer's claim is known, which could be anything: it counts against itself alone.
             return max(0.0, claim.bits or 0.0) if is_own_content else 0.0
         expected = bits_per_token * claim.num_tokens
         if claim.bits is None or is_own_content:
-            return max(0.0, expected * _UNCLAIMED_SHARE)
+            return max(0.0, expected * UNCLAIMED_SHARE)
         return max(0.0, min(claim.bits, expected))
 
     def _forget(self, key: AnswerKey) -> None:

@@ -1,6 +1,6 @@
 """Groups of this node's own generator: scored in the sandbox, sealed, stored, and only then learned from and sent.
 
-Invariant: nothing is refused here, and a group is in the store before learner or peers see it.
+Invariant: a group is in the store before learner or peers see it.
 """
 
 import logging
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from swarm.episode import EpisodeOutcome
 from swarm.errors import RolloutFailed, StorageFull, TooLarge
 from swarm.events import DiskFull, GroupPut, GroupUnscored, mean_and_std
-from swarm.exchange.admission_checks import AdmissionLimits
-from swarm.exchange.episode_checks import check_believed, check_episodes, check_replay
+from swarm.exchange.checks.admission_limits import AdmissionLimits
+from swarm.exchange.checks.episode_checks import check_believed, check_episodes, check_replay
+from swarm.exchange.checks.reward_recheck import to_scored_group
 from swarm.exchange.group_stream import GroupStreams
 from swarm.exchange.novelty import Novelty
 from swarm.exchange.replay_buffer import ReplayBuffer
-from swarm.exchange.reward_recheck import to_scored_group
 from swarm.flow import RunningMean, TokenBucket
 from swarm.interfaces import GroupStore, Tokenizer, Verdict, Verifier
 from swarm.node_context import NodeContext
@@ -27,28 +27,28 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, slots=True)
 class MadeSinceStep:
-    """Own groups since the newest optimizer step: what a learner that waits has to wait for."""
+    """Own groups since the newest optimizer step: why a learner waits."""
 
     num_put: int = 0
-    num_with_signal: int = 0  # of those
+    num_with_signal: int = 0
     num_unscored: int = 0  # dropped
     error: str = ""  # why the newest was dropped
 
 
 @dataclass(eq=False, repr=False)
 class OwnGroups:
-    """From a finished group of our generator to a stored one that our learner and our peers can have."""
+    """Makes a finished group of our generator a stored one for our learner and our peers."""
 
     _context: NodeContext
     _store: GroupStore  # groups are in it before anybody sees them
     _tokenizer: Tokenizer
     _verifier: Verifier
-    _replay: ReplayBuffer  # takes them for the learner of this node, unless it follows another one
+    _replay: ReplayBuffer  # takes them for the learner of this node, unless it follows another node
     _streams: GroupStreams
     _follower: WeightFollower | None  # of the trainer whose credit each group uses up; None: this node learns itself
-    _novelty: Novelty = field(default_factory=Novelty)  # knows our answers before anybody can copy them
+    _novelty: Novelty  # knows our answers before any peer can copy them
     num_asked: int = field(default=0, init=False)  # questions since the store began, stored or not
-    num_put: int = field(default=0, init=False)  # groups stored; this and what follows: since the process started
+    num_put: int = field(default=0, init=False)  # groups stored; this and the rest: since the process started
     num_unscored: int = field(default=0, init=False)
     tokens_generated: int = field(default=0, init=False)
     since_step: MadeSinceStep = field(default_factory=MadeSinceStep, init=False)
@@ -68,7 +68,7 @@ class OwnGroups:
                 scored, _ = await self.seal_and_store(group)
                 await self._streams.read_head()
         except StorageFull as error:
-            if not self.is_full:  # once: a line for each group would fill what is left
+            if not self.is_full:  # once: a line for each group would fill the rest of the disk
                 full = "store is full; groups of ours are dropped until there is room on the disk"
                 logger.error(full, extra={"error": str(error)})
             self.is_full = True
@@ -139,7 +139,7 @@ class OwnGroups:
         return scored, sealed
 
     def check_own(self, group: RolloutGroup, verdict: Verdict) -> None:
-        """Refuses an episode that peers would charge us for: it broke off, or is not what its replay here makes.
+        """Refuses an episode that peers would charge us for: it broke off, or its replay here gives another episode.
 
         A node alone is not checked: its environments may be such that no replay repeats them.
 
@@ -160,7 +160,7 @@ class OwnGroups:
 
 
 def _claims(outcome: EpisodeOutcome) -> tuple[ClaimedTurn, ...]:
-    """What is said of each turn; nothing of a single answer."""
+    """Claims about each turn of an episode; none about a single answer."""
     if len(outcome.transitions) < 2:
         return ()
     return tuple(ClaimedTurn(reward=each.reward, status=each.status) for each in outcome.transitions)

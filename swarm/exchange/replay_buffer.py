@@ -1,17 +1,15 @@
 """Replay buffer: the groups that a step may learn from, within bounds of age, reuse, number and bytes.
 
-Invariant: a draw never holds a group twice, nor one older than the age bounds at that moment, nor one
-that was used max_reuse times before, nor more groups of one party than `draw_shares` allows. Single-threaded
-and free of I/O; waiting is done by the agent.
+Invariant: a draw never holds a group twice, nor one older than the age bounds at that moment, nor one that was used
+max_reuse times before, nor more groups of one party than `draw_shares` allows. Single-threaded and free of I/O.
 
-Local here are the groups of the node's own lineage, whoever generated them: this node, or one that follows its weights
-(`ScoredGroup.is_own_policy`). External ones are of other lineages.
+"Local" groups belong to the node's own lineage, whether this node or a follower of its weights generated them
+(`ScoredGroup.is_own_policy`). "External" groups belong to other lineages.
 """
 
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 from swarm.clock import Clock
 from swarm.config import ReplayConfig
@@ -19,47 +17,48 @@ from swarm.exchange.draw_shares import DrawPlaces, DrawShares
 from swarm.exchange.external_sampler import choose
 from swarm.exchange.replay_tables import ReplayEntry, ReplayTables, held_bytes
 from swarm.exchange.staleness import age_steps
-from swarm.peers.parties import SHARE, Parties
+from swarm.peers.parties import Parties
+from swarm.trust_policy import SHARE
 from swarm.types import Correction, Digest, Draw, DrawnGroup, DrawPlace, NodeId, PolicyVersion, ScoredGroup
+from swarm.weight_sync.credit import CreditLedger
 
 HeadOf = Callable[[NodeId], PolicyVersion | None]
 
 NEARLY_FULL = 0.9  # of the bytes: from here on groups make room for each other
 
 
-class FollowersCredit(Protocol):
-    """What followers may begin; see `CreditLedger`."""
-
-    @property
-    def num_taken_off(self) -> int: ...
-    def record_too_old(self, producer: NodeId) -> None: ...
-
-
 class ReplayBuffer:
     """Local and external groups waiting for a step.
 
-    Example:
-        buffer = ReplayBuffer(ReplayConfig(), identity.node_id, seed=0, clock=SystemClock())
-        buffer.add(scored)
-        draw = buffer.draw(1, head, heads.get, {})
+    Args:
+        config: bounds.
+        policy_id: of the own lineage.
+        seed: of the sampler.
+        clock: wall clock of the ages.
+        shares: bounds each party's part of the draws; None: nobody is bounded, as in a private run.
+        max_stored_bytes: bound of the groups' bytes in the store, where they have to stay until they are drawn.
     """
 
-    def __init__(self, config: ReplayConfig, policy_id: NodeId, seed: int, clock: Clock) -> None:
-        self._config = config
-        self._policy_id = policy_id
-        self._seed = seed
-        self._clock = clock
+    def __init__(
+        self,
+        config: ReplayConfig,
+        policy_id: NodeId,
+        seed: int,
+        clock: Clock,
+        shares: DrawShares | None = None,
+        max_stored_bytes: float = math.inf,
+    ) -> None:
+        self._config, self._policy_id, self._seed, self._clock = config, policy_id, seed, clock
         self._max_age_steps = config.max_age_steps
-        self._max_stored_bytes: float = math.inf
-        self._shares = DrawShares(Parties())
-        self._credit: FollowersCredit | None = None
+        self._max_stored_bytes = max_stored_bytes
+        self._shares = shares or DrawShares(Parties())
         self._places: list[DrawPlace] = []  # drawn since the last draw that was handed out
         self._held = ReplayTables()
-        # Since the last draw; as many as a restart reads. A run whose groups have no signal, or come late, makes none.
+        # Since the last draw, as many as a restart reads: a run whose groups lack signal or come late makes no draw.
         self._zero_variance_digests = deque[Digest](maxlen=config.max_groups)  # used up
         self._too_old_digests = deque[Digest](maxlen=config.max_groups)  # of the own lineage, dropped
-        self._turned_away = Counter[NodeId]()  # groups of followers that found no place here, since there was new room
-        self.num_dropped: Counter[str] = Counter()  # groups by reason, since the start
+        self._turned_away = Counter[NodeId]()  # followers' groups that found no place since room was last freed
+        self.num_dropped = Counter[str]()  # groups by reason, since the start
 
     # --- filling -------------------------------------------------------------------------------
 
@@ -68,17 +67,11 @@ class ReplayBuffer:
         return self._insert(self._entry(scored))
 
     def restore(self, uses: Mapping[Digest, int], groups: Iterable[ScoredGroup]) -> None:
-        """Refills the buffer after a restart.
-
-        Args:
-            uses: how often each group was drawn, from the journal.
-            groups: oldest first.
-        """
+        """Refills the buffer after a restart. `uses`: draws of each group so far; `groups`: oldest first."""
         for scored in groups:
             count = uses.get(scored.digest, 0)
-            is_spent = count > 0 and not self._has_signal(scored) and not self._config.keep_zero_variance
-            is_used_up = count >= self._config.max_reuse or is_spent
-            if not is_used_up:
+            is_spent = count > 0 and not self.is_wanted(scored)
+            if count < self._config.max_reuse and not is_spent:
                 self._insert(self._entry(scored, count))
 
     def limit_age(self, max_age_steps: int | None) -> None:
@@ -86,21 +79,9 @@ class ReplayBuffer:
         configured = self._config.max_age_steps
         self._max_age_steps = configured if max_age_steps is None else max(0, min(configured, max_age_steps))
 
-    def limit_stored_bytes(self, max_bytes: int) -> None:
-        """Bounds what waits here by what it takes in the store, too, where it has to stay."""
-        self._max_stored_bytes = max_bytes
-
-    def share_room(self, credit: FollowersCredit) -> None:
-        """Tells that credit which groups were too old here; a draw waits for none that it does not grant."""
-        self._credit = credit
-
-    def limit_shares(self, shares: DrawShares) -> None:
-        """Bounds what each party may have of the draws; without it, as in a private run, nobody is bounded."""
-        self._shares = shares
-
     @property
     def digests(self) -> frozenset[Digest]:
-        """Of every group held."""
+        """Digests of every group held."""
         return frozenset(self._held.all)
 
     @property
@@ -110,22 +91,25 @@ class ReplayBuffer:
 
     @property
     def num_for_draws(self) -> int:
-        """Those of them that make a draw possible: what newcomers made only comes along."""
+        """Local groups that make a draw possible: newcomers' groups only fill places beside others."""
         return len(self._held.local) - len(self._held.new_followers)
 
     @property
     def num_external_of_newcomers(self) -> int:
-        """Groups of other lineages held that count among those of all newcomers."""
+        """External groups held that count as newcomers' groups."""
         return len(self._held.new_external)
 
     def num_waiting(self, follower: NodeId) -> int:
-        """Groups of the own lineage that another node made: those held, and those that took up its room in vain."""
+        """Groups of this follower that are held, plus those that found no place since the last draw."""
         return self._held.num_of_follower(follower) + self._turned_away[follower]
 
     @property
     def num_turned_away(self) -> int:
-        """Groups of followers that were not kept since the last draw. They count against capacity until the next one:
-        else a follower that nothing can be used of would be given credit for ever, and no draw would be made."""
+        """Followers' groups that found no place since the last draw.
+
+        They count against capacity until the next draw: otherwise a follower whose groups cannot be used would get
+        credit for ever, and no draw would be made.
+        """
         return self._turned_away.total()
 
     @property
@@ -135,7 +119,7 @@ class ReplayBuffer:
 
     @property
     def num_bytes(self) -> int:
-        """Of memory, that the groups held take."""
+        """Memory that the groups held take."""
         return self._held.num_bytes
 
     @property
@@ -144,8 +128,7 @@ class ReplayBuffer:
         return len(self._held.all) - len(self._held.local)
 
     def discard(self, digest: Digest, reason: str) -> None:
-        """Drops a group that turned out to be a copy, or a killer, as `num_dropped` counts it; nothing where it is not
-        held."""
+        """Drops a group, if it is held, that turned out to be a copy or to end the process; counts the reason."""
         entry = self._held.all.get(digest)
         if entry is not None:
             self._drop(entry, reason)
@@ -153,7 +136,12 @@ class ReplayBuffer:
     # --- drawing -------------------------------------------------------------------------------
 
     def draw(
-        self, step: int, head: PolicyVersion, head_of: HeadOf, source_weights: Mapping[NodeId, float]
+        self,
+        step: int,
+        head: PolicyVersion,
+        head_of: HeadOf,
+        source_weights: Mapping[NodeId, float],
+        credit: CreditLedger | None = None,
     ) -> Draw | None:
         """The groups of one step, counted as used; None while too few local ones are fresh.
 
@@ -166,18 +154,20 @@ class ReplayBuffer:
             head: newest version of our own lineage.
             head_of: newest signed head known of a lineage.
             source_weights: see `external_sampler.sample`.
+            credit: notes the followers whose groups are too old now; the draw waits for no group that it withholds.
         """
-        self._drop_old(head, head_of)
+        self._drop_old(head, head_of, credit)
         config = self._config
         num_places = config.local_groups + config.external_groups
         places = self._shares.begin(self._held.producers, num_places)
-        while (window := self._choose_local(places)) is not None:
+        num_withheld = 0 if credit is None else credit.num_taken_off
+        while (window := self._choose_local(places, num_withheld)) is not None:
             with_external = places.fork()
             external = self._choose_external(step, source_weights, with_external)
-            with_signal = [entry for entry in window if self._is_wanted(entry)]
+            with_signal = [entry for entry in window if entry.is_wanted]
             # All rewards equal: every group-relative advantage is zero, so there is nothing to learn from it.
             for entry in window:
-                if not self._is_wanted(entry):
+                if not entry.is_wanted:
                     self._zero_variance_digests.append(entry.scored.digest)
                     self._drop(entry, "zero_variance_local")
             if with_signal or external:
@@ -192,17 +182,13 @@ class ReplayBuffer:
         self._shares.commit(places)
         self._places += places.taken
 
-    def _has_signal(self, scored: ScoredGroup) -> bool:
-        return scored.has_signal or (self._config.keep_turn_signal and scored.has_turn_signal)
-
     def is_wanted(self, scored: ScoredGroup) -> bool:
         """A draw would hand it out."""
-        return self._has_signal(scored) or self._config.keep_zero_variance
+        config = self._config
+        has_signal = scored.has_signal or (config.keep_turn_signal and scored.has_turn_signal)
+        return has_signal or config.keep_zero_variance
 
-    def _is_wanted(self, entry: ReplayEntry) -> bool:
-        return entry.has_signal or self._config.keep_zero_variance
-
-    def _choose_local(self, places: DrawPlaces) -> list[ReplayEntry] | None:
+    def _choose_local(self, places: DrawPlaces, num_withheld: int) -> list[ReplayEntry] | None:
         """The next I local groups, oldest first, with their places taken; None while too few may be drawn.
 
         Fewer than I where no more can come because all that may wait here does, and the shares leave some out.
@@ -226,7 +212,7 @@ class ReplayBuffer:
                 trial.take(entry.source, entry.task, entry.is_newcomer)
         if num_free:
             over_share = [entry for entry in local if not entry.is_newcomer]
-            if not self._is_at_capacity or all(entry.is_newcomer for entry in (*chosen, *over_share)):
+            if not self._is_at_capacity(num_withheld) or all(entry.is_newcomer for entry in (*chosen, *over_share)):
                 return None
             if not chosen:
                 chosen, trial = over_share[:1], places.fork()
@@ -236,8 +222,11 @@ class ReplayBuffer:
         return chosen
 
     def _oldest_for_place(self, local: list[ReplayEntry], places: DrawPlaces) -> ReplayEntry | None:
-        """The oldest one that may take the next place. Whoever may not is asked again at each place after it, as older
-        places leave the window: else younger groups of its party would be drawn, and it would grow too old."""
+        """The oldest group that may take the next place.
+
+        A group that may not is asked again at each later place, as older places leave the window: otherwise younger
+        groups of its party would be drawn, and it would grow too old.
+        """
         count, has_room = self._config.local_groups, dict[tuple[NodeId, bool], bool]()
         for entry in local:
             if entry.scored.is_made_here:
@@ -249,24 +238,21 @@ class ReplayBuffer:
                 return entry
         return None
 
-    @property
-    def _is_at_capacity(self) -> bool:
-        """Whether so many local groups came that nobody gets credit for more; see `GenerationCapacity`."""
+    def _is_at_capacity(self, num_withheld: int) -> bool:
+        """So many local groups came that nobody gets credit for more; see `GenerationCapacity`."""
         if self._share_of_bytes >= NEARLY_FULL:
             return True
         if self._config.barrier and self.num_for_draws + self.num_turned_away >= self._config.local_groups:
             return True
-        num_taken_off = 0 if self._credit is None else self._credit.num_taken_off
-        return len(self._held.local) + self.num_turned_away >= self._most_local - num_taken_off
+        return len(self._held.local) + self.num_turned_away >= self._most_local - num_withheld
 
     @property
     def _most_local(self) -> int:
-        """Local groups that may wait by the age bound of this moment."""
+        """Local groups that may wait under the current age bound."""
         return min(self._usable(self._max_age_steps), self._config.max_groups)
 
-    @property
     def most_taken_off(self) -> int:
-        """Of them, those that need not be granted: what is left makes a draw, and one group more."""
+        """Local groups that credit may withhold: the rest still makes a draw, and one group more."""
         return max(0, self._most_local - self._config.local_groups - 1)
 
     def _choose_external(
@@ -318,11 +304,10 @@ class ReplayBuffer:
     # --- age and capacity ----------------------------------------------------------------------
 
     def capacity(self, head_step: int, running: int) -> int:
-        """How many groups may be started now so that none becomes too old to use, >= 0.
+        """Groups that may be started now so that none becomes too old to use, >= 0; 0 if this node draws none.
 
-        (max_age_steps + 1) * I groups are used up before a group that starts now exceeds its age; those
-        that wait already and those that are being generated come first, wherever that is. 0 when I is 0: nothing
-        here will use what is generated.
+        (max_age_steps + 1) * I groups are used up before a group that starts now exceeds its age; groups that wait or
+        are being generated, here or elsewhere, come first.
 
         Args:
             head_step: newest step of our own lineage.
@@ -338,35 +323,25 @@ class ReplayBuffer:
         """Local groups that the draws within that age can use up."""
         return (max_age_steps + 1) * self._config.local_groups
 
-    def _age(self, entry: ReplayEntry, head: PolicyVersion, head_of: HeadOf) -> int | None:
-        """See `staleness.age_steps`; None for what this node made with a policy of which nothing is known any more."""
-        lineage_head = head if entry.is_own_policy else head_of(entry.policy_id)
-        if lineage_head is None and entry.scored.is_made_here:
-            return None
-        return age_steps(entry, lineage_head)
-
-    def _drop_old(self, head: PolicyVersion, head_of: HeadOf) -> None:
-        """The guarantee on staleness: what is too old in steps or seconds at this moment is never drawn."""
+    def _drop_old(self, head: PolicyVersion, head_of: HeadOf, credit: CreditLedger | None) -> None:
+        """The guarantee on staleness: a group that is too old in steps or seconds at this moment is never drawn."""
         oldest_s = self._clock.now_s() - self._config.max_age_s
         for entry in list(self._held.all.values()):
-            age = self._age(entry, head, head_of)
-            if age is None:
+            lineage_head = head if entry.is_own_policy else head_of(entry.policy_id)
+            age = age_steps(entry, lineage_head)
+            if lineage_head is None and entry.scored.is_made_here:
                 self._drop(entry, "no_lineage")
             elif age > self._max_age_steps or entry.first_seen_s < oldest_s:
                 self._drop(entry, "too_old")
                 if entry.is_own_policy:
                     self._too_old_digests.append(entry.digest)
-                    if self._credit is not None and not entry.scored.is_made_here:
-                        self._credit.record_too_old(entry.source)
+                    if credit is not None and not entry.scored.is_made_here:
+                        credit.record_too_old(entry.source)
             else:
                 entry.age_steps = age
 
     def outlast_pause(self, since_s: float) -> None:
-        """After a pause of this node: groups of its own lineage, which stood still, are as old as they were then.
-
-        Args:
-            since_s: wall clock at which it was paused.
-        """
+        """Takes a pause of this node, which began at `since_s` (wall clock), out of the age of its own lineage."""
         now_s = self._clock.now_s()
         for entry in self._held.local.values():
             entry.first_seen_s += max(0.0, now_s - max(since_s, entry.first_seen_s))
@@ -386,7 +361,7 @@ class ReplayBuffer:
             num_bytes=held_bytes(scored),
             is_newcomer=self._is_newcomers(scored),
             uses=uses,
-            has_signal=self._has_signal(scored),
+            is_wanted=self.is_wanted(scored),
             policy_id=group.policy_id,
             oldest_step=group.oldest_step,
             newest_step=group.newest_step,
@@ -394,8 +369,8 @@ class ReplayBuffer:
         )
 
     def _is_newcomers(self, scored: ScoredGroup) -> bool:
-        """Whether a group counts among those of all newcomers: another node made it that is not established, or that
-        left out what no script can tell without the policy, the log-probs of each token."""
+        """A group counts as a newcomer's if another node made it that is not established, or that left out the
+        log-probs, which no script can invent without the policy."""
         parties = self._shares.parties
         if scored.is_made_here or parties.is_private:
             return False
@@ -405,7 +380,7 @@ class ReplayBuffer:
         scored = entry.scored
         if scored.digest in self._held.all:
             return True
-        if not entry.is_own_policy and not self._is_wanted(entry):
+        if not entry.is_own_policy and not entry.is_wanted:
             self.num_dropped["zero_variance_external"] += 1
             return False
         if entry.num_bytes > self._config.max_bytes or scored.size_bytes > self._max_stored_bytes:
@@ -437,13 +412,13 @@ class ReplayBuffer:
         return left <= uses_left
 
     def _is_main_source(self, entry: ReplayEntry) -> bool:
-        """Whether a follower holds more than half of what can be used, against others; always enough for one draw."""
+        """One follower, beside others, holds more than half of the groups that can be used, and more than one draw."""
         num_held = len(self._held.followers.of(entry.source)) if entry.is_own_policy else 0
         most = max(self._config.local_groups, self._usable(self._config.max_age_steps) // 2)
         return most < num_held < len(self._held.local)
 
     def _turn_away(self, entry: ReplayEntry) -> None:
-        """Counts a group that took up a follower's room in vain; newcomers' groups make no draw possible anyway."""
+        """Counts a follower's group that found no place; newcomers' groups make no draw possible anyway."""
         if self._shares.are_bounded and entry.is_own_policy and not entry.is_newcomer:
             self._turned_away[entry.source] += 1
 
@@ -459,11 +434,11 @@ class ReplayBuffer:
 
     @property
     def fill(self) -> float:
-        """Of the tighter of the bounds of groups and bytes, in [0, 1]."""
+        """Fill of the tighter bound, number of groups or bytes, in [0, 1]."""
         return max(len(self._held.all) / self._config.max_groups, self._share_of_bytes)
 
     @property
     def _share_of_bytes(self) -> float:
-        """Of the tighter of the bounds of memory and of the store."""
+        """Fill of the tighter bound, memory or store."""
         held = self._held
         return max(held.num_bytes / self._config.max_bytes, held.num_stored_bytes / self._max_stored_bytes)

@@ -1,8 +1,9 @@
-"""Tables of the groups that wait for a draw: by origin, by source, and which of them is the next to be evicted; and the
-memory that a group holds, estimated, as what travels says little: 400 bytes on the wire may be a megabyte of texts.
+"""Tables of the groups that wait for a draw, by origin and by source, and an estimate of the memory of a group.
 
-Invariant: a group is in `all` and in every table that its origin puts it in, or in none; `num_bytes` and
-`num_stored_bytes` are their sums.
+The size on the wire says little about memory: 400 bytes may be a megabyte of texts.
+
+Invariant: a group is in `all` and in every table of its origin, or in none; `num_bytes` and `num_stored_bytes` are sums
+over `all`.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from typing import Final
 from swarm.episode import EpisodeOutcome
 from swarm.exchange.external_sampler import Candidate
 from swarm.fairness import FairTable
-from swarm.peers.parties import SHARE
+from swarm.trust_policy import SHARE
 from swarm.types import Digest, NodeId, Rollout, ScoredGroup
 
 # Objects and references, fitted to what `tracemalloc` counts: `tests/unit/test_held_bytes.py` says how well.
@@ -28,15 +29,15 @@ _OF_MESSAGE: Final = 110
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class ReplayEntry(Candidate):
-    """A group with what is asked of it again and again: a draw looks at thousands of entries."""
+    """A group with the facts that each draw needs: a draw looks at thousands of entries."""
 
     scored: ScoredGroup
     is_own_policy: bool
     party: str  # of its producer, when the group came
-    is_newcomer: bool  # counts among the groups of all newcomers, whatever becomes of its producer
+    is_newcomer: bool  # counts as a newcomer's, even if its producer is established later
     num_bytes: int  # of memory, `held_bytes`
     uses: int
-    has_signal: bool
+    is_wanted: bool  # a draw would hand it out
     policy_id: str
     oldest_step: int
     newest_step: int
@@ -46,27 +47,21 @@ BySource = FairTable[str, ReplayEntry]
 
 
 class ReplayTables:
-    """Every group held.
-
-    Example:
-        tables = ReplayTables()
-        tables.hold(entry)
-        tables.remove(tables.oldest_to_evict())
-    """
+    """Every group held."""
 
     def __init__(self) -> None:
         self.all: dict[Digest, ReplayEntry] = {}
         self.local: dict[Digest, ReplayEntry] = {}  # of the own lineage, in order of arrival
-        self.followers = BySource()  # those of them that other nodes made, established ones: by node
-        self.external = BySource()  # of other lineages, of established nodes: by party
-        self.new_followers = BySource()  # both of newcomers
+        self.followers = BySource()  # local groups that established other nodes made, by node
+        self.external = BySource()  # of other lineages, by established nodes: by party
+        self.new_followers = BySource()  # the same two tables for newcomers
         self.new_external = BySource()
         self.num_bytes = 0  # of memory
         self.num_stored_bytes = 0  # sealed, as they lie in the store
         self._num_bytes_of_newcomers = 0
 
     def hold(self, entry: ReplayEntry) -> None:
-        """Takes an entry in that is not held."""
+        """Adds an entry that is not held."""
         digest = entry.scored.digest
         if entry.is_own_policy:
             self.local[digest] = entry
@@ -77,7 +72,7 @@ class ReplayTables:
         self._count(entry, 1)
 
     def remove(self, entry: ReplayEntry) -> None:
-        """Lets go of an entry that is held."""
+        """Removes an entry that is held."""
         digest = entry.scored.digest
         self.local.pop(digest, None)
         table = self.by_source(entry)
@@ -87,7 +82,7 @@ class ReplayTables:
         self._count(entry, -1)
 
     def by_source(self, entry: ReplayEntry) -> BySource | None:
-        """The table that counts a group by who made it; None for what this node made of its own lineage."""
+        """The table that counts a group by its source; None for this node's own groups of its own lineage."""
         if not entry.is_own_policy:
             return self.new_external if entry.is_newcomer else self.external
         if entry.scored.is_made_here:
@@ -104,15 +99,17 @@ class ReplayTables:
         return set(self.followers.parties | self.external.parties)
 
     def of_same_task(self, entry: ReplayEntry) -> Iterable[ReplayEntry]:
-        """What its source has here of this task."""
+        """Held groups of the same source and task."""
         table = self.by_source(entry)
         held = () if table is None else table.of(_source_of(entry))
         return (other for other in held if other.task == entry.task)
 
     def oldest_to_evict(self) -> ReplayEntry:
-        """The oldest group of the source that holds most: external groups first, then those of followers, and what was
-        made here last, so that no peer can displace it. Newcomers come before all while they hold more than their
-        share of groups or bytes."""
+        """The oldest group of the source that holds most.
+
+        External groups go first, then followers' groups, then groups made here, which no peer can displace. Newcomers'
+        groups go before all while they have more than their share of groups or bytes.
+        """
         new = self.new_external or self.new_followers
         is_above_share = len(new) * SHARE > len(self.all) or self._num_bytes_of_newcomers * SHARE > self.num_bytes
         held = new if new and is_above_share else self.external or self.followers or new
@@ -126,19 +123,19 @@ class ReplayTables:
 
 
 def _source_of(entry: ReplayEntry) -> str:
-    """Who is counted as its source: the party, or of the own lineage the follower, who had credit for it."""
+    """The party, or for the own lineage the follower, which had credit for the group."""
     return entry.source if entry.is_own_policy else entry.party
 
 
 def held_bytes(scored: ScoredGroup) -> int:
-    """Bytes of a group with what its replay said."""
+    """Estimated bytes of memory of a group with its outcomes."""
     rollouts = sum(map(_of_rollout, scored.group.rollouts))
     outcomes = {id(outcome): outcome for outcome in scored.outcomes}  # equal ones are mostly one
     return _OF_GROUP + scored.group.prompt_ids.nbytes + rollouts + sum(map(_of_outcome, outcomes.values()))
 
 
 def newest_within(max_bytes: float, groups: Iterable[ScoredGroup]) -> list[ScoredGroup]:
-    """As many as take so much memory, oldest first, of groups that come newest first."""
+    """The newest groups that fit into `max_bytes` of memory, oldest first; `groups` come newest first."""
     found, num_bytes = list[ScoredGroup](), 0
     for scored in groups:
         num_bytes += held_bytes(scored)

@@ -1,52 +1,42 @@
-"""Staleness: how old a group's policy is in optimizer steps, and the bounds on that age and on its age in seconds.
+"""Staleness: age of a group's policy in optimizer steps, and the bounds on that age and on its age in seconds.
 
-The guarantee is the one at the draw: `ReplayBuffer` drops whatever is older than the bounds at that moment, so no step
-ever learns from it. Every other check only saves work that would be dropped there: at admission, when a group is sent
-to a peer, and when a generator decides whether a batch is worth finishing.
+The guarantee is the one at the draw: `ReplayBuffer` drops every group older than the bounds at that moment, so no step
+ever learns from it. All other checks only save work: at admission, when a group is sent to a peer, and when a generator
+decides whether a batch is worth finishing.
 """
 
 import math
 from typing import Final, Protocol
 
 from swarm.clock import CLOCK_SKEW_S
-from swarm.exchange.admission_checks import AdmissionLimits
-from swarm.exchange.episode_checks import Finding
+from swarm.exchange.checks.admission_limits import AdmissionLimits, Finding
 from swarm.types import PolicyVersion, RefusalReason, RolloutGroup
 
 HEAD_SLACK_STEPS: Final = 1024  # a group may be so far ahead of the newest head known of another lineage
 
 
 class HasSteps(Protocol):
-    """A group, or what is remembered of one."""
+    """A group, or a record of one: steps of the policies that made its oldest and its newest token."""
 
     @property
-    def oldest_step(self) -> int:
-        """Of the policy that made its oldest token."""
-        ...
-
+    def oldest_step(self) -> int: ...
     @property
-    def newest_step(self) -> int:
-        """Of the policy that made its newest token."""
-        ...
+    def newest_step(self) -> int: ...
 
 
 def age_steps(group: HasSteps, head: PolicyVersion | None) -> int:
-    """Steps from a group's oldest token to the newest version known of its lineage, >= 0.
+    """Steps from a group's oldest token to the newest version known of its lineage (`head`, if any), >= 0.
 
     The newest token counts as well: its producer signed it, so the lineage has come at least so far.
-
-    Args:
-        group: the group.
-        head: newest signed head known of its lineage; None where none is known.
     """
     newest_step = group.newest_step
     return (newest_step if head is None else max(newest_step, head.step)) - group.oldest_step
 
 
 def is_hopeless(began: PolicyVersion, head: PolicyVersion, max_age_steps: int) -> bool:
-    """Whether a batch that a generator began with one version is of no use to anybody once the head is another.
+    """A batch begun with one version is of no use under another head.
 
-    Its oldest tokens are too old, or the trainer went back to an earlier version and theirs is on an abandoned branch.
+    Its oldest tokens are too old, or the trainer went back to an earlier version and abandoned the branch of the batch.
     """
     return began.policy_id == head.policy_id and not 0 <= head.step - began.step <= max_age_steps
 
@@ -62,19 +52,13 @@ def check_freshness(
     """Age in steps and seconds on arrival.
 
     Seconds count from the producer's `created_at_s`, so two clocks are compared and a skew is allowed; the buffer
-    counts them from `first_seen_s` on our own clock and allows none.
-
-    Args:
-        group: the group.
-        head: newest signed head of its lineage; None when none is known.
-        now_s: wall clock.
-        limits: bounds.
-        is_own_policy: it is our own lineage, of which every version is known.
+    counts them from `first_seen_s` on our own clock and allows none. Of our own lineage (`is_own_policy`) every version
+    is known; of another the newest signed `head`, if any.
     """
     if head is None and group.policy_id != group.producer:
         return RefusalReason.UNKNOWN_HEAD, "a lineage that is neither the producer's own nor known here now"
     ahead = 0 if head is None or is_own_policy else group.newest_step - head.step
-    if ahead > HEAD_SLACK_STEPS:  # we may not have heard of it for long
+    if ahead > HEAD_SLACK_STEPS:  # its adverts may be missing for a while
         return RefusalReason.UNKNOWN_HEAD, f"{ahead} steps ahead of the signed head exceed {HEAD_SLACK_STEPS}"
     steps = age_steps(group, head)
     if steps > limits.max_age_steps:

@@ -22,9 +22,9 @@ from swarm.types import Attempt, Digest, short
 
 logger = logging.getLogger(__name__)
 
-TRIED_AT: Final = 3  # beginnings of one step, of which no end was reported: from then on its groups are tried alone
-MAX_WHOLE: Final = 8  # times a step is begun whose groups all passed alone; then the draw is abandoned
-_NOTE: Final = "attempts"  # key of the note: what `_Step` says, by step
+TRIED_AT: Final = 3  # beginnings of one step without a reported end, from which on its groups are tried alone
+MAX_WHOLE: Final = 8  # beginnings of a step whose groups all passed alone; then the draw is abandoned
+_NOTE: Final = "attempts"  # key of the note: `_Step` by step
 
 Write = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 
@@ -43,7 +43,7 @@ class _Step:
 
 @dataclass(eq=False, repr=False)
 class StepAttempts:
-    """How often each journalled step was begun, and which of its groups end the process."""
+    """Beginnings of each journalled step, and the groups that end the process."""
 
     _context: NodeContext
     _store: GroupStore
@@ -55,7 +55,7 @@ class StepAttempts:
         self._begun: int | None = None  # the step that this process began again and did not end
 
     def restore(self, notes: dict[str, str]) -> None:
-        """Takes over what earlier processes counted."""
+        """Takes over the counts of earlier processes."""
         with suppress(ValueError, TypeError, AttributeError):  # of another release: counted anew
             self._steps = {int(step): _Step(**state) for step, state in json.loads(notes.get(_NOTE, "{}")).items()}
 
@@ -103,18 +103,14 @@ class StepAttempts:
         return Attempt(left_out=frozenset(given_up))
 
     async def settle(self, step: int) -> None:
-        """The step was made; written where it was begun again. On a full disk it stays counted: a trial at most."""
+        """Forgets a step that was made. On a full disk it stays counted, which costs a trial at most."""
         self._begun = None if self._begun == step else self._begun
         if self._steps.pop(step, None) is not None:
             with suppress(StorageFull):
                 await self._save()
 
     async def stop(self, pending: int | None) -> None:
-        """The process ends in order: neither the step that it is in nor a group being tried is to blame.
-
-        Args:
-            pending: the draw whose step was not reported.
-        """
+        """Blames nobody for an orderly end. `pending`: the draw whose step was not reported."""
         step = self._begun if self._begun is not None else pending
         if step is None:
             return

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from swarm.errors import Unavailable
 from swarm.generation.continuous_batching import Decoding
-from swarm.generation.row import Row
+from swarm.generation.sampling import Row
 from swarm.interfaces import Completion, CompletionRequest, OnTokens
 from swarm.types import FinishReason
 
@@ -95,7 +95,7 @@ class CompletionLoop:
                 decoding.leave(gone)
                 if decoding.goes_on:
                     self.step(decoding)
-            except Exception as error:  # task boundary: the callers are told, and the next ones have a new batch
+            except Exception as error:  # task boundary: its callers get the error, the next ones a new batch
                 logger.exception("completions failed", extra={"num_calls": len(self._calls)})
                 self._fail(Unavailable(f"the engine failed: {type(error).__name__}: {error}"))
                 decoding = self.begin()
@@ -104,7 +104,7 @@ class CompletionLoop:
         self._fail(Unavailable("the engine was closed"))
 
     def _take(self, decoding: Decoding) -> bool:
-        """Rows that came meanwhile join where there is room; waits where nothing else is to do. False: closed."""
+        """Lets waiting rows join where there is room; waits where nothing else is to do. False: closed."""
         while not (decoding.goes_on and self._inbox.empty()):
             if self._inbox.empty() and self._join(decoding):
                 break

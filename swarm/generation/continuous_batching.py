@@ -22,8 +22,7 @@ import torch
 from torch import nn
 
 from swarm.generation.kv_entries import Entries, advance, joined, prefill
-from swarm.generation.row import Row
-from swarm.generation.sampling import choose
+from swarm.generation.sampling import Row, choose
 from swarm.interfaces import Observation, Observe
 from swarm.types import FinishReason, PolicyVersion, VersionSpan
 
@@ -108,7 +107,7 @@ class Decoding:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether nothing can be done before an environment answers."""
+        """True where nothing can be done before an environment answers."""
         if self._waits_for_all:
             return not all(answer.done() for _, answer in self._parked)
         return not (self._waiting or self._running or self._answered or any(a.done() for _, a in self._parked))
@@ -158,7 +157,7 @@ class Decoding:
         known: list[tuple[Row, Entries, list[int]]] = []  # with the tokens that are not in its entries
         others: list[tuple[Row, list[int]]] = []  # with every token of its conversation
         for row in chosen:
-            context, kept = row.context, self._take_kept(row)
+            context, kept = row.context, self._forget((row.index, row.conversation))
             if kept is not None and kept.weights == self._num_changes:
                 known.append((row, kept.entries, context[kept.entries.num_tokens :]))
             else:
@@ -214,11 +213,8 @@ class Decoding:
         while self._num_kept_bytes > self._max_parked_bytes:
             self._forget(next(iter(self._kept)))
 
-    def _take_kept(self, row: Row) -> _Kept | None:
-        """What is kept of the conversation that a row goes on in; None: it has to be computed again."""
-        return self._forget((row.index, row.conversation))
-
     def _forget(self, place: tuple[int, int]) -> _Kept | None:
+        """Takes out the kept entries of (row, conversation); None: they have to be computed again."""
         kept = self._kept.pop(place, None)
         self._num_kept_bytes -= 0 if kept is None else kept.entries.size_bytes
         return kept

@@ -81,7 +81,7 @@ class EpisodePlayer:
 
 
 def _warn(task: Task, error: Exception) -> None:
-    """Says once a minute of an environment why its episodes break off: it may be each of them."""
+    """Logs why an episode broke off, once a minute for each environment: every episode may."""
     now_s = time.monotonic()
     if now_s - _warned_at_s.get(task.env, -WARN_EVERY_S) < WARN_EVERY_S:
         return
@@ -94,7 +94,7 @@ def _warn(task: Task, error: Exception) -> None:
 def player_of(
     tokenizer: Tokenizer, limits: EpisodeLimits, step: Step | None, tasks: Sequence[Task], num_samples: int
 ) -> Observe | None:
-    """What an engine asks for these tasks; None where all of them are single answers."""
+    """The `observe` of an engine for these tasks; None where all of them are single answers."""
     if all(task.max_turns == 1 for task in tasks):
         return None
     assert step is not None, "tasks of several turns, and nobody who plays their environments"

@@ -4,7 +4,7 @@ Invariant: a call ends within its deadlines, or at once when it is cancelled, wi
 errors; the key travels in a header and stands in no message.
 
 Own code on http.client, since cancelling must end calls that wait for a reply: with httpx2 2.16, which is installed
-beside huggingface_hub, closing the client from another thread left such a call waiting for its whole timeout (7.0 of
+beside huggingface_hub, closing the client from another thread left that call waiting for its whole timeout (7.0 of
 7 s). Of these lines it would replace about 25; retries, bounds and errors would stay.
 """
 
@@ -146,7 +146,7 @@ class JsonClient:
 def _close(connection: http.client.HTTPConnection) -> None:
     stream = connection.sock
     if isinstance(stream, socket.socket):
-        with suppress(OSError):  # it may have ended meanwhile
+        with suppress(OSError):  # it may have ended already
             stream.shutdown(socket.SHUT_RDWR)
 
 

@@ -1,4 +1,4 @@
-"""Entries of a KV cache: made from prompts, extended by tokens, taken apart and joined by rows.
+"""Entries of a KV cache: made from prompts, extended by tokens, split and joined by rows.
 
 Invariant: the entries of a row lie together at the right end of the cache; everything left of them is masked and has
 no position, so that nothing of a row depends on what else is there.

@@ -214,7 +214,7 @@ def find_server(client: JsonClient, model: str, eos_ids: Collection[int]) -> Ser
 
 
 def log_probs_are_scaled(server: Server, model: str, prompts: Sequence[Sequence[int]]) -> bool | None:
-    """Whether log-probs are those at the sampling temperature; None where there are none.
+    """True where log-probs are those at the sampling temperature; None where there are none.
 
     vLLM gives them at temperature 1 unless it was started with `--logprobs-mode processed_logprobs`; SGLang scales
     them. Found by comparing samples at another temperature with their score at temperature 1: where they are scaled,
@@ -244,7 +244,7 @@ _RAW_NATS: Final = 0.25  # nearly all numeric noise is below; halving logits mov
 
 
 def _read(reply: object, read: Callable[[Any], Value]) -> Value:
-    """What a reply says. Raises Unavailable where it is of another shape."""
+    """The value in a reply. Raises Unavailable where it is of another shape."""
     try:
         return read(reply)
     except ConfigError:

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from swarm.activity import Advance, ignore_advance
+from swarm.activity import GENERATING, OnProgress, ignore_progress
 from swarm.config import NodeConfig
 from swarm.episode import Actions
 from swarm.errors import ConfigError, Unavailable, WeightsRefused
@@ -33,8 +33,7 @@ from swarm.generation.openai_dialects import (
     log_probs_are_scaled,
 )
 from swarm.generation.openai_weights import DiskWeights, LoraAdapters, NoWeights, Taking
-from swarm.generation.rollouts import by_prompt, check_vocabulary, published_tensors, to_rollout
-from swarm.generation.sample_seeds import SampleSeeds
+from swarm.generation.rollouts import SampleSeeds, by_prompt, check_vocabulary, published_tensors, to_rollout
 from swarm.generation.turn_by_turn import play_episodes
 from swarm.identity import Identity
 from swarm.interfaces import Observe, Prompts, Tokenizer
@@ -63,7 +62,7 @@ _SEED_BITS: Final = 63  # of a server's seeds
 
 
 class OpenAIGenerator:
-    """Samples from a remote server; implements `swarm.interfaces.Generator`, where its methods are told.
+    """Samples from a remote server; implements `swarm.interfaces.Generator`, which documents its methods.
 
     Each sample is a request of its own with its own seed, at most `max_rows` at a time: servers differ in what a seed
     means for several samples of one request, and prefix caching makes the shared prompt cheap. Samples are
@@ -92,9 +91,9 @@ class OpenAIGenerator:
         *,
         max_rows: int,
         tolerance: float,
-        advance: Advance = ignore_advance,
+        on_progress: OnProgress = ignore_progress,
     ) -> None:
-        self._advance = advance
+        self._on_progress = on_progress
         self._client = client
         self._server = server
         self._taking = taking
@@ -114,7 +113,7 @@ class OpenAIGenerator:
 
     @classmethod
     def from_config(
-        cls, config: NodeConfig, tokenizer: Tokenizer, version: PolicyVersion, advance: Advance = ignore_advance
+        cls, config: NodeConfig, tokenizer: Tokenizer, version: PolicyVersion, on_progress: OnProgress = ignore_progress
     ) -> "OpenAIGenerator":
         """Connects to the configured server and asks what it can do (blocking).
 
@@ -122,7 +121,7 @@ class OpenAIGenerator:
             config: of the node.
             tokenizer: the model's tokenizer.
             version: that the server holds.
-            advance: takes each answer of the server as a sign of life.
+            on_progress: takes each answer of the server as a sign of life.
 
         Raises:
             ConfigError: a key is wrong or missing, or the server cannot do what is needed.
@@ -149,7 +148,7 @@ class OpenAIGenerator:
             config.seed,
             max_rows=engine.max_rows,
             tolerance=tolerance_nats("vllm", config.model.dtype, engine.tolerance_nats),
-            advance=advance,
+            on_progress=on_progress,
         )
 
     @property
@@ -281,7 +280,7 @@ class OpenAIGenerator:
                 made = do(given)
             except Cancelled:
                 return otherwise
-            self._advance(next(num_done), len(inputs), 0)
+            self._on_progress(GENERATING, next(num_done), len(inputs))
             return made
 
         return list(self._pool.map(one, inputs))  # the first error ends those that have not begun

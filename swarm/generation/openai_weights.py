@@ -1,11 +1,10 @@
-"""How a server takes another version: a folder that both sides see, and a request that names it.
+"""New weights for a server: a folder that both sides see, and a request that names it.
 
 Invariant: no folder and no adapter name is ever used for two versions (a server may cache by name), and what served
 before is given up only after the new version was found good.
 """
 
 import itertools
-import json
 import logging
 import secrets
 import shutil
@@ -18,13 +17,13 @@ from swarm.errors import ConfigError, SwarmError, Unavailable, WeightsRefused
 from swarm.generation.http_json import JsonClient, Refusal
 from swarm.model.lora import is_adapter_name
 from swarm.model.network import save_tensors
+from swarm.model.peft_folder import write_published_adapter
 from swarm.model.version_digest import PublishedTensors
 from swarm.types import PolicyVersion, short
 
 logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "swarm-"  # of the folders that are ours
-_FACTORS: Final = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}  # ours -> PEFT's
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class WeightsChange:
 
 
 class Taking(Protocol):
-    """How a server is given weights."""
+    """A way to give a server weights."""
 
     model: str  # name to ask the server's weights of the start by
 
@@ -151,7 +150,7 @@ class LoraAdapters:
         if not weights or not all(is_adapter_name(name) for name in weights):
             raise ConfigError("engine.options.weights: vllm_lora carries adapters only; set model.lora_rank in the run")
         before = self._serving
-        fresh = self._folders.written(version, lambda folder: write_peft_adapter(weights, self._scale, folder))
+        fresh = self._folders.written(version, lambda folder: write_published_adapter(weights, self._scale, folder))
         try:
             body = {"lora_name": fresh.name, "lora_path": str(fresh)}
             self._client.call("POST", "/v1/load_lora_adapter", body, attempts=1)
@@ -203,30 +202,3 @@ class _Folders:
 
 def _layout(weights: PublishedTensors) -> dict[str, tuple[object, ...]]:
     return {name: (tensor.dtype, *tensor.shape) for name, tensor in weights.items()}
-
-
-def write_peft_adapter(adapters: PublishedTensors, scale: float, folder: Path) -> None:
-    """Published adapters as PEFT's folder: adapter_config.json and adapter_model.safetensors."""
-    targets: set[str] = set()
-    ranks: set[int] = set()
-    tensors: PublishedTensors = {}
-    for name, tensor in adapters.items():
-        module, factor = name.rsplit(".", 1)
-        tensors[f"base_model.model.{module}.{_FACTORS[factor]}"] = tensor
-        targets.add(module.rsplit(".", 1)[-1])
-        if factor == "lora_a":
-            ranks.add(int(tensor.shape[0]))
-    (rank,) = ranks
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": rank,
-        "lora_alpha": scale * rank,  # PEFT scales by alpha / r
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted(targets),
-        "use_rslora": False,
-        "inference_mode": True,
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
-    save_tensors(tensors, folder / "adapter_model.safetensors")

@@ -1,6 +1,6 @@
 """Lock with priority, so that a loop that takes it again and again cannot starve the one who waits.
 
-Invariant: who waits with `first` holds it next, however often others ask meanwhile.
+Invariant: a caller that waits with `first` holds it next, however often others ask.
 """
 
 import threading

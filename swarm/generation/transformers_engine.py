@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from swarm.activity import Advance, ignore_advance
+from swarm.activity import GENERATING, OnProgress, ignore_progress
 from swarm.config import NodeConfig
 from swarm.episode import Actions
 from swarm.errors import ConfigError, WeightsRefused
@@ -25,9 +25,15 @@ from swarm.generation.canaries import tolerance_nats as tolerance_for
 from swarm.generation.completion_loop import CompletionLoop
 from swarm.generation.continuous_batching import Decoding
 from swarm.generation.priority_lock import PriorityLock
-from swarm.generation.rollouts import actions_of, by_prompt, check_vocabulary, published_tensors, to_rollout
-from swarm.generation.row import Row
-from swarm.generation.sample_seeds import SampleSeeds
+from swarm.generation.rollouts import (
+    SampleSeeds,
+    actions_of,
+    by_prompt,
+    check_vocabulary,
+    published_tensors,
+    to_rollout,
+)
+from swarm.generation.sampling import Row
 from swarm.interfaces import Completion, CompletionRequest, Observe, OnTokens, Prompts, Tokenizer
 from swarm.model.compute_dtype import place
 from swarm.model.network import entry_bytes, load_model
@@ -51,11 +57,11 @@ _MOST_SCORED_TOKENS: Final = 512  # of one forward pass of `score`: bounds its l
 
 
 class TransformersGenerator:
-    """Samples from a network that it owns; implements `swarm.interfaces.Generator`, where its methods are told.
+    """Samples from a network that it owns; implements `swarm.interfaces.Generator`, which documents its methods.
 
     Where weights are replaced in flight, the tokens after it come from the new ones, given what the old ones kept of
     those before; random numbers stay those of the version at the start of the call. New weights are copied; those
-    before are kept until the canaries agree, and put back where they do not. No token is made meanwhile.
+    before are kept until the canaries agree, and put back where they do not. No token is made until then.
 
     Args:
         network: a transformers causal LM in eval mode, used by nobody else (load another copy, or deepcopy).
@@ -65,7 +71,8 @@ class TransformersGenerator:
         max_rows: most sequences decoded together; a larger group is made in parts. Bounds memory, changes no result.
         tolerance_nats: mean difference of canaries up to which weights are taken; 0 takes that of the dtype.
         is_deterministic: equal calls give equal log-probs to the last bit, however fast environments answer.
-        advance: called after each token of the running sequences, while `generate` or `greedy` lasts.
+        activity: of `generate` and `greedy`, as they report it after each token of the running sequences.
+        on_progress: takes those reports.
 
     Example:
         generator = TransformersGenerator(model.network, model.tokenizer, PolicyVersion(policy_id="a", step=0), seed=0)
@@ -82,7 +89,8 @@ class TransformersGenerator:
         max_rows: int = 64,
         tolerance_nats: float = 0.0,
         is_deterministic: bool = False,
-        advance: Advance = ignore_advance,
+        activity: str = GENERATING,
+        on_progress: OnProgress = ignore_progress,
     ) -> None:
         assert max_rows > 0, max_rows
         self._network = network.eval()
@@ -91,7 +99,7 @@ class TransformersGenerator:
         self._seeds = SampleSeeds(seed)
         self._max_rows = max_rows
         self._is_deterministic = is_deterministic
-        self._advance = advance
+        self._activity, self._on_progress = activity, on_progress
         dtype = str(published_dtype(network)).removeprefix("torch.")
         self._tolerance_nats = tolerance_for("transformers", dtype, tolerance_nats)
         self._call = threading.Lock()  # held by one call of generate, greedy or score
@@ -99,7 +107,7 @@ class TransformersGenerator:
         self._cancelled = threading.Event()
         self._decoding: Decoding | None = None  # of the newest call
         room = max(1, MAX_COMPLETION_BYTES // entry_bytes(network))
-        self._completions = CompletionLoop(self._completing, self._step, room)
+        self._completions = CompletionLoop(lambda: self._begin((), None), self._step, room)
 
     @classmethod
     def from_config(
@@ -108,7 +116,7 @@ class TransformersGenerator:
         tokenizer: Tokenizer,
         version: PolicyVersion,
         network: nn.Module | None = None,
-        advance: Advance = ignore_advance,
+        on_progress: OnProgress = ignore_progress,
     ) -> Self:
         """An engine on the node's device (blocking, slow).
 
@@ -117,7 +125,7 @@ class TransformersGenerator:
             tokenizer: the model's tokenizer.
             version: what the base model is.
             network: the base model, which the engine keeps; None: it loads a copy.
-            advance: as of the class.
+            on_progress: as of the class.
 
         Raises:
             ConfigError: the model cannot be loaded.
@@ -132,7 +140,7 @@ class TransformersGenerator:
             max_rows=config.engine.max_rows,
             tolerance_nats=config.engine.tolerance_nats,
             is_deterministic=config.learner.deterministic,
-            advance=advance,
+            on_progress=on_progress,
         )
 
     def close(self) -> None:
@@ -212,15 +220,12 @@ class TransformersGenerator:
             self._decoding.news.set()
 
     def _report(self, rows: Sequence[Row]) -> None:
-        self._advance(sum(row.is_over for row in rows), len(rows), sum(len(row.tokens) for row in rows))
+        num_over, num_tokens = sum(row.is_over for row in rows), sum(len(row.tokens) for row in rows)
+        self._on_progress(self._activity, num_over, len(rows), num_tokens)
 
     def _step(self, decoding: Decoding) -> None:
         with self._weights.held():
             decoding.step(self._version)
-
-    def _completing(self) -> Decoding:
-        """A batch that callers join."""
-        return self._begin((), None)
 
     def _begin(self, rows: Sequence[Row], observe: Observe | None) -> Decoding:
         return Decoding(
@@ -233,7 +238,7 @@ class TransformersGenerator:
         )
 
     def _goes_on(self, decoding: Decoding) -> bool:
-        """Whether there is a token to make; waits for an environment where nothing else is left to do."""
+        """True while there is a token to make; waits for an environment where nothing else is left to do."""
         self._decoding = decoding  # first: a cancellation from now on ends the wait
         while decoding.is_stalled and decoding.goes_on and not self._cancelled.is_set():
             decoding.news.wait()
@@ -311,10 +316,11 @@ class SnapshotEvaluator(TransformersGenerator):
         tokenizer: Tokenizer,
         newest: Callable[[], tuple[PolicyVersion, PublishedTensors]],
         seed: int,
-        advance: Advance = ignore_advance,
+        activity: str = GENERATING,
+        on_progress: OnProgress = ignore_progress,
     ) -> None:
         version, weights = newest()
-        super().__init__(network, tokenizer, version, seed, advance=advance)
+        super().__init__(network, tokenizer, version, seed, activity=activity, on_progress=on_progress)
         self._newest = newest
         self.load(version, weights)
 

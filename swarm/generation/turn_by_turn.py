@@ -48,7 +48,7 @@ def play_episodes(
     while playing:
         answers = {i: _asked(observe, i, made[i]) for i in playing if made[i].finish is not FinishReason.ABORTED}
         wait(answers.values())
-        observations = {i: told for i, answer in answers.items() if (told := answer.result()) is not None}
+        observations = {i: seen for i, answer in answers.items() if (seen := answer.result()) is not None}
         playing = list(observations)
         contexts = [_context(prompts[i], _trace(made[i]), conversations[i], observations[i]) for i in playing]
         turns = [len(made[i].actions) for i in playing]
@@ -60,11 +60,11 @@ def play_episodes(
     return made
 
 
-def _context(prompt: Sequence[int], trace: TokenTrace, of_turns: Sequence[int], told: Observation) -> list[int]:
+def _context(prompt: Sequence[int], trace: TokenTrace, of_turns: Sequence[int], seen: Observation) -> list[int]:
     """Every token of the conversation that an observation is in."""
-    is_in = conversation_ids(of_turns, trace.turn_ids, trace.action_mask) == told.conversation
-    opening = () if told.conversation else prompt
-    return [*opening, *trace.token_ids[is_in].tolist(), *told.token_ids]
+    is_in = conversation_ids(of_turns, trace.turn_ids, trace.action_mask) == seen.conversation
+    opening = () if seen.conversation else prompt
+    return [*opening, *trace.token_ids[is_in].tolist(), *seen.token_ids]
 
 
 def _asked(observe: Observe, index: int, rollout: Rollout) -> "Future[Observation | None]":

@@ -11,14 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from swarm.activity import Advance, ignore_advance
+from swarm.activity import OnProgress, ignore_progress
 from swarm.config import ModelConfig, NodeConfig
 from swarm.episode import Actions
 from swarm.errors import ConfigError, RolloutFailed, Unavailable, WeightsRefused
 from swarm.flow import Backoff
 from swarm.generation.canaries import tolerance_nats
-from swarm.generation.rollouts import by_prompt, published_tensors, to_rollout
-from swarm.generation.sample_seeds import SampleSeeds
+from swarm.generation.rollouts import SampleSeeds, by_prompt, published_tensors, to_rollout
 from swarm.generation.turn_by_turn import play_episodes
 from swarm.generation.vllm_messages import Continuation, EngineSettings, GenerateRequest, NewWeights
 from swarm.generation.vllm_process import EngineProcess, vllm_python
@@ -32,13 +31,14 @@ from swarm.types import Canary, Digest, FloatArray, LoadReport, PolicyVersion, R
 logger = logging.getLogger(__name__)
 
 FOLDER: Final = "engine"  # of the node's directory: weights and log
+STALL_S: Final = 600.0  # a step or a change of weights that takes longer counts as hung, and ends the process
 RESTARTS: Final = 5  # attempts to start a new process after a crash
 FIRST_RESTART_S: Final = 1.0  # before the second attempt; doubled for each further one
 _SEED_BITS: Final = 63  # of vLLM's seeds
 
 
 class VllmGenerator:
-    """Samples from a vLLM engine; implements `swarm.interfaces.Generator`, where its methods are told.
+    """Samples from a vLLM engine; implements `swarm.interfaces.Generator`, which documents its methods.
 
     Its calls may come from several threads; each that samples or scores raises RolloutFailed where the engine crashed
     twice over it, and Unavailable where no engine can be started any more. When weights are replaced, sequences in the
@@ -86,7 +86,7 @@ class VllmGenerator:
         tokenizer: Tokenizer,
         version: PolicyVersion,
         cpu_dtype: str = "",
-        advance: Advance = ignore_advance,
+        on_progress: OnProgress = ignore_progress,
     ) -> "VllmGenerator":
         """Starts the engine with the run's base model (blocking, about half a minute for a small one).
 
@@ -95,10 +95,10 @@ class VllmGenerator:
             tokenizer: the model's tokenizer.
             version: what the base model is.
             cpu_dtype: that `compute_dtype = "auto"` means on this CPU; empty: the published one.
-            advance: takes its signs of life while it generates.
+            on_progress: takes its signs of life while it generates.
 
         Raises:
-            ConfigError: there is no such interpreter, no vLLM in it, or vLLM does not run this model.
+            ConfigError: the interpreter is missing, has no vLLM, or vLLM does not run this model.
             Unavailable: the process ended while it started.
         """
         if config.model.source in SHIPPED:
@@ -115,12 +115,12 @@ class VllmGenerator:
             eos_ids=sorted(tokenizer.eos_ids),
             version=version,
             options=config.engine.options,
-            stall_s=config.engine.stall_s,
+            stall_s=STALL_S,
         )
         python = vllm_python(config.engine)
         tolerance = tolerance_nats("vllm", config.model.dtype, config.engine.tolerance_nats)
         return cls(
-            lambda: EngineProcess(python, settings, directory, config.num_threads, advance),
+            lambda: EngineProcess(python, settings, directory, config.num_threads, on_progress),
             directory,
             tokenizer,
             version,
@@ -258,7 +258,7 @@ class VllmGenerator:
     # --- the process ---------------------------------------------------------------------------
 
     def _call(self, name: str, body: object) -> Any:
-        """The result of a call that changes nothing, repeated once where the process ended meanwhile."""
+        """The result of a call that changes nothing, repeated once where the process ended during it."""
         for _ in range(2):
             process = self._alive()
             try:

@@ -32,7 +32,7 @@ from swarm.types import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSettings:
-    """What an engine process is started with.
+    """Settings that an engine process is started with.
 
     Example:
         EngineSettings(model="/models/smollm2", dtype="bfloat16", compute_dtype="auto", cpu_dtype="float32",

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
-from swarm.activity import Advance, ignore_advance
+from swarm.activity import GENERATING, OnProgress, ignore_progress
 from swarm.config import EngineConfig
 from swarm.errors import ConfigError, Unavailable, WeightsRefused
 from swarm.generation.vllm_messages import EngineSettings, decode_line, encode_line
@@ -45,7 +45,7 @@ def vllm_python(config: EngineConfig) -> str:
 
 
 def has_vllm(config: EngineConfig) -> bool:
-    """Whether that interpreter is there and has vLLM, without starting it where it is another one."""
+    """True where that interpreter is there and has vLLM; one of another environment is not started for it."""
     python = vllm_python(config)
     if python != sys.executable:
         return Path(python).is_file()
@@ -63,7 +63,7 @@ class EngineProcess:
         settings: of the engine.
         directory: for its log.
         num_threads: of its computations on CPU.
-        advance: takes its signs of life.
+        on_progress: takes its signs of life.
 
     Raises:
         ConfigError: it cannot be started this way; the message gives the fix.
@@ -76,10 +76,10 @@ class EngineProcess:
         settings: EngineSettings,
         directory: Path,
         num_threads: int,
-        advance: Advance = ignore_advance,
+        on_progress: OnProgress = ignore_progress,
     ) -> None:
         self._python = python
-        self._advance = advance
+        self._on_progress = on_progress
         self._log = directory / LOG
         self._environment = _environment(num_threads)
         self._first: queue.SimpleQueue[JsonDict | OSError] = queue.SimpleQueue()  # ready, or why not
@@ -115,7 +115,7 @@ class EngineProcess:
 
         Raises:
             ConfigError, WeightsRefused: as the engine answers.
-            Unavailable: the process has ended, or ended meanwhile.
+            Unavailable: the process has ended, or ended during the call.
         """
         number, result = next(self._numbers), Future[Any]()
         with self._changing:
@@ -187,7 +187,7 @@ class EngineProcess:
 
     def _settle(self, answer: JsonDict) -> None:
         if "tokens" in answer:
-            return self._advance(0, 0, answer["tokens"])
+            return self._on_progress(GENERATING, num_tokens=answer["tokens"])
         result = self._calls.pop(answer["id"])
         if "error" not in answer:
             result.set_result(answer["result"])

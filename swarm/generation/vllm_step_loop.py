@@ -11,7 +11,7 @@ A change of weights is a transaction; `in_flight` or not decides when it begins:
       |                 | RESTART rows that have no token yet -->| drop, add with a new salt: nothing of v1 is cached
       |                 | SCORE the canaries ------------------->| step, step, ...: running rows go on, made by v2
       |                 |   within tolerance
-      |<- LoadReport ---| COMMIT: v2 is served; report the rows that ended meanwhile
+      |<- LoadReport ---| COMMIT: v2 is served; report the rows that ended since
       |                 |   beyond it
       |                 | ROLL BACK: reload(last good), --------->|
       |                 |   cut every row to its tokens before, restart all of them with another salt
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Mode(StrEnum):
-    """What a sequence is made for."""
+    """The purpose of a sequence."""
 
     SAMPLE = "sample"
     GREEDY = "greedy"
@@ -52,7 +52,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What an engine is asked to do for one sequence."""
+    """The work of an engine for one sequence."""
 
     token_ids: Sequence[int]  # of the prompt, and of what was made before
     mode: Mode
@@ -64,7 +64,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """What one step made of one sequence."""
+    """The result of one step for one sequence."""
 
     name: str
     token_ids: Sequence[int] = ()
@@ -164,11 +164,11 @@ class EngineLoop:
 
     @property
     def version(self) -> PolicyVersion:
-        """What is served."""
+        """The version that is served."""
         return self._version
 
     def submit(self, rows: Sequence[PendingSequence]) -> None:
-        """Takes up sequences; each is told when it ends."""
+        """Takes up sequences; the callback of each is called at its end."""
         self._inbox.put(lambda: self._waiting.extend(rows))
 
     def cancel(self) -> None:
@@ -194,7 +194,7 @@ class EngineLoop:
                 _report_ended(self._step())
 
     def _read_inbox(self) -> bool:
-        """Takes what was asked for meanwhile, waiting where there is nothing to do; False: stop."""
+        """Takes the requests that came since, waiting where there is nothing to do; False: stop."""
         while True:
             is_idle = not (self._running or self._waiting or self._changes)
             try:
@@ -258,7 +258,7 @@ class EngineLoop:
     # --- changes of weights --------------------------------------------------------------------
 
     def _change_weights(self, new: NewWeights, done: "Future[LoadReport]") -> None:
-        """RELOAD, RESTART, SCORE, then COMMIT or ROLL BACK. Rows that end meanwhile are reported after the verdict."""
+        """RELOAD, RESTART, SCORE, then COMMIT or ROLL BACK. Rows that end during it are reported after the verdict."""
         began_s, before = time.monotonic(), self._version
         marks = [(row, len(row.tokens)) for row in self._running.values()]
         try:
@@ -300,7 +300,7 @@ class EngineLoop:
             self._begin(row)
 
     def _score(self, sequences: Sequence[Sequence[int]], ended: list[PendingSequence]) -> list[FloatArray]:
-        """Log-probs by the present weights; sequences in the making go on meanwhile, and into `ended`."""
+        """Log-probs by the present weights; sequences in the making go on during it, and into `ended`."""
         rows = [sequence_to_score(sequence, lambda row: None) for sequence in sequences]
         for row in rows:
             if row.scores is None:

@@ -36,24 +36,23 @@ logger = logging.getLogger(__name__)
 
 NUM_KEPT = 2  # the newest, and the one before it in case the newest cannot be read
 SMALL_BYTES = 64_000_000  # checkpoints up to this size are written whenever they are due
+BYTES_PER_S = 2_000_000  # that larger ones may write on average: 300 TB in five years, about what a disk lasts
 LONGEST_PAUSE_S = 900.0  # so much work is made again after a kill, at most
 _TENSORS = "tensors.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """What was saved."""
+    """Tensors and state of a learner after a step."""
 
     step: int
     tensors: dict[str, Tensor]
     state: dict[str, Any]  # plain JSON
 
 
-def checkpoint_pause_s(size_bytes: int, bytes_per_s: int) -> float:
-    """Seconds between two checkpoints of a size that keep to a rate on average; 0 where it is small or unbounded."""
-    if not bytes_per_s or size_bytes <= SMALL_BYTES:
-        return 0.0
-    return min(size_bytes / bytes_per_s, LONGEST_PAUSE_S)
+def checkpoint_pause_s(size_bytes: int) -> float:
+    """Least seconds between two checkpoints of a size; 0 for a small one."""
+    return 0.0 if size_bytes <= SMALL_BYTES else min(size_bytes / BYTES_PER_S, LONGEST_PAUSE_S)
 
 
 def write_checkpoint(root: Path, checkpoint: Checkpoint, num_kept: int = NUM_KEPT) -> Path:
@@ -141,7 +140,10 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def _read_files(folder: Path) -> Checkpoint:
-    """What is as it was written; anything else raises OSError, SafetensorError, or what reading wrong JSON raises."""
+    """The checkpoint in a folder, as it was written.
+
+    Anything else raises OSError, SafetensorError, or the errors of wrong JSON.
+    """
     state = read_state(folder)
     digests = state.get(DIGESTS)
     tensors = load_file(folder / _TENSORS)
@@ -163,7 +165,7 @@ def _first_not_finite(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _draft(name: str) -> str:
-    """What it is named while it is not yet complete, or no longer."""
+    """The name of a folder that is not yet complete, or no longer."""
     return f".{name}.part"
 
 

@@ -97,7 +97,7 @@ class ShardedRanks:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """Device of this rank."""
         return self._device
 
     # --- weights -------------------------------------------------------------------------------------

@@ -21,22 +21,12 @@ AGE_BUCKETS: Final = (0, 1, 2, 4, 8, 16, 32, 64)
 _BOUND = 20.0  # of a log-ratio, so that one impossible token gives a large figure and not infinity
 
 
-def age_suffix(first_age: int) -> str:
-    """Suffix of the name of a figure of one age bucket."""
-    return f"_age_{first_age}"
-
-
-def step_diagnostics(
-    batch: Batch, logprobs: Tensor, entropy: Tensor, bounded: Tensor, factor: Tensor | None = None
-) -> dict[str, float]:
+def step_diagnostics(batch: Batch, measured: Measured) -> dict[str, float]:
     """Figures of one optimizer step, before its update.
 
     Args:
         batch: the whole step, with advantages.
-        logprobs: [N, L] nats under the policy being optimised, at each rollout's temperature.
-        entropy: [N, L] nats.
-        bounded: bool [N, L], tokens that the weight rule clipped or capped.
-        factor: [N, L], product of the corrections; None where there are none.
+        measured: by its updates, under the policy being optimised.
 
     Returns:
         Name -> figure; names of what could not be measured are missing. Ratios are policy over generator,
@@ -56,12 +46,12 @@ def step_diagnostics(
     }
     if bool(mask.any()):
         advantages = batch.advantages[mask]
-        figures["entropy_nats"] = float(entropy[mask].mean())
+        figures["entropy_nats"] = float(measured.entropy[mask].mean())
         figures["advantage_mean"] = float(advantages.mean())
         figures["advantage_std"] = float(advantages.std(correction=0))
         figures["advantage_max"] = float(advantages.abs().max())
-        figures |= _shares(batch, bounded, factor)
-    log_ratio = _log_ratio(batch, logprobs)
+        figures |= _shares(batch, measured.bounded, measured.factor)
+    log_ratio = _log_ratio(batch, measured.logprobs)
     is_known = mask & batch.has_logprobs[:, None]
     external = batch.is_external[:, None]
     if bool(is_known.any()):
@@ -71,22 +61,22 @@ def step_diagnostics(
             figures[f"ess_share{name}"] = ess_share(log_ratio[part])
     for first_age, is_of_age in _buckets(batch):
         if bool((part := is_known & is_of_age[:, None]).any()):
-            figures |= {
-                f"{name}{age_suffix(first_age)}": value for name, value in _off_policy_figures(log_ratio[part]).items()
-            }
+            of_age = _off_policy_figures(log_ratio[part])
+            figures |= {f"{name}_age_{first_age}": value for name, value in of_age.items()}
     return figures
 
 
-def _shares(batch: Batch, bounded: Tensor, factor: Tensor | None) -> dict[str, float]:
+def _shares(batch: Batch, bounded: Tensor, factor: Tensor) -> dict[str, float]:
     """Shares of trained tokens that were clipped, left out or scaled down, clipped ones also by sign."""
     mask = batch.mask
-    found = {"clip_share": float(bounded[mask].float().mean())}
+    found = {
+        "clip_share": float(bounded[mask].float().mean()),
+        "masked_share": float((factor[mask] == 0).float().mean()),
+        "truncated_share": float(((factor[mask] > 0) & (factor[mask] < 1)).float().mean()),
+    }
     for name, part in (("positive", batch.advantages > 0), ("negative", batch.advantages < 0)):
         if bool((part := part & mask).any()):
             found[f"clip_share_{name}"] = float(bounded[part].float().mean())
-    if factor is not None:
-        found["masked_share"] = float((factor[mask] == 0).float().mean())
-        found["truncated_share"] = float(((factor[mask] > 0) & (factor[mask] < 1)).float().mean())
     return found
 
 
@@ -118,7 +108,7 @@ def _off_policy_figures(log_ratio: Tensor) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OffPolicyStats:
-    """How off-policy the tokens of one source were: all of them, or those of one age bucket."""
+    """Off-policy figures of one source's tokens: all of them, or those of one age bucket."""
 
     source: str
     is_made_here: bool  # made by this node, so that its log-probs cannot be invented
@@ -133,7 +123,7 @@ class OffPolicyStats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LikelihoodStats:
-    """How likely the trained tokens of one source are under the learner's policy, whatever the source says of them."""
+    """Likelihood of one source's trained tokens under the learner's policy, whatever the source claims."""
 
     source: str
     is_made_here: bool
@@ -291,7 +281,7 @@ def step_report(
     made = [update for update in updates if not update.was_skipped]
     counted = made or updates
     local = [drawn.scored for drawn in draw.groups if drawn.scored.is_own_policy(version.policy_id)]
-    figures = step_diagnostics(batch, measured.logprobs, measured.entropy, measured.bounded, measured.factor) | {
+    figures = step_diagnostics(batch, measured) | {
         "padding_share": measured.num_padding / max(1, measured.num_inputs),
         "num_micro_batches": float(measured.num_micro_batches),
         "num_updates": float(len(made)),

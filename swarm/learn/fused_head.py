@@ -59,7 +59,7 @@ class Head:
         return torch.promote_types(self.weight.dtype, torch.float32)
 
     def rows(self, chunk_elements: int) -> int:
-        """How many tokens a chunk has."""
+        """Tokens of a chunk."""
         return max(1, chunk_elements // self.weight.shape[0])
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ def _concatenate(parts: Sequence[Scores]) -> Scores:
 
 @cache
 def has_wide_product(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch adds a half-precision product to a float32 matrix there (from 2.8 on CUDA), tried out once."""
+    """True where torch adds a half-precision product to a float32 matrix (from 2.8 on CUDA); tried out once."""
     ones, total = torch.ones((16, 16), dtype=dtype, device=device), torch.ones((16, 16), device=device)
     try:
         _add_wide_product(total, ones.T, ones)

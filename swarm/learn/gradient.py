@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ from swarm.objectives.coefficients import Coefficients, coefficients
 from swarm.objectives.mass_clip import group_masses, scope_of
 from swarm.objectives.part import Probe, Scope
 from swarm.objectives.recipe import Recipe
+
+_BY_TOKEN: Final = ("logprobs", "entropy", "bounded", "factor", "weights")  # columns of `Measured`, [N, L] each
 
 
 @dataclass(slots=True)
@@ -74,7 +77,7 @@ class Measured:
 
     def exchange(self, ranks: Ranks, parts: Sequence[Sequence[int]]) -> None:
         """Gathers the rollouts of each part from the rank that scored it."""
-        for name in ("logprobs", "entropy", "bounded", "factor", "weights", "masses"):
+        for name in (*_BY_TOKEN, "masses"):
             setattr(self, name, ranks.gather_rows(getattr(self, name), parts))
         self.probes = {name: ranks.gather_rows(values, parts) for name, values in self.probes.items()}
 
@@ -84,15 +87,8 @@ class Measured:
 
     def at(self, members: Tensor) -> "Measured":
         """The scores of `members` (int64), without costs."""
-        return Measured(
-            logprobs=self.logprobs[members],
-            entropy=self.entropy[members],
-            bounded=self.bounded[members],
-            factor=self.factor[members],
-            weights=self.weights[members],
-            masses=self.masses[members],
-            probes={name: values[members] for name, values in self.probes.items()},
-        )
+        rows = {name: getattr(self, name)[members] for name in (*_BY_TOKEN, "masses")}
+        return Measured(**rows, probes={name: values[members] for name, values in self.probes.items()})
 
     def put(self, members: Tensor, part: "Measured", learned: Tensor | None = None) -> None:
         """Writes a part at the rows `members` (int64) and adds up its costs.
@@ -103,7 +99,7 @@ class Measured:
             learned: bool [n, L], the only tokens that are written; None: all.
         """
         self.masses[members] = part.masses
-        for name in ("logprobs", "entropy", "bounded", "factor", "weights"):
+        for name in _BY_TOKEN:
             _write(getattr(self, name), members, getattr(part, name), learned)
         for name, values in part.probes.items():
             _write(self.probes.setdefault(name, torch.zeros_like(self.logprobs)), members, values, learned)

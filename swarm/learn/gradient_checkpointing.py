@@ -23,7 +23,7 @@ def checkpoint_layers(network: nn.Module) -> None:
     random is computed twice.
 
     Raises:
-        ConfigError: the architecture has no such layers.
+        ConfigError: the architecture has no layers that can do this.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

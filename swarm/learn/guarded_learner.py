@@ -11,7 +11,7 @@ from typing import Final
 
 from torch import Tensor
 
-from swarm.config import GuardConfig
+from swarm.config import GuardConfig, GuardLimits
 from swarm.learn.held_out_effect import HeldOutEffect
 from swarm.learn.learner import PolicyLearner
 from swarm.learn.off_policy_guard import GuardLevel, GuardState, decide
@@ -31,7 +31,7 @@ class GuardedLearner:
     outlive a restart: the state is in the same checkpoint as the weights.
 
     Example:
-        learner = GuardedLearner(PolicyLearner(...).resume(), load_recipe(config.safe_recipe), config, max_age_steps=4)
+        learner = GuardedLearner(PolicyLearner(...).resume(), load_recipe(SAFE_RECIPE), config, max_age_steps=4)
     """
 
     def __init__(
@@ -41,20 +41,23 @@ class GuardedLearner:
         config: GuardConfig,
         max_age_steps: int,
         generates: bool = True,
+        limits: GuardLimits = GuardLimits(),
     ) -> None:
         """A guard that goes on where the learner's checkpoint left it.
 
         Args:
             learner: who makes the steps.
             safe: recipe of level SAFE.
-            config: thresholds.
+            config: whether the guard is on.
             max_age_steps: the configured lag bound.
             generates: this node learns from groups that it makes itself; else established followers are used also
                 after a fall, and some sources although every one looks bad.
+            limits: thresholds.
         """
         self._learner = learner
         self._safe = safe
         self._config = config
+        self._limits = limits
         self._max_age_steps = max_age_steps
         self._generates = generates
         self._state = GuardState.from_json(learner.notes.get(_NOTE, {}) if config.enabled else {}, max_age_steps)
@@ -62,7 +65,7 @@ class GuardedLearner:
 
     @property
     def state(self) -> GuardState:
-        """What holds for the next step."""
+        """State of the guard for the next step."""
         return self._state
 
     @property
@@ -97,16 +100,17 @@ class GuardedLearner:
             used,
             self._safe if level is GuardLevel.SAFE else None,
             is_frozen=level is GuardLevel.FROZEN,
-            ratio_band=self._config.cap if level is GuardLevel.CAPPED or spared else math.inf,
+            ratio_band=self._limits.cap if level is GuardLevel.CAPPED or spared else math.inf,
         )
-        self._state = decide(
-            self._state,
-            self._learner.off_policy_stats,
-            self._config,
-            self._max_age_steps,
-            self._learner.likelihood_stats,
-            was_idle=was_idle,
-        )
+        if self._config.enabled:
+            self._state = decide(
+                self._state,
+                self._learner.off_policy_stats,
+                self._limits,
+                self._max_age_steps,
+                self._learner.likelihood_stats,
+                was_idle=was_idle,
+            )
         self._learner.notes[_NOTE] = asdict(self._state)
         others_held = self._effect.has_fallen
         is_any_left = was_any_usable or (was_idle and not self._generates)
@@ -134,7 +138,7 @@ class GuardedLearner:
 
     def _spared_of(self, draw: Draw) -> list[int]:
         """Groups that are used although their sources are set aside: every source is, for `hold_steps` draws."""
-        if self._generates or self._state.idle_draws < self._config.hold_steps:
+        if self._generates or self._state.idle_draws < self._limits.hold_steps:
             return []
         spared = self._state.spared()
         kept = [
@@ -142,7 +146,7 @@ class GuardedLearner:
             for index, drawn in enumerate(draw.groups)
             if drawn.scored.group.producer in spared and self._is_young(drawn) and self._outlives_a_fall(drawn)
         ]
-        if kept and self._state.idle_draws == self._config.hold_steps:
+        if kept and self._state.idle_draws == self._limits.hold_steps:
             extra = {"used": len(spared), "set_aside": len(self._state.held)}
             logger.warning("every source is set aside; the least deviating are used, with capped ratios", extra=extra)
         return kept

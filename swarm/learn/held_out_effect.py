@@ -38,7 +38,7 @@ class Accuracy:
         return self.num_right / max(1, self.num_problems)
 
     def sigmas_below(self, best: "Accuracy") -> float:
-        """How far this is below another, in standard deviations of the difference of two binomials."""
+        """Distance below another accuracy, in standard deviations of the difference of two binomials."""
         total = self.num_problems + best.num_problems
         pooled = (self.num_right + best.num_right) / max(1, total)
         variance = pooled * (1 - pooled) * (1 / max(1, self.num_problems) + 1 / max(1, best.num_problems))

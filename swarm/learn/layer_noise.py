@@ -36,7 +36,7 @@ class LayerNoise:
 
     @property
     def num_updates(self) -> int:
-        """How often the deviations were updated."""
+        """Updates of the deviations so far."""
         return int(self._adam.state[self.log_std].get("step", 0))
 
     @contextmanager
@@ -65,7 +65,7 @@ class LayerNoise:
         self.log_std.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds."""
+        """Deviations and their moments, for a checkpoint."""
         moments = {f"noise.{name}": cast(Tensor, value) for name, value in self._adam.state[self.log_std].items()}
         return {"noise.log_std": self.log_std.detach(), **moments}
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Final, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,11 +44,10 @@ from swarm.learn.gradient import Gradient, Measured, score_batch
 from swarm.learn.gradient_checkpointing import checkpoint_layers
 from swarm.learn.layer_noise import LayerNoise
 from swarm.learn.logprobs import check_head
+from swarm.learn.optimizer import learning_rate
 from swarm.learn.packing import PackedRows, pack
 from swarm.learn.ranks import OneProcess, Ranks
-from swarm.learn.reference_policy import ReferencePolicy
-from swarm.learn.requested_scores import RequestedScores
-from swarm.learn.schedule import learning_rate
+from swarm.learn.requested_scores import ReferencePolicy, RequestedScores
 from swarm.learn.step_plan import StepPlan, split_step
 from swarm.model.published_dtype import network_dtype, published_dtype
 from swarm.model.shared_beginnings import is_free_of_place
@@ -62,6 +61,8 @@ from swarm.objectives.part import Requirement, Scope
 from swarm.objectives.recipe import Recipe
 from swarm.telemetry.shown_updates import EVERY_S, ShownUpdate
 from swarm.types import Draw, Evaluation, PolicyVersion, StepReport
+
+BETAS: Final = (0.9, 0.99)  # of AdamW: the second moment is a mean over 100 steps, since runs have some hundreds
 
 logger = logging.getLogger(__name__)
 
@@ -127,16 +128,16 @@ class PolicyLearner:
         self._ranks.prepare(self._network)
         if config.gradient_checkpointing:
             checkpoint_layers(self._network)
-        self._optimizer = self._ranks.optimizer(self._network, config.betas, config.weight_decay)
+        self._optimizer = self._ranks.optimizer(self._network, BETAS, config.weight_decay)
         noise = self._recipes.main.ratio.noise
         self._noise = LayerNoise(self._network, noise, self._ranks) if noise else None
         self._memory = plain_data(self._recipes.main.initial_memory())
         self._masses = MassHistory({})
         self.next_draw = 1  # number of the first draw that is not yet learned from
         self.off_policy_stats: tuple[OffPolicyStats, ...] = ()
-        """How off-policy each source was in the newest step."""
+        """Off-policy figures of each source in the newest step."""
         self.likelihood_stats: tuple[LikelihoodStats, ...] = ()
-        """How likely each source's tokens were in the newest step."""
+        """Likelihood of each source's tokens in the newest step."""
         self.notes: dict[str, Any] = {}
         """Plain data of the caller (the guard's state); part of the checkpoint."""
         self._published = self._publish(policy_id, 0)
@@ -205,7 +206,7 @@ class PolicyLearner:
         self._write(self._gather())
 
     def _gather(self) -> Checkpoint | None:
-        """What a checkpoint holds; None on the ranks that write none."""
+        """The checkpoint to write; None on the ranks that write none."""
         tensors = self._optimizer.state()
         if not tensors:
             return None
@@ -296,9 +297,8 @@ class PolicyLearner:
         return pack(
             batch,
             self._config.token_budget,
-            self._config.share_prompt,
-            math.inf if scope is Scope.GROUP else break_even,
-            self._ranks.count,
+            break_even=math.inf if scope is Scope.GROUP else break_even,
+            num_ranks=self._ranks.count,
             most_alike=int(break_even) if is_free_of_place(self._network) else 0,
         )
 

@@ -67,7 +67,7 @@ def hidden_states(network: nn.Module, packed: PackedRows) -> Tensor:
     if window is not None and packed.token_ids.shape[1] > window:
         raise ConfigError(
             f"a row of {packed.token_ids.shape[1]} tokens exceeds the model's sliding window {window}: "
-            "lower learner.token_budget or set learner.share_prompt = false"
+            "lower learner.token_budget"
         )
     # Additive and finite: right for sdpa and eager alike, and no row of a softmax is all -inf.
     dtype = model.get_input_embeddings().weight.dtype

@@ -10,10 +10,11 @@ here; on a trainer that leaves generation to nodes that follow it, they are what
 among them only where nobody else is. Two figures take nobody's word: how likely a source's tokens are under our own
 policy, and held-out accuracy (`held_out_effect`), upon whose fall the groups of all others are set aside.
 
-Where nothing is made here the guard does not set every source aside for good: after `hold_steps` draws of such sources
-alone, those of them that deviate least are used under a cap on ratios (`GuardState.spared`), until another appears.
+Where nothing is made here the guard does not set every source aside for good: after `hold_steps` draws of
+sources set aside alone, those that deviate least are used under a cap on ratios (`GuardState.spared`), until another
+appears.
 
-The coordinator's `OffPolicyAdvisor` shares the thresholds (`GuardConfig`) and steps in later, for all nodes at once.
+The coordinator's `OffPolicyAdvisor` shares the thresholds (`GuardLimits`) and steps in later, for all nodes at once.
 """
 
 import logging
@@ -24,7 +25,7 @@ from enum import IntEnum
 from statistics import median_high, median_low
 from typing import Any, Final, cast
 
-from swarm.config import GuardConfig
+from swarm.config import GuardLimits
 from swarm.learn.diagnostics import AGE_BUCKETS, LikelihoodStats, OffPolicyStats
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ MAX_DEVIATION: Final = 1e6  # of figures that are not finite, too
 
 
 class GuardLevel(IntEnum):
-    """How careful a step is."""
+    """The caution of a step."""
 
     OPEN = 0  # the configured recipe
     CAPPED = 1  # tokens whose ratio to the generator is far from 1 are left out
@@ -104,7 +105,7 @@ class GuardState:
 def decide(
     state: GuardState,
     stats: Sequence[OffPolicyStats],
-    config: GuardConfig,
+    limits: GuardLimits,
     max_age_steps: int,
     likelihoods: Sequence[LikelihoodStats] = (),
     *,
@@ -115,22 +116,20 @@ def decide(
     Args:
         state: of this step.
         stats: `off_policy_by_source` of this step.
-        config: thresholds.
+        limits: thresholds.
         max_age_steps: the configured lag bound.
         likelihoods: `likelihood_by_source` of this step.
         was_idle: every group of the draw was of a source set aside.
     """
-    if not config.enabled:
-        return GuardState(max_age_steps=max_age_steps)
-    informative = [each for each in stats if each.num_tokens >= config.min_tokens]
+    informative = [each for each in stats if each.num_tokens >= limits.min_tokens]
     trusted = [each for each in informative if not each.is_newcomer] or informative
     own = _own([each for each in trusted if each.first_age is None])
-    level, frozen, why = _level(state, own, config)
-    bound, late = _lag_bound(state, trusted, config, max_age_steps)
+    level, frozen, why = _level(state, own, limits)
+    bound, late = _lag_bound(state, trusted, limits, max_age_steps)
     own_nll = _own_nll(state, likelihoods)
-    is_calm = own is not None and _is_calm(own, config)
+    is_calm = own is not None and _is_calm(own, limits)
     is_tighter = level > state.level or bound < state.max_age_steps
-    if is_calm and not is_tighter and state.calm_steps + 1 >= config.hold_steps * state.patience:
+    if is_calm and not is_tighter and state.calm_steps + 1 >= limits.hold_steps * state.patience:
         level, bound = GuardLevel(max(level - 1, GuardLevel.OPEN)), min(max_age_steps, 2 * bound + 1)
         why = f"{state.calm_steps + 1} calm steps"
     changed = (level, bound) != (state.level, state.max_age_steps)
@@ -140,8 +139,8 @@ def decide(
         step=state.step + 1,
         calm_steps=0 if changed or (own is not None and not is_calm) else state.calm_steps + is_calm,
         frozen_steps=frozen,
-        patience=_patience(state, is_tighter, changed, is_calm, config),
-        held=_quarantine(state, informative, _unlikely(own_nll, likelihoods, config), config),
+        patience=_patience(state, is_tighter, changed, is_calm, limits),
+        held=_quarantine(state, informative, _unlikely(own_nll, likelihoods, limits), limits),
         own_nll=own_nll,
         idle_draws=state.idle_draws + 1 if was_idle else 0,
     )
@@ -170,24 +169,24 @@ def _own(whole: Sequence[OffPolicyStats]) -> OffPolicyStats | None:
     )
 
 
-def _level(state: GuardState, own: OffPolicyStats | None, config: GuardConfig) -> tuple[GuardLevel, int, str]:
+def _level(state: GuardState, own: OffPolicyStats | None, limits: GuardLimits) -> tuple[GuardLevel, int, str]:
     """(level, frozen steps, why) by our own groups; loosening is not decided here."""
     if own is None:
         return (GuardLevel.SAFE, 0, "nothing to measure") if state.level is GuardLevel.FROZEN else (state.level, 0, "")
     alarm = _first_of(
-        _below("ess_share", own.ess_share, config.alarm_ess), _above("mismatch_kl", own.mismatch_kl, config.alarm_kl)
+        _below("ess_share", own.ess_share, limits.alarm_ess), _above("mismatch_kl", own.mismatch_kl, limits.alarm_kl)
     )
-    if alarm and state.frozen_steps < config.freeze_steps:
+    if alarm and state.frozen_steps < limits.freeze_steps:
         return GuardLevel.FROZEN, state.frozen_steps + 1, alarm
     if state.level is GuardLevel.FROZEN:
         return GuardLevel.SAFE, 0, f"{state.frozen_steps} steps frozen"
-    if trouble := _trouble(own, config):
+    if trouble := _trouble(own, limits):
         return max(state.level, min(GuardLevel(state.level + 1), GuardLevel.SAFE)), 0, trouble
     return state.level, 0, ""
 
 
 def _lag_bound(
-    state: GuardState, informative: Sequence[OffPolicyStats], config: GuardConfig, max_age_steps: int
+    state: GuardState, informative: Sequence[OffPolicyStats], limits: GuardLimits, max_age_steps: int
 ) -> tuple[int, str]:
     """(lag bound, why it fell): our own groups of an age look bad, or most of several sources do.
 
@@ -197,7 +196,7 @@ def _lag_bound(
     makes_own = _makes_own(informative)
     for first_age in AGE_BUCKETS[1:]:
         of_age = [each for each in informative if each.first_age == first_age]
-        bad = [(each, trouble) for each in of_age if (trouble := _trouble(each, config))]
+        bad = [(each, trouble) for each in of_age if (trouble := _trouble(each, limits))]
         is_own = any(each.is_made_here for each, _ in bad) or (not makes_own and _are_most_followers(bad, of_age))
         if first_age <= bound and bad and (is_own or (len(bad) > 1 and 2 * len(bad) > len(of_age))):
             return first_age - 1, f"age {first_age} and above, {len(bad)} of {len(of_age)} sources: {bad[0][1]}"
@@ -229,9 +228,9 @@ class _Bad:
 
 
 def _unlikely(
-    own_nll: float | None, likelihoods: Sequence[LikelihoodStats], config: GuardConfig
+    own_nll: float | None, likelihoods: Sequence[LikelihoodStats], limits: GuardLimits
 ) -> list[tuple[str, _Bad]]:
-    """Those whose tokens our own policy would hardly have drawn."""
+    """Sources whose tokens our own policy would hardly have drawn."""
     if own_nll is None:
         return []
     return [
@@ -239,14 +238,14 @@ def _unlikely(
             each.source,
             _Bad(
                 trouble=trouble,
-                deviation=_bounded((each.nll - own_nll) / config.tight_nll),
+                deviation=_bounded((each.nll - own_nll) / limits.tight_nll),
                 is_newcomer=each.is_newcomer,
             ),
         )
         for each in likelihoods
         if not each.is_made_here
-        and each.num_tokens >= config.min_tokens
-        and (trouble := _above("nll over that of own groups", each.nll - own_nll, config.tight_nll))
+        and each.num_tokens >= limits.min_tokens
+        and (trouble := _above("nll over that of own groups", each.nll - own_nll, limits.tight_nll))
     ]
 
 
@@ -254,7 +253,7 @@ def _quarantine(
     state: GuardState,
     informative: Sequence[OffPolicyStats],
     unlikely: Sequence[tuple[str, _Bad]],
-    config: GuardConfig,
+    limits: GuardLimits,
 ) -> dict[str, Quarantine]:
     """Sources set aside next; the patience with a source that behaves for as long as it was held starts anew.
 
@@ -264,23 +263,23 @@ def _quarantine(
     """
     step = state.step + 1
     held = {
-        source: hold for source, hold in state.held.items() if step < hold.until + config.hold_steps * hold.patience
+        source: hold for source, hold in state.held.items() if step < hold.until + limits.hold_steps * hold.patience
     }
     whole = [each for each in informative if each.first_age is None]
-    bad = [(each, trouble) for each in whole if not each.is_made_here and (trouble := _trouble(each, config))]
+    bad = [(each, trouble) for each in whole if not each.is_made_here and (trouble := _trouble(each, limits))]
     spares_followers = not _makes_own(informative) and _are_most_followers(bad, whole)
     found = {
-        each.source: _Bad(trouble=trouble, deviation=_deviation(each, config), is_newcomer=each.is_newcomer)
+        each.source: _Bad(trouble=trouble, deviation=_deviation(each, limits), is_newcomer=each.is_newcomer)
         for each, trouble in bad
         if not (each.is_follower and spares_followers)
     }
     for source, beyond in {**dict(unlikely), **found}.items():
         before = held.pop(source, None)
         if before is not None and state.is_held(source):
-            until, patience = max(before.until, step + config.hold_steps), before.patience
+            until, patience = max(before.until, step + limits.hold_steps), before.patience
         else:
             factor = 1 if before is None else before.patience
-            until, patience = step + config.hold_steps * factor, min(2 * factor, MAX_PATIENCE)
+            until, patience = step + limits.hold_steps * factor, min(2 * factor, MAX_PATIENCE)
             logger.info("source set aside", extra={"source": source, "reason": beyond.trouble})
         held[source] = Quarantine(
             until=until, patience=patience, deviation=beyond.deviation, is_newcomer=beyond.is_newcomer
@@ -290,10 +289,10 @@ def _quarantine(
     return held
 
 
-def _deviation(stats: OffPolicyStats, config: GuardConfig) -> float:
+def _deviation(stats: OffPolicyStats, limits: GuardLimits) -> float:
     """The largest of its figures, as a multiple of its tight threshold."""
-    ess = config.tight_ess / stats.ess_share if stats.ess_share > 0 else MAX_DEVIATION
-    figures = (ess, stats.mismatch_kl / config.tight_kl, stats.log_ratio_m2 / config.tight_m2)
+    ess = limits.tight_ess / stats.ess_share if stats.ess_share > 0 else MAX_DEVIATION
+    figures = (ess, stats.mismatch_kl / limits.tight_kl, stats.log_ratio_m2 / limits.tight_m2)
     return max(map(_bounded, figures))
 
 
@@ -301,28 +300,28 @@ def _bounded(figure: float) -> float:
     return min(figure, MAX_DEVIATION) if math.isfinite(figure) else MAX_DEVIATION
 
 
-def _patience(state: GuardState, is_tighter: bool, changed: bool, is_calm: bool, config: GuardConfig) -> int:
+def _patience(state: GuardState, is_tighter: bool, changed: bool, is_calm: bool, limits: GuardLimits) -> int:
     if is_tighter:
         return min(2 * state.patience, MAX_PATIENCE)
-    is_settled = is_calm and not changed and state.calm_steps + 1 >= config.hold_steps * state.patience
+    is_settled = is_calm and not changed and state.calm_steps + 1 >= limits.hold_steps * state.patience
     return 1 if is_settled else state.patience
 
 
-def _trouble(stats: OffPolicyStats, config: GuardConfig) -> str:
-    """Which figure is beyond its tight threshold; "" where none is."""
+def _trouble(stats: OffPolicyStats, limits: GuardLimits) -> str:
+    """The first figure beyond its tight threshold, with both numbers; "" where none is."""
     return _first_of(
-        _below("ess_share", stats.ess_share, config.tight_ess),
-        _above("mismatch_kl", stats.mismatch_kl, config.tight_kl),
-        _above("log_ratio_m2", stats.log_ratio_m2, config.tight_m2),
+        _below("ess_share", stats.ess_share, limits.tight_ess),
+        _above("mismatch_kl", stats.mismatch_kl, limits.tight_kl),
+        _above("log_ratio_m2", stats.log_ratio_m2, limits.tight_m2),
     )
 
 
-def _is_calm(stats: OffPolicyStats, config: GuardConfig) -> bool:
+def _is_calm(stats: OffPolicyStats, limits: GuardLimits) -> bool:
     """Every figure is on the good side of its loose threshold."""
     return (
-        stats.ess_share >= config.loose_ess
-        and stats.mismatch_kl <= config.loose_kl
-        and stats.log_ratio_m2 <= config.loose_m2
+        stats.ess_share >= limits.loose_ess
+        and stats.mismatch_kl <= limits.loose_kl
+        and stats.log_ratio_m2 <= limits.loose_m2
     )
 
 

@@ -1,15 +1,17 @@
-"""AdamW on float32 master weights, of which the network holds a rounded copy.
+"""AdamW on float32 master weights, of which the network holds a rounded copy, and the learning rate of each step.
 
 Invariant: after every step the network equals its masters rounded to the published dtype, whatever dtype it computes
 in; gradients of micro-batches are summed in float32, so small bfloat16 updates and sums are never rounded away.
 """
 
+import math
 from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from swarm.config import LearnerConfig
 from swarm.errors import NonFiniteStep
 from swarm.model.published_dtype import published_dtype
 
@@ -43,7 +45,7 @@ class MasterAdamW:
             param.grad = None
 
     def gradient(self, param: Tensor) -> Tensor | None:
-        """Where a trained parameter's gradient is added up, in the dtype of its master; None where it is frozen."""
+        """The accumulated gradient of a parameter, in the dtype of its master; None where it is frozen."""
         for name, own in self._params.items():
             if own is param:
                 master = self._masters[name]
@@ -60,7 +62,7 @@ class MasterAdamW:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether anything was accumulated since the last step."""
+        """True where anything was accumulated since the last step."""
         return any(master.grad is not None for master in self._masters.values())
 
     def configure(self, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
@@ -129,3 +131,19 @@ class MasterAdamW:
 def _wide(tensor: Tensor, *, copy: bool) -> Tensor:
     """The tensor in float32 at least."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=copy)
+
+
+def learning_rate(config: LearnerConfig, step: int) -> float:
+    """The learning rate of the step that makes version `step`, >= 1; a scheduler without state.
+
+    Warm-up is linear, up to the full rate at step W = `warmup_steps`. The step after it has the full rate, too, as in
+    `get_cosine_schedule_with_warmup` of transformers, and the one after the last, N = `num_steps`, would have the rate
+    0; later ones, where a node goes on, keep it.
+    """
+    if step <= config.warmup_steps:
+        return config.learning_rate * step / config.warmup_steps
+    if config.schedule == "constant":
+        return config.learning_rate
+    progress = min(1.0, (step - 1 - config.warmup_steps) / (config.num_steps - config.warmup_steps))
+    left = 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return config.learning_rate * left

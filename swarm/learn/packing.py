@@ -22,7 +22,7 @@ LEAST_ALIKE = 16  # tokens that prompts begin with alike (a template, an instruc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedRows:
-    """One micro-batch. Row = a prompt followed by one or more responses to it, or several such that begin alike.
+    """One micro-batch. Row = a prompt followed by one or more responses to it, or several of these that begin alike.
 
     The last token of a response is never an input: nothing after it is predicted.
     Example: prompt `a b`, responses `c d` and `e f g` give the row `a b c e f`, positions `0 1 2 2 3`,
@@ -110,7 +110,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Response:
-    """What follows one prompt: a rollout, or what a rollout has in one conversation."""
+    """The tokens after one prompt: those of a rollout, or of one conversation of it."""
 
     prompt: list[int]
     token_ids: list[int]
@@ -121,7 +121,6 @@ class _Response:
 def pack(
     batch: Batch,
     token_budget: int,
-    share_prompt: bool = True,
     break_even: float = math.inf,
     num_ranks: int = 1,
     most_alike: int = 0,
@@ -134,14 +133,14 @@ def pack(
     Args:
         batch: the whole step; rollouts without a trained token are left out.
         token_budget: tokens of one micro-batch, padding included.
-        share_prompt: False gives one row per rollout.
         break_even: context in tokens at which attention costs a token as much as its linear layers. A response joins
-            a row only where the copy of the prompt that this saves costs more than looking (in vain) at the others.
+            a row only where the copy of the prompt that this saves costs more than masked attention to the others:
+            -inf gives one row per rollout.
         num_ranks: processes that share the work: no micro-batch has more rows than one's share of them.
         most_alike: longest row that may come of prompts that begin alike; 0: each has a row of its own.
     """
-    made = _rows(batch, token_budget, share_prompt, break_even)
-    if share_prompt and num_ranks == 1:  # several processes need rows to share
+    made = _rows(batch, token_budget, break_even)
+    if num_ranks == 1:  # several processes need rows to share
         made = _joined(made, min(token_budget, most_alike), break_even)
     rows = sorted(made, key=lambda row: -len(row.token_ids))
     most_rows = math.ceil(len(rows) / num_ranks)
@@ -162,7 +161,7 @@ def _num_inputs(mask: list[bool]) -> int:
     return max((position for position, is_trained in enumerate(mask) if is_trained), default=0)
 
 
-def _rows(batch: Batch, token_budget: int, share_prompt: bool, break_even: float) -> list[_Row]:
+def _rows(batch: Batch, token_budget: int, break_even: float) -> list[_Row]:
     token_ids: list[list[int]] = batch.token_ids.tolist()
     masks: list[list[bool]] = batch.mask.tolist()
     conversations: list[list[int]] | None = None if batch.conversation_ids is None else batch.conversation_ids.tolist()
@@ -175,7 +174,7 @@ def _rows(batch: Batch, token_budget: int, share_prompt: bool, break_even: float
         for response in [whole] if conversations is None else _by_conversation(whole, conversations[rollout]):
             if not any(response.mask):
                 continue
-            row = open_rows.get(group) if share_prompt and response.prompt is whole.prompt else None
+            row = open_rows.get(group) if response.prompt is whole.prompt else None
             if row is None or not row.has_room(_num_inputs(response.mask), token_budget, break_even):
                 row = _Row.start(response.prompt)
                 rows.append(row)
@@ -230,7 +229,7 @@ def _one_row(rows: list[_Row], shared: int) -> _Row:
 
 
 def _by_conversation(whole: _Response, conversations: list[int]) -> list[_Response]:
-    """What a rollout has in each of its conversations; one after the first begins with what opened it."""
+    """The tokens of a rollout by conversation; each conversation after the first begins with its opening."""
     columns: dict[int, list[int]] = {}
     for column, conversation in enumerate(conversations):
         columns.setdefault(conversation, []).append(column)

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class Ranks(Protocol):
-    """How a step is divided among processes. Where there is one process every method is the identity."""
+    """Division of a step among processes; with one process every method is the identity."""
 
     on_progress: OnProgress  # that a micro-batch was made
 
@@ -35,7 +35,7 @@ class Ranks(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """Device of this rank."""
         ...
 
     def prepare(self, network: nn.Module) -> None:

@@ -1,26 +1,85 @@
 """Scores that recipes ask for before a step learns: of other policies, of right answers, without observations.
 
 Invariant: each is made only where a recipe of the step needs it, without gradient, with the weights before the step.
+A right answer comes from this node's own environment, never from the maker of the episode.
+Shape letters: N rollouts, K most turns, L longest response in tokens.
 """
 
-from collections.abc import Callable, Generator
+import copy
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Final, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from swarm.clock import Clock
 from swarm.interfaces import AnswerOf, Tokenizer
-from swarm.learn.answer_scores import answer_probs
-from swarm.learn.feedback_shifts import feedback_shifts
 from swarm.learn.gradient import Measured, score_batch
 from swarm.learn.packing import PackedRows
 from swarm.learn.ranks import Ranks
-from swarm.learn.reference_policy import ReferencePolicy
 from swarm.learn.step_plan import updates_by_turn
+from swarm.model.lora import LoraLinear, is_adapter_name
+from swarm.model.published_dtype import published_dtype
+from swarm.model.tokenizer import text_ids
+from swarm.model.version_digest import weights_digest
 from swarm.objectives.batch import Batch
 from swarm.objectives.fallbacks import RecipeSet
 from swarm.objectives.part import Requirement, Scope
+
+NOTHING: Final = "No information found."
+"""The text in place of an observation. Source: kfq20/InfoPO `intrinsic_reward.py`."""
+
+
+class ReferencePolicy:
+    """The initial weights, frozen, for KL terms and reference ratios; after a restart checked by digest.
+
+    A network with low-rank adapters is its own reference with the adapters off. Any other network is copied, which
+    costs its size in memory once more.
+    """
+
+    def __init__(self, network: nn.Module, ranks: Ranks) -> None:
+        """Takes a network with the initial weights, before `Ranks.prepare`."""
+        self._ranks = ranks
+        self._digest = _digest(network)
+        if any(isinstance(module, LoraLinear) for module in network.modules()):
+            self._network = network
+        else:
+            self._network = copy.deepcopy(network).requires_grad_(False).eval()
+            self._ranks.prepare(self._network)
+
+    def logprobs(self, batch: Batch, plan: Sequence[PackedRows]) -> Tensor:
+        """Log-probs [N, L] of every trained token, 0 off the mask, without gradient."""
+        with _adapters_off(self._network):
+            return score_batch(self._network, batch, plan, ranks=self._ranks).logprobs
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of its weights."""
+        return self._digest
+
+
+def _digest(network: nn.Module) -> str:
+    state = cast("dict[str, Tensor]", network.state_dict())
+    base = {name: tensor for name, tensor in state.items() if not is_adapter_name(name)}
+    return weights_digest(
+        {name: tensor.to(published_dtype(network, name, tensor)) for name, tensor in base.items()}
+    ).hex()
+
+
+@contextmanager
+def _adapters_off(network: nn.Module) -> Generator[None]:
+    adapters = [module.lora_b for module in network.modules() if isinstance(module, LoraLinear)]
+    learned = [factor.detach().clone() for factor in adapters]
+    try:
+        with torch.no_grad():
+            for factor in adapters:
+                factor.zero_()  # what a fresh adapter has: exactly the base layer
+        yield
+    finally:
+        with torch.no_grad():
+            for factor, values in zip(adapters, learned, strict=True):
+                factor.copy_(values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,32 +103,30 @@ class RequestedScores:
         """The whole draw with its scores; the seconds that they took go to `measured`."""
         if Requirement.ANSWER_PROBS in recipes.needs:
             with self._timing("answers", measured):
-                answers = self._answers(batch)
-                found = answer_probs(self.network, batch, self.tokenizer, answers, self._pack_tokens, self.ranks)
-                batch = replace(batch, answer_probs=found)
+                probs = answer_probs(batch, self.tokenizer, self._answers(batch), self._score)
+                batch = replace(batch, answer_probs=probs)
         if Requirement.FEEDBACK_SHIFTS in recipes.needs:
             with self._timing("feedback", measured):
-                found = feedback_shifts(self.network, batch, self.tokenizer, self._pack_tokens, self.ranks)
-                batch = replace(batch, feedback_shifts=found)
+                batch = replace(batch, feedback_shifts=feedback_shifts(batch, self.tokenizer, self._score))
         needs_proximal = self._needs_proximal(recipes)
         if not (needs_proximal or self.reference):
             return batch
         plan = self.pack(batch, recipes.main.scope)
         if needs_proximal:
             with self._timing("proximal", measured):
-                found = score_batch(self.network, batch, plan, ranks=self.ranks).logprobs
-                batch = replace(batch, proximal_logprobs=found)
+                logprobs = score_batch(self.network, batch, plan, ranks=self.ranks).logprobs
+                batch = replace(batch, proximal_logprobs=logprobs)
         if self.reference:
             with self._timing("reference", measured):
                 batch = replace(batch, reference_logprobs=self.reference.logprobs(batch, plan))
         return batch
 
-    def _pack_tokens(self, batch: Batch) -> list[PackedRows]:
-        return self.pack(batch, Scope.TOKEN)
+    def _score(self, batch: Batch) -> Tensor:
+        return score_batch(self.network, batch, self.pack(batch, Scope.TOKEN), ranks=self.ranks).logprobs
 
     def _answers(self, batch: Batch) -> list[str]:
-        """Of each group."""
-        assert self.answer_of is not None, "the learner was not told where right answers come from"
+        """The right answer of each group."""
+        assert self.answer_of is not None, "the learner has no source of right answers"
         names = [key.rpartition("/") for key in batch.task_keys]
         return [self.answer_of(env, int(number)) for env, _, number in names]
 
@@ -86,3 +143,126 @@ class RequestedScores:
         start = self.clock.monotonic_s()
         yield
         measured.add_seconds(phase, self.clock.monotonic_s() - start)
+
+
+# --- right answers before each turn -----------------------------------------------------------
+
+
+def answer_probs(
+    batch: Batch, tokenizer: Tokenizer, answers: Sequence[str], score: Callable[[Batch], Tensor]
+) -> Tensor:
+    """exp of the mean log-prob of the right answer at the start of each turn: float32 [N, K], 0 without a turn.
+
+    Args:
+        batch: the whole step.
+        tokenizer: of the policy; the end token is no part of an answer.
+        answers: of each group, as an action would say it.
+        score: the policy's log-probs [rows, L] of the trained tokens of a batch.
+    """
+    num_turns = [1] * batch.num_rollouts if batch.num_turns is None else batch.num_turns.clamp(min=1).tolist()
+    begins = [_begins(batch.turn_ids[row].tolist(), count) for row, count in enumerate(num_turns)]
+    places = list(dict.fromkeys((row, start) for row, starts in enumerate(begins) for start in starts))
+    asked = asked_batch(batch, places, [text_ids(tokenizer, answer) for answer in answers])
+    means = score(asked).sum(dim=1) / asked.mask.sum(dim=1)
+    probs = dict(zip(places, means.exp().tolist(), strict=True))
+    found = torch.zeros((batch.num_rollouts, max(num_turns)), dtype=torch.float32, device=batch.mask.device)
+    for row, starts in enumerate(begins):
+        found[row, : len(starts)] = torch.tensor([probs[row, start] for start in starts], device=found.device)
+    return found
+
+
+def _begins(turn_ids: Sequence[int], num_turns: int) -> list[int]:
+    """[K] first token of each turn.
+
+    A turn without tokens begins where the next one does; a turn that was cut off begins where the last one did. So no
+    turn is credited with an answer that it did not see.
+
+    Args:
+        turn_ids: [L] of a row, in order; 0 behind its end.
+        num_turns: of the episode.
+    """
+    starts = [0]
+    for turn in range(1, num_turns):
+        starts.append(next((at for at, each in enumerate(turn_ids) if each >= turn), starts[-1]))
+    return starts
+
+
+def asked_batch(batch: Batch, places: Sequence[tuple[int, int]], answers: Sequence[Sequence[int]]) -> Batch:
+    """A row for each (rollout, token): what came before the token, then the group's answer, which alone is scored."""
+    device, groups = batch.mask.device, batch.group_index.tolist()
+    shape = (len(places), max(start + len(answers[groups[row]]) for row, start in places))
+    token_ids = torch.zeros(shape, dtype=torch.int64, device=device)
+    conversations = torch.zeros(shape, dtype=torch.int64, device=device)
+    mask = torch.zeros(shape, dtype=torch.bool, device=device)
+    for place, (row, start) in enumerate(places):
+        answer = torch.tensor(list(answers[groups[row]]), dtype=torch.int64, device=device)
+        token_ids[place, :start] = batch.token_ids[row, :start]
+        token_ids[place, start : start + len(answer)] = answer
+        mask[place, start : start + len(answer)] = True
+        if batch.conversation_ids is not None:
+            conversations[place, :start] = batch.conversation_ids[row, :start]
+            conversations[place, start:] = batch.conversation_ids[row, start]
+    rollouts = [row for row, _ in places]
+    return batch.with_tokens(rollouts, token_ids, mask, None if batch.conversation_ids is None else conversations)
+
+
+# --- turns without the observation before them ------------------------------------------------
+
+
+def feedback_shifts(batch: Batch, tokenizer: Tokenizer, score: Callable[[Batch], Tensor]) -> Tensor:
+    """Mean log-prob of the next turn's tokens minus that without this turn's observation: float32 [N, K], else 0.
+
+    "Without" means the same tokens, those of the observation replaced by `NOTHING`. Arguments as of `answer_probs`.
+    """
+    most = 1 if batch.turn_rewards is None else batch.turn_rewards.shape[1]
+    found = torch.zeros((batch.num_rollouts, most), dtype=torch.float32, device=batch.mask.device)
+    places = _answered(batch)
+    if not places:
+        return found
+
+    def mean(nothing: Sequence[int] | None) -> Tensor:
+        asked = masked_batch(batch, places, nothing)
+        return score(asked).sum(dim=1) / asked.mask.sum(dim=1)
+
+    shifts = mean(None) - mean(text_ids(tokenizer, NOTHING))
+    rows, turns = torch.tensor(places, device=found.device).unbind(dim=1)
+    found[rows, turns] = shifts.to(torch.float32)
+    return found
+
+
+def _observed(batch: Batch, row: int, turn: int) -> Tensor:
+    """bool [L]: tokens of a turn behind its last trained one."""
+    own = batch.turn_ids[row] == turn
+    trained = torch.nonzero(own & batch.mask[row])
+    last = int(trained[-1]) if len(trained) else -1
+    return own & (torch.arange(len(own), device=own.device) > last)
+
+
+def _answered(batch: Batch) -> list[tuple[int, int]]:
+    """(rollout, turn) with an observation and a next turn that has trained tokens."""
+    if batch.num_turns is None:
+        return []
+    return [
+        (row, turn)
+        for row, count in enumerate(batch.num_turns.tolist())
+        for turn in range(count - 1)
+        if bool(_observed(batch, row, turn).any()) and bool((batch.mask[row] & (batch.turn_ids[row] == turn + 1)).any())
+    ]
+
+
+def masked_batch(batch: Batch, places: Sequence[tuple[int, int]], nothing: Sequence[int] | None) -> Batch:
+    """A row for each (rollout, turn), of which the next turn alone is scored; `nothing` stands for the observation.
+
+    Cut off or repeated in its last token to the length of the observation, so that all else keeps its place.
+    """
+    rollouts = [row for row, _ in places]
+    token_ids = batch.token_ids[rollouts]
+    mask = torch.zeros_like(token_ids, dtype=torch.bool)
+    for place, (row, turn) in enumerate(places):
+        mask[place] = batch.mask[row] & (batch.turn_ids[row] == turn + 1)
+        if nothing is not None:
+            observed = _observed(batch, row, turn)
+            ids = [nothing[min(index, len(nothing) - 1)] for index in range(int(observed.sum()))]
+            token_ids[place, observed] = torch.tensor(ids, dtype=token_ids.dtype, device=token_ids.device)
+    conversations = None if batch.conversation_ids is None else batch.conversation_ids[rollouts]
+    return batch.with_tokens(rollouts, token_ids, mask, conversations)

@@ -1,4 +1,4 @@
-"""What each optimizer update of a step learns from: groups, and for recipes that ask for it one turn at a time.
+"""The data of each optimizer update of a step: groups, and for recipes that ask for it one turn at a time.
 
 Invariant: every trained token of the draw is learned from in exactly one update.
 """
@@ -65,7 +65,7 @@ def _seen_by_its_recipe(part: RecipeSlice) -> Batch:
 
 
 def updates_by_turn(recipes: RecipeSet) -> bool:
-    """Whether the main recipe asks for an update of each turn: then the others learn turn by turn, too."""
+    """True where the main recipe asks for an update of each turn: then the others learn turn by turn, too."""
     return Requirement.TURN_UPDATES in recipes.main.needs
 
 

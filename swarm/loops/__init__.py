@@ -1,9 +1,9 @@
-"""Every loop of a node, in one place: who waits for whom, what is retried, and how it all ends.
+"""Every loop of a node: waiting, retries, and the end of each task.
 
-Agent side (`agent`, `neighbours`, `follow`): announce, take groups from neighbours and weights from those who hold
-them, heartbeat, repair, tidy up.
-Worker side (`worker`, `overlap`): generate, learn, evaluate. The learner waits only for groups of its own policy; the
-generator waits only for admission capacity; nobody waits for the network.
+Agent side (`agent_loops`, `neighbours`, `fetch_weights`): announce, take groups from neighbours and weights from their
+holders, heartbeat, repair, tidy up.
+Worker side (`worker`, `generate_loop`, `learn_loop`): generate, learn, evaluate. The learner waits only for groups of
+its own policy; the generator waits only for admission capacity; neither waits for the network.
 
 Invariant: every task belongs to a TaskGroup, and `retry` holds the only broad `except`: at a task's boundary, where
 the failure is logged with its traceback, counted and reported as an event.

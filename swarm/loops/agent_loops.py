@@ -1,6 +1,6 @@
-"""The agent's own loops: announce, repair, heartbeat, tidy up, and whom it takes groups and weights from.
+"""The agent's own loops: announce, repair, heartbeat, tidy up, and the streams of groups and weights.
 
-Invariant: none of them holds up another, and each goes on after a failure.
+Invariant: no loop holds up another, and each goes on after a failure.
 """
 
 import asyncio
@@ -22,10 +22,12 @@ from swarm.version_history import MAX_RECORDED
 logger = logging.getLogger(__name__)
 
 TIDY_EVERY_S = 30.0
-CHANGES_PER_S = 1 / 8  # of an advert that are announced when they come
+REPAIR_EVERY_S = 20.0  # at most: a round pings a few dozen peers
+LOOKUPS_PER_REPAIR = 10  # a directory that is asked often finds peers of a swarm that changes fast
+CHANGES_PER_S = 1 / 8  # changes of an advert that are announced at once
 CHANGES_BURST = 4.0
-CHANGE_PAUSE_S = 0.5  # between two looks whether one more may be
-CREDIT_PAUSE_S = 1.0  # between two looks: what is granted after one may be late long before anything else is due
+CHANGE_PAUSE_S = 0.5  # between two looks whether one more may be announced
+CREDIT_PAUSE_S = 1.0  # between two looks for late credit
 KEPT_SHARE = 0.9  # of the store's budget after tidying: a full store takes groups again
 
 
@@ -63,7 +65,7 @@ async def run_agent(
 
 
 async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:
-    """Keeps our advert in the directory; at once where it says something new, unless that goes on and on."""
+    """Keeps our advert in the directory; announces changes at once, unless they go on and on."""
     changes = TokenBucket(CHANGES_PER_S, CHANGES_BURST, agent.clock.monotonic_s())
     while True:
         advert = own_advert(agent)
@@ -72,7 +74,7 @@ async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) 
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await wait_offer_changed(agent, advert)
-                # relays may take and drop a reservation without end, and refuse whoever announces more than they take
+                # relays may take and drop a reservation without end, and refuse nodes that announce too often
                 while not changes.try_take(agent.clock.monotonic_s()):  # noqa: ASYNC110 - the clock decides
                     await asyncio.sleep(CHANGE_PAUSE_S)
 
@@ -80,7 +82,8 @@ async def announce_loop(agent: Agent, directory: Discovery, rng: random.Random) 
 async def repair_loop(agent: Agent, directory: Discovery, rng: random.Random) -> None:
     """Keeps the directory connected: probe, rejoin, remember peers."""
     while True:
-        await asyncio.sleep(agent.config.directory.rejoin_every_s * rng.uniform(0.8, 1.2))
+        pause_s = min(REPAIR_EVERY_S, LOOKUPS_PER_REPAIR * agent.config.exchange.lookup_every_s)
+        await asyncio.sleep(pause_s * rng.uniform(0.8, 1.2))
         await directory.maintain()
 
 
@@ -92,12 +95,12 @@ async def tidy_loop(agent: Agent) -> None:
 
 
 async def credit_loop(agent: Agent) -> None:
-    """Writes off what followers did not deliver when it is due: nothing else may happen until then."""
+    """Writes off groups that followers did not deliver in time: no other event may come until then."""
     ledger = agent.credit_ledger
     while True:
         await asyncio.sleep(CREDIT_PAUSE_S)
         if ledger.expire():
-            agent.context.changed.fire()  # what was not delivered is for other followers, and for our own generator
+            agent.context.changed.fire()  # that credit is free for other followers, and for our own generator
 
 
 async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: random.Random) -> None:
@@ -134,7 +137,7 @@ async def heartbeat_loop(agent: Agent, coordinator: CoordinatorClient, rng: rand
 
 
 async def hand_in_versions(agent: Agent, coordinator: CoordinatorClient) -> None:
-    """Gives the ledger what it lacks, oldest first; what is left when this fails is handed in later."""
+    """Gives the ledger the versions it lacks, oldest first; after a failure the rest is handed in later."""
     pending = agent.coordinator_view.pending_versions
     while pending:
         oldest = pending[:MAX_RECORDED]

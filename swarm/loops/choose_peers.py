@@ -1,4 +1,4 @@
-"""Choice of the peers whose groups are taken, and of the addresses that are tried to find more of them.
+"""Choice of the peers whose groups are taken, and of the addresses that are tried to find more peers.
 
 Invariant: only a peer that proved its key at an address takes a place; adverts decide which addresses are tried, within
 the budgets of the address book, and never push out a neighbour that works.
@@ -6,7 +6,7 @@ the budgets of the address book, and never push out a neighbour that works.
 
 import random
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Final
@@ -19,21 +19,20 @@ from swarm.types import Advert, Role
 
 MAX_CONSIDERED: Final = 1024  # adverts of lineages in use, of peers known to be alive, and of strangers, in one look-up
 MAX_TRIALS: Final = 8  # addresses tried at a time
-NUM_SPARE_TRIALS: Final = 2  # of them more than there are free places
+NUM_SPARE_TRIALS: Final = 2  # more trials than free places
 MAX_FOLLOWERS: Final = 256  # streamed from, for the groups they made with our credit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerChoice:
-    """What one look at the directory leads to."""
+    """Result of one look at the directory."""
 
-    streams: set[tuple[PeerAddress, bool]]  # peers whose groups are taken; whether with notices of others' groups
+    streams: set[tuple[PeerAddress, bool]]  # peers whose groups are taken; True with notices of others' groups
     trials: list[PeerAddress]  # addresses to be dialled, the most promising first
 
 
 def sample_adverts(agent: Agent, adverts: Sequence[Advert], rng: random.Random) -> list[Advert]:
-    """The adverts that are looked at: of peers known to be alive or whose lineage is in use, and of others at random as
-    many as there is room."""
+    """Adverts to consider: MAX_CONSIDERED each of lineages in use, of other live peers, and of strangers at random."""
     if len(adverts) <= MAX_CONSIDERED:
         return list(adverts)
     in_use: list[Advert] = []
@@ -49,13 +48,12 @@ def sample_adverts(agent: Agent, adverts: Sequence[Advert], rng: random.Random) 
 def choose_peers(agent: Agent, adverts: Sequence[Advert], with_notices: bool, rng: random.Random) -> PeerChoice:
     """Generators working for us, plus the neighbours chosen by the topology among the peers that answered before.
 
-    Pure generators are skipped where neighbours announce the groups of others: they do not.
-
     Args:
         agent: of the node.
-        adverts: those considered.
-        with_notices: there are more nodes than neighbours, which have to announce the groups of others.
-        rng: order in which strangers are tried; nobody else may know it.
+        adverts: see `sample_adverts`.
+        with_notices: neighbours have to announce the groups of others, as there are more nodes than neighbours; pure
+            generators do not, and are skipped.
+        rng: order in which strangers are tried; no other node may know it.
     """
     if agent.weight_follower is not None and Role.RELAY not in agent.config.roles:
         return PeerChoice(streams=set(), trials=[])
@@ -75,12 +73,12 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], with_notices: bool, rn
             if agent.reputation.is_allowed(node_id) and agent.entry_rule.is_admitted(node_id)
             if node_id in agent.peers.connected or book.may_dial(peer.address)
         ),
-        key=lambda peer: (book.is_anchor(peer.address.node_id), peer.since_s),  # anchors have everybody to serve
+        key=lambda peer: (book.is_anchor(peer.address.node_id), peer.since_s),  # anchors serve everybody
     )
     kept = [peer.address for peer in known]
     places = choose_neighbours(own, kept, limit, kept)
 
-    # All others are tried first.
+    # All other addresses have to be tried first.
     unproven = [
         address
         for advert in allowed
@@ -94,8 +92,11 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], with_notices: bool, rn
     num_free = limit - len(places)
     listed: list[PeerAddress] = []
     if num_free:
-        listed = _one_of_each_party_first(agent, [a for a in strangers if agent.standing(a.node_id) == ESTABLISHED])
-        alive, strangers = _most_credible_first(agent, alive), _one_of_each_subnet_first(strangers)
+        # Free keys cannot sign a member's advert, and a member that invites many keys is tried as often as any other.
+        listed = [a for a in strangers if agent.standing(a.node_id) == ESTABLISHED]
+        listed = one_of_each_first(listed, [agent.parties.party_of(a.node_id) for a in listed])
+        alive = _most_credible_first(agent, alive)
+        strangers = one_of_each_first(strangers, [budget_key_of(a.endpoint) for a in strangers])
     else:
         alive, strangers = (
             [a for a in choose_neighbours(own, [*kept, *pool], limit, kept) if not book.is_known(a)]
@@ -113,10 +114,10 @@ def choose_peers(agent: Agent, adverts: Sequence[Advert], with_notices: bool, rn
 
 
 def _most_credible_first(agent: Agent, addresses: Sequence[PeerAddress]) -> list[PeerAddress]:
-    """Addresses that keys claim which are alive: a call is free, an admitted group less so, and a voucher is scarce.
+    """Addresses that live keys claim, by standing: a call is free, an admitted group costs more, a voucher is scarce.
 
-    Then those whose claims failed least come first, and one of each subnet that they called from: who has many keys in
-    one place, and claims dead addresses everywhere, is tried a few times.
+    Within a standing the keys whose claims failed least come first, one of each subnet that they called from: many keys
+    of one subnet that claim dead addresses everywhere are tried a few times only.
     """
     book, inbound = agent.address_book, agent.peers.inbound
 
@@ -129,22 +130,23 @@ def _most_credible_first(agent: Agent, addresses: Sequence[PeerAddress]) -> list
     return [addresses[index] for index in order]
 
 
-def _one_of_each_party_first(agent: Agent, addresses: Sequence[PeerAddress]) -> list[PeerAddress]:
-    """Addresses in adverts that members signed, or whom they invited: free keys cannot sign one, and a member that
-    invites many keys is tried as often as any other."""
-    turns = _turns([agent.parties.party_of(address.node_id) for address in addresses])
+def one_of_each_first(
+    addresses: Sequence[PeerAddress], units: Sequence[str], taken: Iterable[str] = ()
+) -> list[PeerAddress]:
+    """Addresses in turns: first one of each party or subnet, then the second ones, and so on.
+
+    Args:
+        addresses: of equal rank, in any order.
+        units: party or subnet of each.
+        taken: units that had a turn already.
+    """
+    turns = _turns(units, taken)
     return [addresses[index] for index in sorted(range(len(addresses)), key=turns.__getitem__)]
 
 
-def _one_of_each_subnet_first(addresses: Sequence[PeerAddress]) -> list[PeerAddress]:
-    """The same, so that a subnet with many addresses is not tried more than one with a single one."""
-    turns = _turns([budget_key_of(address.endpoint) for address in addresses])
-    return [addresses[index] for index in sorted(range(len(addresses)), key=turns.__getitem__)]
-
-
-def _turns(units: Sequence[str]) -> list[int]:
-    """How many of the same unit come before each."""
-    num_before = Counter[str]()
+def _turns(units: Sequence[str], taken: Iterable[str] = ()) -> list[int]:
+    """Number of equal units before each."""
+    num_before = Counter[str](taken)
     turns: list[int] = []
     for unit in units:
         turns.append(num_before[unit])
@@ -153,10 +155,9 @@ def _turns(units: Sequence[str]) -> list[int]:
 
 
 def choose_followers(agent: Agent, allowed: Sequence[Advert]) -> list[Advert]:
-    """Followers that have delivered; of the others as many as could have credit, those who have it first. Newcomers
-    come last.
+    """Followers that have delivered, plus as many others as could have credit; newcomers come last.
 
-    Groups of other nodes are not asked of them: from them we take, whatever our quota, what we gave credit for.
+    They are not asked for groups of other nodes: groups made with our credit are taken whatever our quota.
     """
     config, status, delivered = agent.config, agent.credit_ledger.status(), agent.peers.delivered_steps
     most = max(config.exchange.max_neighbours, (config.replay.max_age_steps + 1) * config.replay.local_groups)
@@ -175,7 +176,7 @@ def choose_followers(agent: Agent, allowed: Sequence[Advert]) -> list[Advert]:
 def unlisted_followers(
     agent: Agent, followed: Collection[tuple[PeerAddress, bool]], adverts: Sequence[Advert]
 ) -> set[tuple[PeerAddress, bool]]:
-    """Streams of followers with credit that are not in the directory just now: their groups are waited for."""
+    """Streams of followers with credit that the directory does not list now: we wait for their groups."""
     found = {advert.node_id for advert in adverts if advert.endpoints}
     return {
         (address, with_notices)

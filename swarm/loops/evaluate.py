@@ -1,7 +1,7 @@
 """Evaluation of the newest version: success on each environment and split, and a few episodes for people to read.
 
-Invariant: the sandboxed verifier says what a try is worth. What it fails on says nothing about the policy: success is
-that of the tries that were scored, and where they are of fewer than half of the problems the guard hears nothing of it.
+Invariant: the sandboxed verifier scores each try. A failure of the verifier says nothing about the policy: success is
+taken over scored tries, and the guard ignores an evaluation in which fewer than half of the problems were scored.
 """
 
 import logging
@@ -59,7 +59,7 @@ async def evaluate_version(worker: Worker, learner: Learner) -> None:
 
 
 async def _keep_best(worker: Worker, learner: Learner, held_out: Sequence[float]) -> None:
-    """Offers the version, where every environment says what it is worth: means over others cannot be compared."""
+    """Offers the version if every environment was scored: means over other environments cannot be compared."""
     num_wanted = sum(split == "held_out" for _, split in worker.evaluation_tasks)
     if worker.keep_best is None or not held_out or len(held_out) < num_wanted:
         return

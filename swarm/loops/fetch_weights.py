@@ -1,8 +1,8 @@
-"""Gets the followed weights onto this node: watches the trainer and some other sources, and fetches what is missing.
+"""Fetch of the followed weights: watches the trainer and some other sources, and fetches missing chunks.
 
-Invariant: what is fetched always belongs to the chain that is planned now; a source that breaks, stalls or lies costs
-one connection and a few seconds, and the trainer is never given up: neither a look-up that misses it nor a chunk that
-is slow to come ends the connection over which it grants credit, unless a relay that may be at fault leads there.
+Invariant: every fetched chunk belongs to the chain that is planned now; a source that breaks, stalls or lies costs one
+connection and a few seconds. The trainer is never given up: neither a look-up that misses it nor a slow chunk ends the
+connection over which it grants credit, unless that connection goes through a relay that may be at fault.
 """
 
 import asyncio
@@ -10,10 +10,12 @@ import hashlib
 import logging
 import random
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from swarm.errors import NotHeld, Unauthenticated, Unavailable
 from swarm.exchange.agent import Agent
+from swarm.exchange.grpc_transport import DIAL_TIMEOUT_S
 from swarm.flow import Backoff
 from swarm.interfaces import CoordinatorClient, Discovery, PeerAddress, PeerClient, Transport
 from swarm.loops.dial import dial
@@ -21,14 +23,14 @@ from swarm.loops.supervise import supervise
 from swarm.types import Advert, Credit, SealedManifest, short
 from swarm.weight_sync.follower import FollowerState, WeightFollower
 from swarm.weight_sync.update_planner import News
-from swarm.weights.unusable import Unusable
+from swarm.weights.payload import Unusable
 
 logger = logging.getLogger(__name__)
 
 NUM_OTHERS: Final = 2  # sources besides the trainer that are watched
-NUM_WITNESSES: Final = 2  # besides, of those who claim that the trainer showed others something else
+NUM_WITNESSES: Final = 2  # more sources, which claim that the trainer showed others different weights
 NUM_FETCHERS: Final = 4  # chunks on their way at a time
-MAX_IDLE_ITEMS: Final = 4096  # without news that a source may send on one watch
+MAX_IDLE_ITEMS: Final = 4096  # items without news that a source may send on one watch
 
 
 async def follow_loop(
@@ -80,8 +82,8 @@ def choose_sources(
 ) -> set[PeerAddress]:
     """The trainer, and up to NUM_OTHERS nodes that serve the lineage: for each follower another random choice.
 
-    Those that served well come first, so that new identities do not take their places. Who is `watched` already stays
-    so at the same address as long as it is advertised and works: a connection that ends costs the credit on it.
+    Nodes that served well come first, so that new identities do not take their places. A source that is `watched`
+    keeps its address as long as it is advertised and works: a connection that ends costs the credit on it.
     """
     policy_id = follower.policy_id
     if follower.state is FollowerState.ENDED:
@@ -102,7 +104,7 @@ def choose_sources(
     def address_of(advert: Advert) -> PeerAddress:
         address = kept.get(advert.node_id)
         if address is not None and (address.endpoint in advert.endpoints or address.relay in book.relays):
-            return address  # one of our relays leads to nodes that advertise something else
+            return address  # one of our relays leads to nodes that advertise another address
         return book.best_address(advert.node_id, advert.endpoints)
 
     return {address_of(advert) for advert in chosen if advert.endpoints}
@@ -111,7 +113,7 @@ def choose_sources(
 def choose_witnesses(agent: Agent, follower: WeightFollower, adverts: Sequence[Advert]) -> list[Advert]:
     """Up to NUM_WITNESSES nodes that claim a proof against our trainer, or were shown other weights than we.
 
-    Each time others: whoever claims without a proof holds up nobody else for longer than one look-up.
+    The choice changes with each look-up: a claim without a proof holds up the others for one look-up at most.
     """
     claiming = [
         advert
@@ -125,23 +127,19 @@ def choose_witnesses(agent: Agent, follower: WeightFollower, adverts: Sequence[A
     return claiming[:NUM_WITNESSES]
 
 
+@dataclass(eq=False, repr=False)
 class SourceWatcher:
-    """One source: connect, watch, pass what it sends to the follower; again and again."""
+    """One source of weights: connects, watches, and passes every item to the follower, again and again."""
 
-    def __init__(
-        self,
-        agent: Agent,
-        follower: WeightFollower,
-        transport: Transport,
-        address: PeerAddress,
-        rng: random.Random,
-    ) -> None:
-        self._agent = agent
-        self._follower = follower
-        self._transport = transport
-        self._address = address
-        self._backoff = Backoff(rng)
-        self._came = False  # something, on the newest connection
+    _agent: Agent
+    _follower: WeightFollower
+    _transport: Transport
+    _address: PeerAddress
+    _rng: random.Random
+
+    def __post_init__(self) -> None:
+        self._backoff = Backoff(self._rng)
+        self._has_sent = False  # an item came on the newest connection
 
     async def run(self) -> None:
         """Watches until cancelled, or until the source is banned."""
@@ -154,7 +152,7 @@ class SourceWatcher:
                 self._follower.sources.record_unreachable(peer)
             except (NotHeld, Unavailable) as error:
                 logger.debug("source unavailable", extra={"peer": short(peer), "error": str(error)})
-                if not self._came:
+                if not self._has_sent:
                     self._follower.sources.record_unreachable(peer)
             await self._rest()
 
@@ -172,10 +170,14 @@ class SourceWatcher:
 
     async def _session(self) -> None:
         peer, policy_id = self._address.node_id, self._follower.policy_id
-        self._came = False
+        self._has_sent = False
         self._agent.reputation.require_allowed(peer)
         if peer == policy_id:  # never given up, and its advert is its own: no budget
-            client = await self._connect_trainer()
+            try:
+                client = await self._transport.connect(self._address, DIAL_TIMEOUT_S)
+            except Unavailable:
+                self._note_failure(was_connected=False)
+                raise
         else:
             client = await dial(self._agent, self._transport, self._address)
         self._follower.on_connected(peer, client)
@@ -187,7 +189,7 @@ class SourceWatcher:
                 if num_idle > MAX_IDLE_ITEMS and peer != policy_id:
                     self._follower.sources.record_forgery(peer)
                     raise Unavailable(f"{short(peer)} sent {num_idle} items without news")
-                self._came = True
+                self._has_sent = True
                 self._backoff.reset()
         except Unavailable:
             self._note_failure(was_connected=True)
@@ -199,27 +201,20 @@ class SourceWatcher:
             await client.close()
 
     async def _leave_where_no_chunk_comes(self, client: PeerClient) -> None:
-        """Ends a connection through a relay that passes on too little: another one may lead there, too."""
+        """Ends a connection through a relay that passes on too little: another relay may lead there, too."""
         if self._address.relay is not None:
             sources, peer = self._follower.sources, self._address.node_id
             await self._follower.changed.until(lambda: sources.keeps_failing(peer))
             await client.close()
 
-    async def _connect_trainer(self) -> PeerClient:
-        try:
-            return await self._transport.connect(self._address, self._agent.config.exchange.dial_timeout_s)
-        except Unavailable:
-            self._note_failure(was_connected=False)
-            raise
-
     def _note_failure(self, *, was_connected: bool) -> None:
-        """Where another way may lead there at once: beside a relay, or beside an address that nobody answers at."""
+        """Counts a failure where another path may work at once: past a relay, or past an address that is dead."""
         book = self._agent.address_book
         if self._address.relay is not None or (book.relays and not was_connected):
             book.record_failure(self._address)
 
     async def _take(self, item: SealedManifest | Credit) -> bool:
-        """True where it was new."""
+        """Passes an item on; True if it was new."""
         peer = self._address.node_id
         if isinstance(item, Credit):
             await self._follower.on_credit(peer, item)
@@ -232,8 +227,7 @@ class SourceWatcher:
 
     @property
     def _window(self) -> int:
-        """Groups that we want credit for at a time: a batch. What is held for the next one would be missing where
-        others could begin at once."""
+        """Groups that we want credit for at a time: one batch; credit for the next one is of more use to others."""
         is_trainer = self._address.node_id == self._follower.policy_id
         return self._agent.config.generator.groups_per_batch if is_trainer else 0
 

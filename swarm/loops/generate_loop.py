@@ -1,7 +1,7 @@
 """Generation loop: makes groups when there is capacity, with the newest weights, and hands over only whole ones.
 
-Invariant: every question up to the last one that was handed over was handed over once, and a group with a cancelled
-rollout never, but one that was cut off each of MAX_ASKED times: the agent drops that one, and the next is asked.
+Invariant: questions are handed over in order and once. A group with a cancelled rollout is handed over only if it was
+cut off MAX_ASKED times in a row: the agent drops it, and the next question is asked.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from swarm.activity import GENERATING, WAITING_FOR_ROOM
 from swarm.errors import RolloutFailed, Unavailable, WeightsRefused
 from swarm.flow import Backoff
 from swarm.loops.worker import Worker
-from swarm.types import FinishReason, RolloutGroup
+from swarm.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
-MAX_ASKED: Final = 3  # times that a question is asked whose answers are cut off: few are cancelled twice for news
+MAX_ASKED: Final = 3  # attempts at a question whose answers are cut off: few are cancelled twice for new weights
 
 
 async def generate_loop(worker: Worker) -> None:
@@ -28,7 +28,7 @@ async def generate_loop(worker: Worker) -> None:
 
 
 async def generate(worker: Worker, capacity: int, backoff: Backoff) -> None:
-    """The next batch of questions, at most `capacity` groups; while the engine cannot, some time passes."""
+    """Makes the next batch, at most `capacity` groups; waits a while after a failure of the engine."""
     count = min(capacity, worker.config.generator.groups_per_batch)
     try:
         await make_groups(worker, await worker.exchange.num_asked(), count)
@@ -54,21 +54,18 @@ async def make_groups(worker: Worker, first: int, count: int, num_stored: int = 
         worker.on_progress(GENERATING, len(groups), count)
         await slow_down(worker, began_s)
     for number, group in enumerate(groups[num_stored:], first + num_stored):
-        if _is_cut_off(group) and _is_asked_again(worker, number):
+        is_cut_off = any(rollout.finish is FinishReason.ABORTED for rollout in group.rollouts)
+        if is_cut_off and _is_asked_again(worker, number):
             return
         await worker.exchange.put(group)
 
 
-def _is_cut_off(group: RolloutGroup) -> bool:
-    return any(rollout.finish is FinishReason.ABORTED for rollout in group.rollouts)
-
-
 def _is_asked_again(worker: Worker, number: int) -> bool:
-    """Whether a question whose answers were cut off is asked once more.
+    """A question whose answers were cut off is asked once more, unless that happened MAX_ASKED times.
 
-    Questions are numbered by what was handed over, so that one and those after it are asked again, with the weights of
-    then. A whole group among them is no loss: a batch is cancelled where all of it would arrive too old. A server that
-    cuts an answer off, for want of context say, does so again.
+    Questions are numbered by the groups handed over, so this one and the later ones are asked again, with newer
+    weights. Whole groups among them are no loss: a batch is cancelled where all of it would arrive too old. A server
+    that cuts an answer off for lack of context does so again.
     """
     before, num_asked = worker.cut_off
     worker.cut_off = (number, num_asked + 1 if number == before else 1)
@@ -76,7 +73,7 @@ def _is_asked_again(worker: Worker, number: int) -> bool:
 
 
 async def slow_down(worker: Worker, began_s: float) -> None:
-    """Waits until what began then has taken `faults.slow_factor` times as long."""
+    """Waits until work that began at `began_s` has taken `faults.slow_factor` times as long."""
     extra = worker.config.faults.slow_factor - 1.0
     if extra > 0:
         await asyncio.sleep(extra * (worker.clock.monotonic_s() - began_s))

@@ -1,4 +1,4 @@
-"""What trains and generates on a node: generate, learn, publish, evaluate, driven through a `LocalExchange`.
+"""Learning loop of a worker: generate, learn, publish, evaluate, driven through a `LocalExchange`.
 
 Invariant: the learner waits only for groups to learn from, the generator only for admission capacity.
 """
@@ -45,7 +45,7 @@ async def learn_loop(worker: Worker, learner: Learner) -> None:
     """Draw, step, publish, evaluate; resumes after the last checkpoint by replaying the journal.
 
     With `learner.deterministic` it also generates, strictly in turn, and no other loop does. Cancelled in order
-    (`worker.saves_when_stopped`) it ends the step that it is in, and saves what no checkpoint has yet.
+    (`worker.saves_when_stopped`), it ends the step that it is in, and saves steps that no checkpoint holds yet.
     """
     worker.saved_step = learner.version.step
     try:
@@ -58,7 +58,7 @@ async def learn_loop(worker: Worker, learner: Learner) -> None:
 
 
 async def _learn(worker: Worker, learner: Learner) -> None:
-    journalled = await worker.exchange.redraw(learner.next_draw)  # before anybody hears of a version: it may refuse
+    journalled = await worker.exchange.redraw(learner.next_draw)  # before a version is published: it may refuse
     if not journalled:  # else a node that dies again and again would make the same steps for ever
         worker.may_save_at_s = worker.clock.monotonic_s() + worker.checkpoint_pause_s
     await _publish(worker, learner)
@@ -67,7 +67,7 @@ async def _learn(worker: Worker, learner: Learner) -> None:
     for draw in journalled:
         if _is_done(worker, learner):
             break
-        draw = await _without_killers(worker, learner, draw)
+        draw = await _without_fatal_groups(worker, learner, draw)
         if draw.groups:
             await _learn_from(worker, learner, draw, draw_seconds=0.0)
     while not _is_done(worker, learner):
@@ -82,10 +82,10 @@ async def _learn(worker: Worker, learner: Learner) -> None:
         await _save(worker, learner)
 
 
-async def _without_killers(worker: Worker, learner: Learner, draw: Draw) -> Draw:
-    """The groups of a journalled draw that its step is made again from: without those that end the process alone.
+async def _without_fatal_groups(worker: Worker, learner: Learner, draw: Draw) -> Draw:
+    """A journalled draw without the groups that end the process alone.
 
-    After two deaths in this step each group is tried first. The agent notes which, so that a third one tells.
+    After two deaths in this step each group is tried first; the agent notes it, so that a third death names the group.
     """
     attempt = await worker.exchange.begin_again(draw.step)
     while attempt.trial is not None:
@@ -96,7 +96,7 @@ async def _without_killers(worker: Worker, learner: Learner, draw: Draw) -> Draw
 
 
 async def _generate_until_drawn(worker: Worker, learner: Learner) -> None:
-    """Generates what is missing; again when a draw used up groups without signal and waits for more."""
+    """Generates the missing groups; again when a draw used up groups without signal and waits for more."""
     drawing = asyncio.ensure_future(worker.exchange.draw(learner.version))
     try:
         while True:
@@ -119,8 +119,11 @@ def _is_done(worker: Worker, learner: Learner) -> bool:
 
 
 async def _generate_round(worker: Worker) -> None:
-    """The groups of one draw. After a kill in the middle all are made again, so that each has the batch it had
-    (another batch means other low bits), and those that are stored already are left out."""
+    """Generates the groups of one draw.
+
+    After a kill in the middle all are made again, so that each has the same batch (another batch means other low bits),
+    and stored ones are left out.
+    """
     count, number = worker.config.replay.local_groups, await worker.exchange.num_asked()
     await make_groups(worker, number - number % count, count, num_stored=number % count)
 
@@ -139,13 +142,12 @@ async def _publish(worker: Worker, learner: Learner) -> None:
 
 
 async def _learn_from(worker: Worker, learner: Learner, draw: Draw, draw_seconds: float) -> None:
-    """One step with what is due after it. The evaluation comes before the checkpoint: a step that a restart
-    does not make again has been evaluated."""
+    """One step, then the evaluation and the checkpoint that are due.
+
+    The evaluation comes before the checkpoint: a step that a restart does not make again has been evaluated.
+    """
     before = learner.version.step
-    if worker.saves_when_stopped:
-        await _to_its_end(_step(worker, learner, draw, draw_seconds))
-    else:
-        await _step(worker, learner, draw, draw_seconds)
+    await _to_its_end(worker, _step(worker, learner, draw, draw_seconds))
     step, every = learner.version.step, worker.config.evaluation.every_steps
     if step == before:
         return  # skipped
@@ -164,8 +166,10 @@ def _is_save_due(worker: Worker, learner: Learner) -> bool:
     return is_its_step and now_s >= worker.may_save_at_s
 
 
-async def _to_its_end(work: Coroutine[object, object, None]) -> None:
-    """Awaits work; where that is cancelled, once the work is done."""
+async def _to_its_end(worker: Worker, work: Coroutine[object, object, None]) -> None:
+    """Awaits work; a cancellation waits for its end where `worker.saves_when_stopped`."""
+    if not worker.saves_when_stopped:
+        return await work
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)
@@ -177,17 +181,14 @@ async def _to_its_end(work: Coroutine[object, object, None]) -> None:
 
 
 async def _save(worker: Worker, learner: Learner) -> None:
-    """Writes a checkpoint. Who stops the learner meanwhile waits for it: a second save of the same step beside it, by
-    another thread, would take the draft of its folder away."""
-    if worker.saves_when_stopped:
-        await _to_its_end(_write_checkpoint(worker, learner))
-    else:
-        await _write_checkpoint(worker, learner)
+    """Writes a checkpoint. A stop waits for it: a second save of the same step, by another thread, would remove the
+    draft of its folder."""
+    await _to_its_end(worker, _write_checkpoint(worker, learner))
 
 
 async def _write_checkpoint(worker: Worker, learner: Learner) -> None:
-    """One that the disk refuses is written later: until then a restart begins at the one before, whose draws the agent
-    keeps."""
+    """A checkpoint that the disk refuses is written later: until then a restart begins at the one before, whose draws
+    the agent keeps."""
     error = ""
     worker.on_progress("saving")
     try:

@@ -1,6 +1,6 @@
-"""Streams from neighbours: from whom a node takes groups, and what it takes from each of them.
+"""Streams from neighbours: the peers from which a node takes groups, and the groups it takes from each.
 
-Invariant: everything that comes goes to admission; the stream of a neighbour that moved, failed or misbehaved ends.
+Invariant: every group that comes goes to admission; the stream of a neighbour that moved, failed or misbehaved ends.
 """
 
 import asyncio
@@ -9,6 +9,8 @@ import logging
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
@@ -16,10 +18,9 @@ from swarm.exchange.agent import Agent
 from swarm.exchange.group_ingest import Fetch
 from swarm.flow import Backoff
 from swarm.interfaces import Discovery, PeerAddress, PeerClient, StreamItem, Transport
-from swarm.loops.address_trials import AddressTrials
 from swarm.loops.choose_peers import choose_peers, sample_adverts, unlisted_followers
-from swarm.loops.dial import dial
-from swarm.loops.notices import LaterNotice, Notice, StreamPositions
+from swarm.loops.dial import AddressTrials, dial
+from swarm.loops.notices import Notice, StreamPositions
 from swarm.loops.supervise import run_once, supervise
 from swarm.peers.reputation import UNPROVEN
 from swarm.types import Advert, Cursor, Refused, SealedGroup, StreamFilter, short
@@ -27,11 +28,11 @@ from swarm.types import Advert, Cursor, Refused, SealedGroup, StreamFilter, shor
 logger = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S: Final = 30.0
-# After so long, and as long as its bytes take on a slow line, a group that others announced is fetched there, too.
+# A group that does not come in this time plus that of its bytes on a slow line is also fetched from other announcers.
 PASS_ON_S: Final = 3.0
 _SLOW_BYTES_PER_S: Final = 2**17
 MAX_ROUNDS: Final = 4  # of trials begun after one look-up, while addresses answer
-NOTICES_S: Final = 600.0  # that neighbours announce the groups of others after there were more nodes than neighbours
+NOTICES_S: Final = 600.0  # neighbours announce others' groups so long after there were more nodes than neighbours
 FIRST_LOOK_S: Final = 2.0  # until the next look-up of a node that is alone; doubles, up to `exchange.lookup_every_s`
 LASTING_S: Final = 30.0  # a stream that ends sooner and brought nothing counts as a failure
 
@@ -39,10 +40,9 @@ LASTING_S: Final = 30.0  # a stream that ends sooner and brought nothing counts 
 async def neighbours_loop(agent: Agent, transport: Transport, directory: Discovery, rng: random.Random) -> None:
     """Looks at the directory and streams groups from a few peers; one that moved, failed or misbehaved is dropped.
 
-    It looks again sooner while it knows nobody, and where nobody reaches it and no advert spoke of a relay: one may by
-    then. A look-up of a large directory costs more than all else that is no group and no weights.
-    While the directory does not answer, or names nobody, neighbours that work stay, and known peers and anchors are
-    dialled.
+    It looks again sooner while it knows nobody, and while nobody reaches it and no advert names a relay. A look-up of a
+    large directory is the largest traffic after groups and weights. While the directory does not answer, or names
+    nobody, working neighbours stay, and known peers and anchors are dialled.
     """
     positions = StreamPositions(agent.config.exchange.max_group_bytes)
     followed: dict[tuple[PeerAddress, bool], NeighbourStream] = {}  # (peer, with notices of others' groups)
@@ -52,7 +52,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
     async with asyncio.TaskGroup() as tasks:
         trials = AddressTrials(agent, transport, tasks)
         while True:
-            if agent.is_paused:  # cursors stay: what is missed meanwhile and not too old comes afterwards
+            if agent.is_paused:  # cursors stay: groups missed in the pause and not too old come afterwards
                 for key in list(followed):
                     followed.pop(key).stop()
                 await agent.resumed()
@@ -67,7 +67,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
             next_s = agent.clock.monotonic_s() + agent.config.exchange.lookup_every_s * rng.uniform(0.8, 1.2)
             soon_s = min(next_s, now_s + alone_s * rng.uniform(0.8, 1.2))
             for num_answers in itertools.count():
-                agent.address_book.observe(adverts)  # also of those that answered meanwhile
+                agent.address_book.observe(adverts)  # also of peers that answered in a trial
                 choice = choose_peers(agent, adverts, now_s < notices_until_s, rng)
                 wanted = choice.streams | unlisted_followers(agent, followed, adverts)
                 for address, with_notices in [key for key in followed if key not in wanted]:
@@ -91,7 +91,7 @@ async def neighbours_loop(agent: Agent, transport: Transport, directory: Discove
 
 
 async def _is_alone(agent: Agent, adverts: Sequence[Advert], until_s: float) -> bool:
-    """Whether the directory named nobody else, or no relay to a node that nobody reaches: now, or else until then."""
+    """Waits until the directory names nobody else, or no relay to a node that nobody reaches; False at `until_s`."""
     try:
         async with asyncio.timeout(max(0.0, until_s - agent.clock.monotonic_s())):
             await agent.context.changed.until(lambda: len(adverts) < 2 or not (agent.endpoints or agent.peers.relays))
@@ -100,45 +100,33 @@ async def _is_alone(agent: Agent, adverts: Sequence[Advert], until_s: float) -> 
     return True
 
 
+@dataclass(eq=False, repr=False)
 class NeighbourStream:
     """One neighbour: connects, subscribes where we left off, and passes everything to admission.
 
-    What it made itself is judged in order while nothing more is read; what it announces is fetched one after the other
-    and judged beside the stream.
-
-    Args:
-        agent: of the node.
-        transport: connects.
-        address: of the neighbour.
-        with_notices: it announces the groups of others, too.
-        positions: cursors and notices, which outlive a stream.
-        rng: jitter of waits.
+    Groups that it made are judged in order while nothing more is read; groups that it announces are fetched one after
+    the other and judged beside the stream.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        transport: Transport,
-        address: PeerAddress,
-        with_notices: bool,
-        positions: StreamPositions,
-        rng: random.Random,
-    ) -> None:
-        self._agent = agent
-        self._transport = transport
-        self._address = address
-        replay = agent.config.replay
+    _agent: Agent
+    _transport: Transport
+    _address: PeerAddress
+    _with_notices: bool  # it also announces the groups of others
+    _positions: StreamPositions  # cursors and notices, which outlive a stream
+    _rng: random.Random  # jitter of waits
+
+    def __post_init__(self) -> None:
+        replay = self._agent.config.replay
         # where a step waits for everybody's groups of its round, those without signal are waited for too
         self._wanted = StreamFilter(
-            relay=with_notices,
+            relay=self._with_notices,
             wants_zero_variance=replay.keep_zero_variance or replay.barrier,
             wants_turn_signal=replay.keep_turn_signal,
             wants_commitments=True,
         )
-        self._cursors = positions.cursors
-        self._notices = positions.notices_of(address.node_id, agent.standing)
-        self._rng = rng
-        self._backoff, self._fetch_backoff = Backoff(rng), Backoff(rng)
+        self._cursors = self._positions.cursors
+        self._notices = self._positions.notices_of(self._address.node_id, self._agent.standing)
+        self._backoff, self._fetch_backoff = Backoff(self._rng), Backoff(self._rng)
         self._client: PeerClient | None = None  # while connected
         self._group: asyncio.TaskGroup | None = None  # owns the tasks
         self._tasks: list[asyncio.Task[None]] = []
@@ -161,7 +149,7 @@ class NeighbourStream:
 
     @property
     def is_connected(self) -> bool:
-        """Whether it streams now."""
+        """It streams now."""
         return self._client is not None
 
     async def _follow(self) -> None:
@@ -169,9 +157,8 @@ class NeighbourStream:
             try:
                 await self._session()
             except Unauthenticated as error:
-                logger.warning(
-                    "peer not authenticated", extra={"peer": short(self._address.node_id), "error": str(error)}
-                )
+                extra = {"peer": short(self._address.node_id), "error": str(error)}
+                logger.warning("peer not authenticated", extra=extra)
             except Unavailable as error:
                 logger.debug("peer unavailable", extra={"peer": short(self._address.node_id), "error": str(error)})
             await self._backoff.wait()
@@ -206,7 +193,7 @@ class NeighbourStream:
             await client.close()
 
     async def _take(self, item: StreamItem) -> None:
-        """An item of the stream: a group, or the notice of one."""
+        """Takes an item of the stream: a group, or the notice of one."""
         latency_ms = self._agent.config.faults.latency_ms
         if latency_ms:
             await asyncio.sleep(latency_ms / 1000)
@@ -223,10 +210,10 @@ class NeighbourStream:
         else:
             ingest.bytes_received += item.sealed.size_bytes
 
-    # --- what it announces -------------------------------------------------------------------------
+    # --- groups that it announces -------------------------------------------------------------------------
 
     async def _fetch_announced(self) -> None:
-        """Fetches what was announced, one after the other, beside the stream; the verdicts are waited for elsewhere."""
+        """Fetches announced groups, one after the other, beside the stream; other tasks wait for the verdicts."""
         while True:
             await self._notices.changed.until(lambda: self._client is not None and self._notices.has_next())
             notice, client = self._notices.take(), self._client
@@ -257,7 +244,7 @@ class NeighbourStream:
         if await self._agent.store.contains(digest):
             return None
         # Asked after the store: while that answered, another stream may have begun to fetch it.
-        if ingest.fetching.announce(digest, LaterNotice(self._notices, notice)):
+        if ingest.fetching.announce(digest, self._address.node_id, partial(self._notices.put, notice)):
             return None
         if not ingest.is_wanted_from(self._address.node_id):
             return None
@@ -275,7 +262,7 @@ class NeighbourStream:
         return None if sealed is None else (sealed, fetch)
 
     async def _judge(self, sealed: SealedGroup, fetch: Fetch, notice: Notice) -> None:
-        """Admission of a group that was fetched; one that anybody may have forged is fetched from the next."""
+        """Admits a fetched group; one that anybody may have forged is fetched from the next announcer."""
         is_settled = False
 
         async def judge() -> None:
@@ -292,7 +279,7 @@ class NeighbourStream:
             else:
                 self._agent.ingest.fetching.pass_on(notice.digest, fetch)
 
-    # --- what it made ------------------------------------------------------------------------------
+    # --- groups that it made ------------------------------------------------------------------------------
 
     async def _receive(self, sealed: SealedGroup) -> None:
         self._receiving = asyncio.current_task()

@@ -1,29 +1,29 @@
 """Notices of groups that wait to be fetched from one neighbour: the origins that it names take turns.
 
-Invariant: of each origin one group is fetched or judged at a time, of all of them at most MAX_AT_ONCE groups, and two
-of the largest size in bytes; so a group whose verdict takes long holds up those of its own origin only, and what the
-neighbour made itself waits for nobody else's. At most MAX_WAITING wait. Origins whose groups were admitted before go
-first but for one turn of SHARE, keep half of the places, and lose theirs last: keys are free, and an honest neighbour
-passes on what each of them made. A neighbour is asked for a group at most MAX_TRIES times.
+Invariant: one group of each origin is fetched or judged at a time, in all at most MAX_AT_ONCE groups and the bytes of
+two of the largest size. So a slow verdict holds up its own origin only, and the neighbour's own groups wait for nobody
+else's. At most MAX_WAITING wait. Known origins go first except for one turn in SHARE, keep half of the places, and
+lose theirs last: keys are free, and an honest neighbour passes on the groups of each. A neighbour is asked for a group
+at most MAX_TRIES times.
 """
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from swarm.fairness import FairTable
 from swarm.flow import BoundedTable, Signal
-from swarm.peers.parties import SHARE
 from swarm.peers.peer_table import MAX_PEERS
 from swarm.peers.quotas import MAX_NEIGHBOURS
+from swarm.trust_policy import SHARE
 from swarm.types import Cursor, Digest, NodeId
 
-MAX_WAITING: Final = 256  # notices of one neighbour: no more than commitments of it are remembered
-MAX_AT_ONCE: Final = 16  # groups of one neighbour that are fetched or judged, beside those that it made itself
+MAX_WAITING: Final = 256  # notices of one neighbour: no more than its commitments that are remembered
+MAX_AT_ONCE: Final = 16  # groups of one neighbour that are fetched or judged, beside its own
 MAX_OF_NEWCOMERS: Final = MAX_AT_ONCE // 2
 MAX_TRIES: Final = 12  # at one group: with the growing pauses of a neighbour that fails about a minute
-PATIENCE_S: Final = 1.0  # that a neighbour is not read from where no room comes
+PATIENCE_S: Final = 1.0  # time for room to come, while nothing is read from the neighbour
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class Notice:
 
     digest: Digest
     size_bytes: int  # as the neighbour says; no more than that is fetched
-    origin: NodeId  # who made it, as the neighbour says; empty where it does not
+    origin: NodeId  # its producer, as the neighbour says; may be empty
     num_failed: int = 0  # tries to fetch it here
 
 
 class Notices:
-    """What one neighbour announced and has not delivered, over all its connections.
+    """Groups that one neighbour announced and has not delivered, over all its connections.
 
     Args:
         neighbour: its own groups go first.
@@ -58,13 +58,13 @@ class Notices:
         self._neighbour, self._standing = neighbour, standing
         self._max_bytes = 2 * max_group_bytes
         self._known, self._new = FairTable[NodeId, Digest](), FairTable[NodeId, Digest]()  # that wait, by origin
-        self._notices: dict[Digest, Notice] = {}  # those that wait, and those under way
+        self._notices: dict[Digest, Notice] = {}  # waiting and under way
         self._under_way: dict[NodeId, Notice] = {}  # by origin
-        self._is_new: dict[NodeId, bool] = {}  # of those under way: nothing was known of the origin
+        self._is_new: dict[NodeId, bool] = {}  # origins under way: nothing was known of it
         self._num_known = 0  # taken of known origins, since the last one of another
         self._is_stuck = False  # no room came in time, and half of the table is not free again
         self.changed = Signal()
-        self.num_dropped = 0  # for want of room, or never delivered
+        self.num_dropped = 0  # because there was no room, or never delivered
 
     def __len__(self) -> int:
         return len(self._known) + len(self._new)
@@ -75,11 +75,8 @@ class Notices:
         return len(self._under_way)
 
     async def add(self, notice: Notice) -> None:
-        """Adds one that the neighbour sent, unless it is there. Where there is no room, and none comes in PATIENCE_S,
-        the origin with most loses its oldest."""
-        if notice.digest in self._notices:
-            return
-        if len(self) >= MAX_WAITING and not self._is_stuck:
+        """Adds a notice from the neighbour, unless it is there; without room, waits PATIENCE_S before it adds it."""
+        if notice.digest not in self._notices and len(self) >= MAX_WAITING and not self._is_stuck:
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     await self.changed.until(lambda: len(self) < MAX_WAITING)
@@ -88,7 +85,7 @@ class Notices:
         self.put(notice)
 
     def put(self, notice: Notice) -> None:
-        """Adds one at once, unless it is there."""
+        """Adds a notice at once, unless it is there; without room, the origin with most loses its oldest."""
         if notice.digest in self._notices:
             return
         if len(self) >= MAX_WAITING:
@@ -102,11 +99,11 @@ class Notices:
         self.changed.fire()
 
     def has_next(self) -> bool:
-        """Whether one of those that wait may be fetched now."""
+        """A waiting group may be fetched now."""
         return self._next() is not None
 
     def take(self) -> Notice:
-        """The next one, which is under way until `end` or `put_back`; `has_next` holds."""
+        """The next notice, which is under way until `end` or `put_back`. Call it only where `has_next` holds."""
         found = self._next()
         assert found is not None
         table, origin = found
@@ -119,12 +116,12 @@ class Notices:
         return notice
 
     def end(self, notice: Notice) -> None:
-        """It was judged, or nobody needs to fetch it here."""
+        """The group was judged, or need not be fetched here."""
         del self._notices[notice.digest], self._under_way[notice.origin], self._is_new[notice.origin]
         self.changed.fire()
 
     def put_back(self, notice: Notice, *, has_failed: bool = True) -> None:
-        """It was not delivered, and is tried again after the others of its origin, unless it failed too often.
+        """The group was not delivered: tried again after the others of its origin, unless it failed too often.
 
         `has_failed`: False where the neighbour was not asked to the end.
         """
@@ -157,19 +154,8 @@ class Notices:
         return (table, origin) if has_room else None
 
 
-@dataclass(frozen=True, slots=True)
-class LaterNotice:
-    """An `Announcer`: a notice that its neighbour's groups get back where another neighbour does not deliver."""
-
-    notices: Notices
-    notice: Notice = field(compare=False)  # a neighbour has one place, whatever it says of a group
-
-    def fetch_later(self) -> None:
-        self.notices.put(self.notice)
-
-
 class StreamPositions:
-    """How far the stream of each neighbour was read, and what of it was not fetched yet."""
+    """Position in the stream of each neighbour, and its notices that were not fetched yet."""
 
     def __init__(self, max_group_bytes: int) -> None:
         self._max_group_bytes = max_group_bytes
@@ -177,7 +163,7 @@ class StreamPositions:
         self._notices = BoundedTable[NodeId, Notices](MAX_NEIGHBOURS)
 
     def notices_of(self, neighbour: NodeId, standing: Callable[[NodeId], int]) -> Notices:
-        """Its notices; empty ones where it was no neighbour lately."""
+        """The neighbour's notices; none if it was no neighbour lately."""
         notices = self._notices.get(neighbour)
         if notices is None:
             notices = self._notices[neighbour] = Notices(neighbour, self._max_group_bytes, standing)

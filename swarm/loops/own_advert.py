@@ -1,4 +1,4 @@
-"""What others may know of a node: its advert for the directory, and its report for the coordinator."""
+"""The public face of a node: its advert for the directory, and its report for the coordinator."""
 
 from dataclasses import replace
 
@@ -62,16 +62,16 @@ def own_report(agent: Agent, tokens_per_s: float) -> NodeReport:
 
 
 def _advertised_version(agent: Agent) -> PolicyVersion:
-    """With a digest only where its weights can be had here."""
-    is_had = agent.version_publisher is not None or agent.weight_follower is not None
-    return agent.newest_version if is_had else replace(agent.newest_version, digest=b"")
+    """The newest version, with a digest only if its weights can be fetched here."""
+    is_served = agent.version_publisher is not None or agent.weight_follower is not None
+    return agent.newest_version if is_served else replace(agent.newest_version, digest=b"")
 
 
 def _offered(agent: Agent) -> tuple[str, ...]:
-    """Where others find this node; nowhere once it leaves: else they dial it in vain until its advert ends."""
+    """Endpoints of this node; none once it leaves, so that nobody dials it until its advert ends."""
     return () if agent.is_leaving else agent.endpoints
 
 
 def _equivocator(agent: Agent) -> str:
-    """The owner that was proven false last, as the advert names it; empty where none was."""
+    """The newest owner proven to equivocate, as the advert names it; empty without one."""
     return next(reversed(agent.weight_server.proofs), "")[:16]

@@ -1,8 +1,8 @@
-"""Reach: whether others can dial this node, and reservations at relays where they cannot.
+"""Reach (NAT): measures whether others can dial this node, and holds reservations at relays if they cannot.
 
-Invariant: what a node advertises is where it was reached, or a relay where it holds a reservation now. Only the address
-that our own calls come from is ever tried. Relays that proved their keys to us before are asked for one; others, that
-adverts alone speak of, only where none of those has room, one at a time and within the budget for dials to strangers.
+Invariant: a node advertises only addresses where it was reached, or relays where it holds a reservation now. Only the
+address that our own calls come from is ever tried. Relays that proved their keys to us are asked for a reservation;
+relays known from adverts alone only if none of those has room, one at a time and within the budget for strangers.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -21,6 +21,7 @@ from swarm.errors import Unavailable
 from swarm.exchange.agent import ESTABLISHED, Agent
 from swarm.flow import BoundedTable, TokenBucket
 from swarm.interfaces import DialBack, PeerAddress, Reachability, Reservation
+from swarm.loops.choose_peers import one_of_each_first
 from swarm.peers.address_book import STRANGERS_BURST, STRANGERS_PER_S, budget_key_of, is_public
 from swarm.types import JsonDict, short
 
@@ -32,26 +33,26 @@ DIAL_BACK_TIMEOUT_S: Final = 6.0
 MEASURE_EVERY_S: Final = 600.0
 UNKNOWN_EVERY_S: Final = 10.0  # while nobody was there to ask
 LOOK_EVERY_S: Final = 2.0  # at our own address and the clock
-SLEPT_S: Final = 10.0  # the wall clock went on so much longer than this process
+SLEPT_S: Final = 10.0  # advance of the wall clock over this process that means sleep
 FIRST_PAUSE_S: Final = 1.0  # after a reservation was lost, or refused; doubles
 LONGEST_PAUSE_S: Final = 60.0
-USELESS_PAUSE_S: Final = 10.0  # at least, after a relay did not lead to us: another one is tried meanwhile
+USELESS_PAUSE_S: Final = 10.0  # at least, after a relay did not lead to us, so that another one is tried
 LASTING_S: Final = 30.0
-MAX_IN_VAIN: Final = 4  # then the coordinator comes before relays of free keys, which could be asked for ever
+MAX_IN_VAIN: Final = 4  # useless reservations until the coordinator comes before relays of free keys
 MAX_PAUSES: Final = 1024
 # Strangers asked for a reservation: half of what may be dialled, the other half is for finding neighbours.
 RELAYS_PER_S: Final = STRANGERS_PER_S / 2
 RELAYS_BURST: Final = STRANGERS_BURST / 2
 HELD_TIMEOUT_S: Final = 10.0
-CHECK_EVERY_S: Final = 60.0  # whether a reservation leads to us; before it is advertised, too. Doubles while it does
+CHECK_EVERY_S: Final = 60.0  # between checks that a reservation leads to us; doubles while it does
 LONGEST_CHECK_S: Final = 480.0
 CHECK_TIMEOUT_S: Final = 5.0
 
 
 class ReachKind(StrEnum):
-    """How others reach a node."""
+    """Ways in which others reach a node."""
 
-    UNKNOWN = "unknown"  # nobody was there to ask; its endpoint is advertised as configured
+    UNKNOWN = "unknown"  # no node could be asked; its endpoint is advertised as configured
     DIALABLE = "dialable"
     LOCAL = "local"  # only this machine can dial it, since it listens nowhere else
     OUTWARD = "outward"  # it dials, and is reached through relays
@@ -73,28 +74,23 @@ class _Pause:
 
 @dataclass(slots=True)
 class ReachState:
-    """What is known, for status and advert."""
+    """Reach as known now, for status and advert."""
 
     kind: ReachKind = ReachKind.UNKNOWN
-    host: str = ""  # that our calls come from, as others see it
-    detail: str = ""  # why nobody could dial us, as one of them said
+    host: str = ""  # our address as others see it
+    detail: str = ""  # reason that a witness gave why it could not dial us
     relays: list[tuple[PeerAddress, float]] = field(default_factory=list[tuple[PeerAddress, float]])  # and delay_s
 
 
 class Reach:
-    """Finds out how others reach this node, and sees to it that they do.
+    """Measures how others reach this node, and keeps it reachable.
 
     Args:
         agent: of the node; its `endpoints` are replaced as they change.
         transport: asks and holds.
         rng: jitter; seeded differently at each node.
-        is_advertise_set: whether the owner said where others dial this node; else it is where they reached it.
+        is_advertise_set: the owner configured where others dial this node; otherwise it is where they reached it.
         find_address: this machine's address.
-
-    Example:
-        reach = Reach(agent, transport, rng, is_advertise_set=False)
-        await reach.measure()
-        await reach.keep()  # until cancelled
     """
 
     def __init__(
@@ -119,7 +115,7 @@ class Reach:
 
     @property
     def _fixed(self) -> ReachKind | None:
-        """What is not for others to decide: it is configured, or only this machine is listened to."""
+        """The kind of reach that others do not decide: it is configured, or only this machine is listened to."""
         if self._config.reach != "auto":
             return ReachKind(self._config.reach)
         if not is_loopback(_host_of(self._config.listen)):
@@ -127,11 +123,13 @@ class Reach:
         # behind a mapped port it is dialled from elsewhere, too
         return ReachKind.LOCAL if is_loopback(_host_of(self._direct[0])) else ReachKind.DIALABLE
 
-    # --- whether we can be dialled -----------------------------------------------------------------
+    # --- dial-back -----------------------------------------------------------------
 
     async def measure(self) -> None:
-        """Asks a few nodes to dial us; most of them decide, of two that differ the first. Without an answer nothing
-        changes. Where the owner said that we are dialled they decide nothing: who dialled us can lead others to us."""
+        """Asks a few nodes to dial us; the majority decides, of two that differ the first.
+
+        Without an answer nothing changes. With `exchange.reach = "dialable"` the answers only lead to a warning.
+        """
         self._measured_s = self._agent.clock.monotonic_s()
         fixed = self._fixed
         if fixed is not None:
@@ -141,7 +139,7 @@ class Reach:
         witnesses = self._witnesses()
         asked = await asyncio.gather(*map(self._ask, witnesses))
         answers = [(each, answer) for each, answer in zip(witnesses, asked, strict=True) if answer is not None]
-        # who is in our own network may dial what nobody else can
+        # a node in our own network may dial addresses that nobody else can
         public = [answer for each, answer in answers if is_public(each.endpoint)]
         judged = public or [answer for _, answer in answers]
         if not judged:
@@ -158,21 +156,21 @@ class Reach:
             return
         num_reached = sum(answer.is_reached for answer in judged)
         if 2 * num_reached > len(judged) or (2 * num_reached == len(judged) and judged[0].is_reached):
-            # one witness alone could name any address, to cut us off or have others dial it
+            # one witness alone could name any address, to cut us off or to have others dial it
             self._become(ReachKind.DIALABLE, host if 2 * num_agreed > len(judged) else "")
         else:
             self._become(ReachKind.OUTWARD)
 
     def _witnesses(self) -> list[PeerAddress]:
-        """The coordinator, then anchors and peers that answered before, those of the public network first, then those
-        of higher standing; one of each subnet before others of it."""
+        """The coordinator, then anchors, then known peers, public ones and those of higher standing first; one of each
+        subnet first."""
         book = self._agent.address_book
         known = [peer.address for peer in book.known.values() if peer.address.relay is None]
         self._rng.shuffle(known)
         known.sort(key=lambda each: (not is_public(each.endpoint), -self._agent.standing(each.node_id)))
         found = dict.fromkeys([*coordinator_addresses(self._agent), *book.anchors, *known])
         others = [address for address in found if address.node_id != self._agent.node_id]
-        return _one_of_each_subnet_first(others)[:NUM_WITNESSES]
+        return one_of_each_first(others, [budget_key_of(a.endpoint) for a in others])[:NUM_WITNESSES]
 
     async def _ask(self, witness: PeerAddress) -> DialBack | None:
         try:
@@ -209,11 +207,12 @@ class Reach:
     # --- reservations at relays --------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """Measures now and then, at once where this machine has another address or slept, and holds reservations.
+        """Measures now and then, at once after a change of address or a sleep, and holds reservations.
 
-        Returns at once where nobody outside of this machine is dialled either: its network does not matter.
+        Returns at once if the node neither is reached from outside of this machine nor dials out of it.
         """
-        if self.state.kind is ReachKind.LOCAL and not any(map(_leaves_machine, _dialled(self._agent))):
+        dialled = map(_host_of, _dialled(self._agent))
+        if self.state.kind is ReachKind.LOCAL and all(map(is_loopback, dialled)):
             return
         async with asyncio.TaskGroup() as tasks:
             address, ahead_s = await self._network()
@@ -233,7 +232,7 @@ class Reach:
                     await self.measure()
 
     async def _network(self) -> tuple[str, float]:
-        """This machine's address, and how far its wall clock is ahead of its monotonic one."""
+        """This machine's address, and the lead of its wall clock over its monotonic one."""
         clock = self._agent.clock
         return await self._find_address(), clock.now_s() - clock.monotonic_s()
 
@@ -242,7 +241,7 @@ class Reach:
         # looked at anew after each: the next one is of another subnet
         while len(self._relays) < NUM_RESERVATIONS and (candidates := self._candidates(now_s)):
             self._begin(candidates[0], tasks)
-        # in a large swarm those whom a node knows may all be full
+        # in a large swarm all known relays may be full
         stranger = None if self._relays else self._stranger(now_s)
         if stranger and self._strangers.try_take(now_s) and self._agent.address_book.begin_dial(stranger):
             self._begin(stranger, tasks)
@@ -253,7 +252,7 @@ class Reach:
         self._relays[address] = _Relay(address, task, reservation)
 
     def _stranger(self, now_s: float) -> PeerAddress | None:
-        """A relay of which an advert speaks, and that was not asked lately; each subnet is as likely."""
+        """A random relay known from an advert alone and not asked lately; each subnet is equally likely."""
         book, reputation = self._agent.address_book, self._agent.reputation
         offered: dict[str, list[PeerAddress]] = {}
         for node_id, address in self._agent.peers.relays.items():
@@ -267,9 +266,11 @@ class Reach:
         return pause is not None and pause.until_s > now_s
 
     def _candidates(self, now_s: float) -> list[PeerAddress]:
-        """Relays that may be asked now, the best first: established peers that relay and answered us, then anchors,
-        then other such peers, whose keys are free, then the coordinator, which relays for those who have nobody else,
-        or before those where several led nowhere. Of each subnet one, before others of it."""
+        """Relays that may be asked now, the best first; one of each subnet first.
+
+        Established peers that relay and answered us, then anchors, then other such peers, whose keys are free, then the
+        coordinator, which comes before those once MAX_IN_VAIN reservations led nowhere.
+        """
         book, relays = self._agent.address_book, self._agent.peers.relays
         peers = [
             peer.address
@@ -286,7 +287,8 @@ class Reach:
             if address.node_id != self._agent.node_id
             if address not in self._relays and not self._is_paused(address, now_s)
         ]
-        return _one_of_each_subnet_first(found, taken={budget_key_of(relay.endpoint) for relay in self._relays})
+        taken = {budget_key_of(relay.endpoint) for relay in self._relays}
+        return one_of_each_first(found, [budget_key_of(address.endpoint) for address in found], taken)
 
     async def _hold(self, address: PeerAddress, reservation: Reservation) -> None:
         clock, pause = self._agent.clock, self._pauses.setdefault(address, _Pause())
@@ -296,7 +298,7 @@ class Reach:
         is_useless = False
         try:
             done, _ = await asyncio.wait([holding, checking], return_when=asyncio.FIRST_COMPLETED)
-            is_useless = holding not in done  # it takes connections, and passes nothing on
+            is_useless = holding not in done  # the relay takes connections, and passes nothing on
             for each in done:
                 each.result()
         except Unavailable as error:
@@ -316,7 +318,7 @@ class Reach:
             self._advertise()
 
     async def _check(self, address: PeerAddress, reservation: Reservation, began_s: float) -> None:
-        """Advertises a reservation once we reached ourselves through it. Raises Unavailable when we do not any more."""
+        """Advertises a reservation once we reached ourselves through it. Raises Unavailable when that fails."""
         try:
             async with asyncio.timeout(HELD_TIMEOUT_S):
                 await reservation.held.wait()
@@ -338,13 +340,13 @@ class Reach:
 
     @property
     def helpers(self) -> list[PeerAddress]:
-        """Relays that can do what our network does not let us do, the nearest first; none where we can be dialled."""
+        """Relays that act for us where our network blocks us, the nearest first; none where we can be dialled."""
         if self.state.kind is not ReachKind.OUTWARD:
             return []
         return [address for address, _ in self.state.relays] or list(coordinator_addresses(self._agent))
 
     def status(self) -> JsonDict:
-        """How others reach this node."""
+        """Reach for the status of this node."""
         return {
             "kind": str(self.state.kind),
             "host": self.state.host,
@@ -357,32 +359,17 @@ class Reach:
 
 
 def coordinator_addresses(agent: Agent) -> Sequence[PeerAddress]:
-    """Where the coordinator is, which relays and dials back as a node does; none without one."""
+    """Addresses of the coordinator, which relays and dials back as a node does; none without one."""
     link = agent.config.coordinator
     return [PeerAddress(node_id=link.fingerprint, endpoint=each) for each in link.addresses if link.fingerprint]
 
 
-def _one_of_each_subnet_first(addresses: Sequence[PeerAddress], taken: Collection[str] = ()) -> list[PeerAddress]:
-    """The first of each subnet that is not taken, then all others, both in their order."""
-    first_of = {budget_key_of(address.endpoint): address for address in reversed(addresses)}
-
-    def is_another(address: PeerAddress) -> bool:
-        subnet = budget_key_of(address.endpoint)
-        return subnet in taken or first_of[subnet] != address
-
-    return sorted(addresses, key=is_another)
-
-
 def _dialled(agent: Agent) -> Sequence[str]:
-    """host:port of all that a node is told to dial."""
+    """host:port of every address that a node is configured to dial."""
     config = agent.config
     bootstrap = [endpoint_of(address) for address in config.directory.bootstrap]
     anchors = [anchor.partition("@")[2] for anchor in config.exchange.anchors]
     return [*config.coordinator.addresses, *bootstrap, *anchors]
-
-
-def _leaves_machine(endpoint: str) -> bool:
-    return not is_loopback(_host_of(endpoint))
 
 
 def _host_of(endpoint: str) -> str:

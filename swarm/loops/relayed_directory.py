@@ -1,14 +1,15 @@
-"""The directory of a node whose network lets it dial none of the directory's peers: a relay asks and stores for it.
+"""Directory through relays, for a node whose network blocks the directory's own peers.
 
-Invariant: adverts are signed, so a relay can withhold them and change none; relays are asked in turn, and all of them
-told, so that one that withholds hides nobody for long. The directory's own peers are used beside them, and alone only
-while one that the configuration names answers: any other that a network lets through may be anybody's.
+Invariant: adverts are signed, so a relay can withhold them but not change them. Relays are asked in turn, and adverts
+are announced at all of them, so a relay that withholds hides nobody for long. The directory's own peers are used beside
+them, and alone only while a configured bootstrap peer answers: any other peer may belong to an attacker.
 """
 
 import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -30,30 +31,20 @@ LOOKUP_EVERY_S: Final = 4.0
 PATIENCE_S: Final = 2.0  # with the DHT or a relay, where another one answered, or can be asked beside it
 
 
+@dataclass(eq=False, repr=False)
 class RelayedDirectory:
-    """`swarm.interfaces.Discovery` over a DHT peer, and over relays while no peer of `directory.bootstrap` answers it.
+    """`swarm.interfaces.Discovery` over a DHT peer, and over relays while no bootstrap peer of it answers."""
 
-    Args:
-        directory: the DHT peer.
-        transport: asks relays.
-        relays: that help, the best first; none where others can dial us.
-        identity: ours.
-        clock: for the pace.
-    """
+    _directory: "HivemindDirectory"  # the DHT peer
+    _transport: Reachability  # asks relays
+    _relays: Callable[[], list[PeerAddress]]  # helpers, the best first; none where others can dial us
+    _identity: Identity
+    _clock: Clock
 
-    def __init__(
-        self,
-        directory: "HivemindDirectory",
-        transport: Reachability,
-        relays: Callable[[], list[PeerAddress]],
-        identity: Identity,
-        clock: Clock,
-    ) -> None:
-        self._directory, self._transport, self._relays = directory, transport, relays
-        self._identity, self._clock = identity, clock
+    def __post_init__(self) -> None:
         self._looked_s = -math.inf
         self._num_looks = 0
-        self._asked: dict[str, asyncio.Future[Unavailable | None]] = {}  # the DHT, and relays: the newest look at each
+        self._asked: dict[str, asyncio.Future[Unavailable | None]] = {}  # the newest look at the DHT, and at relays
 
     def _helpers(self) -> list[PeerAddress]:
         return [] if self._directory.is_bootstrapped else self._relays()
@@ -66,17 +57,17 @@ class RelayedDirectory:
             partial(self._directory.announce, advert),
             *(partial(self._transport.announce_at, each, data) for each in self._helpers()),
         ]
-        stored, *told = await asyncio.gather(*map(_failure, calls))  # side by side: a relay may take its time
-        # a DHT peer that knows nobody kept it for itself
-        tries = [stored, *told] if self._directory.num_peers or not told else told
+        stored, *relayed = await asyncio.gather(*map(_failure, calls))  # side by side: a relay may be slow
+        # a DHT peer without other peers kept the advert for itself
+        tries = [stored, *relayed] if self._directory.num_peers or not relayed else relayed
         failures = [each for each in tries if each is not None]
         if len(failures) == len(tries):
             raise failures[0]
 
     async def lookup(self) -> list[Advert]:
-        """Verified adverts of the run. Raises Unavailable where neither the DHT nor a relay answers.
+        """Verified adverts of the run; later answers are in the next look-up.
 
-        Neither waits for the other, and nobody for long: what comes later is in the next look-up.
+        Raises Unavailable where neither the DHT nor a relay answers.
         """
         if not self._helpers():
             return await self._directory.lookup()
@@ -93,23 +84,19 @@ class RelayedDirectory:
             raise failures[0]
         return self._directory.seen()
 
-    def _begin(self, whom: str, ask: Callable[[], Awaitable[object]]) -> None:
+    def _begin(self, name: str, ask: Callable[[], Awaitable[object]]) -> None:
         """Asks, unless that is under way."""
-        before = self._asked.get(whom)
+        before = self._asked.get(name)
         if before is None or before.done():
-            self._asked[whom] = asyncio.ensure_future(_failure(ask))
+            self._asked[name] = asyncio.ensure_future(_failure(ask))
 
     async def _ask_relays(self) -> None:
-        """Takes what one of them has; the next is asked where one gives nothing, or takes its time.
-
-        Raises:
-            Unavailable: none of them answers.
-        """
+        """Takes the adverts of one relay; the next is asked if it fails or is slow. Raises Unavailable if all fail."""
         helpers = self._helpers()
         first = self._num_looks % max(1, len(helpers))
         self._num_looks += 1
         asked: list[asyncio.Task[Unavailable | None]] = []
-        async with asyncio.TaskGroup() as tasks:  # a slow one is waited for, too: the quick one may withhold
+        async with asyncio.TaskGroup() as tasks:  # the slow one counts too: the quick one may withhold
             for relay in (*helpers[first:], *helpers[:first]):
                 asked.append(tasks.create_task(_failure(partial(self._take_from, relay))))
                 await asyncio.wait(asked[-1:], timeout=PATIENCE_S)
@@ -128,11 +115,11 @@ class RelayedDirectory:
             raise
 
     async def maintain(self) -> None:
-        """As of the DHT peer."""
+        """Maintains the DHT peer."""
         await self._directory.maintain()
 
     async def stop(self) -> None:
-        """As of the DHT peer; what is under way ends."""
+        """Stops the DHT peer and every look-up under way."""
         for asked in self._asked.values():
             asked.cancel()
         await asyncio.gather(*self._asked.values(), return_exceptions=True)
@@ -140,7 +127,7 @@ class RelayedDirectory:
 
 
 async def _failure(call: Callable[[], Awaitable[object]]) -> Unavailable | None:
-    """Why a call failed; None where it did not. It begins with this one, which may be cancelled before."""
+    """The failure of a call; None if it succeeded. A callable, as a coroutine that never begins would warn."""
     try:
         await call()
     except Unavailable as error:

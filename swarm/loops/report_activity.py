@@ -1,7 +1,7 @@
 """Reports a worker's activity to its agent, once a second at most.
 
-Invariant: only work that advanced is reported; where nothing advances, nothing is sent. A generator that waits does not
-hide a learner that is stuck, nor the other way round.
+Invariant: only work that advanced is reported. A generator that waits does not hide a learner that is stuck, nor the
+other way round.
 """
 
 import asyncio
@@ -54,6 +54,6 @@ async def reporting(exchange: LocalExchange, clock: Clock) -> AsyncGenerator[OnP
 
 
 def _shown(activities: list[Activity]) -> Activity:
-    """The newest one that works; where all wait, the newest."""
+    """The newest activity that works; if all wait, the newest."""
     working = [each for each in activities if not each.what.startswith(WAITING)]
     return max(working or activities, key=lambda each: each.at_s)

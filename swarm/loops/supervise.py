@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 async def supervise(name: str, loop: Callable[[], Awaitable[None]], agent: Agent, rng: random.Random) -> None:
     """Runs a loop until it returns; a failure is logged, counted, reported, and the loop begins again.
 
-    Where nobody answers, that is logged once, and again only after the loop worked for a while.
+    "Nobody answers" is logged once, and again only after the loop worked for a while.
 
     Raises:
         ConfigError: from the loop; trying again would not help.
@@ -41,7 +41,7 @@ async def supervise(name: str, loop: Callable[[], Awaitable[None]], agent: Agent
 
 
 async def run_once(name: str, work: Callable[[], Awaitable[None]], agent: Agent) -> None:
-    """Runs what is done once; a failure is logged, counted and reported, and that is all.
+    """Runs work once; a failure is logged, counted and reported.
 
     Raises:
         ConfigError: from the work; trying again would not help.

@@ -25,11 +25,7 @@ POLL_S = 1.0  # for a newer version while a batch runs
 
 
 class FollowWeightsLoop:
-    """The loops of a worker that follows a trainer.
-
-    Example:
-        await FollowWeightsLoop(worker, applier).run()
-    """
+    """The loops of a worker that follows a trainer."""
 
     def __init__(self, worker: Worker, applier: Applier) -> None:
         self._worker = worker
@@ -72,7 +68,7 @@ class FollowWeightsLoop:
             self._batch_version = None
 
     async def _load_newest(self, *, wait: bool) -> None:
-        """Loads the newest known version; with `wait`, once one is available."""
+        """Loads the newest known version; with `wait`, as soon as there is one."""
         while (chain := await self._next_chain(wait=wait)) is not None:
             if await self._load(chain):
                 return
@@ -108,7 +104,7 @@ class FollowWeightsLoop:
         return await self._worker.exchange.next_update(self._applier.version, wait=wait)
 
     async def _load(self, chain: PatchChain) -> bool:
-        """False, after a pause, where the engine keeps serving the previous version."""
+        """Loads a version; False, after a pause, if the engine keeps serving the previous one."""
         report = await self._worker.offload(self._applier.apply, chain)
         await self._worker.exchange.report_update(report)
         if not report.error:

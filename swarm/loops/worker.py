@@ -1,10 +1,12 @@
-"""Worker: the parts that trainer and generator loops share.
+"""Worker: the parts that trainer and generator loops share, and the timer of generation and learning.
 
-Invariant: every part is behind a protocol or a plain function; blocking ones say so.
+Invariant: every part is behind a protocol or a plain function; blocking ones are marked.
 """
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Generator as PythonGenerator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +15,6 @@ from swarm.clock import Clock
 from swarm.config import NodeConfig
 from swarm.episode import Actions
 from swarm.interfaces import Generator, Learner, LocalExchange, Offload, Tokenizer
-from swarm.loops.overlap import Overlap
 from swarm.telemetry.shown_episodes import ShownEpisode
 from swarm.types import Draw, PolicyVersion, RolloutGroup, Task
 from swarm.weights.apply import Applier
@@ -23,13 +24,48 @@ Produce = Callable[[int, int], list[RolloutGroup]]  # blocking; number of the fi
 Ask = Callable[[int, int], Awaitable[list[RolloutGroup]]]  # the same, choosing the questions
 Evaluate = Callable[[Sequence[Task]], list[list[Actions]]]  # blocking; tries of the newest version at each task
 Greedy = Callable[[Draw], list[Actions]]  # blocking; greedy actions of the newest version for each group's task
-KeepBest = Callable[[PolicyVersion, Any, float], object]  # blocking; version, its tensors, success on held-out ones
+KeepBest = Callable[[PolicyVersion, Any, float], object]  # blocking; version, its tensors, success on held-out tasks
 Show = Callable[[Sequence[ShownEpisode]], None]  # blocking; keeps episodes of an evaluation for people
+
+
+class Overlap:
+    """Seconds spent generating, learning, and both at once; "both" seconds count under each activity too."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._active: set[str] = set()
+        self._since_s = clock.monotonic_s()
+        self.seconds = {"generate": 0.0, "learn": 0.0, "both": 0.0}
+
+    @contextmanager
+    def doing(self, what: str) -> PythonGenerator[None]:
+        """Counts the time inside as `what` ("generate" or "learn")."""
+        self._account()
+        self._active.add(what)
+        try:
+            yield
+        finally:
+            self._account()
+            self._active.discard(what)
+
+    def take(self) -> dict[str, float]:
+        """The seconds since the last call."""
+        self._account()
+        taken, self.seconds = self.seconds, dict.fromkeys(self.seconds, 0.0)
+        return taken
+
+    def _account(self) -> None:
+        now_s = self._clock.monotonic_s()
+        elapsed_s, self._since_s = now_s - self._since_s, now_s
+        for what in self._active:
+            self.seconds[what] += elapsed_s
+        if len(self._active) == 2:
+            self.seconds["both"] += elapsed_s
 
 
 @dataclass(kw_only=True)
 class Worker:
-    """What trains and generates on a node, behind protocols."""
+    """The trainer and generator of a node, behind protocols."""
 
     config: NodeConfig
     exchange: LocalExchange
@@ -47,14 +83,14 @@ class Worker:
     applier: Applier | None = None  # where another node's versions are followed
     on_progress: OnProgress = ignore_progress
     show: Show = lambda episodes: None
-    keep_best: KeepBest | None = None  # where the best version is kept for taking it out
-    close: Callable[[], None] = lambda: None  # ends what the engine started
-    saves_when_stopped: bool = False  # a cancelled learner ends its step and saves; False: all ends as by a kill
+    keep_best: KeepBest | None = None  # keeps the best version for export
+    close: Callable[[], None] = lambda: None  # ends the processes of the engine
+    saves_when_stopped: bool = False  # a cancelled learner ends its step and saves; False: it ends as by a kill
     saved_step: int = 0  # of the newest checkpoint
     checkpoint_pause_s: float = 0.0  # between two checkpoints, at least
-    may_save_at_s: float = -math.inf  # monotonic; none is due before
-    save_again_at_s: float = math.inf  # monotonic; a checkpoint that the disk did not take is written then
-    cut_off: tuple[int, int] = (-1, 0)  # number of the question whose answers were cut off last, how often in a row
+    may_save_at_s: float = -math.inf  # monotonic; no checkpoint is due before
+    save_again_at_s: float = math.inf  # monotonic; a checkpoint that the disk refused is written then
+    cut_off: tuple[int, int] = (-1, 0)  # number of the question whose answers were cut off last; times in a row
     overlap: Overlap = field(init=False)
 
     def __post_init__(self) -> None:

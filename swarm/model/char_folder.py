@@ -1,6 +1,6 @@
 """The tiny character model as a folder in Hugging Face layout, with a tokenizer that transformers and vLLM can load.
 
-Invariant: `AutoTokenizer` of such a folder gives the ids that `CharTokenizer` gives.
+Invariant: `AutoTokenizer` of this folder gives the ids that `CharTokenizer` gives.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Chat template of a model: messages to text, with contents that can be told from what the template writes.
+"""Chat template of a model: messages to text, with contents that stay distinct from the template's own text.
 
 Invariant: what it writes is a function of the template's text, its tokens and the messages. No clock enters: templates
 that ask for the date get DATE, so that every node writes the same prompt, today and when it is replayed.

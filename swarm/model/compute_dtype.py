@@ -222,7 +222,7 @@ _KINDS: Final = (_decode, _forward, _by_input, _by_weight)
 
 
 def _key(products: Products) -> str:
-    """What speeds depend on: the processor and what of it may be used, threads, torch, and the model's shape."""
+    """Key of all that speeds depend on: the usable parts of the processor, threads, torch, and the model's shape."""
     capability = " ".join(f"{name}={os.environ[name]}" for name in _CAPABILITIES if name in os.environ)
     shape = ",".join(f"{inputs}x{outputs}*{count}" for (inputs, outputs), count in sorted(products.items()))
     level = torch.backends.cpu.get_cpu_capability()

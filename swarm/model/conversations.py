@@ -33,7 +33,7 @@ class Conversations:
         self._are_ended: list[bool] = [False]  # whether the newest action of each has its end token
 
     def observe(self, transition: Transition, is_ended: bool) -> Observation:
-        """What comes before the next action.
+        """The tokens before the next action.
 
         Args:
             transition: of the newest action; not the end.

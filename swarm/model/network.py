@@ -98,11 +98,11 @@ def tiny_network(seed: int = 0) -> nn.Module:
         return cast("nn.Module", LlamaForCausalLM(config)).eval()
 
 
-def save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
+def save_tensors(state: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
     """Writes published tensors as one safetensors file, whole or not at all. Raises OSError (a full disk)."""
     staging = path.with_name(f".{path.name}.partial")
     try:
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, staging)
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, staging, metadata)
         staging.replace(path)
     except SafetensorError as error:  # what the system refused has this name, too
         raise OSError(f"{path.name}: {error}") from error

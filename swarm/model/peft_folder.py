@@ -9,14 +9,17 @@ from typing import Final
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from swarm.errors import ConfigError
 from swarm.model.lora import LoraLinear
+from swarm.model.network import save_tensors
 from swarm.model.published_dtype import published_dtype
+from swarm.model.version_digest import PublishedTensors, live_state, published_state
 
 _TENSORS: Final = "adapter_model.safetensors"
+_FACTORS: Final = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}  # ours -> PEFT's
 
 
 def write_adapter(network: nn.Module, folder: Path, base_name: str) -> None:
@@ -27,21 +30,30 @@ def write_adapter(network: nn.Module, folder: Path, base_name: str) -> None:
         folder: that is there.
         base_name: of the initial model, as PEFT looks for it.
     """
-    published = published_dtype(network)
-    tensors = {name: tensor.to(published) for name, tensor in _named(network).items()}
-    save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
-    adapted = {name: layer for name, layer in network.named_modules() if isinstance(layer, LoraLinear)}
-    ((rank, scale),) = {(layer.lora_a.shape[0], layer.scale) for layer in adapted.values()}
+    (scale,) = {layer.scale for layer in network.modules() if isinstance(layer, LoraLinear)}
+    write_published_adapter(published_state(network), scale, folder, base_name)
+
+
+def write_published_adapter(adapters: PublishedTensors, scale: float, folder: Path, base_name: str = "") -> None:
+    """Writes published adapters of one rank to a folder that is there; `base_name` as of `write_adapter`.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    named = {_peft_name(name): tensor for name, tensor in adapters.items()}
+    save_tensors(named, folder / _TENSORS, metadata={"format": "pt"})
+    (rank,) = {tensor.shape[0] for name, tensor in adapters.items() if name.endswith(".lora_a")}
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_name,
+        "base_model_name_or_path": base_name or None,
         "r": rank,
-        "lora_alpha": scale * rank,
+        "lora_alpha": scale * rank,  # PEFT scales by alpha / r
         "lora_dropout": 0.0,
-        "target_modules": sorted({name.rpartition(".")[2] for name in adapted}),
+        "target_modules": sorted({name.split(".")[-2] for name in adapters}),
         "bias": "none",
         "fan_in_fan_out": False,
+        "use_rslora": False,
         "inference_mode": True,
     }
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
@@ -53,7 +65,7 @@ def read_adapter(network: nn.Module, folder: Path) -> None:
     Raises:
         ConfigError: the folder is damaged, or was written from another network.
     """
-    own = _named(network)
+    own = {_peft_name(name): tensor for name, tensor in live_state(network).items()}
     try:
         tensors = load_file(folder / _TENSORS)
     except (OSError, SafetensorError) as error:
@@ -66,11 +78,6 @@ def read_adapter(network: nn.Module, folder: Path) -> None:
             tensor.copy_(tensors[name].to(published))
 
 
-def _named(network: nn.Module) -> dict[str, torch.Tensor]:
-    """Adapter factors under PEFT's names; they share memory with the network."""
-    return {
-        f"base_model.model.{name}.lora_{which}.weight": factor.detach().contiguous()
-        for name, layer in network.named_modules()
-        if isinstance(layer, LoraLinear)
-        for which, factor in (("A", layer.lora_a), ("B", layer.lora_b))
-    }
+def _peft_name(name: str) -> str:
+    layer, _, factor = name.rpartition(".")
+    return f"base_model.model.{layer}.{_FACTORS[factor]}"

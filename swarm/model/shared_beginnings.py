@@ -1,6 +1,6 @@
 """Beginnings that token sequences share, and the networks for which one copy of them does.
 
-Engine and learner compute such a beginning once, with other columns between it and what follows.
+Engine and learner compute a shared beginning once, with other columns between it and what follows.
 """
 
 from collections.abc import Iterable, Sequence

@@ -42,7 +42,7 @@ _TEXT_FILES = ["*.json", "*.jinja"]
 
 
 def default_cache_dir() -> Path:
-    """Where converted models live: $SWARM_CACHE, or ~/.cache/swarm-trainer."""
+    """The folder of converted models: $SWARM_CACHE, or ~/.cache/swarm-trainer."""
     return Path(os.environ.get("SWARM_CACHE") or Path.home() / ".cache" / "swarm-trainer")
 
 
@@ -71,7 +71,7 @@ def resolve_source(config: ModelConfig, cache_dir: Path | None, *, with_weights:
 
 
 def is_char_model(source: str) -> bool:
-    """Whether a model source is a character model: a shipped one, or the folder of an exported one."""
+    """True for a character model: a shipped one, or the folder of an exported one."""
     try:
         settings = json.loads((Path(source).expanduser() / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

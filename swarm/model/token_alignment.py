@@ -47,7 +47,7 @@ class Alignment:
 
 
 def token_ends(byte_lengths: Sequence[int] | IntArray, is_ended: bool) -> Positions:
-    """Where each token ends.
+    """The byte at which each token ends.
 
     Args:
         byte_lengths: [T], bytes of the text that each token stands for; some may stand for none.
@@ -133,7 +133,7 @@ def _beginning(text: str, token_ids: Sequence[int], most: int, tokenizer: Tokeni
 
 
 def aligned_logprobs(rollout: Rollout, tokenizer: Tokenizer) -> tuple[Positions, NDArray[np.float32]] | None:
-    """What the sender's log-probs say about our tokens of its text.
+    """The sender's log-probs on our tokens of its text.
 
     Returns:
         (segment of each token of `tokenizer.encode_response(rollout.text)`, the sender's log-prob of each segment at

@@ -54,7 +54,7 @@ class CharTokenizer:
         return self._read(text, f"environment {task.env!r}")
 
     def encode_observation(self, messages: Sequence[Message], is_ended: bool) -> list[int]:
-        """Ids of the contents one behind the other, verbatim; what tells turns apart is the end token before them.
+        """Ids of the contents one behind the other, verbatim; the end token before a turn separates it.
 
         Raises:
             ConfigError: a character that the tiny model lacks.
@@ -96,7 +96,7 @@ class HfTokenizer:
         settings = _read_json(folder / "tokenizer_config.json")
         self._eos_token = token_text(settings.get("eos_token", ""))
         self._template = read_chat_template(folder, settings, arguments or {})
-        # Embeddings are often padded beyond the tokenizer; such an id is legal and stands for no text.
+        # Embeddings are often padded beyond the tokenizer; an id there is legal and stands for no text.
         in_model = _read_json(folder / "config.json").get("vocab_size", 0)
         self.vocab_size = max(int(in_model), self._tokenizer.get_vocab_size(with_added_tokens=True))
         self._textless_ids = frozenset(range(self.vocab_size)) - set(self._tokenizer.get_vocab(True).values())

@@ -126,7 +126,7 @@ def find_turn_markers(render: Render, ends: Sequence[str]) -> TurnMarkers:
     probe = _Probe(render)
     try:
         return _find(probe, ends, {TOOL, SYSTEM})
-    except ConfigError:  # few give a meaning to a system message behind the first; it is said by the user then
+    except ConfigError:  # few give a meaning to a second system message; the user takes its role then
         return _find(probe, ends, {TOOL})
 
 
@@ -158,7 +158,7 @@ def _find(probe: "_Probe", ends: Sequence[str], wanted: Collection[str]) -> Turn
 
 
 class _Probe:
-    """What the template writes behind the model's last turn."""
+    """The template's text behind the model's last turn."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
@@ -172,7 +172,7 @@ class _Probe:
         return added
 
     def measure(self, roles: Sequence[str]) -> list[str]:
-        """What it writes around messages of these roles, in a short conversation. Raises ConfigError."""
+        """The template's text around messages of these roles, in a short conversation. Raises ConfigError."""
         contents = [f"observed{index}" for index in range(len(roles))]
         messages = [Message(role=role, content=content) for role, content in zip(roles, contents, strict=True)]
         rest = self.added(_USER_ONLY, _ACTION_END, messages)
@@ -211,7 +211,7 @@ def _histories(tool: str | None, is_paired: bool) -> list[tuple[str, Sequence[Me
 
 
 def _can_render(probe: _Probe, role: str, rendered_as: Mapping[str, str]) -> bool:
-    """Whether the role can stand here, alone and beside the others."""
+    """True where the role can stand here, alone and beside the others."""
     try:
         probe.measure((role,))
         for other in {*rendered_as.values()} - {role}:
@@ -223,7 +223,7 @@ def _can_render(probe: _Probe, role: str, rendered_as: Mapping[str, str]) -> boo
 
 
 def _pair(probe: _Probe, pair: tuple[str, str], first: Mapping[str, str], last: Mapping[str, str]) -> str | None:
-    """What stands between the two; None where the template does not allow them."""
+    """The text between the two; None where the template does not allow them."""
     try:
         opening, between, closing = probe.measure(pair)
     except ConfigError:
@@ -234,7 +234,7 @@ def _pair(probe: _Probe, pair: tuple[str, str], first: Mapping[str, str], last: 
 
 
 def _form(probe: _Probe, role: str, first: str, last: str) -> Form:
-    """What the template does to contents of the role."""
+    """The template's treatment of contents of the role."""
     found = [
         (content, probe.added(_USER_ONLY, _ACTION_END, [Message(role=role, content=content)])) for content in _CONTENTS
     ]
@@ -281,7 +281,7 @@ def _check(
 def _added_where_possible(probe: _Probe, history: Sequence[Message], messages: Sequence[Message]) -> str | None:
     try:
         return probe.added(history, _ACTION_END, messages)
-    except ConfigError:  # it renders no such conversation at all, such as one with a system message
+    except ConfigError:  # it renders no conversation of this kind at all, as one with a system message
         return None
 
 

@@ -17,7 +17,7 @@ from swarm.episode import Actions, TurnStatus
 from swarm.types import Correction
 
 RATIO_CEILING = 20.0
-"""Of the ratio of another node's token to its generator, who may claim any log-prob; see `objective.scored`."""
+"""Ceiling of ratios of other nodes' tokens, whose generators may claim any log-prob; see `coefficients.scored`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,15 +37,9 @@ class MassClip:
     used: Tensor | None = None  # float64 [M, 2], what micro-batches before this one took of each group's bound
 
 
+_OPTIONAL_BY_TOKEN = ("proximal_logprobs", "reference_logprobs", "segment_ids", "segment_logprobs", "conversation_ids")
 _PER_GROUP = ("baseline_rewards",)  # tensors [M]; every other one is [N], [N, L] or [N, K]
-_TUPLES = (
-    "corrections",
-    "texts",
-    "state_keys",
-    "turn_statuses",
-    "turn_roles",
-    "actions",
-)  # N values of each, where it is there
+_TUPLES = ("corrections", "texts", "state_keys", "turn_statuses", "turn_roles", "actions")  # N values each, or None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +54,7 @@ class Batch:
     mask: Tensor  # bool [N, L], True on trained tokens
     behavior_logprobs: Tensor  # float32 [N, L], nats, the generator's own at `temperature`
     rewards: Tensor  # float32 [N]
-    advantages: Tensor  # float [N, L]; 0 until `objective.with_advantages` filled it
+    advantages: Tensor  # float [N, L]; 0 until `coefficients.with_advantages` filled it
     turn_ids: Tensor  # int64 [N, L]
     group_index: Tensor  # int64 [N], into the M groups
     age_steps: Tensor  # int64 [N]
@@ -91,8 +85,8 @@ class Batch:
     turn_rewards: Tensor | None = None  # float32 [N, K], of the replay here; like all below None: single answers only
     num_turns: Tensor | None = None  # int64 [N]
     num_calls: Tensor | None = None  # int64 [N, K], well-formed tool calls of each turn
-    answer_probs: Tensor | None = None  # float32 [N, K], see `swarm.learn.answer_scores`; scored for recipes that ask
-    feedback_shifts: Tensor | None = None  # float32 [N, K], see `swarm.learn.feedback_shifts`; as `answer_probs`
+    answer_probs: Tensor | None = None  # float32 [N, K], `swarm.learn.requested_scores`; for recipes that ask
+    feedback_shifts: Tensor | None = None  # float32 [N, K], as `answer_probs`
     state_keys: tuple[tuple[str, ...], ...] | None = None  # N of num_turns, of the state after each turn; "": none
     turn_statuses: tuple[tuple[TurnStatus, ...], ...] | None = None  # N of num_turns
     turn_roles: tuple[tuple[str, ...], ...] | None = None  # N of num_turns, who acted; "": no role. None: no roles
@@ -112,13 +106,7 @@ class Batch:
         assert self.mask.shape == shape and self.mask.dtype == torch.bool
         for name in ("behavior_logprobs", "advantages", "turn_ids"):
             assert getattr(self, name).shape == shape, name
-        for name in (
-            "proximal_logprobs",
-            "reference_logprobs",
-            "segment_ids",
-            "segment_logprobs",
-            "conversation_ids",
-        ):
+        for name in _OPTIONAL_BY_TOKEN:
             assert getattr(self, name) is None or getattr(self, name).shape == shape, name
         for name in ("rewards", "group_index", "age_steps", "is_external", "temperature", "length", "max_new_tokens"):
             assert getattr(self, name).shape == shape[:1], name
@@ -205,11 +193,10 @@ class Batch:
             mask: bool, of that shape; what is scored.
             conversation_ids: int64, of that shape; None: all are in the first.
         """
-        dropped = ("proximal_logprobs", "reference_logprobs", "segment_ids", "segment_logprobs", "conversation_ids")
         by_token = ("token_ids", "mask", "behavior_logprobs", "advantages", "turn_ids")
         # Without its tokens first: a copy of them for each place would be most of the memory.
         bare = replace(
-            self, **dict.fromkeys(dropped), **{name: getattr(self, name)[:, :0] for name in by_token}
+            self, **dict.fromkeys(_OPTIONAL_BY_TOKEN), **{name: getattr(self, name)[:, :0] for name in by_token}
         ).select(rollouts)
         zeros = torch.zeros(token_ids.shape, device=token_ids.device)
         return replace(

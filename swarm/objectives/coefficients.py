@@ -6,7 +6,7 @@ Shape letters: N rollouts, L longest response in tokens.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import inf, log
 from typing import Literal, cast
 
@@ -18,12 +18,11 @@ from swarm.objectives.batch import Batch
 from swarm.objectives.mass_clip import clip_factors, rollout_masses
 from swarm.objectives.part import Requirement, Scored, on_mask
 from swarm.objectives.recipe import Recipe
-from swarm.objectives.roles import role_rewards, tokens_of_roles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coefficients:
-    """What the backward pass needs of a recipe."""
+    """Input of the backward pass from a recipe."""
 
     logprobs: Tensor  # [N, L], d(loss)/d(log pi_t), 0 off the mask
     entropy: Tensor | None  # [N, L], d(loss)/d(entropy_t); None where no part uses it with gradient
@@ -42,16 +41,8 @@ class Coefficients:
             whole[members] = values
             return whole
 
-        return Coefficients(
-            logprobs=place(self.logprobs),
-            entropy=None if self.entropy is None else place(self.entropy),
-            loss=self.loss,
-            log_ratio=place(self.log_ratio),
-            bounded=place(self.bounded),
-            factor=place(self.factor),
-            masses=place(self.masses),
-            kept=place(self.kept),
-        )
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(self, **{name: place(value) for name, value in values.items() if isinstance(value, Tensor)})
 
 
 def check_legal(recipe: Recipe, batch: Batch) -> None:
@@ -81,8 +72,8 @@ def with_advantages(recipe: Recipe, batch: Batch, external: Literal["all", "posi
         batch, advantages = _advantages(recipe, batch)
     else:  # each role has rewards and statistics of its own, as if the others were not there
         advantages = torch.zeros_like(batch.advantages)
-        for role, is_theirs in tokens_of_roles(batch).items():
-            own = replace(batch, rewards=role_rewards(batch, role))
+        for role, is_theirs in _tokens_of_roles(batch).items():
+            own = replace(batch, rewards=_role_rewards(batch, role))
             own = with_mask(replace(own, outcomes=own.rewards), batch.mask & is_theirs)
             _, of_role = _advantages(recipe, replace(own, length=own.mask.sum(dim=1)))
             advantages = torch.where(is_theirs, of_role.to(advantages.dtype), advantages)
@@ -98,6 +89,27 @@ def _advantages(recipe: Recipe, batch: Batch) -> tuple[Batch, Tensor]:
         batch = replace(batch, rewards=part(batch))
     advantages = recipe.advantage(batch)
     return batch, advantages[:, None].expand(batch.mask.shape) if advantages.dim() == 1 else advantages
+
+
+def _tokens_of_roles(batch: Batch) -> dict[str, Tensor]:
+    """Role -> bool [N, L], tokens of its turns; "" is for turns of no role, which count with the whole episode.
+
+    A rollout counts once in the statistics of a role, however many turns that role had in it.
+    """
+    found: dict[str, Tensor] = {}
+    for rollout, turns in enumerate(batch.turn_roles or ()):
+        for turn, role in enumerate(turns):
+            tokens = found.setdefault(role, torch.zeros_like(batch.mask))
+            tokens[rollout] |= batch.turn_ids[rollout] == turn
+    return found
+
+
+def _role_rewards(batch: Batch, role: str) -> Tensor:
+    """Reward [N] of each episode for a role; 0 where its environment named none."""
+    if not role:
+        return batch.rewards
+    rewards = batch.reward_parts.get(role)
+    return torch.zeros_like(batch.rewards) if rewards is None else rewards.to(batch.rewards.dtype)
 
 
 def scored(
@@ -134,12 +146,19 @@ def within_bounds(recipe: Recipe, batch: Batch, logprobs: Tensor) -> Batch:
 
     Where the recipe takes log-probs of the generator, those that another node claims, also one that follows our own
     policy, cannot blow the step up: tokens whose ratio exceeds `batch.ratio_ceiling`, or falls below its inverse at a
-    negative advantage, leave the mask before any ratio is formed, so that that of a sequence is of the others.
+    negative advantage, leave the mask before any ratio is formed, so that the ratio of a sequence is that of the other
+    tokens.
     """
-    if batch.ratio_band < inf:
-        batch = _within_band(batch, logprobs)
     is_claimed = _is_claimed(recipe, batch)
-    return batch if is_claimed is None else _within_ceiling(batch, logprobs, is_claimed)
+    if is_claimed is None and batch.ratio_band == inf:
+        return batch
+    log_ratio = logprobs.detach() - batch.behavior_logprobs.to(logprobs.dtype)  # NaN where unknown: never beyond
+    is_beyond = log_ratio.abs() > log(batch.ratio_band)
+    if is_claimed is not None:
+        most = log(batch.ratio_ceiling)
+        is_lie = (log_ratio > most) | ((log_ratio < -most) & (batch.advantages < 0))
+        is_beyond |= is_lie & is_claimed[:, None]
+    return with_mask(batch, batch.mask & ~is_beyond)
 
 
 def _is_claimed(recipe: Recipe, batch: Batch) -> Tensor | None:
@@ -148,21 +167,6 @@ def _is_claimed(recipe: Recipe, batch: Batch) -> Tensor | None:
         return None
     is_claimed = batch.from_peers & batch.has_logprobs
     return is_claimed if bool(is_claimed.any()) else None
-
-
-def _within_ceiling(batch: Batch, logprobs: Tensor, is_claimed: Tensor) -> Batch:
-    """The batch without the claimed tokens that are beyond the ceiling."""
-    most = log(batch.ratio_ceiling)
-    log_ratio = logprobs.detach() - batch.behavior_logprobs.to(logprobs.dtype)
-    is_beyond = (log_ratio > most) | ((log_ratio < -most) & (batch.advantages < 0))
-    mask = batch.mask & ~(is_beyond & is_claimed[:, None])
-    return with_mask(batch, mask)
-
-
-def _within_band(batch: Batch, logprobs: Tensor) -> Batch:
-    """The batch without the tokens whose known ratio is outside the band."""
-    log_ratio = logprobs.detach() - batch.behavior_logprobs.to(logprobs.dtype)  # NaN where unknown: never outside
-    return with_mask(batch, batch.mask & ~(log_ratio.abs() > log(batch.ratio_band)))
 
 
 def with_mask(batch: Batch, mask: Tensor) -> Batch:
@@ -226,7 +230,7 @@ def coefficients(
 
 
 def _nothing(batch: Batch, logprobs: Tensor) -> Coefficients:
-    """Of a batch without a token to learn from: statistics over none mean nothing."""
+    """Coefficients of a batch without a token to learn from, over which no statistic is defined."""
     zeros = torch.zeros_like(logprobs)
     return Coefficients(
         logprobs=zeros,

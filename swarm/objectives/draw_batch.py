@@ -1,24 +1,25 @@
 """The batch of a draw: rollouts as tensors, those of another tokenizer cut anew into our own tokens.
 
 Invariant: a token is trained only where a model chose it, and rows of another tokenizer are no longer than our own.
-Shape letters: N rollouts, L longest response in tokens, P prompt tokens.
+Shape letters: N rollouts, L longest response in tokens, P prompt tokens, K most turns of a rollout.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from swarm.episode import EpisodeOutcome, Transition
+from swarm.environments.tool_calls import parse_action
+from swarm.episode import OUTCOME, EpisodeOutcome, Transition
 from swarm.errors import ConfigError
 from swarm.interfaces import TaskOf, Tokenizer
 from swarm.model.conversations import Conversations, conversation_ids
 from swarm.model.token_alignment import aligned_logprobs, cut_to_limit
 from swarm.objectives.batch import Batch
-from swarm.objectives.turn_columns import named_rewards, outcome_of, turn_columns
-from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Rollout, ScoredGroup
+from swarm.types import Correction, Draw, DrawnGroup, FinishReason, FloatArray, Rollout, ScoredGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,17 +70,21 @@ def make_batch(
     is_from_peer = [not drawn.scored.is_made_here for drawn in draw.groups]
     is_newcomer = [not drawn.is_established for drawn in draw.groups]
     is_external = is_from_peer if policy_id is None else [not d.scored.is_own_policy(policy_id) for d in draw.groups]
+    most_tokens = [rollout.sampling.max_new_tokens * max(1, len(rollout.actions)) for rollout in rollouts]
     length = max(1, max(response.token_ids.shape[0] for response in responses))
     mask = _padded([response.mask for response in responses], length, np.bool_)
     logprobs = np.where(mask, _padded([r.logprobs for r in responses], length, np.float32), np.float32(0))
 
     segments = _segments(responses, mask)
     conversations = _padded([r.conversation_ids for r in responses], length, np.int64)
-    turns, named = turn_columns(groups), named_rewards(groups)
 
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
+    turns: dict[str, Any] = {
+        name: tensor(values) if isinstance(values, np.ndarray) else values
+        for name, values in turn_columns(groups).items()
+    }
     return Batch(
         token_ids=tensor(_padded([r.token_ids for r in responses], length, np.int64)),
         mask=tensor(mask),
@@ -94,7 +99,7 @@ def make_batch(
         is_newcomer=tensor(_per_rollout(draw.groups, is_newcomer, np.bool_)) if any(is_newcomer) else None,
         temperature=tensor(np.array([_temperature(rollout) for rollout in rollouts], np.float32)),
         length=tensor(mask.sum(axis=1).astype(np.int64)),
-        max_new_tokens=tensor(np.array([_most_tokens(rollout) for rollout in rollouts], np.int64)),
+        max_new_tokens=tensor(np.array(most_tokens, np.int64)),
         is_truncated=tensor(np.array([rollout.finish is FinishReason.LENGTH for rollout in rollouts], np.bool_)),
         corrections=tuple(response.correction for response in responses),
         prompts=tuple(prompts),
@@ -108,14 +113,8 @@ def make_batch(
         segment_ids=None if segments is None else tensor(segments[0]),
         segment_logprobs=None if segments is None else tensor(segments[1]),
         conversation_ids=tensor(conversations) if conversations.any() else None,
-        turn_rewards=None if turns is None else tensor(turns.turn_rewards),
-        num_turns=None if turns is None else tensor(turns.num_turns),
-        num_calls=None if turns is None else tensor(turns.num_calls),
-        state_keys=None if turns is None else turns.state_keys,
-        turn_statuses=None if turns is None else turns.turn_statuses,
-        turn_roles=None if turns is None else turns.turn_roles,
-        actions=None if turns is None else turns.actions,
-        reward_parts={name: tensor(values) for name, values in named.items()},
+        reward_parts={name: tensor(values) for name, values in named_rewards(groups).items()},
+        **turns,
     )
 
 
@@ -130,7 +129,7 @@ def own_prompt_ids(scored: ScoredGroup, tokenizer: Tokenizer, task_of: TaskOf | 
 
 
 def _as_scored(scored: ScoredGroup, tokenizer: Tokenizer) -> ScoredGroup:
-    """A group with its rollouts as they were scored: texts that others send cost no more than answers of our own."""
+    """A group with its rollouts cut as they were scored: texts of other nodes cost no more than answers of our own."""
     if scored.is_made_here or scored.correction is not Correction.TEXT_ONLY:
         return scored
     rollouts = tuple(cut_to_limit(rollout, tokenizer) for rollout in scored.group.rollouts)
@@ -140,7 +139,7 @@ def _as_scored(scored: ScoredGroup, tokenizer: Tokenizer) -> ScoredGroup:
 def _response(scored: ScoredGroup, place: int, tokenizer: Tokenizer) -> _Response:
     rollout, correction = scored.group.rollouts[place], scored.correction
     trace = rollout.trace
-    outcome = outcome_of(scored, place)
+    outcome = _outcomes(scored)[place]
     if correction is Correction.TEXT_ONLY or trace is None:
         return _reencoded(rollout, outcome, Conversations(tokenizer, scored.group.env), tokenizer)
     if trace.logprobs is None or correction is not Correction.EXACT:
@@ -177,8 +176,8 @@ def _reencoded(
         in_conversation += [conversation] * len(action)
         seen: Sequence[int] = ()
         if turn < len(rollout.actions) - 1:
-            told = outcome.transitions[turn] if outcome and turn < len(outcome.transitions) else Transition()
-            seen, conversation = conversations.observe(told, action[-1] in tokenizer.eos_ids)
+            reply = outcome.transitions[turn] if outcome and turn < len(outcome.transitions) else Transition()
+            seen, conversation = conversations.observe(reply, action[-1] in tokenizer.eos_ids)
         in_conversation += [conversation] * len(seen)
         ids += [*action, *seen]
         is_trained += [False] * len(seen)
@@ -196,9 +195,9 @@ def _reencoded(
 
 
 def _is_ended(rollout: Rollout, turn: int, length: int) -> bool:
-    """Whether the generator ended a turn itself, and so that its `length` tokens here are within its limit.
+    """True where the generator ended a turn itself, and the turn's `length` tokens here are within its limit.
 
-    Of a turn before the last it shows in the number of its tokens.
+    For a turn before the last one, the number of its tokens tells.
     """
     if turn == len(rollout.actions) - 1:
         return rollout.finish is FinishReason.STOP
@@ -218,14 +217,63 @@ def _segments(responses: Sequence[_Response], mask: np.ndarray) -> tuple[np.ndar
     return np.where(mask, ids, -1), np.where(mask, logprobs, np.float32(0))
 
 
-def _most_tokens(rollout: Rollout) -> int:
-    """What it may have of action tokens: the generator's limit is a turn's."""
-    return rollout.sampling.max_new_tokens * max(1, len(rollout.actions))
-
-
 def _temperature(rollout: Rollout) -> float:
     # Greedy text has no temperature at which its log-probs mean anything; it is scored at 1.
     return rollout.sampling.temperature if rollout.sampling.temperature > 0 else 1.0
+
+
+def turn_columns(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
+    """Fields of `Batch` on the turns of groups, in order; none where no rollout has several and no turn a reward.
+
+    Turns are those of `Rollout.actions`; a rollout without a replayed outcome has turns of reward 0.
+    """
+    episodes = [pair for group in groups for pair in zip(group.group.rollouts, _outcomes(group), strict=True)]
+    transitions = [_transitions(rollout, outcome) for rollout, outcome in episodes]
+    if all(len(each) < 2 and not any(turn.reward for turn in each) for each in transitions):
+        return {}
+    most = max(map(len, transitions))
+    turn_rewards = np.zeros((len(episodes), most), np.float32)
+    num_calls = np.zeros((len(episodes), most), np.int64)
+    for row, ((rollout, _), turns) in enumerate(zip(episodes, transitions, strict=True)):
+        turn_rewards[row, : len(turns)] = [turn.reward for turn in turns]
+        num_calls[row, : len(turns)] = [
+            len(parse_action(text).calls) + turn.num_calls for text, turn in zip(rollout.actions, turns, strict=True)
+        ]
+    has_roles = any(turn.role for each in transitions for turn in each)
+    return {
+        "turn_rewards": turn_rewards,
+        "num_turns": np.array([len(each) for each in transitions], np.int64),
+        "num_calls": num_calls,
+        "state_keys": tuple(tuple(turn.state_key for turn in each) for each in transitions),
+        "turn_statuses": tuple(tuple(turn.status for turn in each) for each in transitions),
+        "turn_roles": tuple(tuple(turn.role for turn in each) for each in transitions) if has_roles else None,
+        "actions": tuple(rollout.actions for rollout, _ in episodes),
+    }
+
+
+def named_rewards(groups: Sequence[ScoredGroup]) -> dict[str, FloatArray]:
+    """Every named reward [N], 0 where an episode does not have it; none where the reward is the only one."""
+    if not any(group.outcomes for group in groups):
+        return {}
+    rewards: list[Mapping[str, float]] = [
+        {OUTCOME: value} if outcome is None else outcome.rewards
+        for group in groups
+        for outcome, value in zip(_outcomes(group), group.rewards.tolist(), strict=True)
+    ]
+    names = sorted({name for each in rewards for name in each})
+    return {name: np.array([each.get(name, 0.0) for each in rewards], np.float32) for name in names}
+
+
+def _outcomes(group: ScoredGroup) -> Sequence[EpisodeOutcome | None]:
+    """Outcome of each rollout; None where the reward is all that there is."""
+    return group.outcomes or (None,) * len(group.group.rollouts)
+
+
+def _transitions(rollout: Rollout, outcome: EpisodeOutcome | None) -> list[Transition]:
+    """A transition for each action; those after the end of the environment changed nothing."""
+    found = [] if outcome is None else list(outcome.transitions[: len(rollout.actions)])
+    following = replace(found[-1], messages=(), reward=0.0, num_calls=0) if found else Transition()
+    return found + [following] * (len(rollout.actions) - len(found))
 
 
 def _padded(rows: Sequence[np.ndarray], length: int, dtype: type) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Which recipe learns from which kind of rollouts, and a step that mixes them.
+"""Recipes by kind of rollouts, and steps that mix kinds.
 
 Invariant: every group of a step is learned from by exactly one recipe, one that accepts its kind, and the totals by
 which losses are divided are those of the whole step; so slices add up as micro-batches do. Groups of newcomers are
@@ -73,7 +73,7 @@ class RecipeSet:
 
     @property
     def needs(self) -> frozenset[Requirement]:
-        """What a run must supply."""
+        """Requirements of every recipe that may be used."""
         return frozenset[Requirement]().union(*(recipe.needs for recipe in self.used.values()))
 
     def with_main(self, recipe: Recipe) -> "RecipeSet":
@@ -103,11 +103,17 @@ class RecipeSet:
             ((is_newcomers, name),) = groups
             places = torch.arange(batch.num_rollouts, device=batch.mask.device)
             return [RecipeSlice(name=name, recipe=recipes[name], places=places, batch=batch, is_newcomers=is_newcomers)]
-        step_tokens = _tokens_without_newcomers(batch)
-        return [
-            _slice(name, recipes[name], batch, groups[is_newcomers, name], step_tokens, is_newcomers)
-            for is_newcomers, name in sorted(groups)
-        ]
+        totals = {
+            "step_tokens": _tokens_without_newcomers(batch),
+            "step_rollouts": batch.step_rollouts,
+            "step_groups": batch.step_groups,
+        }
+        slices: list[RecipeSlice] = []
+        for is_newcomers, name in sorted(groups):
+            places, part = batch.of_groups(groups[is_newcomers, name])
+            part, recipe = replace(part, **totals), recipes[name]
+            slices.append(RecipeSlice(name=name, recipe=recipe, places=places, batch=part, is_newcomers=is_newcomers))
+        return slices
 
 
 def merged(batch: Batch, slices: Sequence[RecipeSlice]) -> Batch:
@@ -126,14 +132,6 @@ def _joined(values: Sequence[Tensor], slices: Sequence[RecipeSlice]) -> Tensor:
     return joined
 
 
-def _slice(
-    name: str, recipe: Recipe, batch: Batch, groups: Sequence[int], step_tokens: int, is_newcomers: bool
-) -> RecipeSlice:
-    places, part = batch.of_groups(groups)
-    part = replace(part, step_tokens=step_tokens, step_rollouts=batch.step_rollouts, step_groups=batch.step_groups)
-    return RecipeSlice(name=name, recipe=recipe, places=places, batch=part, is_newcomers=is_newcomers)
-
-
 def _tokens_without_newcomers(batch: Batch) -> int:
     """Tokens of the step, were the rollouts of newcomers as long as the others are: long ones would dilute these."""
     is_new = batch.newcomers
@@ -145,7 +143,7 @@ def _tokens_without_newcomers(batch: Batch) -> int:
 
 
 def _kinds(batch: Batch) -> dict[int, Correction]:
-    """Kind of each group; one with members of several kinds has that of the member that knows least."""
+    """Kind of each group; a group of several kinds has the one with the least information."""
     order = tuple(Correction)
     kinds: dict[int, Correction] = {}
     for group, kind in zip(batch.group_index.tolist(), batch.corrections, strict=True):

@@ -18,10 +18,8 @@ from torch import Tensor
 from swarm.objectives.batch import Batch, MassClip, Masses
 from swarm.objectives.part import Scope, on_mask
 from swarm.objectives.recipe import Recipe
+from swarm.trust_policy import MASS_FACTOR
 
-MASS_FACTOR: Final = 3.0
-"""Of an established node's bound to the mean of own groups: groups differ in length and in how many answers are right.
-Newcomers have 1: half of their honest groups lose a little, a hostile one half of what it does to the weights."""
 WINDOW: Final = 64  # updates whose own groups are the reference
 
 
@@ -43,7 +41,7 @@ def clip_factors(batch: Batch, masses: Tensor) -> Tensor | None:
     """Factor [N] in (0, 1] of each rollout's coefficients; None where every group is within its bound.
 
     Args:
-        batch: what of a group is in no batch before it, says `mass_clip.used`.
+        batch: `mass_clip.used` holds the part of each group's bound that earlier batches took.
         masses: [N, 2], of its rollouts.
     """
     clip = batch.mass_clip
@@ -88,10 +86,10 @@ def clip_figures(parts: Iterable[tuple[Batch, Tensor]]) -> tuple[int, float]:
 
 
 def scope_of(recipe: Recipe, batch: Batch, num_ranks: int = 1) -> Scope:
-    """How far a coefficient reaches with the clip: to the step while there is no reference but the step itself.
+    """Reach of a coefficient with the clip: the step while there is no reference but the step itself.
 
-    Micro-batches one after the other take what is left of a group's bound; those of several processes cannot tell each
-    other, and hold whole groups.
+    Micro-batches one after the other take what is left of a group's bound; those of several processes share no such
+    count, and hold whole groups.
     """
     if batch.mass_clip is None or not bool(batch.from_peers.any()):
         return recipe.scope
@@ -159,5 +157,5 @@ class MassHistory:
 
     @staticmethod
     def from_json(data: Any) -> "MassHistory":
-        """Of a checkpoint; one without it begins anew."""
+        """The history in a checkpoint; empty data begins anew."""
         return MassHistory({name: [list(pair) for pair in pairs] for name, pairs in dict(data).items()})

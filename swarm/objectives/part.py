@@ -1,7 +1,7 @@
-"""What a recipe is made of: small frozen functions with named constants, one base class for each kind.
+"""Parts of a recipe: small frozen functions with named constants, one base class for each kind.
 
-Invariant: a part is a pure function of what it is given; its constants are its fields, and what it must
-remember between steps is plain data in `Batch.memory`, so that checkpoint and draws reproduce a run.
+Invariant: a part is a pure function of its arguments; its constants are its fields, and its memory between
+steps is plain data in `Batch.memory`, so that checkpoint and draws reproduce a run.
 Shape letters: N rollouts, L longest response in tokens.
 """
 
@@ -36,7 +36,7 @@ Memory = Mapping[str, Any]
 
 
 class Scope(StrEnum):
-    """What a token's coefficient depends on; beyond a rollout the step is scored before its first backward."""
+    """Tokens that a coefficient depends on; beyond a rollout the step is scored before its first backward."""
 
     TOKEN = "token"
     ROLLOUT = "rollout"
@@ -50,7 +50,7 @@ class Scope(StrEnum):
 
 
 class Requirement(StrEnum):
-    """What a part takes besides text, tokens, rewards and groups; a run that cannot supply it is refused."""
+    """Input of a part besides text, tokens, rewards and groups; a run that cannot supply it is refused."""
 
     BEHAVIOR_LOGPROBS = "behavior_logprobs"  # of the generator, at its temperature: every rollout is EXACT
     PROXIMAL_LOGPROBS = "proximal_logprobs"  # of the policy at the start of the update
@@ -137,7 +137,7 @@ class Scored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenLosses:
-    """What a weight rule makes of every token."""
+    """Result of a weight rule for every token."""
 
     losses: Tensor  # [N, L]
     bounded: Tensor  # bool [N, L], tokens whose gradient the rule removed or capped
@@ -150,7 +150,7 @@ def unbounded(losses: Tensor) -> TokenLosses:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """Where a constant may lie, as part of its type: `width: Annotated[float, Bound(above=0)] = 0.2`."""
+    """Bounds of a constant, as part of its type: `width: Annotated[float, Bound(above=0)] = 0.2`."""
 
     above: float | None = None
     at_least: float | None = None
@@ -159,7 +159,7 @@ class Bound:
     off: float | None = None  # also legal
 
     def allows(self, value: float) -> bool:
-        """Whether a constant may have this value; NaN never."""
+        """True where a constant may have this value; NaN never."""
         return value == self.off or (
             value == value
             and (self.above is None or value > self.above)
@@ -188,7 +188,7 @@ def _hints(kind: type["Part"]) -> Mapping[str, Any]:
 
 
 def _fault(hint: Any, value: Any) -> str:
-    """What a constant's type says against its value, elements and alternatives included; empty for nothing."""
+    """Objection of a constant's type to its value, elements and alternatives included; empty for none."""
     kind, of = get_origin(hint), get_args(hint)
     if kind is Literal and value not in of:
         among = " nor ".join(map(repr, of)) if len(of) == 2 else ", ".join(map(repr, of))
@@ -234,20 +234,20 @@ class Part(ABC):
 
     @property
     def needs(self) -> frozenset[Requirement]:
-        """What the run must supply: `always_needs`, where the constants do not ask for more."""
+        """Requirements: `always_needs`, and more where the constants ask for more."""
         return self.always_needs
 
     @property
     def probes(self) -> Mapping[str, Probe]:
-        """What it reads from `Scored.probes`; one name means one function of all parts, its constants included."""
+        """Probes that it reads from `Scored.probes`; one name means one function of all parts, constants included."""
         return {}
 
     def initial(self) -> Memory:
-        """What it remembers before the first step."""
+        """Memory before the first step."""
         return {}
 
     def observe(self, memory: Memory, scored: Scored) -> Memory:
-        """What it remembers after a step, from what it remembered and the whole step."""
+        """Memory after a step, from the memory before it and the whole step."""
         return memory
 
     def remembered(self, batch: Batch) -> Memory:
@@ -327,8 +327,8 @@ class TermPart(Part):
 class PromptPart(Part):
     """Chooses which prompt is asked next and how often it is answered, by what our own groups were rewarded.
 
-    A prompt is known by its key, such as "sums/17". What it remembers is folded over our groups in the order in
-    which they were asked, with `seen`; `observe` is not used.
+    A prompt is known by its key, such as "sums/17". Its memory is folded over our groups in the order of the
+    questions, with `seen`; `observe` is not used.
     """
 
     def odds(self, memory: Memory, keys: Sequence[str]) -> list[float]:
@@ -336,15 +336,15 @@ class PromptPart(Part):
         return [1.0] * len(keys)
 
     def counts(self, memory: Memory, keys: Sequence[str], group_size: int, largest: int) -> list[int]:
-        """How many responses each of these prompts gets at first: in [2, largest], `group_size` is the mean to keep."""
+        """Number of first responses to each of these prompts: in [2, largest], with mean `group_size`."""
         return [group_size] * len(keys)
 
     def missing(self, rewards: Sequence[float], group_size: int, largest: int) -> int:
-        """How many more responses a prompt gets after these, at most `largest` in all; 0 is enough."""
+        """Number of further responses to a prompt after these, at most `largest` in all; 0: enough."""
         return 0
 
     def seen(self, memory: Memory, key: str, rewards: Sequence[float]) -> Memory:
-        """What it remembers after a group with these rewards, in [0, 1]."""
+        """Memory after a group with these rewards, in [0, 1]."""
         return memory
 
 

@@ -76,17 +76,17 @@ class Recipe:
 
     @property
     def scope(self) -> Scope:
-        """How far a token's coefficient reaches, advantages (which are computed first) aside."""
+        """Reach of a token's coefficient, advantages (which are computed first) aside."""
         return max((part.scope for _, part in self._addressed(_SCORED_SLOTS)), key=lambda scope: scope.reach)
 
     @property
     def needs(self) -> frozenset[Requirement]:
-        """What a run must supply."""
+        """Requirements of all parts."""
         return frozenset[Requirement]().union(*(part.needs for _, part in self.parts))
 
     @property
     def probes(self) -> dict[str, Probe]:
-        """What the scoring pass computes besides log-prob and entropy, by name."""
+        """Results of the scoring pass besides log-prob and entropy, by name."""
         return {name: probe for _, part in self.parts for name, probe in part.probes.items()}
 
     @property
@@ -127,16 +127,16 @@ class Recipe:
         return recipe
 
     def initial_memory(self) -> dict[str, Memory]:
-        """What the parts remember before the first step."""
+        """Memory of the parts before the first step."""
         return {type(part).__name__: memory for part in self._learning if (memory := part.initial())}
 
     def observe(self, scored: Scored, of: Literal["step", "draw", "update"] = "step") -> dict[str, Memory]:
-        """What the parts remember after a step.
+        """Memory of the parts after a step.
 
         Args:
-            scored: what they see.
-            of: a step with several updates asks `draw` once, with the whole draw, for what shapes rewards and
-                advantages, and `update` after each update, with its slice, for everything else.
+            scored: their view of the step.
+            of: a step with several updates asks `draw` once, with the whole draw, for parts that shape rewards and
+                advantages, and `update` after each update, with its slice, for all other parts.
         """
         parts = [part for part in self._learning if of == "step" or (of == "draw") == isinstance(part, _DRAWN_KINDS)]
         seen = {type(part).__name__: part.observe(part.remembered(scored.batch), scored) for part in parts}

@@ -1,6 +1,6 @@
-"""Whether a run can give a recipe what it needs, decided before the run starts.
+"""Check before a run starts that it supplies every requirement of its recipes.
 
-Invariant: every `Need` has an entry, which says what is missing and what to change.
+Invariant: every `Requirement` has an entry in `_FIXES` that names the gap and the fix.
 """
 
 from collections.abc import Collection
@@ -32,7 +32,7 @@ NOT_YET = frozenset(
         Requirement.BUDGETS,
     }
 )
-"""What no run can supply yet, whatever its configuration."""
+"""Requirements that no run can supply yet, whatever its configuration."""
 
 _CHOOSE = "choose a recipe without this need, or an environment whose `signals` have"
 _NOT_BUILT = "no part of a run makes them yet; choose a recipe without this need (`swarm recipes list`)"
@@ -79,12 +79,12 @@ def check_supply(recipe: Recipe, supplied: Collection[Requirement]) -> None:
 
 
 def how_to_supply(need: Requirement) -> str:
-    """What a run has to do for a need."""
+    """The way for a run to supply a requirement."""
     return _FIXES[need]
 
 
 def supplied_by(config: NodeConfig) -> frozenset[Requirement]:
-    """What a node with this configuration supplies."""
+    """Requirements that a node with this configuration supplies."""
     asked = [
         env
         for env in config.environments
@@ -107,7 +107,7 @@ def supplied_by(config: NodeConfig) -> frozenset[Requirement]:
 
 
 def _supplied_by(config: EnvironmentConfig) -> frozenset[Requirement]:
-    """What an environment says of turns and rewards. Raises ConfigError where it cannot be built."""
+    """Requirements that an environment supplies. Raises ConfigError where it cannot be built."""
     if config.kind == "function" and config.reward_weights:
         return frozenset({Requirement.REWARD_PARTS})
     if config.kind in SINGLE_ANSWERS:  # and slow to build
@@ -115,28 +115,3 @@ def _supplied_by(config: EnvironmentConfig) -> frozenset[Requirement]:
     environment = build_environment(config)
     signals = frozenset(map(Requirement, signals_of(environment)))
     return signals | {Requirement.TURNS} if environment.max_turns > 1 else signals
-
-
-def check_safe(safe: Recipe, needs: frozenset[Requirement], supplied: frozenset[Requirement]) -> None:
-    """Refuses a safe recipe that the guard could not switch to in the middle of a run.
-
-    Args:
-        safe: the recipe of `guard.safe_recipe`.
-        needs: of the configured recipes: what is prepared from the start.
-        supplied: what the run can supply.
-
-    Raises:
-        ConfigError: names what is missing.
-    """
-    check_supply(safe, supplied)
-    from_the_start = {
-        Requirement.REFERENCE_LOGPROBS,
-        Requirement.BASELINE_ROLLOUT,
-        Requirement.PERTURBED_LOGPROBS,
-    }
-    missing = safe.needs & from_the_start - needs
-    if missing:
-        names = ", ".join(sorted(missing))
-        raise ConfigError(
-            f"guard.safe_recipe: {safe.name} needs {names}, which the configured recipe does not prepare; use gspo"
-        )

@@ -38,9 +38,9 @@ def templates(package: str) -> Environment:
     return environment
 
 
-def html_page(html: str, status: int = 200) -> Page:
+def html_page(html: str) -> Page:
     """A page to be served."""
-    return Page(body=html.encode(), kind="text/html; charset=utf-8", status=status, headers=SECURITY)
+    return Page(body=html.encode(), kind="text/html; charset=utf-8", headers=SECURITY)
 
 
 def asset(name: str) -> Page | None:
@@ -50,7 +50,7 @@ def asset(name: str) -> Page | None:
 
 
 def _shown(value: Any) -> Any:
-    """What a page shows of a value; markup is of our own charts."""
+    """A value as a page shows it; markup comes from our own charts alone."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

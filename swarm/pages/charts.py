@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 Points = Sequence[tuple[float, float]]
 
@@ -63,14 +63,11 @@ def line_chart(
     level_name: str = "",
     marks: Sequence[Mark] = (),
 ) -> Markup:
-    """Lines over a common x.
+    """Lines over a common x; lines without points are skipped.
 
     Args:
-        series: what to draw; those without points are skipped.
-        x_label: under the axis, with its unit.
         y_range: fixed range; None fits the data.
         level: a horizontal reference line (such as a baseline), named `level_name`.
-        marks: things that happened at an x.
     """
     shown = [line for line in series if line.points]
     if not shown:
@@ -80,22 +77,12 @@ def line_chart(
     x = _Scale(low=min(xs), high=max(xs), begin=LEFT, end=WIDTH - RIGHT)
     low, high = y_range or padded(min(ys), max(ys))
     y = _Scale(low=low, high=high, begin=HEIGHT - BOTTOM, end=TOP)
-    parts = [_axes(x, y, x_label)]
+    parts = [*_y_axis(y), _x_title(x_label)]
+    parts += [_text(x(tick), HEIGHT - BOTTOM + 14, _value(tick), "middle") for tick in ticks(x.low, x.high, 7)]
     if level is not None:
-        parts.append(
-            Markup(
-                '<line class="level" x1="{}" x2="{}" y1="{}" y2="{}"/>'
-                '<text class="level" x="{}" y="{}" text-anchor="end">{}</text>'
-            ).format(
-                _n(LEFT),
-                _n(WIDTH - RIGHT),
-                _n(y(level)),
-                _n(y(level)),
-                _n(WIDTH - RIGHT - 4),
-                _n(y(level) + (12 if y(level) < HEIGHT - BOTTOM - 14 else -4)),
-                level_name,
-            )
-        )
+        below = 12 if y(level) < HEIGHT - BOTTOM - 14 else -4
+        parts.append(element("line", class_="level", x1=LEFT, x2=WIDTH - RIGHT, y1=y(level), y2=y(level)))
+        parts.append(_text(WIDTH - RIGHT - 4, y(level) + below, level_name, "end", "level"))
     parts += [_mark(mark, x) for mark in marks]
     parts += [_line(line, x, y, x_label) for line in shown]
     return _svg(parts, HEIGHT)
@@ -104,19 +91,13 @@ def line_chart(
 def bar_chart(
     groups: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, x_label: str, names: Sequence[str] = ()
 ) -> Markup:
-    """Vertical bars, one stack per category.
-
-    Args:
-        groups: (category, ((series name, value), ...)), in order of x.
-        x_label: under the axis.
-        names: order of the series, which decides their colours.
-    """
+    """Vertical bars of (category, ((series, value), ...)), one stack each; the order of `names` decides colours."""
     totals = [sum(value for _, value in stack) for _, stack in groups]
     if not totals or max(totals) <= 0:
         return _nothing()
     y = _Scale(low=0.0, high=max(totals) * 1.08, begin=HEIGHT - BOTTOM, end=TOP)
     slot = (WIDTH - LEFT - RIGHT) / len(groups)
-    parts = [_y_axis(y), _x_title(x_label)]
+    parts = [*_y_axis(y), _x_title(x_label)]
     for index, (category, stack) in enumerate(groups):
         left, floor = LEFT + slot * index + slot * 0.15, 0.0
         for name, value in stack:
@@ -131,13 +112,7 @@ def bar_chart(
 
 
 def stacked_rows(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], *, names: Sequence[str], unit: str) -> Markup:
-    """Horizontal stacks, one row per label, on one scale.
-
-    Args:
-        rows: (label, ((part, value), ...)).
-        names: order of the parts, which decides their colours.
-        unit: of the values, for tooltips and the axis.
-    """
+    """Horizontal stacks of (label, ((part, value), ...)) on one scale; the order of `names` decides their colours."""
     longest = max((sum(value for _, value in parts) for _, parts in rows), default=0.0)
     if longest <= 0:
         return _nothing()
@@ -168,31 +143,20 @@ def matrix(rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequenc
     size = min(64.0, (WIDTH - indent - RIGHT) / len(columns))
     height = 26 + size * len(rows) + 8
     top_value = max((value for row in values for value in row), default=0.0) or 1.0
-    parts: list[Markup] = []
-    for index, name in enumerate(columns):
-        parts.append(_text(indent + size * (index + 0.5), 16, _clip(name, size), "middle", "name"))
+    parts = [
+        _text(indent + size * (index + 0.5), 16, _clip(name, size), "middle", "name")
+        for index, name in enumerate(columns)
+    ]
     for r, row in enumerate(rows):
-        parts.append(_text(indent - 8, 26 + size * (r + 0.5) + 4, row, "end", "name"))
+        top = 26 + size * r
+        parts.append(_text(indent - 8, top + size / 2 + 4, row, "end", "name"))
         for c, column in enumerate(columns):
-            share = values[r][c] / top_value
-            parts.append(
-                Markup(
-                    '<g data-tip="{}">'
-                    '<rect class="cell" x="{}" y="{}" width="{}" height="{}" rx="4" fill-opacity="{}"/>'
-                    '<text class="{}" x="{}" y="{}" text-anchor="middle">{}</text></g>'
-                ).format(
-                    f"{row} learned from {_value(values[r][c])} {what} of {column}",
-                    _n(indent + size * c + 1.5),
-                    _n(26 + size * r + 1.5),
-                    _n(size - 3),
-                    _n(size - 3),
-                    _n(0.06 + 0.94 * share),
-                    "on" if share > 0.5 else "off",
-                    _n(indent + size * (c + 0.5)),
-                    _n(26 + size * (r + 0.5) + 4),
-                    _value(values[r][c]) if size >= 26 else "",
-                )
-            )
+            left, share, shown = indent + size * c, values[r][c] / top_value, _value(values[r][c])
+            cell = {"x": left + 1.5, "y": top + 1.5, "width": size - 3, "height": size - 3}
+            square = element("rect", class_="cell", **cell, rx=4, fill_opacity=0.06 + 0.94 * share)
+            css = "on" if share > 0.5 else "off"
+            count = _text(left + size / 2, top + size / 2 + 4, shown if size >= 26 else "", "middle", css)
+            parts.append(element("g", square, count, data_tip=f"{row} learned from {shown} {what} of {column}"))
     return _svg(parts, height)
 
 
@@ -213,21 +177,12 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _axes(x: _Scale, y: _Scale, x_label: str) -> Markup:
-    parts = [_y_axis(y), _x_title(x_label)]
-    parts += [_text(x(tick), HEIGHT - BOTTOM + 14, _value(tick), "middle") for tick in ticks(x.low, x.high, 7)]
-    return Markup("").join(parts)
-
-
-def _y_axis(y: _Scale) -> Markup:
+def _y_axis(y: _Scale) -> list[Markup]:
     parts: list[Markup] = []
     for tick in ticks(y.low, y.high):
-        at = _n(y(tick))
-        parts.append(
-            Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(_n(LEFT), _n(WIDTH - RIGHT), at, at)
-        )
+        parts.append(element("line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y(tick), y2=y(tick)))
         parts.append(_text(LEFT - 6, y(tick) + 4, _value(tick), "end"))
-    return Markup("").join(parts)
+    return parts
 
 
 def _x_title(text: str) -> Markup:
@@ -242,9 +197,9 @@ def _line(line: Series, x: _Scale, y: _Scale, x_label: str) -> Markup:
     css = f"s{line.color % NUM_COLORS}" + (" dashed" if line.is_dashed else "")
     radius = "3" if len(points) <= 40 else "1.8"
     of = f" (mean of {size})" if size > 1 else ""
-    dots = [
+    dots = [  # by hand: there are hundreds of them in a chart
         Markup('<circle class="dot {}" cx="{}" cy="{}" r="{}" data-tip="{}"/>').format(
-            css, _n(x(a)), _n(y(b)), radius, f"{line.name}: {_value(b)}{of} at {_value(a)} {x_label}"
+            css, number(x(a)), number(y(b)), radius, f"{line.name}: {_value(b)}{of} at {_value(a)} {x_label}"
         )
         for a, b in points
     ]
@@ -252,42 +207,46 @@ def _line(line: Series, x: _Scale, y: _Scale, x_label: str) -> Markup:
     if size > 1:
         highest = [(a, max(b for _, b in part)) for (a, _), part in zip(points, parts, strict=True)]
         lowest = [(a, min(b for _, b in part)) for (a, _), part in zip(points, parts, strict=True)]
-        band = Markup('<path class="band s{}" d="{}Z"/>').format(
-            line.color % NUM_COLORS, _path([*highest, *reversed(lowest)], x, y)
-        )
-    return band + Markup('<path class="line {}" d="{}"/>').format(css, _path(points, x, y)) + Markup("").join(dots)
+        around = f"{_path([*highest, *reversed(lowest)], x, y)}Z"
+        band = element("path", class_=f"band s{line.color % NUM_COLORS}", d=around)
+    return band + element("path", class_=f"line {css}", d=_path(points, x, y)) + Markup("").join(dots)
 
 
 def _path(points: Points, x: _Scale, y: _Scale) -> str:
-    return " ".join(f"{'L' if index else 'M'}{_n(x(a))} {_n(y(b))}" for index, (a, b) in enumerate(points))
+    return " ".join(f"{'L' if index else 'M'}{number(x(a))} {number(y(b))}" for index, (a, b) in enumerate(points))
 
 
 def _mark(mark: Mark, x: _Scale) -> Markup:
-    return Markup(
-        '<g data-tip="{}"><line class="mark s{}" x1="{}" x2="{}" y1="{}" y2="{}"/><rect class="hit" x="{}" y="{}" '
-        'width="10" height="{}"/></g>'
-    ).format(
-        mark.text, mark.color % NUM_COLORS, _n(x(mark.x)), _n(x(mark.x)), _n(TOP), _n(HEIGHT - BOTTOM),
-        _n(x(mark.x) - 5), _n(TOP), _n(HEIGHT - TOP - BOTTOM),
-    )  # fmt: skip
+    at, css = x(mark.x), f"mark s{mark.color % NUM_COLORS}"
+    line = element("line", class_=css, x1=at, x2=at, y1=TOP, y2=HEIGHT - BOTTOM)
+    hit = element("rect", class_="hit", x=at - 5, y=TOP, width=10, height=HEIGHT - TOP - BOTTOM)
+    return element("g", line, hit, data_tip=mark.text)
 
 
 def _box(left: float, top: float, width: float, height: float, color: int, tip: str) -> Markup:
-    return Markup('<rect class="bar s{}" x="{}" y="{}" width="{}" height="{}" rx="2" data-tip="{}"/>').format(
-        color % NUM_COLORS, _n(left), _n(top), _n(max(width, 0.5)), _n(max(height, 0.5)), tip
-    )
+    css, sizes = f"bar s{color % NUM_COLORS}", {"width": max(width, 0.5), "height": max(height, 0.5)}
+    return element("rect", class_=css, x=left, y=top, **sizes, rx=2, data_tip=tip)
 
 
 def _text(x: float, y: float, text: str, anchor: str, css: str = "tick") -> Markup:
-    return Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>').format(css, _n(x), _n(y), anchor, text)
+    return element("text", text, class_=css, x=x, y=y, text_anchor=anchor)
 
 
 def _svg(parts: Sequence[Markup], height: float, width: float = WIDTH) -> Markup:
-    return Markup('<svg viewBox="0 0 {} {}" role="img">{}</svg>').format(_n(width), _n(height), Markup("").join(parts))
+    return element("svg", *parts, viewBox=f"0 0 {number(width)} {number(height)}", role="img")
 
 
 def _nothing() -> Markup:
-    return Markup('<p class="nothing">{}</p>').format(escape("nothing was measured"))
+    return element("p", "nothing was measured", class_="nothing")
+
+
+def element(name: str, *children: str, **attributes: str | float) -> Markup:
+    """An element; `class_` is written as class, `text_anchor` as text-anchor. All but markup is escaped."""
+    shown = [
+        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), each if isinstance(each, str) else number(each))
+        for key, each in attributes.items()
+    ]
+    return Markup("<{0}{1}>{2}</{0}>").format(name, Markup("").join(shown), Markup("").join(children))
 
 
 def _clip(text: str, pixels: float) -> str:
@@ -295,13 +254,14 @@ def _clip(text: str, pixels: float) -> str:
     return text if len(text) <= fits else text[: fits - 1] + "."
 
 
-def _n(value: float) -> str:
+def number(value: float) -> str:
+    """A coordinate with at most two digits behind the point."""
     assert math.isfinite(value), value
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def _value(value: float) -> str:
-    """Three digits that matter, thousands apart."""
+    """Three significant digits, with spaces between thousands."""
     if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}".replace(",", " ")
     if abs(value) < 1e-3:

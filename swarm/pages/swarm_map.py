@@ -1,6 +1,6 @@
-"""Map of a swarm as inline SVG: who learns from whom.
+"""Map of a swarm as inline SVG: an arrow from each source to each node that learns from it.
 
-Invariant: at most `MAX_NODES` nodes and the `MAX_LINKS` strongest links are drawn, and what is left out is told below.
+Invariant: at most `MAX_NODES` nodes and the `MAX_LINKS` strongest links are drawn; a line below counts the others.
 """
 
 import math
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from markupsafe import Markup
+
+from swarm.pages.charts import element, number
 
 MAX_NODES: Final = 1000
 MAX_LINKS: Final = 300
@@ -42,7 +44,7 @@ class MapLink:
 def swarm_map(nodes: Sequence[MapNode], links: Sequence[MapLink]) -> Markup:
     """Nodes as dots, an arrow from each source to each learner, as thick as its groups are many."""
     if not nodes:
-        return Markup('<p class="nothing">nobody yet</p>')
+        return element("p", "nobody yet", class_="nothing")
     shown = nodes[:MAX_NODES]
     places = _places(len(shown))
     where = {node.key: place for node, place in zip(shown, places, strict=True)}
@@ -58,13 +60,8 @@ def swarm_map(nodes: Sequence[MapNode], links: Sequence[MapLink]) -> Markup:
         parts += [_name(node, place) for node, place in zip(shown, places, strict=True)]
     hidden = [f"{len(nodes) - len(shown):,} nodes"] if len(nodes) > len(shown) else []
     hidden += [f"{num_links - len(drawn):,} weaker links"] if num_links > len(drawn) else []
-    note = Markup('<p class="soft">not drawn: {}</p>').format(", ".join(hidden)) if hidden else Markup("")
-    return (
-        Markup('<svg class="map" viewBox="0 0 {} {}" role="img">{}</svg>').format(
-            _n(_WIDTH), _n(_HEIGHT), Markup("").join(parts)
-        )
-        + note
-    )
+    note = element("p", f"not drawn: {', '.join(hidden)}", class_="soft") if hidden else Markup("")
+    return element("svg", *parts, class_="map", viewBox=f"0 0 {number(_WIDTH)} {number(_HEIGHT)}", role="img") + note
 
 
 def _places(count: int) -> list[Place]:
@@ -81,7 +78,7 @@ def _places(count: int) -> list[Place]:
 
 
 def _arrow(begin: Place, end: Place, link: MapLink, most: float, radius: float) -> Markup:
-    """A curve that bends to the right, so that two arrows between the same nodes lie apart."""
+    """A curve that bends to the right, so that two arrows between the same nodes do not overlap."""
     dx, dy = end[0] - begin[0], end[1] - begin[1]
     bend = ((begin[0] + end[0]) / 2 - 0.15 * dy, (begin[1] + end[1]) / 2 + 0.15 * dx)
     ux, uy = end[0] - bend[0], end[1] - bend[1]
@@ -92,16 +89,16 @@ def _arrow(begin: Place, end: Place, link: MapLink, most: float, radius: float) 
     to = (end[0] - ux * tip, end[1] - uy * tip)
     base = (to[0] - ux * head, to[1] - uy * head)
     wings = (base[0] - uy * head / 2, base[1] + ux * head / 2, base[0] + uy * head / 2, base[1] - ux * head / 2)
-    return Markup(
-        '<g data-tip="{}"><path d="M{} {}Q{} {} {} {}" stroke-width="{}"/><polygon points="{},{} {},{} {},{}"/></g>'
-    ).format(link.tip, *map(_n, (*begin, *bend, *base, width, *to, *wings)))
+    x, y, corners = number(bend[0]), number(bend[1]), " ".join(map(number, (*to, *wings)))
+    curve = f"M{number(begin[0])} {number(begin[1])}Q{x} {y} {number(base[0])} {number(base[1])}"
+    return element(
+        "g", element("path", d=curve, stroke_width=width), element("polygon", points=corners), data_tip=link.tip
+    )
 
 
 def _dot(node: MapNode, place: Place, radius: float) -> Markup:
-    state = "live" if node.is_live else "gone"
-    return Markup('<circle class="{}" cx="{}" cy="{}" r="{}" data-tip="{}"/>').format(
-        state, _n(place[0]), _n(place[1]), _n(radius), node.tip
-    )
+    css = "live" if node.is_live else "gone"
+    return element("circle", class_=css, cx=place[0], cy=place[1], r=radius, data_tip=node.tip)
 
 
 def _name(node: MapNode, place: Place) -> Markup:
@@ -110,8 +107,4 @@ def _name(node: MapNode, place: Place) -> Markup:
     x = place[0] + (0 if anchor == "middle" else math.copysign(12, away))
     y = place[1] + (4 if anchor != "middle" else -14 if place[1] <= _HEIGHT / 2 else 22)
     name = node.name if len(node.name) <= 20 else node.name[:19] + "."
-    return Markup('<text class="name" x="{}" y="{}" text-anchor="{}">{}</text>').format(_n(x), _n(y), anchor, name)
-
-
-def _n(value: float) -> str:
-    return f"{value:.1f}".rstrip("0").rstrip(".")
+    return element("text", name, class_="name", x=x, y=y, text_anchor=anchor)

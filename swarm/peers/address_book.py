@@ -19,6 +19,16 @@ from swarm.clock import Clock
 from swarm.flow import BoundedTable, RateLimiter, TokenBucket
 from swarm.interfaces import PeerAddress
 from swarm.process import read_json, write_json
+from swarm.trust_policy import (
+    ALIVE_BURST,
+    KNOWN_BURST,
+    KNOWN_PER_S,
+    RESERVE,
+    STRANGERS_BURST,
+    STRANGERS_PER_S,
+    SUBNET_BURST,
+    SUBNET_PER_S,
+)
 from swarm.types import Advert, NodeId
 
 logger = logging.getLogger(__name__)
@@ -33,15 +43,6 @@ LONGEST_PAUSE_KNOWN_S: Final = 300.0
 LONGEST_PAUSE_S: Final = 3600.0
 FORGOTTEN_AFTER: Final = 24  # failures in a row of a known peer: about an hour and a half
 
-# Dials that fail; one that is answered costs nothing.
-STRANGERS_PER_S: Final = 0.5
-STRANGERS_BURST: Final = 16.0
-RESERVE: Final = 4.0  # of them for those known to be alive, followers and newcomers that called us among them
-KNOWN_PER_S: Final = 0.25
-KNOWN_BURST: Final = 64.0
-SUBNET_PER_S: Final = 1 / 60  # to one subnet, and as many to peers known to be alive who are not known there
-SUBNET_BURST: Final = 3.0
-ALIVE_BURST: Final = 8.0
 BEYOND_REACH: Final = 2  # peers in a row that only our own relays led to: only port 443 may get out
 LEADING_TRIES: Final = 16  # failures through a relay that led us somewhere, after which it is an address like others
 _MAX_FILE_BYTES: Final = 64 * 1024
@@ -63,7 +64,7 @@ class _Failures:
 
 
 class AddressBook:
-    """What is known of the addresses of other nodes.
+    """Addresses of other nodes: proofs, failures and dial budgets.
 
     Args:
         clock: for pauses and rates.
@@ -103,7 +104,7 @@ class AddressBook:
     # --- whether to dial -------------------------------------------------------------------------
 
     def best_address(self, node_id: NodeId, endpoints: Sequence[str]) -> PeerAddress:
-        """Where a node is dialled that advertises these endpoints, the best first: where it answered before, as long as
+        """Best address of a node that advertises these endpoints, best first: where it answered before, as long as
         it says so; else the first that did not just fail, or through a relay that may reach what we cannot."""
         around = [relayed_endpoint(relay.endpoint, relay.node_id) for relay in self.relays]
         if self._num_beyond >= BEYOND_REACH:
@@ -113,16 +114,16 @@ class AddressBook:
         return next(filter(self.may_dial, offered), offered[0])
 
     def is_known(self, address: PeerAddress) -> bool:
-        """Whether that peer proved to be there."""
+        """True if that peer proved to be there."""
         return self._owners.get(address.location) == address.node_id
 
     def endpoint_of(self, node_id: NodeId) -> str | None:
-        """Where that peer proved to be."""
+        """Endpoint at which that peer proved its key."""
         peer = self.known.get(node_id)
         return None if peer is None else peer.address.endpoint
 
     def is_anchor(self, node_id: NodeId) -> bool:
-        """Whether the run names that node as an anchor."""
+        """True if the run names that node as an anchor."""
         return node_id in self._anchor_ids
 
     def may_dial(self, address: PeerAddress) -> bool:
@@ -156,11 +157,11 @@ class AddressBook:
         return True
 
     def _is_leading(self, address: PeerAddress) -> bool:
-        """Whether it is behind a relay through which somebody answered lately."""
+        """True if it is behind a relay through which somebody answered lately."""
         return address.relay is not None and self._leading.get(address.endpoint, LEADING_TRIES) < LEADING_TRIES
 
     def _is_relayed_freely(self, address: PeerAddress) -> bool:
-        """Whether its dial is bounded with those of all strangers alone: our own relays lead to us, and may be the only
+        """True if its dial is bounded with those of all strangers alone: our own relays lead to us, and may be the only
         way to everybody else."""
         return self._is_leading(address) or address.relay in self.relays
 
@@ -201,7 +202,7 @@ class AddressBook:
                 self.known[advert.node_id].credential = advert.credential
 
     def num_false_claims(self, node_id: NodeId, caller: str = "") -> int:
-        """How often an address failed that this key claimed, or another one that called from its subnet."""
+        """Number of failed addresses that this key claimed, or another key that called from its subnet."""
         return max(self._false_claims.get(node_id, 0), self._false_claims.get(caller, 0) if caller else 0)
 
     def _count_false_claim(self, node_id: NodeId, caller: str) -> None:
@@ -325,7 +326,7 @@ def anchor_of(text: str) -> PeerAddress:
 
 @lru_cache(maxsize=2**14)
 def budget_key_of(endpoint: str) -> str:
-    """What one party may fill with claims: the subnet of a public address, the domain of a name; behind a relay, its.
+    """Budget that claims of an endpoint count against: a public subnet or the domain of a name; behind a relay, its.
 
     Loopback and private addresses stand for themselves, with their port: many nodes of one lab share a machine.
     """
@@ -341,7 +342,7 @@ def budget_key_of(endpoint: str) -> str:
 
 
 def is_public(endpoint: str) -> bool:
-    """Whether it is an address of the public network, of which one party has a whole subnet."""
+    """True if it is an address of the public network, of which one party has a whole subnet."""
     return public_subnet_of(endpoint.rpartition(":")[0]) is not None
 
 

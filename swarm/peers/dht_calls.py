@@ -22,7 +22,7 @@ _READS_BURST, _MAX_READERS = 32.0, 4096
 
 
 class BoundedCalls:
-    """What others may call, with requests as nodes of ours make them.
+    """Calls of other peers, restricted to requests as our nodes make them.
 
     hivemind answers as many keys as a request names, all records with each, and reads a table of records before anybody
     checks it: msgpack in msgpack, of which a kilobyte ends the process.

@@ -155,7 +155,7 @@ class DhtPeer:
         return sum(results)
 
     async def answers(self, peers: Iterable[str]) -> bool:
-        """Whether one of these peers, named in base 58, answers now."""
+        """True if one of these peers, named in base 58, answers now."""
         pings = (
             self._node.protocol.call_ping(PeerID.from_base58(peer), validate=False, strict=False) for peer in peers
         )
@@ -220,7 +220,7 @@ class DhtPeer:
             return []
 
     async def _find(self, peer: PeerID, key: DHTID) -> Any:
-        """What a peer answers about a key; hivemind's own call parses all of it. May raise anything."""
+        """A peer's answer about a key; hivemind's own call parses all of it. May raise anything."""
         protocol = self._node.protocol
         request = dht_pb2.FindRequest(keys=[key.to_bytes()], peer=protocol.node_info)
         async with asyncio.timeout(_RPC_TIMEOUT_S + 1):

@@ -15,6 +15,7 @@ from swarm.clock import Clock
 from swarm.flow import BoundedTable, TokenBucket
 from swarm.identity import node_id_of
 from swarm.peers.entry import EntryRule
+from swarm.trust_policy import KNOWN_CHECKS_PER_S, NEWCOMER_CHECKS_PER_S
 from swarm.types import Advert, NodeId
 from swarm.wire.adverts import MAX_ADVERT_TTL_S, open_advert
 
@@ -32,7 +33,6 @@ MAX_REPLY_BYTES = 160 * 1024
 
 _KEY_BYTES = 32
 _MAX_VERIFIED = 4096  # adverts remembered as verified, about 3 KB each
-_KNOWN_PER_S, _NEWCOMERS_PER_S = 400.0, 200.0  # signature checks: 0.1 to 0.2 ms of CPU each
 _MAX_RELAYS = 4  # whose adverts are kept
 
 
@@ -95,7 +95,7 @@ class RecordChecker:
         # One second's worth of signature checks in advance.
         self._buckets = {
             (is_known, by_relay): TokenBucket(per_s, per_s, clock.monotonic_s())
-            for is_known, per_s in ((True, _KNOWN_PER_S), (False, _NEWCOMERS_PER_S))
+            for is_known, per_s in ((True, KNOWN_CHECKS_PER_S), (False, NEWCOMER_CHECKS_PER_S))
             for by_relay in (True, False)
         }
         self.num_deferred = 0  # records refused only because too many came at once
@@ -137,7 +137,7 @@ class RecordChecker:
         return advert
 
     def may_enter(self, advert: Advert) -> bool:
-        """Whether its author may take part, as far as is known now."""
+        """True if its author may take part, as far as is known now."""
         return self._entry is None or self._entry.admits(advert.node_id, advert.credential)
 
 

@@ -79,7 +79,7 @@ class AdvertsOnly(RecordValidatorBase):
         self._shard_by_key, self._checker = shard_by_key, checker
 
     def validate(self, record: DHTRecord) -> bool:
-        """Whether a record may be stored or believed."""
+        """True if a record may be stored or believed."""
         shard = self._shard_by_key.get(record.key)
         if shard is None or not record.subkey.startswith(_SUBKEY_HEAD):
             return False

@@ -6,11 +6,9 @@ its author for this run and has not expired, whatever the replicas say.
 
 import asyncio
 import importlib
-import json
 import logging
 import math
 import random
-import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -25,7 +23,7 @@ from swarm.flow import BoundedTable, in_pieces
 from swarm.identity import Identity
 from swarm.peers.dht_records import CHECKED_AT_ONCE, RecordChecker, SeenRecords, check_own, in_turn, shard_of
 from swarm.peers.entry import EntryRule
-from swarm.process import read_json
+from swarm.process import read_json, write_json
 from swarm.types import Advert, NodeId
 from swarm.wire.adverts import MAX_ADVERT_TTL_S, author_of, seal_advert
 
@@ -174,7 +172,7 @@ class HivemindDirectory:
         return self.seen()
 
     def seen(self) -> list[Advert]:
-        """What `lookup` gives, of what was read until now."""
+        """As `lookup`, from the records that were read until now."""
         checked = self._seen.items(self._clock.now_s())  # once, as it came: those who flood checks hide nobody
         return [advert for _, advert in checked if self._checker.may_enter(advert)]
 
@@ -389,11 +387,8 @@ def _write_cache(path: Path | None, addresses: list[str]) -> None:
     """Replaces the file as a whole. A full disk costs the cache, not the node."""
     if path is None:
         return
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(addresses, indent=0), encoding="utf-8")
-        draft.replace(path)
+        write_json(path, addresses)
     except OSError as error:
         logger.warning("peer cache was not written", extra={"path": str(path), "error": str(error)})
-        draft.unlink(missing_ok=True)

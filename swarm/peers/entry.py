@@ -44,7 +44,7 @@ class _Admitted:
 
 
 class _Checks:
-    """How many strangers' credentials are checked a second at one place, so that no flood of keys costs more."""
+    """Rates at which strangers' credentials are checked in one place, so that no flood of keys costs more."""
 
     def __init__(self, now_s: float, num_proofs: float = WORK_CHECKS_PER_S) -> None:
         """`num_proofs`: of work, that are checked at once."""
@@ -90,7 +90,7 @@ class EntryRule:
         return EntryRule(self.config, self._run_id, self._clock, self._coordinator)
 
     def is_member(self, node_id: NodeId) -> bool:
-        """Whether a node is in the run in its own right: it is listed, or has shown the coordinator's invitation."""
+        """True if a node is in the run in its own right: it is listed, or has shown the coordinator's invitation."""
         if node_id in self._denied:
             return False
         known = self._known(node_id)
@@ -105,13 +105,13 @@ class EntryRule:
         return None if known is None or self.is_member(node_id) else known.voucher
 
     def is_admitted(self, node_id: NodeId) -> bool:
-        """Whether a node may take part by what is known of it here: the list, or a credential that it showed before."""
+        """True if a node may take part by what is known of it here: the list, or a credential that it showed before."""
         if node_id in self._denied:
             return False
         return self.config.kind == "open" or node_id in self._members or self._known(node_id) is not None
 
     def is_denied(self, node_id: NodeId) -> bool:
-        """Whether a node is known not to belong here, though it may have been let in before the newest manifest."""
+        """True if a node is known not to belong here, though it may have been let in before the newest manifest."""
         if node_id in self._denied:
             return True
         if self.config.kind == "open" or node_id in self._members:
@@ -134,7 +134,7 @@ class EntryRule:
             raise Unauthenticated(reason)
 
     def admits(self, node_id: NodeId, data: bytes) -> bool:
-        """Whether a node may take part with what its advert shows; also False while it cannot be checked."""
+        """True if a node may take part with what its advert shows; also False while it cannot be checked."""
         return self._admits(node_id, data, self._of_records)
 
     def readmits(self, node_id: NodeId, data: bytes) -> bool:
@@ -226,7 +226,7 @@ class EntryRule:
         return work_ends_s(shown.work), None
 
     def _has_place(self, voucher: NodeId, node_id: NodeId, until_s: float) -> bool:
-        """Whether a member may answer for one more node; so one that turns cannot fill what is remembered of others."""
+        """True if a member may answer for one more node; so one that turns cannot fill what is remembered of others."""
         if voucher == self._coordinator:
             return True
         invited = self._invited_by.setdefault(voucher, {})

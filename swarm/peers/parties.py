@@ -20,17 +20,14 @@ answers do not show one owner. Copies are refused by their digests instead.
 """
 
 from collections.abc import Callable
-from typing import Final
 
 from swarm.addresses import public_subnet_of, split_relayed
 from swarm.peers.entry import EntryRule
 from swarm.types import NodeId, short
 
-SHARE: Final = 8  # newcomers have one place in so many: of draws, credit, intake and room
-
 
 class Parties:
-    """Who is established, and which keys are one party.
+    """Standing of keys, and the party that each belongs to.
 
     Args:
         entry: who is a member, and whom members invited; None: of a private run.
@@ -49,11 +46,11 @@ class Parties:
 
     @property
     def is_private(self) -> bool:
-        """Whether every key is established, and a party of its own."""
+        """True if every key is established, and a party of its own."""
         return self.entry is None
 
     def is_established(self, node_id: NodeId) -> bool:
-        """Whether the groups of a key count in full."""
+        """True if the groups of a key count in full."""
         entry = self.entry
         return entry is None or entry.is_member(node_id) or entry.voucher_of(node_id) is not None
 
@@ -75,7 +72,7 @@ class Parties:
         return entry.voucher_of(node_id) or self._subnet_of(node_id) or node_id
 
     def bounds_of(self, node_id: NodeId) -> tuple[str, ...]:
-        """What the groups of an established key are counted under: its party, and its subnet where that counts."""
+        """Names that the groups of an established key count under: its party, and its subnet where that counts."""
         entry = self.entry
         if entry is None or entry.is_member(node_id):
             return (node_id,)

@@ -20,7 +20,7 @@ _NO_TIME_S: Final = 1e11  # of wall clocks, the year 5138
 
 
 class PeerClocks:
-    """What the clocks of coordinator and peers say of ours.
+    """Clocks of coordinator and peers, compared with ours.
 
     Example:
         clocks = PeerClocks(clock, parties)

@@ -47,7 +47,7 @@ class Peers:
         return self.own_head if policy_id == self._node_id else self.heads.get(policy_id)
 
     def is_in_use(self, policy_id: str) -> bool:
-        """Whether groups of a lineage are to be expected: adverts are free, and do not push out its head."""
+        """True if groups of a lineage are expected: adverts are free, and do not push out its head."""
         return (
             policy_id in self.in_use
             or policy_id in self.connected
@@ -112,7 +112,7 @@ class Peers:
         self.delivered_steps[group.producer] = delivered_step
 
     def have_delivered(self, step: int) -> bool:
-        """Whether every connected peer that trains has sent a group of that step or a later one."""
+        """True if every connected peer that trains has sent a group of that step or a later one."""
         return all(
             self.delivered_steps.get(peer, -1) >= step for peer in self.connected if self._trains.get(peer, True)
         )

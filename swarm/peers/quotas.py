@@ -1,28 +1,36 @@
-"""Quotas of a neighbour: stream items per minute, and external groups in proportion to what draws consume.
+"""Quotas: stream items and external groups of a neighbour, and groups of one task by one party.
 
-Invariant: a node that holds fewer external groups than one draw may take refuses none, and however much one neighbour
-sends, it cannot use up the share of another.
+Invariants: a node that holds fewer external groups than one draw may take refuses none, and no neighbour can use up the
+share of another. The bounds of a task follow from how often tasks repeat, so that a run of few tasks goes on like one
+of many; what one party has of one task counts once, and among four parties or more any one is left out where that
+widens the bounds, so that nobody moves them alone.
 """
 
-from typing import Final
+import math
+from collections import Counter
+from typing import Final, TypeVar
 
 from swarm.clock import Clock
 from swarm.config import ReplayConfig
 from swarm.flow import BoundedTable, RateLimiter, RunningMean, TokenBucket
-from swarm.types import NodeId
+from swarm.trust_policy import ITEMS_PER_GROUP, SHARE, SURPLUS, WINDOW
+from swarm.types import NodeId, TaskName
 
-ITEMS_PER_GROUP: Final = 10  # stream items per group that one peer may bring: it also announces what all others made
+GROUPS_PER_MINUTE: Final = 6000  # that one peer may bring; 100 a second and more is a flood
 MAX_NEIGHBOURS: Final = 256  # remembered; there are never more than 64 at a time
-# Groups taken in for each one that a draw takes: some are refused, some come too late. With 1.5 instead of 2 the draws
-# of 200 nodes were as full as before (docs/measurements/virtual.md).
-_SURPLUS: Final = 1.5
 _MEMORY: Final = 0.8  # share of the old figure in the running mean of the time between draws
+_UNBOUNDED: Final = 10**9
+_RARE: Final = 0.02  # groups of one task by one party in a window: from here on chance alone brings a second one
+_LEAVES_OUT: Final = 4  # parties: of fewer, two with one task in common would be taken for a run of one task
+_DEVIATIONS: Final = 3.0  # of a Poisson count above its mean: where tasks repeat 1 to 2 of 100 honest groups are above
+
+Key = TypeVar("Key")
 
 
-def stream_quota(groups_per_minute: int) -> RateLimiter[NodeId]:
+def stream_quota() -> RateLimiter[NodeId]:
     """Limit of the items on each neighbour's streams, useful or not: at most twice the rate within any minute,
     however often it reconnects."""
-    per_minute = float(ITEMS_PER_GROUP * groups_per_minute)
+    per_minute = float(ITEMS_PER_GROUP * GROUPS_PER_MINUTE)
     return RateLimiter(per_s=per_minute / 60.0, burst=per_minute, max_keys=MAX_NEIGHBOURS)
 
 
@@ -56,7 +64,7 @@ class IntakeQuota:
         self._drawn_at_s = now_s
 
     def try_take(self, via: NodeId, num_neighbours: int, num_held: int, share: float = 1.0) -> bool:
-        """Whether one more group from this neighbour is worth fetching and checking; it is then counted.
+        """True if one more group from this neighbour is worth fetching and checking; it is then counted.
 
         Args:
             via: the neighbour.
@@ -73,10 +81,95 @@ class IntakeQuota:
         if bucket is None:
             bucket = self._buckets[via] = TokenBucket(0.0, burst, now_s)
         late_s = max(interval_s, now_s - self._drawn_at_s, 1e-6)  # a learner that stopped needs ever less
-        bucket.per_s, bucket.burst = _SURPLUS * share * self._num_per_draw / (num_neighbours * late_s), burst
+        bucket.per_s, bucket.burst = SURPLUS * share * self._num_per_draw / (num_neighbours * late_s), burst
         if (
             num_held < share * self._num_per_draw
         ):  # short of groups: takes it in any case, counted as far as there are tokens
             bucket.spend(now_s)
             return True
         return bucket.try_take(now_s)
+
+
+class TaskQuota:
+    """Counts of the tasks that were drawn lately or wait, and the bounds that follow from them.
+
+    Args:
+        max_reuse: how many places one group may take.
+
+    Example:
+        quota = TaskQuota()
+        quota.count(party, ("sort", 7), 1)
+        quota.most_of_party(share=8)
+    """
+
+    def __init__(self, max_reuse: int = 1) -> None:
+        self._max_reuse = max_reuse
+        self._groups = Counter[tuple[str, TaskName]]()  # above 0, as the next two
+        self._holders = dict[TaskName, set[str]]()  # parties that have groups of it
+        self._parties = Counter[str]()  # tasks that it has groups of
+        self._alone = Counter[str]()  # tasks that no other party has groups of
+        self._share: float | None = None  # as the groups are now
+
+    def count(self, party: str, task: TaskName, by: int) -> None:
+        """A group of a task by a party came (1) or went (-1).
+
+        What one party has of one task counts once: nobody can show alone that tasks repeat. Newcomers (no party) show
+        neither that they repeat nor that they do not, and a task without a name is not known: both count for nothing.
+        """
+        if not party or not task[0]:
+            return
+        _add(self._groups, (party, task), by)
+        if self._groups[party, task] == max(0, by):
+            self._share = None
+            _add(self._parties, party, by)
+            self._hold(party, task, is_new=by > 0)
+
+    def _hold(self, party: str, task: TaskName, *, is_new: bool) -> None:
+        holders = self._holders.setdefault(task, set())
+        if len(holders) == 1:
+            _add(self._alone, next(iter(holders)), -1)
+        (holders.add if is_new else holders.discard)(party)
+        if len(holders) == 1:
+            _add(self._alone, next(iter(holders)), 1)
+        if not holders:
+            del self._holders[task]
+
+    @property
+    def share_of_one(self) -> float:
+        """Share of one task among all groups, were tasks alike: by how many are told apart, or by how few coincide.
+
+        1 where only one party is known: then there is nothing to compare with, and nobody to be protected.
+        """
+        if len(self._parties) <= 1:
+            return 1.0
+        if self._share is None:
+            num_groups, num_tasks = len(self._groups), len(self._holders)
+            self._share = _share_of_one(num_groups, num_tasks)
+            if len(self._parties) >= _LEAVES_OUT:
+                without = ((num_groups - has, num_tasks - self._alone[party]) for party, has in self._parties.items())
+                self._share = max(self._share, *(_share_of_one(groups, tasks) for groups, tasks in without))
+        return self._share
+
+    def most_of_party(self, share: int) -> int:
+        """Places of a window for one task as groups of a party that may have `share` places of it; any number where it
+        is the only one: there is nobody whose groups it displaces, and nothing to compare it with."""
+        if share >= WINDOW:
+            return _UNBOUNDED
+        mean = share * self.share_of_one / self._max_reuse
+        most = math.ceil(mean + _DEVIATIONS * math.sqrt(mean)) + (mean > _RARE)
+        return self._max_reuse * max(1, most)
+
+    def most_of_draw(self, num_places: int) -> int:
+        """Places of one draw for one task: an eighth, or twice its mean where tasks repeat more."""
+        return max(1, -(-num_places // SHARE), math.ceil(2 * num_places * self.share_of_one))
+
+
+def _share_of_one(num_groups: int, num_tasks: int) -> float:
+    distinct = 1 / num_tasks
+    return min(distinct, 2 * (distinct - 1 / num_groups))  # of n groups of T tasks, n * n / 2T coincide
+
+
+def _add(counts: Counter[Key], key: Key, by: int) -> None:
+    counts[key] += by
+    if not counts[key]:
+        del counts[key]

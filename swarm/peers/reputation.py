@@ -20,6 +20,7 @@ from swarm.clock import Clock
 from swarm.errors import Unavailable
 from swarm.flow import BoundedTable, TokenBucket
 from swarm.identity import is_hex_digest
+from swarm.peers.quotas import GROUPS_PER_MINUTE
 from swarm.process import read_json, write_json
 from swarm.types import NodeId, RefusalReason, short
 
@@ -88,7 +89,7 @@ class Reputation:
     """Score and quota of the peers seen lately.
 
     Example:
-        reputation = Reputation(clock, groups_per_minute=600)
+        reputation = Reputation(clock)
         if not reputation.is_allowed(peer) or not reputation.try_take(peer): ...
         reputation.record_good(peer)
     """
@@ -96,7 +97,7 @@ class Reputation:
     def __init__(
         self,
         clock: Clock,
-        groups_per_minute: int,
+        groups_per_minute: int = GROUPS_PER_MINUTE,
         half_life_s: float = 300.0,
         max_peers: int = 4096,
         is_denied: Callable[[NodeId], bool] = lambda peer: False,
@@ -121,7 +122,7 @@ class Reputation:
         return known.score * 0.5 ** (elapsed_s / self._half_life_s)
 
     def is_allowed(self, peer: NodeId) -> bool:
-        """Whether we take from this peer and serve it; False until a score below the floor has decayed."""
+        """True if we take from this peer and serve it; False until a score below the floor has decayed."""
         if peer in self._proven or self._is_denied(peer):
             return False
         known = self._peers.get(peer)

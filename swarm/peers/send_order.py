@@ -1,12 +1,12 @@
-"""Order of sending: peers that give groups before those that only take, where sending is what limits this node.
+"""Order of sending: peers that give groups go before peers that only take, where sending limits this node.
 
-Invariant: where all that there is goes out at once nobody waits; elsewhere those who give nothing have, together, one
-item of SHARE. Nobody is refused.
+Invariants: nobody waits while everything goes out at once, and nobody is refused. While givers wait, all peers that
+give nothing get one item in SHARE together (`SendOrder`), and under an upload limit one byte in SHARE, in turns by
+subnet because keys are free (`UploadLimit`).
 
-That sending is the limit shows at those who give: most of them have not got all there is. Whether an item is under way
-says little, since the windows of a connection take many at once and then none for seconds. One that takes no item for
-STUCK_S does not count, nor do few origins among many, however many keys and streams they have: who reads slowly is no
-reason to hold up others.
+Sending is the limit while most givers have not received everything. An item under way is no evidence: a connection
+takes many at once and then none for seconds. A giver that takes no item for STUCK_S does not count, and neither do few
+origins among many, however many keys and streams they have: slow readers must not hold up others.
 """
 
 import asyncio
@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from swarm.clock import Clock
+from swarm.fairness import FairTable
 from swarm.flow import Signal
-from swarm.peers.parties import SHARE
 from swarm.peers.reputation import Reputation
+from swarm.trust_policy import GIVER_SCORE, SHARE
 from swarm.types import NodeId
 
+BURST_S: Final = 1.0  # of bytes that may leave at once after a silence
 STUCK_S: Final = 10.0  # without an item taken by one who gives, until it does not count; others wait no longer either
 _LOOK_S: Final = 1.0
-GIVER_SCORE: Final = 0.05  # one admitted group, for five minutes
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Stream:
 
 
 class SendOrder:
-    """Who gives groups, and whether sending to them takes all that this node can send.
+    """Turns of peers: givers first, while sending to them takes all that this node can send.
 
     Args:
         reputation: what peers gave: an admitted group counts for its producer, whoever relayed it.
@@ -61,7 +62,7 @@ class SendOrder:
         self._others = asyncio.Lock()  # held by the one of them whose turn is next
 
     def is_giver(self, peer: NodeId) -> bool:
-        """Whether groups that it made were admitted lately."""
+        """True if groups that it made were admitted lately."""
         return self._reputation.score(peer) >= GIVER_SCORE
 
     @contextmanager
@@ -114,3 +115,75 @@ class SendOrder:
         sending = {of.origin for of, taken_s in self._streams.items() if taken_s is not None and taken_s > since_s}
         givers = {stream.origin for stream in self._streams}
         return 2 * len(sending) > len(givers)
+
+
+class UploadLimit:
+    """A token bucket for bytes, with a queue in front.
+
+    Invariant: in t seconds at most BURST_S + t seconds of bytes leave, and one message more.
+
+    Args:
+        bytes_per_s: above 0.
+        clock: of the node.
+        is_giver: whether a peer gives what this node uses.
+
+    Example:
+        await limit.take(peer, subnet, response.ByteSize())
+        await context.write(response)
+    """
+
+    def __init__(
+        self, bytes_per_s: int, clock: Clock, is_giver: Callable[[NodeId], bool] = lambda node_id: True
+    ) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._clock, self._is_giver = clock, is_giver
+        self._free_at_s = clock.monotonic_s() - BURST_S  # all bytes that were let go have left by then
+        # by node id those who give, by subnet all others
+        self._waiting = {gives: FairTable[str, _Waiter]() for gives in (True, False)}
+        self._owed_bytes = 0  # that givers sent, times their share, ahead of those who give nothing
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def take(self, peer: NodeId, subnet: str, num_bytes: int) -> None:
+        """Waits until so many bytes may go to a peer, which calls from a subnet."""
+        gives = self._is_giver(peer)
+        party, waiter = peer if gives else subnet, _Waiter(num_bytes)
+        self._waiting[gives].add(party, waiter)
+        self._let_go()
+        try:
+            await waiter.turn
+        finally:
+            self._waiting[gives].remove(party, waiter)
+
+    def _let_go(self) -> None:
+        """Lets go whoever may go now, and comes again when the next one may."""
+        now_s = self._clock.monotonic_s()
+        self._free_at_s = max(self._free_at_s, now_s - BURST_S)
+        while any(self._waiting.values()) and self._free_at_s <= now_s:
+            waiter = self._next()
+            if not waiter.turn.done():
+                self._free_at_s += waiter.num_bytes / self._bytes_per_s
+                waiter.turn.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if any(self._waiting.values()):
+            self._timer = asyncio.get_running_loop().call_later(self._free_at_s - now_s, self._let_go)
+
+    def _next(self) -> "_Waiter":
+        givers, others = self._waiting[True], self._waiting[False]
+        if not (givers and others):
+            self._owed_bytes = 0
+            table = givers or others
+            return table.pop_oldest(next(iter(table.parties)))
+        gives = self._owed_bytes <= 0
+        waiter = self._waiting[gives].pop_oldest(next(iter(self._waiting[gives].parties)))
+        self._owed_bytes += waiter.num_bytes if gives else -(SHARE - 1) * waiter.num_bytes
+        return waiter
+
+
+class _Waiter:
+    """A message that waits for its turn."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,1 +1,1 @@
-"""Connections to nodes that cannot be dialled: they hold reservations at relays, which pass on sealed bytes."""
+"""Relays: nodes that cannot be dialled hold a reservation at one, which forwards bytes that it cannot read."""

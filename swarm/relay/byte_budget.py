@@ -1,6 +1,6 @@
-"""Bytes that a relay passes in a second, shared among those for whom it passes them.
+"""Byte budget of a relay: the bytes that it forwards in a second, shared among callers.
 
-Invariant: parties that wait pass in the order of their tags, whatever others ask for; a cancelled wait costs nothing.
+Invariant: waiting parties pass in the order of their tags, whatever others ask for. A cancelled wait costs nothing.
 """
 
 import asyncio
@@ -15,10 +15,9 @@ MAX_PARTIES: Final = 8192
 
 
 class ByteBudget:
-    """Bytes that pass in a second, in equal shares of those who wait: start-time fair queueing.
+    """Start-time fair queueing: equal shares for all callers that wait, however many connections each has.
 
-    A caller with many connections has the share of one; the callers of a subnet together have at most that of
-    CALLERS_PER_SUBNET.
+    The callers of one subnet together have at most the share of CALLERS_PER_SUBNET.
 
     Example:
         budget = ByteBudget(clock, bytes_per_s=2**20, burst_bytes=2**18)
@@ -27,29 +26,29 @@ class ByteBudget:
     Source: Goyal, Vin and Cheng, Start-time Fair Queuing, SIGCOMM 1996.
     """
 
-    LEAST_BYTES: Final = 2048  # that a frame counts: handling one costs as much as copying some KiB
+    LEAST_BYTES: Final = 2048  # charged for any frame: handling one costs as much as copying some KiB
     CALLERS_PER_SUBNET: Final = 8
-    # So far a party may fall behind and catch up: its next frame comes only after the last one was written.
+    # A party may fall this far behind and catch up: it asks for its next frame only after the last one was written.
     CATCH_UP_BYTES: Final = 2**18
 
     def __init__(self, clock: Clock, bytes_per_s: float, burst_bytes: float) -> None:
         self._clock, self._bytes_per_s, self._burst_s = clock, bytes_per_s, burst_bytes / bytes_per_s
-        self._due_s = clock.monotonic_s() - self._burst_s  # when all that was taken has passed at this rate
-        self._now = 0.0  # start tag, in bytes of one party, of what passed last
-        self._tags = BoundedTable[str, float](MAX_PARTIES)  # of a party's next frame
+        self._due_s = clock.monotonic_s() - self._burst_s  # time at which all granted bytes have passed at this rate
+        self._now = 0.0  # virtual time: start tag of the newest frame that passed, in bytes of one party
+        self._tags = BoundedTable[str, float](MAX_PARTIES)  # start tag of each party's next frame
         self._waiting: list[tuple[float, int, int, asyncio.Future[None]]] = []  # heap: tag, number, bytes
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self.num_bytes = 0
 
     async def take(self, num_bytes: int, caller: str, subnet: str) -> None:
-        """Waits until there is room for so many bytes, and it is this caller's turn."""
+        """Waits for this caller's turn to pass so many bytes."""
         room = self.ask(num_bytes, caller, subnet)
         if room is not None:
             await room
 
     def ask(self, num_bytes: int, caller: str, subnet: str) -> asyncio.Future[None] | None:
-        """As `take`: what to wait for, None where they may pass at once. A cancelled one takes nothing."""
+        """The future to wait for before passing bytes, or None to pass them at once. Cancelled, it costs nothing."""
         size = max(num_bytes, self.LEAST_BYTES)
         tag = self._tag(size, caller, subnet)
         self.num_bytes += num_bytes
@@ -83,7 +82,7 @@ class ByteBudget:
         self._timer = None
         while self._waiting and self._due_s <= self._clock.monotonic_s():
             tag, _, size, room = heapq.heappop(self._waiting)
-            if not room.done():  # else its connection ended
+            if not room.done():  # its connection may have ended
                 self._pass(tag, size)
                 room.set_result(None)
         if self._waiting:

@@ -1,7 +1,7 @@
-"""A node's own dealings with relays: a reservation at one, connections through one, whether it can be dialled at all.
+"""Client side of relays: sessions with them, and our own reservation at one.
 
-Invariant: whatever comes through a relay is a connection like any other: it goes to the node's own server, or to a
-channel of its own, on which both ends prove their keys. Sockets, calls and tickets are bounded: a relay needs no trust.
+Invariant: a relayed connection is treated like any other. It leads to the node's own server or to a channel of its own,
+and both ends prove their keys on it. Sockets, calls and tickets are bounded, so a relay needs no trust.
 """
 
 import asyncio
@@ -9,7 +9,8 @@ import hashlib
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -19,14 +20,12 @@ import grpc
 from swarm.addresses import has_whole_loopback, is_service_port, is_wildcard, relayed_endpoint
 from swarm.errors import NotHeld, Unauthenticated, Unavailable
 from swarm.flow import BoundedTable, TokenBucket
-from swarm.interfaces import DialBack, PeerAddress
-from swarm.printable import printable
-from swarm.relay.relay_servicer import MAX_RECORDS, ORIGIN_BYTES
+from swarm.interfaces import PeerAddress
+from swarm.relay.relay_servicer import ORIGIN_BYTES
 from swarm.relay.reservation_table import TICKETS_BURST, TICKETS_PER_S
 from swarm.relay.ticket_port import TICKET_BYTES, show_ticket
 from swarm.relay.tunnel import pump, splice
 from swarm.types import NodeId, short
-from swarm.wire.adverts import MAX_ADVERT_BYTES, is_endpoint
 from swarm.wire.grpc_errors import calling
 from swarm.wire.host_names import dial
 from swarm.wire.session import AuthenticatedChannel
@@ -35,22 +34,21 @@ from swarm.wire.v1 import relay_service_pb2_grpc as pb_grpc
 
 logger = logging.getLogger(__name__)
 
-CALLS_PER_SESSION: Final = 7  # of the 8 that a coordinator takes on a connection; more would wait without a word
-# A server keeps eight connections of a node and cuts the oldest beyond, on which its reservation is held. Some are
-# for groups and weights of the relay's own.
+CALLS_PER_SESSION: Final = 7  # of the 8 that a coordinator serves on a connection; further calls would wait silently
+# A server keeps eight connections of a node and cuts the oldest beyond, which holds the reservation. Two are left for
+# groups and weights of the relay's own node.
 SESSIONS_PER_RELAY: Final = 6
-MAX_LOOKED_UP: Final = 4096  # adverts of one look-up
 MAX_TAKEN: Final = 64  # connections through one reservation
-# Of one reservation: a relay that tells of a third more than relays do is left.
+# A node leaves a relay that sends a third more tickets than relays do.
 MOST_TICKETS_PER_S: Final = TICKETS_PER_S * 4 / 3
 MOST_TICKETS_BURST: Final = TICKETS_BURST * 4 / 3
 LOCAL_DIAL_S: Final = 5.0
-IDLE_S: Final = 100.0  # without a byte of a caller: a relay ends what is silent for 90 s
-SOCKET_S: Final = 1.5  # for a relay to answer at its port of sockets
-# Until one that did not is asked there again, ever longer; bytes go by its calls meanwhile.
+IDLE_S: Final = 100.0  # without a byte of a caller; a relay ends a connection after 90 s of silence
+SOCKET_S: Final = 1.5  # for a relay to answer at its ticket port
+# Pause before a ticket port that did not answer is tried again; it doubles. Until then bytes go by calls.
 AGAIN_S: Final = 5.0
 AGAIN_AT_MOST_S: Final = 600.0
-MAX_UNREACHED: Final = 1024  # relays that did not
+MAX_UNREACHED: Final = 1024  # relays whose ticket port did not answer
 
 OpenSession = Callable[[PeerAddress, float], Awaitable[AuthenticatedChannel]]
 
@@ -65,9 +63,9 @@ class RelaySessions:
     """Sessions with relays, shared by the calls to each of them.
 
     Args:
-        open_session: connects to a relay and proves who we are; raises Unavailable.
-        endpoint_of: host:port by which that connects to it.
-        timeout_s: of a call that is answered at once.
+        open_session: connects to a relay and proves our identity; raises Unavailable.
+        endpoint_of: host:port at which we dial a relay.
+        timeout_s: of calls with an immediate answer.
 
     Example:
         async with sessions.call(relay) as (stub, metadata):
@@ -76,16 +74,29 @@ class RelaySessions:
 
     def __init__(self, open_session: OpenSession, endpoint_of: Callable[[PeerAddress], str], timeout_s: float) -> None:
         self._open_session, self._endpoint_of, self.timeout_s = open_session, endpoint_of, timeout_s
-        # Of relays whose port did not answer: when it is asked again, and how long it is left alone.
+        # Relays whose ticket port did not answer: when to try it again, and the pause before that.
         self._unreached = BoundedTable[PeerAddress, tuple[float, float]](MAX_UNREACHED)
         self._open: dict[PeerAddress, list[_Session]] = {}
-        self._opening = WeakValueDictionary[PeerAddress, asyncio.Lock]()  # as long as anybody waits for a session
+        self._opening = WeakValueDictionary[PeerAddress, asyncio.Lock]()  # held while a call waits for a session
 
-    def call(self, relay: PeerAddress) -> "_Call":
-        """A context for one call to a relay: its stub and metadata. Raises Unavailable."""
-        return _Call(self, relay)
+    @asynccontextmanager
+    async def call(self, relay: PeerAddress) -> AsyncGenerator[tuple[Any, Any]]:
+        """The stub and metadata for one call to a relay. Raises Unavailable."""
+        session = await self._begin(relay)
+        is_broken = True  # until it has a token
+        try:
+            metadata = await session.channel.metadata(self.timeout_s)
+            is_broken = False
+            yield pb_grpc.RelayServiceStub(session.channel.channel), metadata
+        except Unavailable as error:
+            # A relayed connection can fail because its far end left, which is no fault of the session.
+            is_lost = session.channel.channel.get_state() is not grpc.ChannelConnectivity.READY
+            is_broken = is_broken or is_lost or isinstance(error, Unauthenticated)
+            raise
+        finally:
+            await self._end(relay, session, is_broken=is_broken)
 
-    async def begin(self, relay: PeerAddress) -> _Session:
+    async def _begin(self, relay: PeerAddress) -> _Session:
         """A session with room for one more call."""
         opening = self._opening.setdefault(relay, asyncio.Lock())
         async with opening:
@@ -101,8 +112,8 @@ class RelaySessions:
             session.num_calls += 1
             return session
 
-    async def end(self, relay: PeerAddress, session: _Session, *, is_broken: bool) -> None:
-        """A call has ended. A session that broke takes no more calls, and one without any is closed."""
+    async def _end(self, relay: PeerAddress, session: _Session, *, is_broken: bool) -> None:
+        """Ends a call. A broken session gets no new calls; a session without calls is closed."""
         session.num_calls -= 1
         own = self._open.get(relay, [])
         if session in own and (is_broken or not session.num_calls):
@@ -113,14 +124,11 @@ class RelaySessions:
             await session.channel.close()
 
     async def socket_to(self, relay: PeerAddress, port: int, ticket: bytes) -> socket.socket | None:
-        """A socket on which a relay passes on the bytes of a connection.
+        """A socket on which a relay forwards the bytes of a connection, or None: then they go by the call.
 
         Args:
-            port: that the relay named; 0: none.
+            port: ticket port that the relay named; 0 for none.
             ticket: of the connection.
-
-        Returns:
-            None where it gives none: the bytes go by the call then.
         """
         now_s = time.monotonic()
         again_s, waited_s = self._unreached.get(relay, (now_s, 0.0))
@@ -132,7 +140,7 @@ class RelaySessions:
                 shown = await show_ticket(host, port, ticket)
             self._unreached.pop(relay, None)
             return shown
-        except TimeoutError:  # a firewall, which each connection would wait for
+        except TimeoutError:  # probably a firewall: without a pause each connection would wait for it
             wait_s = min(AGAIN_AT_MOST_S, max(AGAIN_S, 2 * waited_s))
             self._unreached[relay] = now_s + wait_s, wait_s
         except (OSError, ValueError) as error:
@@ -146,86 +154,13 @@ class RelaySessions:
         await asyncio.gather(*(session.channel.close() for session in sessions))
 
 
-class _Call:
-    def __init__(self, sessions: RelaySessions, relay: PeerAddress) -> None:
-        self._sessions, self._relay = sessions, relay
-        self._session: _Session | None = None
-
-    async def __aenter__(self) -> tuple[Any, Any]:
-        session = self._session = await self._sessions.begin(self._relay)
-        try:
-            metadata = await session.channel.metadata(self._sessions.timeout_s)
-        except BaseException:
-            await self._sessions.end(self._relay, session, is_broken=True)
-            raise
-        return pb_grpc.RelayServiceStub(session.channel.channel), metadata
-
-    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        assert self._session is not None
-        # One connection of several may fail without a fault of the session: its far end went away.
-        state = self._session.channel.channel.get_state()
-        is_lost = isinstance(error, Unavailable) and state is not grpc.ChannelConnectivity.READY
-        is_broken = is_lost or isinstance(error, Unauthenticated)
-        await self._sessions.end(self._relay, self._session, is_broken=is_broken)
-
-
-async def dial_back(sessions: RelaySessions, peer: PeerAddress, port: int, timeout_s: float) -> DialBack:
-    """Asks a peer to dial us at the address that our call comes from. Raises Unavailable."""
-    what = f"dial-back from {short(peer.node_id)}"
-    async with sessions.call(peer) as (stub, metadata):
-        with calling(what, Unauthenticated):
-            answer = await stub.DialBack(pb.DialBackRequest(port=port), metadata=metadata, timeout=timeout_s)
-    host = str(answer.host)
-    if not is_endpoint(f"{host}:{port}"):
-        raise Unavailable(f"{what}: {host[:60]!a} is no address")
-    detail = " ".join(printable(str(answer.detail)[:200]).split())  # `swarm status` and `swarm doctor` show it
-    return DialBack(host=host, is_reached=answer.is_reached, detail=detail)
-
-
-async def announce_at(sessions: RelaySessions, relay: PeerAddress, advert: bytes) -> None:
-    """Hands a relay our signed advert, to be put into the directory. Raises Unavailable."""
-    async with sessions.call(relay) as (stub, metadata):
-        with calling(f"announcement at {short(relay.node_id)}", Unauthenticated):
-            await stub.Announce(pb.AnnounceRequest(advert=advert), metadata=metadata, timeout=2 * sessions.timeout_s)
-
-
-async def records_at(sessions: RelaySessions, relay: PeerAddress) -> list[bytes]:
-    """Signed adverts that a relay knows, which nobody checked. Raises Unavailable."""
-    found: list[bytes] = []
-    what = f"look-up at {short(relay.node_id)}"
-    async with sessions.call(relay) as (stub, metadata):
-        call = stub.Lookup(pb.LookupRequest(), metadata=metadata, timeout=2 * sessions.timeout_s)
-        try:
-            with calling(what, Unauthenticated):
-                async for response in call:
-                    _check_adverts(response.adverts, what)
-                    found += response.adverts
-                    if len(found) >= MAX_LOOKED_UP:
-                        break
-        finally:
-            call.cancel()
-    return found[:MAX_LOOKED_UP]
-
-
-def _check_adverts(adverts: Sequence[bytes], what: str) -> None:
-    """Raises Unavailable where a message is none of a directory: with what is not kept it could go on for ever."""
-    longest = max(map(len, adverts), default=0)
-    if not 0 < len(adverts) <= MAX_RECORDS or longest > MAX_ADVERT_BYTES:
-        bound = f"expected at most {MAX_RECORDS} of {MAX_ADVERT_BYTES}, and at least one"
-        raise Unavailable(f"{what}: {len(adverts)} adverts of up to {longest} bytes, {bound}; the relay is broken")
-
-
 class RelayReservation:
-    """Our reservation at a relay: connections that others ask for there are taken, and led to our own server.
+    """Our reservation at a relay: connects callers of the relay to our own server.
 
     Args:
         sessions: with relays.
-        relay: where the reservation is.
-        own_server: host:port of our own server.
-
-    Example:
-        reservation = RelayReservation(sessions, relay, "0.0.0.0:7700")
-        await reservation.hold()  # until it is lost
+        relay: holder of the reservation.
+        own_server: host:port of our server.
     """
 
     def __init__(self, sessions: RelaySessions, relay: PeerAddress, own_server: str) -> None:
@@ -234,17 +169,13 @@ class RelayReservation:
         host, _, port = own_server.rpartition(":")
         is_local = is_wildcard(own_server) or host.startswith("127.")
         self._server = ("127.0.0.1" if is_local else host.strip("[]"), int(port))
-        # Each subnet behind each relay has a loopback address of its own: the server's bounds by address are theirs.
+        # Each subnet behind each relay gets a loopback address of its own, so the server's bounds by address hold.
         self._has_sources = is_local and has_whole_loopback()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.held = asyncio.Event()  # set once the relay said so
+        self.held = asyncio.Event()  # set once the relay confirmed it
 
     async def hold(self) -> None:
-        """Holds the reservation and takes connections until the relay ends it.
-
-        Raises:
-            Unavailable: it ended, or the relay has none for us.
-        """
+        """Holds the reservation and takes connections. Raises Unavailable when the relay refuses or ends it."""
         what = f"reservation at {short(self.relay.node_id)}"
         tickets, port = TokenBucket(MOST_TICKETS_PER_S, MOST_TICKETS_BURST, time.monotonic()), 0
         try:
@@ -304,8 +235,10 @@ class RelayReservation:
 
 
 def _loopback_of(relay_id: NodeId, origin: bytes) -> str:
-    """An address of 127/8 for callers of one origin behind a relay, which has at most 254 of them, whatever it says;
-    never 127.0.x.x, where others listen."""
+    """An address in 127/8 for callers of one origin behind a relay.
+
+    A relay gets at most 254 of them whatever it claims, and never one in 127.0.x.x, where other programs listen.
+    """
     first, second = hashlib.sha256(relay_id.encode()).digest()[:2]
     last = hashlib.sha256(origin).digest()[0]
     return f"127.{1 + first % 254}.{second}.{1 + last % 254}"

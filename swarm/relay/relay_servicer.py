@@ -1,8 +1,8 @@
-"""What a relay does for nodes that cannot be dialled: it holds their reservations, and passes on bytes.
+"""Server side of a relay: holds reservations of nodes that cannot be dialled, and forwards bytes to them.
 
-Invariant: both ends proved their keys to this node, and what passes is a connection that they prove to each other; the
-relay looks at none of it and needs no trust. Of each direction two frames wait here at most, beside what the kernel
-keeps; `reservation_table.py` bounds reservations and connections, `byte_budget.py` bytes.
+Invariant: both ends proved their keys to this node and prove them to each other on the forwarded connection, which the
+relay cannot read. At most two frames wait here in each direction, besides kernel buffers. `reservation_table.py` bounds
+reservations and connections, `byte_budget.py` bounds bytes.
 """
 
 import asyncio
@@ -60,20 +60,22 @@ from swarm.wire.v1 import relay_service_pb2 as pb
 from swarm.wire.v1 import relay_service_pb2_grpc as pb_grpc
 
 FIRST_MESSAGE_S: Final = 5.0
-FRAMES_PER_S: Final = 256  # at least, of all connections together
-ACCEPT_S: Final = 5.0  # for a node to take a connection that somebody asked for
+FRAMES_PER_S: Final = 256  # at least, over all connections
+ACCEPT_S: Final = 5.0  # for a node to take a connection
 DIAL_BACK_S: Final = 3.0
 ORIGIN_BYTES: Final = 8
 MAX_RECORDS: Final = 256  # in one message
 RECORD_CALLS_PER_S: Final = 0.5  # look-ups and announcements of one node
 RECORD_CALLS_BURST: Final = 8.0
-RECORD_CALLS_OF_SUBNET: Final = 16  # times that
-ANNOUNCED_PER_S: Final = 16.0  # of all together who hold no reservation here: each costs the directory milliseconds
+RECORD_CALLS_OF_SUBNET: Final = 16  # times the bound of one node
+# Announcements of nodes without a reservation here, each of which costs the directory milliseconds: in all, and of one
+# subnet, so that two subnets cannot use up the first bound.
+ANNOUNCED_PER_S: Final = 16.0
 ANNOUNCED_BURST: Final = 64.0
-ANNOUNCED_OF_SUBNET_PER_S: Final = 1.0  # of them: two subnets would use up what all have
+ANNOUNCED_OF_SUBNET_PER_S: Final = 1.0
 ANNOUNCED_OF_SUBNET_BURST: Final = 8.0
-# That the kernel keeps of each direction of the first connections, as many as have SOCKET_BYTES each; a later one has
-# its share, and 512 of them five times that: with SOCKET_BYTES each, and what the kernel adds, they had gigabytes.
+# Kernel buffer of each direction: SOCKET_BYTES for each of the first connections; later ones share SOCKETS_BYTES. With
+# full buffers 512 connections would pin gigabytes.
 SOCKETS_BYTES: Final = 8 * 2**20
 LEAST_SOCKET_BYTES: Final = 32 * 1024
 _ENDINGS: Final = (OSError, TimeoutError, grpc.aio.AioRpcError, grpc.aio.BaseError)
@@ -81,23 +83,23 @@ _ENDINGS: Final = (OSError, TimeoutError, grpc.aio.AioRpcError, grpc.aio.BaseErr
 
 @dataclass(eq=False, slots=True)
 class _Asked:
-    """A connection that was asked for and not taken yet."""
+    """A requested connection that was not taken yet."""
 
     node_id: NodeId
     taken: asyncio.Future[socket.socket]
-    is_over: asyncio.Event = field(default_factory=asyncio.Event)  # the connection, or nobody waits for it any more
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)  # the connection ended, or its caller left
 
 
 class RelayServicer(pb_grpc.RelayServiceServicer):
-    """Answers RelayService.
+    """RelayService.
 
     Args:
         sessions: authenticates callers.
-        clock: for rates.
-        limits: of what it may cost.
-        is_open: whether this node relays now: one that cannot be dialled itself does not.
-        standing: of a node; reservations and connections of those of lower standing make room first.
-        directory: where adverts of others are put and looked up; None: nowhere.
+        clock: of rate limits.
+        limits: of connections and bytes.
+        is_open: False while this node does not relay, because it cannot be dialled itself.
+        standing: of a node; reservations and connections of lower standing make room first.
+        directory: keeper of adverts; None where there is none.
     """
 
     def __init__(
@@ -112,13 +114,13 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         self._sessions, self._clock, self.limits = sessions, clock, limits
         self._is_open, self._directory = is_open, directory
         self.table = ReservationTable(limits, standing)
-        self._salt = secrets.token_bytes(16)  # so that nobody can choose a subnet with the origin of another
+        self._salt = secrets.token_bytes(16)  # prevents choosing a subnet whose origin equals another's
         self._asked: dict[bytes, _Asked] = {}
         self._port = TicketPort()
         self._budget = ByteBudget(clock, limits.bytes_per_s, limits.burst_bytes)
-        # A frame passes whole: where many wait for a little, each hears from the other end every few seconds.
+        # Frames are not split, so a low budget needs small ones: each connection then gets a frame every few seconds.
         self._frame_bytes = min(FRAME_BYTES, max(ByteBudget.LEAST_BYTES, limits.bytes_per_s // FRAMES_PER_S))
-        self._num_sockets = 0  # of nodes that took a connection by one, so far
+        self._num_sockets = 0  # connections that were taken by socket, since the start
         self._records = RateLimiter[NodeId](RECORD_CALLS_PER_S, RECORD_CALLS_BURST, MAX_DIALLED)
         self._records_of = RateLimiter[str](
             RECORD_CALLS_OF_SUBNET * RECORD_CALLS_PER_S, RECORD_CALLS_OF_SUBNET * RECORD_CALLS_BURST, MAX_SUBNETS
@@ -132,32 +134,27 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         add(self, server)
 
     async def open_port(self, listen: str, number: int) -> None:
-        """Takes the ends of connections as sockets, too, at the host where we listen. Raises ConfigError.
-
-        Args:
-            listen: host:port of the server.
-            number: of the port; 0 picks a free one.
-        """
+        """Opens the ticket port (0 picks a free one) at the host of `listen`. Raises ConfigError."""
         if self.limits.reservations:
             self.table.limits = replace(self.limits, connections=places_for_relayed(self.limits.connections))
             await self._port.start(listen.rpartition(":")[0], number)
 
     @property
     def port(self) -> int:
-        """Where ends of connections are sockets; 0: nowhere."""
+        """The ticket port; 0 while it is closed."""
         return self._port.number
 
     async def close_port(self) -> None:
-        """Takes none any more."""
+        """Closes the ticket port."""
         await self._port.close()
 
     @property
     def free_reservations(self) -> int:
-        """Reservations that nobody holds; 0 where this node does not relay."""
+        """Free reservations; 0 while this node does not relay."""
         return self.table.num_free if self._is_open() else 0
 
     def status(self) -> JsonDict:
-        """What relaying costs now, and has cost."""
+        """Current load and totals of relaying."""
         return {
             "reservations": len(self.table),
             "connections": self.table.num_connections,
@@ -165,15 +162,15 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             "sockets": self._num_sockets,
         }
 
-    # --- whether the caller can be dialled ---------------------------------------------------------
+    # --- dial-back ------------------------------------------------------------------------------------
 
     @rpc
     async def DialBack(self, request: pb.DialBackRequest, context: Context) -> pb.DialBackResponse:
-        """Connects to the caller's own address; it must prove the key of this call there."""
+        """Dials the caller's own address, where it must prove the key of this call."""
         node_id, host = self._sessions.require(context), peer_key(context.peer())[0]
         self._require_open()
         check_port(request.port)
-        if is_loopback(host):  # also who comes through a tunnel: whatever listens there, others do not reach it so
+        if is_loopback(host):  # also of a tunnel; success would not show that other machines can dial the caller
             raise Unavailable("the call comes from this machine: ask a node elsewhere")
         try:
             self.table.count_dial_back(peer_subnet(context.peer()), self._clock.monotonic_s())
@@ -201,7 +198,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @rpc
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> None:
-        """Holds the caller's reservation and tells it of connections; a newer one of the same node ends it."""
+        """Holds the caller's reservation and sends it tickets; a newer reservation of the same node ends it."""
         node_id = self._sessions.require(context)
         self._require_open()
         subnet, loop = self._count_ask(context), asyncio.get_running_loop()
@@ -219,10 +216,10 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
                 finally:
                     self.table.remove(reservation)
         except TimeoutError:
-            raise Unavailable("the reservation is another's now") from None
+            raise Unavailable("another reservation took the place of this one") from None
 
     def _count_ask(self, context: Context) -> str:
-        """The subnet of who asks for a reservation or a connection. Raises Unavailable where it asks too often."""
+        """Counts a request for a reservation or connection. Returns the caller's subnet; raises Unavailable."""
         subnet = peer_subnet(context.peer())
         try:
             self.table.count_ask(subnet, self._clock.monotonic_s())
@@ -234,13 +231,13 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @rpc
     async def Connect(self, request_iterator: Any, context: Context) -> None:
-        """One end of a connection: tells the node that is asked for, and passes on bytes once it took it."""
+        """The caller's end of a connection: offers it to the requested node, then forwards bytes."""
         caller = self._sessions.require(context)
         self._require_open()
         first = await self._first(context)
         if not is_hex_digest(first.node_id) or first.data:
             raise TooLarge("the first message names a node, and nothing else")
-        subnet = self._count_ask(context)  # also of who asks for nodes that are not here
+        subnet = self._count_ask(context)  # also for nodes that are not here
         way = self.table.way_to(first.node_id, self._clock.monotonic_s())
         async with self._connection(caller, subnet, first.node_id) as connection:
             if isinstance(way, HeldReservation):
@@ -249,7 +246,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
                 await self._dial(context, connection, way)
 
     async def _dial(self, context: Context, connection: RelayedConnection, endpoint: str) -> None:
-        """A connection to a node that proved its key there, for a caller whose network does not let it dial that."""
+        """Connects to a node that proved its key at this endpoint, for a caller that cannot dial it directly."""
         host, _, port = endpoint.rpartition(":")
         try:
             async with asyncio.timeout(DIAL_BACK_S):
@@ -259,7 +256,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         await self._lead(context, connection, far)
 
     async def _join(self, context: Context, connection: RelayedConnection, reservation: HeldReservation) -> None:
-        """A connection to a node that holds a reservation, once it took it."""
+        """Connects to a node with a reservation, once it takes the connection."""
         ticket = secrets.token_bytes(TICKET_BYTES)
         taken: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
         asked = self._asked[ticket] = _Asked(reservation.node_id, taken)
@@ -281,7 +278,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             asked.is_over.set()
 
     async def _lead(self, context: Context, connection: RelayedConnection, far: socket.socket) -> None:
-        """Passes on bytes between the caller and the end that took the connection, which is closed with it."""
+        """Forwards bytes between the caller and the far end, then closes both."""
         room = max(LEAST_SOCKET_BYTES, min(SOCKET_BYTES, SOCKETS_BYTES // max(1, self.table.num_connections)))
         limit_buffers(far, room)
         try:
@@ -301,8 +298,10 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @asynccontextmanager
     async def _near_end(self, context: Context) -> AsyncGenerator[tuple[socket.socket, asyncio.Future[Any] | None]]:
-        """The caller's end, and what ends with its call: a socket that shows its ticket, else one behind which is the
-        call, from its first bytes on."""
+        """The caller's end, and a future that is done when its call ends.
+
+        The end is a socket that showed its ticket, or one behind which the bytes of the call are pumped.
+        """
         ticket = secrets.token_bytes(TICKET_BYTES)
         shown: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
         first = asyncio.ensure_future(_data_of(context))
@@ -323,7 +322,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _offer(self, context: Context, taken: pb.ConnectResponse, *ways: asyncio.Future[Any]) -> None:
-        """Tells the caller, who may read nothing of its call, and waits for one of the ways to its end."""
+        """Sends the ticket to a caller that may never read it, and waits for its socket or its first bytes."""
         try:
             async with asyncio.timeout(self.limits.idle_s):
                 await context.write(taken)
@@ -336,24 +335,23 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
     @rpc
     async def Accept(self, request_iterator: Any, context: Context) -> None:
-        """The other end; the call lasts as long as the connection, whose bytes `Connect` passes on."""
+        """The taking end; the call lasts as long as the connection, whose bytes `Connect` forwards."""
         node_id = self._sessions.require(context)
         first = await self._first(context)
         asked = self._asked.get(first.ticket)
         reservation = self.table.get(node_id)
         if asked is None or asked.node_id != node_id or asked.taken.done():
             is_expected = reservation is not None and reservation.count_shown()
-            error = NotHeld("nobody waits for this ticket")  # any more: who waited may have gone meanwhile
+            error = NotHeld("nobody waits for this ticket")  # the caller may have left
             raise error if is_expected else self._sessions.refused(context.peer(), error)
         far, own = local_pair()
         asked.taken.set_result(far)
-        # a node that reads nothing of its call would keep it, and a socket, for as long as it likes
+        # a node that reads nothing of its call would keep the call and a socket for ever
         await until_first_ends(_bridge(context, pb.AcceptResponse, own), _until_set(asked.is_over))
 
     @asynccontextmanager
     async def _connection(self, caller: NodeId, subnet: str, node_id: NodeId) -> AsyncGenerator[RelayedConnection]:
-        """A connection within the bounds, for as long as it lasts. Raises Unavailable at a bound, or when another one
-        took its place."""
+        """Counts a connection within the bounds. Raises Unavailable at a bound, or when another takes its place."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as ending:
@@ -373,11 +371,11 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         return first
 
     def _frame(self, connection: RelayedConnection, data: bytes) -> bytes | Awaitable[bytes]:
-        """What is passed on for what came, within the budget of bytes."""
+        """Data to forward, at once or when the byte budget allows it."""
         room = self._budget.ask(len(data), connection.caller, connection.subnet)
         return data if room is None else _after(room, data)
 
-    # --- the directory, for those who reach none of its peers ----------------------------------------
+    # --- directory, for nodes that reach none of its peers --------------------------------------------
 
     @rpc
     async def Announce(self, request: pb.AnnounceRequest, context: Context) -> pb.AnnounceResponse:
@@ -390,7 +388,7 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
         if reservation is None and not (self._announced_of.try_take(subnet, now_s) and self._announced.try_take(now_s)):
             raise Unavailable("too many announcements now; hold a reservation, or try again later")
         if not await directory.pass_on(request.advert):
-            raise Unavailable("the advert is none of this run, older than one that is there, or of a clock that is off")
+            raise Unavailable("the advert is of another run, older than the known one, or of a clock that is off")
         if reservation is not None:
             reservation.advert = request.advert
         return pb.AnnounceResponse()
@@ -420,20 +418,20 @@ class RelayServicer(pb_grpc.RelayServiceServicer):
 
 
 async def _data_of(context: Context) -> bytes:
-    """The bytes of the next message of a call; none at its end."""
+    """Bytes of the next message of a call; empty at its end."""
     message: Any = await context.read()
     return b"" if message is EOF else message.data
 
 
 async def _bridge(context: Context, message: Callable[..., Any], own: socket.socket, first: bytes = b"") -> None:
-    """Passes bytes between a call and a socket, which is closed. `first`: that came in the call before."""
+    """Pumps bytes between a call and a socket, then closes the socket. `first`: bytes that came before."""
     try:
         own.setblocking(False)
         with suppress(*_ENDINGS):
             await asyncio.get_running_loop().sock_sendall(own, first)
             await pump(context, message, own)
     finally:
-        own.close()  # the other end reads what is left
+        own.close()  # the peer socket can still read what is buffered
 
 
 async def _after(room: asyncio.Future[None], data: bytes) -> bytes:

@@ -1,7 +1,6 @@
-"""Reservations and connections of a relay, and who gets one: what decides, without a call or a socket.
+"""Reservations and connections of a relay: admission as pure bookkeeping, shared with the relays of virtual swarms.
 
-Invariant: reservations and connections are bounded by node, subnet and in all, and who has most of them makes room for
-who has fewer. The relays of a virtual swarm decide by the same.
+Invariant: both are bounded by node, by subnet and in all, and the party with most of them makes room for others.
 """
 
 from collections import Counter
@@ -18,39 +17,39 @@ from swarm.types import NodeId, short
 
 DIAL_BACKS_PER_S: Final = 1 / 20  # of one subnet
 DIAL_BACKS_BURST: Final = 8.0
-DIALLED_S: Final = 1500.0  # that a dial-back counts: nodes ask every 600 s, and an address may be another's later
+DIALLED_S: Final = 1500.0  # validity of a dial-back: nodes ask every 600 s, and an address may change hands
 MAX_DIALLED: Final = 4096
 MAX_SUBNETS: Final = 4096
-# Connections that a node is told of; the others wait. A node leaves a relay that tells it of far more
-# (`relay_client.py`), and callers of a few subnets together ask for more.
+# Tickets sent to a node; further ones wait. A node leaves a relay that sends far more (`relay_client.py`), and callers
+# of a few subnets together ask for more.
 TICKETS_PER_S: Final = 24.0
 TICKETS_BURST: Final = 192.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelayLimits:
-    """What relaying may cost this node."""
+    """Bounds of what relaying costs this node."""
 
-    reservations: int = 128  # nodes that hold one
+    reservations: int = 128
     reservations_per_subnet: int = 32
     connections: int = 512
-    connections_per_node: int = 28  # of the 42 calls of a node that holds a reservation; the others are its own
+    connections_per_node: int = 28  # of the 42 calls that a node with a reservation may have; it needs the others
     connections_per_caller: int = 32
     connections_per_subnet: int = 128  # of callers
-    # Of one subnet, for reservations and connections: each costs the node that is asked for, too. A session takes two.
+    # Requests of one subnet for reservations and connections, which cost the requested node too. A session takes two.
     asks_per_s: float = 16.0
     asks_burst: float = 256.0
-    bytes_per_s: int = 8 * 2**20  # of all connections together, both directions
+    bytes_per_s: int = 8 * 2**20  # of all connections, both directions
     burst_bytes: int = 4 * 2**20
     idle_s: float = 90.0  # a connection without a byte ends; both ends send something every few seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a node is told of a connection that somebody asked for."""
+    """Offer of a connection to the node that it leads to."""
 
     ticket: bytes
-    origin: bytes  # the same for all callers of one subnet
+    origin: bytes  # pseudonym of the caller's subnet
 
 
 @dataclass(eq=False, slots=True)
@@ -59,25 +58,25 @@ class HeldReservation:
 
     node_id: NodeId
     subnet: str
-    end: Callable[[], None]  # called when another one takes its place
-    waiting: dict[bytes, Ticket] = field(default_factory=dict[bytes, Ticket])  # that it is to be told of, oldest first
-    changed: Signal = field(default_factory=Signal)  # fires when one more waits
-    num_tickets: int = 0  # that it was told of and has not shown yet
-    advert: bytes = b""  # that it announced here: whoever looks up here finds it, also where the directory is full
+    end: Callable[[], None]  # called when another reservation takes its place
+    waiting: dict[bytes, Ticket] = field(default_factory=dict[bytes, Ticket])  # tickets to send, oldest first
+    changed: Signal = field(default_factory=Signal)  # fires when a ticket was added
+    num_tickets: int = 0  # sent and not shown yet
+    advert: bytes = b""  # announced here: found by look-ups here even where the directory is full
 
     def ask(self, ticket: Ticket) -> None:
-        """Somebody waits for the node to take a connection."""
+        """Queues a ticket."""
         self.waiting[ticket.ticket] = ticket
         self.changed.fire()
 
     def count_shown(self) -> bool:
-        """It showed a ticket; False where it was told of no other."""
+        """Counts a ticket that the node showed; False where none was outstanding."""
         is_expected = self.num_tickets > 0
         self.num_tickets -= is_expected
         return is_expected
 
     async def next_ticket(self) -> Ticket:
-        """The one that waits longest; who gave up does not wait any more."""
+        """The ticket that has waited longest."""
         await self.changed.until(lambda: bool(self.waiting))
         self.num_tickets += 1
         return self.waiting.pop(next(iter(self.waiting)))
@@ -85,20 +84,19 @@ class HeldReservation:
 
 @dataclass(eq=False, slots=True)
 class RelayedConnection:
-    """A connection as the bounds see it."""
+    """An open connection."""
 
     caller: NodeId
     subnet: str  # of the caller
-    node_id: NodeId  # asked for
-    end: Callable[[], None]  # called when another one takes its place
+    node_id: NodeId  # the far end
+    end: Callable[[], None]  # called when another connection takes its place
 
 
 class ReservationTable:
-    """The reservations and open connections of one relay, and who proved to be dialable.
+    """The reservations and open connections of one relay, and nodes that were dialled successfully.
 
     Args:
-        limits: of both.
-        standing: of a node; reservations and connections of those of lower standing make room first.
+        standing: of a node; reservations and connections of lower standing make room first.
 
     Example:
         reservation = table.add(node_id, subnet, end=lambda: ...)
@@ -123,39 +121,39 @@ class ReservationTable:
 
     @property
     def num_free(self) -> int:
-        """Reservations that nobody holds."""
+        """Free reservations."""
         return max(0, self.limits.reservations - len(self))
 
     @property
     def num_connections(self) -> int:
-        """Open ones."""
+        """Open connections."""
         return len(self._connections)
 
     def num_connections_to(self, node_id: NodeId) -> int:
-        """Open ones to one node."""
+        """Open connections to one node."""
         return len(self._connections_to.get(node_id, ()))
 
     def count_ask(self, subnet: str, now_s: float) -> None:
-        """Somebody of a subnet asks for a reservation or a connection. Raises Unavailable where it asks too often."""
+        """Counts a request for a reservation or connection. Raises Unavailable where a subnet asks too often."""
         if not self._asks.spend(subnet, now_s):
             raise Unavailable(f"more than {self.limits.asks_per_s:.0f} relayed connections in a second; slow down")
 
-    # --- whether a node can be dialled --------------------------------------------------------------
+    # --- nodes that were dialled ----------------------------------------------------------------------
 
     def count_dial_back(self, subnet: str, now_s: float) -> None:
-        """One dial-back for a caller of a subnet. Raises Unavailable where there were too many."""
+        """Counts a dial-back for a caller of a subnet. Raises Unavailable where there were too many."""
         if not self._dial_backs.spend(subnet, now_s):
             raise Unavailable(f"more than {60 * DIAL_BACKS_PER_S:.0f} dial-backs in a minute; ask another node")
 
     def note_dialled(self, node_id: NodeId, endpoint: str, now_s: float) -> None:
-        """A node proved its key at host:port; an empty one: it did not, where it was tried."""
+        """Records the host:port at which a node proved its key; empty where it did not."""
         if endpoint:
             self._dialled[node_id] = endpoint, now_s
         else:
             self._dialled.pop(node_id, None)
 
     def way_to(self, node_id: NodeId, now_s: float) -> HeldReservation | str:
-        """How a node is connected to: its reservation, or host:port where it was dialled. Raises NotHeld."""
+        """A node's reservation, or the host:port at which it was dialled. Raises NotHeld."""
         reservation, dialled = self._held.get(node_id), self._dialled.get(node_id)
         if reservation is not None:
             return reservation
@@ -170,15 +168,11 @@ class ReservationTable:
         return self._held.get(node_id)
 
     def adverts(self) -> list[bytes]:
-        """What those who hold reservations announced here."""
+        """Adverts that holders of reservations announced here."""
         return [each.advert for each in self._held.values() if each.advert]
 
     def add(self, node_id: NodeId, subnet: str, end: Callable[[], None]) -> HeldReservation:
-        """A reservation for a node, until `remove`; a newer one of the same node ends the older one.
-
-        Raises:
-            Unavailable: there is no room for it.
-        """
+        """Adds a reservation; a newer one of the same node ends the older one. Raises Unavailable without room."""
         if not self.limits.reservations:
             raise Unavailable("this node does not relay")
         if node_id in self._held:
@@ -192,12 +186,12 @@ class ReservationTable:
         return reservation
 
     def remove(self, reservation: HeldReservation) -> None:
-        """The reservation is free again; idempotent."""
+        """Frees a reservation; idempotent."""
         if self._held_by.remove(reservation.subnet, reservation):
             del self._held[reservation.node_id]
 
     def _make_room(self, node_id: NodeId, subnet: str, reservations: list[HeldReservation]) -> None:
-        """Ends the newest of these reservations of lower standing; else one of the subnet with most of all."""
+        """Ends the newest of these reservations of lower standing, or one of the subnet with most in all."""
         standing = self._standing(node_id)
         lower = [each for each in reservations if self._standing(each.node_id) < standing]
         if lower:
@@ -219,16 +213,12 @@ class ReservationTable:
     def connection(
         self, node_id: NodeId, caller: NodeId, subnet: str, end: Callable[[], None]
     ) -> Generator[RelayedConnection]:
-        """Counts a connection while it lasts.
+        """Counts a connection while the block runs. Raises Unavailable at a bound.
 
         Args:
-            node_id: who is connected to.
-            caller: who asked for it.
-            subnet: of the caller.
-            end: called where another connection takes its place.
-
-        Raises:
-            Unavailable: at a bound.
+            node_id: the far end.
+            caller, subnet: the near end.
+            end: called when another connection takes its place.
         """
         limits, connection = self.limits, RelayedConnection(caller, subnet, node_id, end)
         if self._num_of_caller[caller] >= limits.connections_per_caller:
@@ -239,7 +229,7 @@ class ReservationTable:
             self._replace(connection, self._connections_to[node_id], "to this node")
         if len(self._connections) >= limits.connections:
             self._replace(connection, self._connections, "in all")
-        # only now, as the end of a replaced one may have been the end of all to this node
+        # only now: a replaced connection may have been the last one to this node
         self._connections.add(subnet, connection)
         self._connections_to.setdefault(node_id, FairTable()).add(subnet, connection)
         self._num_of_caller[caller] += 1
@@ -249,7 +239,7 @@ class ReservationTable:
             self._forget(connection)
 
     def _replace(self, newcomer: RelayedConnection, connections: FairTable[str, RelayedConnection], which: str) -> None:
-        """Ends the newest connection of a caller of lower standing; else of the subnet with most."""
+        """Ends the newest connection of a caller of lower standing, or one of the subnet with most."""
         standing = self._standing(newcomer.caller)
         every = [connection for subnet in connections.parties for connection in connections.of(subnet)]
         lower = [connection for connection in every if self._standing(connection.caller) < standing]
@@ -275,6 +265,6 @@ class ReservationTable:
 
 
 def check_port(port: int) -> None:
-    """Raises TooLarge where no dial-back is made to a port."""
+    """Raises TooLarge for a port that is never dialled back."""
     if is_service_port(port):
         raise TooLarge(f"port {port}, expected {HTTPS_PORT}, or {LEAST_PORT} to 65535")

@@ -1,9 +1,9 @@
-"""The TCP port of a relay at which the ends of a connection are sockets: whoever shows a ticket there is that end.
+"""Ticket port: the TCP port of a relay at which a socket becomes an end of a connection by showing its ticket.
 
-Tickets are given in calls of RelayService, which hold all bounds; sockets that showed none yet are bounded here. On a
-socket a relay passes on what it reads as it is; in calls each byte is encrypted once more, framed and copied by gRPC.
+Tickets are handed out in calls of RelayService, which hold all bounds but one: sockets that showed no ticket yet are
+bounded here. A socket is cheaper than a call, in which gRPC encrypts, frames and copies each byte once more.
 
-Invariant: a ticket is good once. Where the port is not reached, bytes go by the calls.
+Invariant: a ticket is good once. Where the port is not reached, bytes go by calls.
 """
 
 import asyncio
@@ -17,26 +17,20 @@ from swarm.addresses import is_wildcard, subnet_of
 from swarm.errors import ConfigError
 from swarm.fairness import FairTable
 from swarm.open_files import places_for_relayed
-from swarm.relay.acceptor import Acceptor
-from swarm.relay.tunnel import limit_buffers, reset
+from swarm.relay.tunnel import Acceptor, limit_buffers, reset
 from swarm.wire.host_names import dial
 
 TICKET_BYTES: Final = 16
-GREETING: Final = b"swarm-relay\n"  # then the ticket: a relay must not choose what others send to a port
-ANSWER: Final = b"+"  # the socket is an end from then on
-TICKET_S: Final = 5.0  # to show one
-MAX_SILENT: Final = 256  # sockets that showed none yet
+GREETING: Final = b"swarm-relay\n"  # before the ticket: a relay must not choose the bytes that others send to a port
+ANSWER: Final = b"+"  # the socket is an end from here on
+TICKET_S: Final = 5.0  # to show a ticket
+MAX_SILENT: Final = 256  # sockets that showed no ticket yet
 MAX_SILENT_OF_SUBNET: Final = 32
 _BACKLOG: Final = 128
 
 
 class TicketPort:
-    """A port of this machine, from `start` to `close`.
-
-    Example:
-        with port.awaited(ticket, shown):  # a future
-            end = await shown
-    """
+    """A port that is open from `start` to `close`."""
 
     def __init__(self) -> None:
         self.number = 0  # 0: closed
@@ -45,14 +39,10 @@ class TicketPort:
         self._accepted: Acceptor | None = None
 
     async def start(self, host: str, number: int) -> None:
-        """Listens.
-
-        Args:
-            host: as the gRPC server of the relay listens; a wildcard stands for every address, of both families.
-            number: 0 picks a free port.
+        """Listens at a host, or with a wildcard at every address of both families; number 0 picks a free port.
 
         Raises:
-            ConfigError: nobody can listen there.
+            ConfigError: the address cannot be listened on.
         """
         try:
             listening = await _listening(host, number)
@@ -67,7 +57,7 @@ class TicketPort:
         self._accepted.start()
 
     async def close(self) -> None:
-        """Ends it, and the sockets that showed no ticket; idempotent."""
+        """Closes the port and the sockets that showed no ticket; idempotent."""
         self.number = 0
         if self._accepted is not None:
             self._accepted.close()
@@ -78,7 +68,7 @@ class TicketPort:
 
     @contextmanager
     def awaited(self, ticket: bytes, shown: asyncio.Future[socket.socket]) -> Generator[None]:
-        """While it lasts, whoever shows the ticket becomes the result of `shown`, whose holder closes it."""
+        """Expects a ticket: the socket that shows it becomes the result of `shown`, whose holder closes it."""
         self._awaited[ticket] = shown
         try:
             yield
@@ -114,14 +104,14 @@ class TicketPort:
             reset(connection)
 
     async def _greet(self, connection: socket.socket) -> bool:
-        """Whether it showed a ticket that somebody awaits."""
+        """True where the socket showed a ticket that is expected."""
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(TICKET_S):
                 shown = await _exactly(connection, len(GREETING) + TICKET_BYTES)
             taken = self._awaited.pop(shown[len(GREETING) :], None)
             if taken is None or taken.done() or not shown.startswith(GREETING):
                 return False
-            connection.send(ANSWER)  # at once: whoever awaits it may leave in any other turn
+            connection.send(ANSWER)  # in the same turn: later the waiting call may be gone
             taken.set_result(connection)
             return True
         return False
@@ -140,13 +130,13 @@ async def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
     while len(found) < num_bytes:
         more = await loop.sock_recv(connection, num_bytes - len(found))
         if not more:
-            raise ConnectionResetError("it ended")
+            raise ConnectionResetError("the connection ended")
         found += more
     return found
 
 
 async def _listening(host: str, number: int) -> socket.socket:
-    if is_wildcard(f"{host}:0"):  # as gRPC: both families, where there are both
+    if is_wildcard(f"{host}:0"):  # both families where available, as gRPC does
         is_dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if is_dual else socket.AF_INET
         return socket.create_server(("", number), family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual)
@@ -156,18 +146,18 @@ async def _listening(host: str, number: int) -> socket.socket:
 
 
 async def show_ticket(host: str, port: int, ticket: bytes) -> socket.socket:
-    """The end of a connection whose ticket it is. The caller sets the deadline.
+    """The end of the connection that a ticket belongs to. The caller sets the deadline.
 
     Raises:
-        OSError: nobody answers there, or nobody awaits the ticket.
+        OSError: nobody answers, or the ticket is not expected.
         ValueError: the host is no name.
     """
     connection = await dial(host, port)
-    limit_buffers(connection)  # else who reads slowly has megabytes before each sign of life
+    limit_buffers(connection)  # with large buffers megabytes would precede each sign of life on a slow line
     try:
         await asyncio.get_running_loop().sock_sendall(connection, GREETING + ticket)
         if await _exactly(connection, len(ANSWER)) != ANSWER:
-            raise ConnectionResetError(f"port {port} answers otherwise")
+            raise ConnectionResetError(f"port {port} is no ticket port")
     except BaseException:
         reset(connection)
         raise

@@ -1,7 +1,8 @@
-"""Bytes of a relayed connection: from a socket to a socket, and between a socket and a call to a relay.
+"""Sockets of relayed connections: accepted, spliced with each other, or pumped through a call to a relay.
 
-Invariant: nothing is kept but what is under way; whoever reads slowly holds back the other end, and where one direction
-ends the other does.
+Invariant: each accepted socket is handed over in the same turn of the event loop, so none is left without an owner; the
+servers of asyncio leak a socket that they accept while they are being closed. Only bytes under way are buffered, a slow
+reader holds back the other end, and where one direction ends the other does.
 """
 
 import asyncio
@@ -16,14 +17,51 @@ import grpc
 
 from swarm.errors import Unavailable
 
-FRAME_BYTES: Final = 60 * 1024  # at once: a request of a server has at most 64 KiB (`ServerLimits`)
-SOCKET_BYTES: Final = 512 * 1024  # that the kernel of a relay keeps of each direction, and as much again for itself
-FINISH_S: Final = 10.0  # for the other side to read what was written, once nothing more comes
-EOF: Final = cast(Any, grpc.aio).EOF  # what a read of a call gives at its end
-_AT_ONCE: Final = struct.pack("ii", 1, 0)  # of SO_LINGER: on, 0 s
+FRAME_BYTES: Final = 60 * 1024  # below the 64 KiB that a server accepts as a request (`ServerLimits`)
+SOCKET_BYTES: Final = 512 * 1024  # kernel buffer of each direction; the kernel doubles it for its own bookkeeping
+FINISH_S: Final = 10.0  # for the other side to read the rest after the end of one side
+EOF: Final = cast(Any, grpc.aio).EOF  # result of a read at the end of a call
+_AT_ONCE: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
+_IN_A_TURN: Final = 16  # with 1, a thousand connections in a second keep others out of the queue of a busy process
+_AGAIN_S: Final = 1.0  # pause when no file descriptor is free; connections wait in the kernel's queue
 
-# What is written for what came: at once, or when it may be.
+# Bytes to write for bytes that were read: at once, or when they may pass.
 Frame = Callable[[bytes], bytes | Awaitable[bytes]]
+
+
+class Acceptor:
+    """Accepts sockets from `start` to `close` and hands each to `take`. It owns the listening socket."""
+
+    def __init__(self, listening: socket.socket, take: Callable[[socket.socket], None]) -> None:
+        self._listening, self._take = listening, take
+        self._loop = asyncio.get_running_loop()
+        self._again: asyncio.TimerHandle | None = None
+        listening.setblocking(False)
+
+    def start(self) -> None:
+        """Starts accepting, also again after a pause."""
+        self._again = None
+        self._loop.add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_IN_A_TURN):
+            try:
+                connection, _ = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:  # no file descriptor is free
+                self._loop.remove_reader(self._listening)
+                self._again = self._loop.call_later(_AGAIN_S, self.start)
+                return
+            self._take(connection)
+
+    def close(self) -> None:
+        """Stops accepting; idempotent. The kernel rejects connections that were not accepted yet."""
+        if self._again is not None:
+            self._again.cancel()
+        if self._listening.fileno() >= 0:
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
 
 
 async def splice(
@@ -36,19 +74,14 @@ async def splice(
     own_idle_s: float = math.inf,
     other_idle_s: float = math.inf,
 ) -> None:
-    """Passes bytes both ways until a socket ends, or `until` is done; closes both sockets.
+    """Passes bytes both ways until a socket ends or `until` is done; closes both sockets.
 
-    Once nothing more comes from one side, the other has FINISH_S to read what came. By callbacks: streams of asyncio
-    copy each byte twice more.
+    After the end of one side the other has FINISH_S to read the rest. Callbacks, since streams of asyncio copy each
+    byte twice more.
 
     Args:
-        own: connected, like `other`.
-        frame: what is written for what came from either; None: what came, as much as asyncio reads at once.
-        frame_bytes: most that `frame` is given.
-        own_idle_s: seconds in which no byte of `own` passed after which it is lost. So the other.
-
-    Raises:
-        Unavailable: no byte of a side passed for too long.
+        frame: called with up to `frame_bytes` from either side, gives the bytes to write; None passes on as they are.
+        own_idle_s: seconds without a byte of `own` after which Unavailable is raised; likewise `other_idle_s`.
     """
     loop = asyncio.get_running_loop()
     sides = own_side, other_side = _Side(frame, frame_bytes, own_idle_s), _Side(frame, frame_bytes, other_idle_s)
@@ -82,26 +115,26 @@ async def _until_first_ends(sides: "Sequence[_Side]", until: asyncio.Future[Any]
 
 
 def reset(connection: socket.socket) -> None:
-    """Closes a socket at once. What nobody read is dropped: the kernel would keep it for minutes, beside all bounds."""
+    """Closes a socket and drops unread bytes, which the kernel would keep for minutes outside all bounds."""
     keep_nothing(connection)
     connection.close()
 
 
 def keep_nothing(connection: socket.socket) -> None:
-    """Has the kernel drop what nobody read when the socket is closed."""
+    """Makes the kernel drop unread bytes when the socket is closed."""
     with suppress(OSError):  # it is closed
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 
 
 def send_at_once(connection: socket.socket) -> None:
-    """Has the kernel send at once: Nagle's algorithm and delayed acknowledgements wait for each other."""
+    """Disables Nagle's algorithm, which waits for delayed acknowledgements."""
     if connection.family != socket.AF_UNIX:
         with suppress(OSError):  # the other side is gone
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def local_pair() -> tuple[socket.socket, socket.socket]:
-    """Two sockets that are connected to each other. Raises Unavailable where no file is free."""
+    """A pair of connected sockets. Raises Unavailable without a free file descriptor."""
     try:
         return socket.socketpair()
     except OSError as error:
@@ -109,26 +142,26 @@ def local_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def limit_buffers(connection: socket.socket, num_bytes: int = SOCKET_BYTES) -> None:
-    """Has the kernel keep about so many bytes of each direction of a socket, and of those that it accepts."""
+    """Bounds the kernel's buffers of a socket, and of the sockets that it accepts."""
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         with suppress(OSError):  # the other side is gone
             connection.setsockopt(socket.SOL_SOCKET, option, num_bytes)
 
 
-# Why nothing is read of a side.
-_START, _FULL, _FRAME = "not begun", "the other side has no room", "its frame may not be written yet"
+# Reasons for not reading from a side.
+_START, _FULL, _FRAME = "not started", "the other side is full", "its frame may not pass yet"
 
 
 class _Side(asyncio.Protocol):
-    """One socket of two; what comes is written to the other one."""
+    """One of two sockets; its bytes are written to the other."""
 
     other: "_Side"
 
     def __init__(self, frame: Frame | None, frame_bytes: int, idle_s: float) -> None:
         loop = asyncio.get_running_loop()
         self._frame, self._frame_bytes, self.idle_s, self._now_s = frame, frame_bytes, idle_s, loop.time
-        self._passed_s = loop.time()  # when bytes of it did
-        self.ended: asyncio.Future[None] = loop.create_future()  # nothing more comes
+        self._passed_s = loop.time()  # time of its newest bytes
+        self.ended: asyncio.Future[None] = loop.create_future()  # no more bytes to read
         self._transport: Any = None
         self._paused = {_START}
         self._waiting: asyncio.Future[bytes] | None = None
@@ -137,8 +170,8 @@ class _Side(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         if self._frame is not None:
-            self._transport.max_size = self._frame_bytes  # that asyncio reads at once
-            self._transport.set_write_buffer_limits(0)  # one frame waits for the kernel, and no other is read
+            self._transport.max_size = self._frame_bytes  # bytes of one read
+            self._transport.set_write_buffer_limits(0)  # no read while one frame waits for the kernel
         self._transport.pause_reading()
 
     def data_received(self, data: bytes) -> None:
@@ -161,16 +194,16 @@ class _Side(asyncio.Protocol):
         self._passed_s = self._now_s()
 
     def left_s(self, now_s: float) -> float:
-        """Seconds until it is lost, where none of its bytes pass; not while one waits for its turn."""
+        """Seconds until it is lost without a byte; infinite while a frame waits for its turn."""
         return math.inf if _FRAME in self._paused else self._passed_s + self.idle_s - now_s
 
     def pause(self, why: str) -> None:
-        """Reads nothing until `resume` for the same reason."""
+        """Stops reading until `resume` for the same reason."""
         self._paused.add(why)
         self._transport.pause_reading()
 
     def resume(self, why: str) -> None:
-        """Reads again, where no other reason is left."""
+        """Reads again unless another reason is left."""
         self._paused.discard(why)
         if not self._paused:
             self._transport.resume_reading()
@@ -184,7 +217,7 @@ class _Side(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._end()
-        return True  # it may still read
+        return True  # the socket stays open for writing
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end()
@@ -194,13 +227,12 @@ class _Side(asyncio.Protocol):
             self.ended.set_result(None)
 
     def finish(self) -> None:
-        """Tells it that all was written."""
+        """Ends its output."""
         self._is_finished = True
         with suppress(OSError):
             self._transport.write_eof()
 
     def close(self, connection: socket.socket) -> None:
-        """Closes its socket, as `reset` does."""
         if self._waiting is not None:
             self._waiting.cancel()
         if self._transport is None:
@@ -218,8 +250,6 @@ async def pump(
     finish: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Passes bytes between a call and a socket until one of them ends. The caller ends both.
-
-    Once the socket ends, a client's call has FINISH_S to end: cancelled, it drops what was written.
 
     Args:
         call: of a client, or the context of one at a server; its messages have `data`.

@@ -1,4 +1,4 @@
-"""What each producer brought to a node, and what was refused when, for a page.
+"""Contributions of each producer to a node, and refusals over time, for a page.
 
 Invariant: rows, columns and bars are bounded however many producers there were; the rest is in a row of its own.
 """
@@ -34,7 +34,7 @@ class ContributionView:
 
 @dataclass(frozen=True, kw_only=True)
 class RefusalView:
-    """When a node refused groups."""
+    """Refusals of a node over time."""
 
     name: str
     chart: Markup

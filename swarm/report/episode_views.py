@@ -1,7 +1,7 @@
 """Episodes of a report, as people read them: turn by turn, before and after training.
 
-Invariant: what a model or an environment wrote is shown as it is, but for characters that a terminal or a page would
-obey; calls are what `parse_action` reads.
+Invariant: text of models and environments is shown unchanged, except for characters that a terminal or a page would
+obey; calls are those that `parse_action` reads.
 """
 
 import json
@@ -18,14 +18,14 @@ from swarm.telemetry.shown_episodes import ShownEpisode
 
 @dataclass(frozen=True, kw_only=True)
 class TurnView:
-    """An action, and what came of it."""
+    """An action, its observation and its reward."""
 
     number: int
     who: str  # `model`, or its role in the episode
     text: str
     calls: tuple[str, ...]  # such as `search(query="Ada")`
     observation: tuple[Message, ...]
-    opens: bool  # the observation begins another conversation: what was said before is not seen there
+    opens: bool  # the observation begins another conversation, in which earlier turns are not seen
     reward: float
     status: str  # empty: ok
 
@@ -54,7 +54,7 @@ class ProblemView:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeView:
-    """What a node made of one environment."""
+    """Success and episodes of one node in one environment."""
 
     name: str
     is_own: bool  # it generates this environment
@@ -78,8 +78,8 @@ class EnvironmentView:
         return any(node.problems for node in self.nodes)
 
     def is_open(self, node: NodeView) -> bool:
-        """Whether a reader sees its episodes at once: those of the first one that generates the environment, and of the
-        first one that does not, where they have several turns."""
+        """True where the page shows its episodes unfolded: where they have several turns, those of the first node that
+        generates the environment, and of the first that does not."""
         several = any(len(each.turns) > 1 for problem in node.problems for each in problem.tries)
         return several and node == next(each for each in self.nodes if each.is_own == node.is_own)
 

@@ -52,7 +52,7 @@ class NodeRow:
 
 @dataclass(frozen=True, kw_only=True)
 class FollowRow:
-    """How one node followed a trainer."""
+    """Versions of a trainer that one node took, and how fast."""
 
     name: str
     num_versions: int
@@ -90,7 +90,7 @@ def _follow_row(node: NodeResult, made: dict[int, float]) -> FollowRow:
 
 
 def turns_rows(swarm: SwarmResult) -> list[tuple[str, TurnsRow]]:
-    """By learner and number of turns; none where no episode has several turns and nothing was too old."""
+    """Rows by learner and number of turns; empty where no episode has several turns and no group was too old."""
     rows = [(node.name, row) for node in swarm.trainers for row in node.by_turns]
     return rows if any(row.num_turns > 1 or row.num_too_old for _, row in rows) else []
 

@@ -1,14 +1,14 @@
 """One group through every node that saw it: made, admitted or refused, drawn, learned from.
 
-Invariant: a line says what an event or a store of the named node says; what neither can know is listed apart.
+Invariant: each line comes from an event or the store of the named node; what neither can know has a list of its own.
 """
 
 import json
 import re
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,7 +33,9 @@ from swarm.types import FinishReason, NodeId, ScoredGroup, short
 
 MIN_PREFIX: Final = 4  # hexadecimal digits
 MAX_FOUND: Final = 1000  # digests that begin alike
+MAX_NAMELESS: Final = 100_000  # producers and reasons of refusals without a digest; the rest counts as nobody's
 _DIGEST = re.compile(r"[0-9a-f]{4,64}")
+_WHOLE = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,32 +49,83 @@ class TraceLine:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTrace:
-    """What is known of a group."""
+    """Everything that is known of a group."""
 
     digest: str
     env: str
     producer: str  # name or id
     policy: str  # the lineage that generated it
     lines: tuple[TraceLine, ...]  # in order of time
-    unknown: tuple[str, ...]  # what nobody here can tell
+    unknown: tuple[str, ...]  # questions that nobody here can answer
 
 
 @dataclass
-class _Sighting:
-    """What one node's log says of one digest."""
+class _Seen:
+    """The log and the store of one node, as far as they bear on digests with the prefix."""
 
-    events: list[Event] = field(default_factory=list[Event])
-    draws: dict[int, GroupsDrawn] = field(default_factory=dict[int, GroupsDrawn])
-    steps: dict[int, StepMade] = field(default_factory=dict[int, StepMade])  # by draw
+    directory: NodeDirectory
+    store: sqlite3.Connection | None
+    events: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))  # by digest, draws left out
+    draws: dict[str, dict[int, GroupsDrawn]] = field(default_factory=lambda: defaultdict(dict))  # digest -> draw
+    steps: dict[int, StepMade] = field(default_factory=dict[int, StepMade])  # by draw, of `draws`
+    nameless: Counter[tuple[NodeId, str]] = field(default_factory=Counter)  # refused without a digest: producer, reason
 
+    def read_log(self, prefix: str) -> None:
+        """Reads the event log from its beginning."""
+        begins, num_drawn = prefix.encode(), set[int]()
 
-@dataclass(frozen=True, kw_only=True)
-class _Stored:
-    """What one node's store has of a digest."""
+        def is_wanted(line: bytes) -> bool:
+            is_step = bool(num_drawn) and line.startswith(b'{"kind":"step"')
+            return is_step or b'"' + begins in line or line.startswith(b'{"kind":"refused"')
 
-    scored: ScoredGroup | None
-    deleted_s: float | None
-    weights: Mapping[int, float]  # draw -> how likely a draw chose its source, where the coordinator said it
+        for event in self.directory.events.stream(is_wanted):
+            if isinstance(event, StepMade):
+                if event.draw_step in num_drawn:
+                    self.steps[event.draw_step] = event
+                continue
+            if isinstance(event, GroupRefused) and not event.digest:
+                who = event.producer if len(self.nameless) < MAX_NAMELESS else ""
+                self.nameless[who, event.reason] += event.count
+            for digest in {each for each in _digests_of(event) if each.startswith(prefix)}:
+                if len(self.digests) >= MAX_FOUND and digest not in self.digests:
+                    continue
+                if isinstance(event, GroupsDrawn):
+                    self.draws[digest][event.draw_step] = event
+                    num_drawn.add(event.draw_step)
+                else:
+                    self.events[digest].append(event)
+
+    @property
+    def digests(self) -> set[str]:
+        """Digests that the log names."""
+        return {*self.events, *self.draws}
+
+    def stored_digests(self, prefix: str) -> list[str]:
+        """Digests in the store, also of deleted and used groups."""
+        if self.store is None:
+            return []
+        like = "SELECT lower(hex(digest)) FROM {} WHERE hex(digest) LIKE ? LIMIT ?"
+        query = " UNION ".join(f"SELECT * FROM ({like.format(table)})" for table in ("groups", "tombstones", "drawn"))
+        return [row[0] for row in self.store.execute(query, (f"{prefix.upper()}%", MAX_FOUND) * 3)]
+
+    def stored_group(self, key: bytes) -> ScoredGroup | None:
+        """The group itself, where the store has it still."""
+        return None if self.store is None else group_of(self.store, key)
+
+    def deleted_at_s(self, key: bytes) -> float | None:
+        """Wall clock at which the store deleted the group; None where it did not."""
+        query = "SELECT deleted_s FROM tombstones WHERE digest = ?"
+        row = None if self.store is None else self.store.execute(query, (key,)).fetchone()
+        return None if row is None else row[0]
+
+    def source_weight(self, draw_step: int, producer: NodeId) -> float | None:
+        """The weight by which a draw chose a source, where the coordinator gave it one."""
+        query = "SELECT source_weights FROM draws WHERE step = ?"
+        row = None if self.store is None else self.store.execute(query, (draw_step,)).fetchone()
+        with suppress(ValueError, TypeError, KeyError):
+            weights: Any = json.loads(row[0]) if row else {}
+            return float(weights[producer])
+        return None
 
 
 def trace_group(directories: Sequence[NodeDirectory], prefix: str) -> GroupTrace:
@@ -87,72 +140,45 @@ def trace_group(directories: Sequence[NodeDirectory], prefix: str) -> GroupTrace
             f"{prefix!r:.80}: no digest of a group; give {MIN_PREFIX} to 64 hexadecimal digits of one that "
             "`swarm samples` shows"
         )
-    logs = [_sightings(directory, prefix) for directory in directories]
-    digests = {digest for log in logs for digest in log}
-    digests |= {digest for directory in directories for digest in _stored_digests(directory, prefix)}
-    where = ", ".join(each.name for each in directories)
-    if not digests:
-        raise ConfigError(
-            f"{prefix}: no group whose digest begins so, in the logs and stores of {where}; name more directories with "
-            "--dir (logs keep the newest 256 MB, refusals mostly without a digest)"
-        )
-    if len(digests) > 1:
-        some = ", ".join(digest[:16] for digest in sorted(digests)[:4])
-        raise ConfigError(f"{prefix}: {len(digests)} groups begin so ({some}, ...); give more digits")
-    (digest,) = digests
-    return _trace(digest, directories, [log.get(digest, _Sighting()) for log in logs])
+    with ExitStack() as stack:
+        nodes: list[_Seen] = []
+        for each in directories:
+            path = each.path / STORE
+            store = stack.enter_context(reading(path)) if path.is_file() else None
+            nodes.append(_Seen(directory=each, store=store))
+            nodes[-1].read_log(prefix)
+        digests = {digest for each in nodes for digest in (*each.digests, *each.stored_digests(prefix))}
+        if not digests:
+            raise ConfigError(
+                f"{prefix}: no group whose digest begins so, in the logs and stores of "
+                f"{', '.join(each.name for each in directories)}; name more directories with --dir (logs keep the "
+                "newest 256 MB, refusals mostly without a digest)"
+            )
+        if len(digests) > 1:
+            some = ", ".join(digest[:16] for digest in sorted(digests)[:4])
+            raise ConfigError(f"{prefix}: {len(digests)} groups begin so ({some}, ...); give more digits")
+        return _trace(digests.pop(), nodes)
 
 
-def _trace(digest: str, directories: Sequence[NodeDirectory], sightings: Sequence[_Sighting]) -> GroupTrace:
-    names = {each.node_id: each.name for each in directories if each.node_id}
-    stores = [
-        _read_store(directory, digest, sighting) for directory, sighting in zip(directories, sightings, strict=True)
-    ]
-    scored = next((each.scored for each in stores if each.scored is not None), None)
-    known = next((each for one in sightings for each in one.events if isinstance(each, GroupStored)), None)
-    of = known or (scored.group if scored is not None else None)
-    lines = [
-        line
-        for directory, sighting, stored in zip(directories, sightings, stores, strict=True)
-        for line in _lines(directory, digest, sighting, stored, names)
-    ]
+def _trace(digest: str, nodes: Sequence[_Seen]) -> GroupTrace:
+    names = {each.directory.node_id: each.directory.name for each in nodes if each.directory.node_id}
+    key = bytes.fromhex(digest) if _WHOLE.fullmatch(digest) else b""  # a log that the disk changed may have anything
+    groups = [each.stored_group(key) for each in nodes]
+    known = next((event for each in nodes for event in each.events[digest] if isinstance(event, GroupStored)), None)
+    of = known or next((each.group for each in groups if each is not None), None)
+    lines = [line for each, scored in zip(nodes, groups, strict=True) for line in _lines(each, digest, scored, names)]
+    for each in nodes:
+        if (at_s := each.deleted_at_s(key)) is not None:
+            text = "deleted from its store; the digest is kept, so that it is not taken again"
+            lines.append(TraceLine(at_s=at_s, node=each.directory.name, text=text))
     return GroupTrace(
         digest=digest,
         env=of.env if of else "unknown",
         producer=_name(of.producer, names) if of else "unknown",
         policy=_name(of.policy_id, names) if of else "unknown",
         lines=tuple(sorted(lines, key=lambda line: line.at_s)),
-        unknown=tuple(_unknown(digest, of.producer if of else "", directories, sightings, names)),
+        unknown=tuple(_unknown(digest, of.producer if of else "", nodes, names)),
     )
-
-
-# --- what logs say -----------------------------------------------------------------------------------------
-
-
-def _sightings(directory: NodeDirectory, prefix: str) -> dict[str, _Sighting]:
-    """Digest that begins with the prefix -> what the log says of it; steps that learned from it included."""
-    found: dict[str, _Sighting] = {}
-    steps: dict[int, set[str]] = {}  # draw -> digests in it
-    begins = prefix.encode()
-
-    def is_wanted(line: bytes) -> bool:
-        return b'"' + begins in line or (bool(steps) and line.startswith(b'{"kind":"step"'))
-
-    for event in directory.events.stream(is_wanted):
-        if isinstance(event, StepMade):
-            for digest in steps.get(event.draw_step, ()):
-                found[digest].steps[event.draw_step] = event
-            continue
-        for digest in {each for each in _digests_of(event) if each.startswith(prefix)}:
-            if len(found) >= MAX_FOUND and digest not in found:
-                continue
-            sighting = found.setdefault(digest, _Sighting())
-            if isinstance(event, GroupsDrawn):
-                sighting.draws[event.draw_step] = event
-                steps.setdefault(event.draw_step, set()).add(digest)
-            else:
-                sighting.events.append(event)
-    return found
 
 
 def _digests_of(event: Event) -> Iterable[str]:
@@ -167,73 +193,31 @@ def _digests_of(event: Event) -> Iterable[str]:
             return ()
 
 
-# --- what stores say ---------------------------------------------------------------------------------------
-
-
-def _stored_digests(directory: NodeDirectory, prefix: str) -> list[str]:
-    if not (directory.path / STORE).is_file():
-        return []
-    like = "SELECT lower(hex(digest)) FROM {} WHERE hex(digest) LIKE ? LIMIT ?"
-    query = " UNION ".join(f"SELECT * FROM ({like.format(table)})" for table in ("groups", "tombstones", "drawn"))
-    with reading(directory.path / STORE) as connection:
-        return [row[0] for row in connection.execute(query, (f"{prefix.upper()}%", MAX_FOUND) * 3)]
-
-
-def _read_store(directory: NodeDirectory, digest: str, sighting: _Sighting) -> _Stored:
-    if not (directory.path / STORE).is_file():
-        return _Stored(scored=None, deleted_s=None, weights={})
-    is_one = len(digest) == 64 and _DIGEST.fullmatch(digest)  # a log that the disk changed may have anything
-    key = bytes.fromhex(digest) if is_one else b""
-    with reading(directory.path / STORE) as connection:
-        deleted = connection.execute("SELECT deleted_s FROM tombstones WHERE digest = ?", (key,)).fetchone()
-        return _Stored(
-            scored=group_of(connection, key),
-            deleted_s=None if deleted is None else deleted[0],
-            weights=_weights(connection, digest, sighting),
-        )
-
-
-def _weights(connection: sqlite3.Connection, digest: str, sighting: _Sighting) -> dict[int, float]:
-    weights: dict[int, float] = {}
-    for step, draw in sighting.draws.items():
-        use = _use_of(draw, digest)
-        row = connection.execute("SELECT source_weights FROM draws WHERE step = ?", (step,)).fetchone()
-        with suppress(ValueError, TypeError, AttributeError):
-            of_sources: Any = json.loads(row[0]) if row else {}
-            if use is not None and use.producer in of_sources:
-                weights[step] = float(of_sources[use.producer])
-    return weights
-
-
 # --- in words ----------------------------------------------------------------------------------------------
 
 
-def _lines(
-    directory: NodeDirectory, digest: str, sighting: _Sighting, stored: _Stored, names: Mapping[NodeId, str]
-) -> Iterable[TraceLine]:
+def _lines(node: _Seen, digest: str, scored: ScoredGroup | None, names: Mapping[NodeId, str]) -> Iterable[TraceLine]:
     def line(at_s: float, text: str) -> TraceLine:
-        return TraceLine(at_s=at_s, node=directory.name, text=text)
+        return TraceLine(at_s=at_s, node=node.directory.name, text=text)
 
-    for event in sighting.events:
+    for event in node.events[digest]:
         if text := _words(event, digest, names):
             yield line(event.at_s, text)
-    for step, draw in sighting.draws.items():
-        weight = stored.weights.get(step)
+    for step, draw in node.draws[digest].items():
+        use, made = _use_of(draw, digest), node.steps.get(step)
+        weight = None if use is None else node.source_weight(step, use.producer)
         chance = "" if weight is None else f"; its source was drawn with weight {weight:.3g}"
         yield line(draw.at_s, _words_of_draw(draw, digest) + chance)
-        use, made = _use_of(draw, digest), sighting.steps.get(step)
         if use is not None and made is not None:
             yield line(made.at_s, _words_of_step(draw, made, use))
-    if stored.scored is not None:
-        began_s = min((event.at_s for event in sighting.events), default=0.0)  # a store writes before the log does
-        rewards = " ".join(f"{value:g}" for value in stored.scored.rewards.tolist()[:16])
+    if scored is not None:
+        began_s = min((event.at_s for event in node.events[digest]), default=0.0)  # a store writes before the log does
+        rewards = " ".join(f"{value:g}" for value in scored.rewards.tolist()[:16])
         yield line(
-            max(stored.scored.first_seen_s, began_s),
-            f"in its store, {stored.scored.size_bytes:,} bytes, {_words_of_group(stored.scored)}; rewards by its own "
-            f"verifier: {rewards}",
+            max(scored.first_seen_s, began_s),
+            f"in its store, {scored.size_bytes:,} bytes, {_words_of_group(scored)}; rewards by its own verifier: "
+            f"{rewards}",
         )
-    if stored.deleted_s is not None:
-        yield line(stored.deleted_s, "deleted from its store; the digest is kept, so that it is not taken again")
 
 
 def _words(event: Event, digest: str, names: Mapping[NodeId, str]) -> str:
@@ -309,36 +293,30 @@ def _name(node: NodeId, names: Mapping[NodeId, str]) -> str:
     return names.get(node) or short(node) or "unknown"
 
 
-# --- what cannot be known ----------------------------------------------------------------------------------
+# --- what nobody can know --------------------------------------------------------------------------------
 
 
-def _unknown(
-    digest: str,
-    producer: NodeId,
-    directories: Sequence[NodeDirectory],
-    sightings: Sequence[_Sighting],
-    names: Mapping[NodeId, str],
-) -> Iterable[str]:
+def _unknown(digest: str, producer: NodeId, nodes: Sequence[_Seen], names: Mapping[NodeId, str]) -> Iterable[str]:
     if producer not in names:
         yield f"when and how it was made, as {_name(producer, names)} saw it: its directory is not among these"
-    for directory, sighting in zip(directories, sightings, strict=True):
-        if not sighting.events and not sighting.draws:
-            yield _why_not_seen(directory, producer)
-        elif not directory.is_whole:
-            yield f"what {directory.name} did with it before its event log begins: older files are gone"
+    for node in nodes:
+        if not node.events[digest] and not node.draws[digest]:
+            yield _why_not_seen(node, producer)
+        elif not node.directory.is_whole:
+            yield f"what {node.directory.name} did with it before its event log begins: older files are gone"
     yield "to whom it was advertised or sent: nodes log what they take, not what they give"
-    if any(_use_of(draw, digest) for sighting in sightings for draw in sighting.draws.values()):
+    if any(_use_of(draw, digest) for node in nodes for draw in node.draws[digest].values()):
         yield "how much this group alone weighed in a gradient: steps log figures of each source, not of each group"
 
 
-def _why_not_seen(directory: NodeDirectory, producer: NodeId) -> str:
+def _why_not_seen(node: _Seen, producer: NodeId) -> str:
     """A log has the digest of a refused group only where it is the first of its reason and producer in a while."""
     nameless = Counter[str]()
-    for event in directory.events.stream(lambda line: line.startswith(b'{"kind":"refused"')):
-        if isinstance(event, GroupRefused) and not event.digest and event.producer in (producer, ""):
-            nameless[event.reason] += event.count
+    for (who, reason), count in node.nameless.items():
+        if who in (producer, ""):
+            nameless[reason] += count
     refused = ", ".join(f"{count} {reason}" for reason, count in nameless.most_common(4))
-    told = f"it refused {nameless.total()} groups that may be of this producer ({refused}), summed up" if refused else (
-        "it refused none without a digest"
-    )  # fmt: skip
-    return f"whether {directory.name} was offered it: no event there names it; {told}"
+    summed = "it refused none without a digest"
+    if refused:
+        summed = f"it refused {nameless.total()} groups that may be of this producer ({refused}), summed up"
+    return f"whether {node.directory.name} was offered it: no event there names it; {summed}"

@@ -5,8 +5,10 @@ Invariant: both show the same result; every text in the page is escaped, and con
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from swarm.pages.browser import templates
 from swarm.report.contributions import contribution_views, names_of, refusal_views, sources_chart, sources_map
 from swarm.report.episode_views import environment_views
 from swarm.report.figures import (
+    Points,
     accuracy_curve,
     advantage_over_rival,
     environments_of,
@@ -64,11 +67,7 @@ _STEP_CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
 
 
 def write_report(result: RunResult, out_dir: Path) -> dict[str, Path]:
-    """Writes the report files into `out_dir` (made if missing).
-
-    Returns:
-        "html" and "json" -> path.
-    """
+    """Writes report.html and report.json into a folder, made if missing; returns their paths as "html" and "json"."""
     out_dir.mkdir(parents=True, exist_ok=True)
     paths = {"html": out_dir / "report.html", "json": out_dir / "report.json"}
     paths["html"].write_text(render_html(result), encoding="utf-8")
@@ -115,7 +114,6 @@ def render_html(result: RunResult, root: str = "", pages: Sequence[tuple[str, st
     """The report as one HTML page.
 
     Args:
-        result: what it shows.
         root: path of style sheet and script where it is served; "" for a file that stands alone.
         pages: (words, link) of further pages.
     """
@@ -152,8 +150,14 @@ def render_html(result: RunResult, root: str = "", pages: Sequence[tuple[str, st
                 (node, contribution_views(node, names_of(swarm))) for node in swarm.nodes if node.contributions
             ],
             refusal_views=refusal_views(swarm),
-            ages=_ages_chart(swarm),
-            age_parts=_age_parts_chart(swarm),
+            ages=_ages_chart({node.name: node.ages for node in swarm.nodes}, "steps old when used"),
+            age_parts=_ages_chart(
+                {
+                    "in flight": _total(node.ages_in_flight for node in swarm.nodes),
+                    "in queue": _total(node.ages_in_queue for node in swarm.nodes),
+                },
+                "steps",
+            ),
             refusals=_refusals(swarm),
             time=_time_chart(swarm),
             gaps={node.name: largest_gap_s(node) for node in swarm.nodes},
@@ -197,67 +201,58 @@ def _environment_chart(result: RunResult, env: str) -> Markup:
     return svg.line_chart(series, x_label="steps", y_range=(0.0, 1.0))
 
 
+def _by_node(
+    swarm: SwarmResult,
+    points_of: Callable[[NodeResult], Points],
+    x_label: str = "steps",
+    y_range: tuple[float, float] | None = None,
+    marks: Sequence[svg.Mark] = (),
+) -> Markup:
+    """A line for each node."""
+    series = [svg.Series(name=node.name, points=points_of(node), color=index) for index, node in enumerate(swarm.nodes)]
+    return svg.line_chart(series, x_label=x_label, y_range=y_range, marks=marks)
+
+
 def _reward_chart(swarm: SwarmResult) -> Markup:
-    series = [
-        svg.Series(name=node.name, points=smooth(step_curve(node, "reward")), color=index)
-        for index, node in enumerate(swarm.nodes)
-    ]
     marks = [
         svg.Mark(x=step_at(node, at_s), text=f"{node.name}: {kind.replace('_', ' ')}", color=index)
         for index, node in enumerate(swarm.nodes)
         for at_s, kind in node.marks[-MAX_MARKS:]
         if node.steps
     ]
-    return svg.line_chart(series, x_label="steps", marks=marks)
+    return _by_node(swarm, lambda node: smooth(step_curve(node, "reward")), marks=marks)
 
 
 def _made_chart(swarm: SwarmResult, figure_of: Callable[[MadeRow], float]) -> Markup:
-    """By minutes since each node's own beginning: nodes of several runs stand beside each other."""
-    series = [
-        svg.Series(
-            name=node.name,
-            points=[(row.minute - node.began_at_s // 60, figure_of(row)) for row in node.made],
-            color=index,
-        )
-        for index, node in enumerate(swarm.nodes)
-    ]
-    return svg.line_chart(series, x_label="minutes")
+    """Lines over minutes since each node's own beginning, so that nodes of several runs can be compared."""
+    return _by_node(
+        swarm, lambda node: [(row.minute - node.began_at_s // 60, figure_of(row)) for row in node.made], "minutes"
+    )
 
 
 def _step_charts(swarm: SwarmResult) -> list[tuple[str, str, Markup]]:
     """(title, remark, chart) of every figure of the steps that any node has."""
     return [
-        (title, remark, _step_chart(swarm, name, y_range))
+        (title, remark, _by_node(swarm, partial(step_curve, figure=name), y_range=y_range))
         for name, title, remark, y_range in _STEP_CHARTS
         if any(getattr(row, name) is not None for node in swarm.nodes for row in node.steps)
     ]
 
 
-def _step_chart(swarm: SwarmResult, name: str, y_range: tuple[float, float] | None) -> Markup:
-    series = [
-        svg.Series(name=node.name, points=step_curve(node, name), color=index) for index, node in enumerate(swarm.nodes)
-    ]
-    return svg.line_chart(series, x_label="steps", y_range=y_range)
-
-
-def _ages_chart(swarm: SwarmResult) -> Markup:
-    names = [node.name for node in swarm.nodes]
-    oldest = max((age for node in swarm.nodes for age in node.ages), default=0)
+def _ages_chart(histograms: Mapping[str, Mapping[int, int]], x_label: str) -> Markup:
+    """Groups by age, one histogram upon the other."""
+    oldest = max((age for ages in histograms.values() for age in ages), default=0)
     groups = [
-        (str(age), [(node.name, float(node.ages.get(age, 0))) for node in swarm.nodes]) for age in range(oldest + 1)
+        (str(age), [(name, float(ages.get(age, 0))) for name, ages in histograms.items()]) for age in range(oldest + 1)
     ]
-    return svg.bar_chart(groups, x_label="steps old when used", names=names)
+    return svg.bar_chart(groups, x_label=x_label, names=list(histograms))
 
 
-def _age_parts_chart(swarm: SwarmResult) -> Markup:
-    """Groups of all nodes by each part of their age."""
-    parts = {"in flight": [n.ages_in_flight for n in swarm.nodes], "in queue": [n.ages_in_queue for n in swarm.nodes]}
-    longest = max((age for nodes in parts.values() for ages in nodes for age in ages), default=0)
-    groups = [
-        (str(age), [(name, float(sum(ages.get(age, 0) for ages in nodes))) for name, nodes in parts.items()])
-        for age in range(longest + 1)
-    ]
-    return svg.bar_chart(groups, x_label="steps", names=list(parts))
+def _total(histograms: Iterable[Mapping[int, int]]) -> Mapping[int, int]:
+    total = Counter[int]()
+    for each in histograms:
+        total.update(each)
+    return total
 
 
 def _time_names(swarm: SwarmResult) -> list[str]:

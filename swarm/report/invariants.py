@@ -3,9 +3,8 @@
 Invariant: the checks know only events, so that the same ones judge a virtual swarm, a swarm of processes, and a
 recorded event file; a virtual swarm also shows them what is sent, and the calls of the coordinator.
 
-Safety and liveness are checked apart. What must never happen (every `_violate` of `check`, `sent`, `bound`) is checked
-at each event, while faults go on. What must happen in the end (PROGRESS) is only asked after `healed`: nothing is owed
-while faults go on.
+Safety is checked at each event, while faults go on (every `_violate` of `check`, `sent`, `bound`). Liveness (PROGRESS)
+is only asked for after `healed`: no step is due while faults go on.
 """
 
 import hashlib
@@ -29,8 +28,7 @@ from swarm.events import (
     VersionPublished,
     WorkerDied,
 )
-from swarm.exchange.draw_shares import WINDOW
-from swarm.peers.parties import SHARE
+from swarm.trust_policy import SHARE, WINDOW
 from swarm.types import Cursor, NodeId, SealedGroup
 
 Named = tuple[str, NodeId, int, str]  # lineage, producer of the group, step, digest of the weights
@@ -104,8 +102,10 @@ class Invariants:
                 self._abandon(node, event.first, event.last)
             case StoreDamaged():
                 self._forget_draws(node)
-            case GroupGivenUp():
-                self._change(node, event.draw_step)
+            case GroupGivenUp():  # the steps of this draw, and of those after it, are made without the group
+                draw = event.draw_step
+                self._steps[node] = {each: digest for each, digest in self._steps[node].items() if each < draw}
+                self._made[node] = {step: made for step, made in self._made[node].items() if made[0] < draw}
             case LoopFailed():
                 self._violate(NO_FAILURE, f"{node[:8]}: {event.loop}: {event.error}")
             case WorkerDied():
@@ -114,7 +114,7 @@ class Invariants:
                 pass  # no invariant follows from it
 
     def _note_versions(self, node: NodeId, group: GroupPut | GroupAdmitted, what: str) -> None:
-        """What existed is known at the end: events of several processes come in no exact order."""
+        """Notes versions to check at the end: events of several processes come in no exact order."""
         for step, digest in group.versions:
             named = (group.policy_id, group.producer, step, digest)
             if named not in self._named:
@@ -157,8 +157,8 @@ class Invariants:
 
     def _forget_draws(self, node: NodeId) -> None:
         """The node announced that its journal is lost: numbers of draws come again, and groups may be used again."""
-        for told in (self._drawn, self._uses, self._steps, self._made, self._abandoned, self._places):
-            told.pop(node, None)
+        for of_nodes in (self._drawn, self._uses, self._steps, self._made, self._abandoned, self._places):
+            of_nodes.pop(node, None)
         self._num_journals_lost += 1
 
     def sent(self, node: NodeId, sealed: SealedGroup) -> None:
@@ -175,15 +175,10 @@ class Invariants:
             self._violate(ONE_PLACE, f"{node[:8]}: {what}")
 
     def coordinator(self, violations: Sequence[str], num_calls: int) -> None:
-        """What was found in the calls of the coordinator."""
+        """Violations found in the calls of the coordinator."""
         self._num_calls = num_calls
         for violation in violations:
             self._violate(COORDINATED, violation)
-
-    def _change(self, node: NodeId, draw: int) -> None:
-        """The node announced that it makes the step of this draw, and those after it, without one of the groups."""
-        self._steps[node] = {each: digest for each, digest in self._steps[node].items() if each < draw}
-        self._made[node] = {step: made for step, made in self._made[node].items() if made[0] < draw}
 
     def _check_draw(self, node: NodeId, draw: GroupsDrawn) -> None:
         self._num_draws += 1
@@ -200,7 +195,7 @@ class Invariants:
             self._check_shares(node, draw)
 
     def _check_shares(self, node: NodeId, draw: GroupsDrawn) -> None:
-        """Of the places of others' groups in this draw and in those before it newcomers have one in eight."""
+        """Newcomers have at most one in eight of the places for others' groups, over this draw and those before it."""
         places = self._places[node]  # of each draw: how many, and how many of them are newcomers'
         num_newcomers = sum(group.producer != node and group.producer not in self.members for group in draw.groups)
         self._num_of_newcomers += num_newcomers
@@ -245,8 +240,8 @@ class Invariants:
 
         Args:
             steps: the head step of every node that trains.
-            dead: who was killed for good.
-            excused: who had no time, or nothing, for a first step; after `healed` they owe one as all others do.
+            dead: nodes that were killed for good.
+            excused: nodes that had no time, or no groups, for a first step; after `healed` they owe one, too.
         """
         self._check_versions()
         for node, step in steps.items():
@@ -268,13 +263,13 @@ class Invariants:
             self._violate(BOUNDS, f"{node[:8]}: {what} {value} exceeds {limit}")
 
     def learned(self, node: NodeId, draw: int, name: str, wrong: Sequence[str]) -> None:
-        """A learner was given a draw, and what of it the invariant `name` forbids."""
+        """A learner was given a draw; `wrong` lists its violations of the invariant `name`."""
         self._num_judged[name] += 1
         for what in wrong:
             self._violate(name, f"{node[:8]}: draw {draw}: {what}")
 
     def reach(self, name: str, wrong: str = "") -> None:
-        """One check of how nodes are reached that cannot be dialled, and what is wrong there."""
+        """One check of the ways to nodes that cannot be dialled, with its violation."""
         self._num_reach[name] += 1
         if wrong:
             self._violate(name, wrong)
@@ -291,7 +286,9 @@ class Invariants:
         shares = [SHARES] if self.members else []
         learned = list(self._num_judged)
         honest = [HONEST] if self.honest else []
-        seen = [SENT_WHOLE, ONE_PLACE, COORDINATED] if self._num_calls else []
+        seen = [SENT_WHOLE] if self._num_sent else []
+        seen += [ONE_PLACE] if self._places_of else []
+        seen += [COORDINATED] if self._num_calls else []
         reach = [REACHED, RESUMED, RELAY_BUDGET, ADVERTISED] if self._num_reach else []
         details = {
             REUSE: f"{self._num_consumed} groups consumed in {self._num_draws} draws",

@@ -1,7 +1,7 @@
 """Progress of running nodes by their events; of a simulation as a live table, or one plain line per interval.
 
-Invariant: it only shows what events say; showing never changes or slows a run noticeably (at most four
-redraws a second).
+Invariant: every figure comes from an event; showing never changes or slows a run noticeably (at most four redraws a
+second).
 """
 
 import math
@@ -48,7 +48,7 @@ WORKING = ("starting", "ready", "learning")  # states in which the worker's own 
 
 @dataclass
 class NodeProgress:
-    """What the events of one node say until now."""
+    """Progress of one node by its events until now."""
 
     curriculum: tuple[str, ...] = ()
     state: str = "starting"
@@ -100,6 +100,11 @@ class NodeProgress:
                 pass
 
     @property
+    def age(self) -> float | None:
+        """Mean age of the newest step, in steps."""
+        return fmean(self.ages) if self.ages else None
+
+    @property
     def num_local(self) -> int:
         """Groups of the own policy learned from; a draw that is made again after a restart counts once."""
         return self._total["local"] + self._total["follower"]
@@ -124,12 +129,12 @@ class NodeProgress:
     @property
     def made_reward(self) -> float | None:
         """Mean reward of its own groups over the same time."""
-        return sum(reward for *_, reward in self.puts) / len(self.puts) if self.puts else None
+        return fmean(reward for *_, reward in self.puts) if self.puts else None
 
     def mean_accuracy(self, own: bool) -> float | None:
         """Newest accuracy over all problems, mean over the environments in its curriculum or not in it."""
         values = [a for (env, split), a in self.accuracy.items() if split == "all" and (env in self.curriculum) == own]
-        return sum(values) / len(values) if values else None
+        return fmean(values) if values else None
 
 
 class LiveProgress:
@@ -150,7 +155,7 @@ class LiveProgress:
         times: Mapping[str, TimeLeft] | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Args: times: of each node that trains, for how long the run will take; None: nobody knows."""
+        """`times`: time left of each node that trains; None: not known."""
         self._console = console
         self._title = title
         self._rows = {name: NodeProgress(curriculum=environments) for name, environments in curricula.items()}
@@ -188,11 +193,7 @@ class LiveProgress:
         self.tick()
 
     def tick(self, activities: Mapping[str, str] | None = None) -> None:
-        """Call now and then when no event comes: the clock goes on.
-
-        Args:
-            activities: what each node does now; None: as before.
-        """
+        """Lets the clock go on while no event comes. `activities`: present work of each node; None: as before."""
         self._activities = self._activities if activities is None else activities
         if not self._is_foretold and (left_s := self.left_s()) is not None:
             self._is_foretold = True
@@ -206,10 +207,10 @@ class LiveProgress:
             self._print_line()
 
     def left_s(self) -> float | None:
-        """Until the last of the nodes has made its steps; None where none can tell.
+        """Seconds until the last of the nodes has made its steps; None where they are not known.
 
-        More nodes than cores share these: whoever is behind becomes faster as others end, so that the mean of those
-        that still work counts, and not the slowest.
+        Where more nodes than cores share the machine, a slow node becomes faster as others end. The mean of the nodes
+        that still work counts then, and else the slowest.
         """
         left = [of_node.seconds(self._now_s()) for of_node in self._times.values()]
         known = [seconds for seconds in left if seconds is not None]
@@ -235,7 +236,7 @@ class LiveProgress:
             name,
             self._doing(name, row).strip(" ()").partition(",")[0] or row.state,
             f"{row.step}{of}",
-            figure(sum(row.ages) / len(row.ages) if row.ages else None, 1),
+            figure(row.age, 1),
             f"{row.num_local}/{row.num_external}",
             figure(row.reward),
             figure(row.mean_accuracy(own=True)),
@@ -246,7 +247,7 @@ class LiveProgress:
         )
 
     def _doing(self, name: str, row: NodeProgress) -> str:
-        """In brackets; empty where it does nothing any more, or nobody knows."""
+        """Its present work in brackets; empty where it has ended, or is not known."""
         works = row.state in WORKING and name in self._activities
         return f" ({self._activities[name]})" if works else ""
 
@@ -254,8 +255,7 @@ class LiveProgress:
         of = f" of {self._num_steps}" if self._num_steps else ""
         parts = [
             f"{name} step {row.step}{of}{self._doing(name, row)}"
-            f" age {figure(sum(row.ages) / len(row.ages) if row.ages else None, 1)}"
-            f" local/ext {row.num_local}/{row.num_external} reward {figure(row.reward)}"
+            f" age {figure(row.age, 1)} local/ext {row.num_local}/{row.num_external} reward {figure(row.reward)}"
             f" own {figure(row.mean_accuracy(own=True))} other {figure(row.mean_accuracy(own=False))}"
             f" ESS {figure(row.ess_share)} {figure(row.tokens_per_s, 0)} tok/s"
             for name, row in self._rows.items()

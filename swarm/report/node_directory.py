@@ -1,6 +1,6 @@
 """Directories of nodes, running or not, as the result that a report shows.
 
-Invariant: only reads, one event at a time; what a directory lacks is left out of the report and said there.
+Invariant: only reads, one event at a time; a missing part is left out of the report, which has a remark on it.
 """
 
 import time
@@ -31,7 +31,7 @@ MAX_IDLE_S: Final = 300.0  # as `swarm status` has it
 
 @dataclass(frozen=True, kw_only=True)
 class NodeDirectory:
-    """What a node left in its directory beside its events."""
+    """Files of a node's directory, without its events."""
 
     path: Path
     name: str
@@ -47,12 +47,12 @@ class NodeDirectory:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no file of its event log is gone."""
+        """True where no file of its event log is gone."""
         return not isinstance(next(self.events.stream(), None), EarlierRefusals)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why it makes no progress, as `swarm status` says."""
+        """Reasons for which it makes no progress, as in `swarm status`."""
         if not self.status:
             return ()
         return tuple(problems(self.status, time.time(), MAX_IDLE_S, self.is_running, self.path))
@@ -118,11 +118,7 @@ class NodeReports:
     def read(self, num_samples: int = 0) -> RunResult:
         """The report as the directories have it now (blocking; at first 6 s for 100,000 events).
 
-        Args:
-            num_samples: newest groups of each node to show; 0: none.
-
-        Raises:
-            ConfigError: a directory is gone.
+        It shows so many of the newest groups of each node. Raises ConfigError where a directory is gone.
         """
         self.directories = open_directories(self._paths)
         nodes = [
@@ -156,7 +152,7 @@ class NodeReports:
         if config is not None:
             for what, limit in (("groups", config.replay.max_groups), ("bytes", config.replay.max_bytes)):
                 fill = directory.status.get(f"replay_{what}", 0)
-                if fill > limit and (directory.path, what) not in self._over:  # said once, however often it is read
+                if fill > limit and (directory.path, what) not in self._over:  # once, however often it is read
                     self._over.add((directory.path, what))
                     self._invariants.bound(directory.node_id, f"replay {what}", fill, limit)
         return tally.result(
@@ -191,11 +187,11 @@ def _samples(directory: NodeDirectory, limit: int) -> tuple[tuple[SampledGroup, 
 
 def _state(node: NodeResult, directory: NodeDirectory) -> str:
     step = node.steps[-1].step if node.steps else int(directory.status.get("step", 0))
-    told = "runs" if directory.is_running else "does not run"
+    state = "runs" if directory.is_running else "does not run"
     if directory.status.get("is_finished"):
-        told += ", every step is made"
+        state += ", every step is made"
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(node.ended_at_s)) if node.ended_at_s else "never"
-    return f"{told}; step {step}; newest event {at}; id {short(node.node_id) or 'unknown'}"
+    return f"{state}; step {step}; newest event {at}; id {short(node.node_id) or 'unknown'}"
 
 
 def _title(directories: Sequence[NodeDirectory]) -> str:
@@ -204,7 +200,7 @@ def _title(directories: Sequence[NodeDirectory]) -> str:
 
 
 def _options(directories: Sequence[NodeDirectory]) -> dict[str, Any]:
-    """What the nodes were configured to do; where they differ, of each."""
+    """Configuration of the nodes; where a value differs, that of each."""
     rows: dict[str, dict[str, str]] = {}
     for each in directories:
         for key, value in _settings(each).items():

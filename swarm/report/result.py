@@ -7,6 +7,7 @@ wrote (`swarm.report.tally` reads them).
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarm.events import PolicyEvaluated, VersionApplied
 from swarm.report.invariants import InvariantVerdict
 from swarm.telemetry.shown_episodes import ShownEpisode
 from swarm.trained.samples import SampledGroup
@@ -20,7 +21,7 @@ RIVALS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRow:
-    """What one draw led to: an optimizer step, or the old version again where the step was skipped."""
+    """Result of one draw: an optimizer step, or the old version again where the step was skipped."""
 
     draw: int
     step: int  # of the version afterwards
@@ -42,19 +43,6 @@ class StepRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationRow:
-    """Accuracy of one node on one environment and split."""
-
-    step: int
-    at_s: float
-    env: str
-    split: str  # held_out or all
-    accuracy: float
-    num_problems: int
-    majority_baseline: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MadeRow:
     """Groups that a node made in one minute."""
 
@@ -65,19 +53,8 @@ class MadeRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VersionRow:
-    """A version of another node's policy that this node's engine took."""
-
-    step: int
-    at_s: float  # wall clock
-    num_bytes: int  # manifests and payloads
-    seconds: dict[str, float]  # stage, load, and pause, a part of load
-    mismatch_nats: float  # of the canaries
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TurnsRow:
-    """What became of the groups of a node's own policy whose longest episode has so many turns."""
+    """Fates of the groups of a node's own policy whose longest episode has so many turns."""
 
     num_turns: int
     num_made: int  # here, and by followers
@@ -92,12 +69,12 @@ class TurnsRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContributionRow:
-    """What one producer brought to a node, and what became of it."""
+    """Groups that one producer brought to a node, and their fates."""
 
     producer: NodeId  # empty: refused groups that the log names no producer of
     num_brought: int = 0  # groups that were made here, or admitted
     num_bytes: int = 0  # of these
-    compute_dtype: str = ""  # of the newest of them, as it says; empty: not said
+    compute_dtype: str = ""  # that the newest of them names; empty: none
     num_learned_from: int = 0  # uses
     num_set_aside: int = 0  # drawn and not learned from
     num_without_signal: int = 0  # of the own lineage, used up by draws
@@ -117,7 +94,7 @@ class NodeResult:
     node_id: NodeId
     curriculum: tuple[str, ...]  # environments that it generates for
     steps: tuple[StepRow, ...]
-    evaluations: tuple[EvaluationRow, ...]
+    evaluations: tuple[PolicyEvaluated, ...]
     num_local: int  # groups of the own policy learned from
     num_from_followers: int  # those of them that other nodes made
     num_external: int
@@ -140,7 +117,7 @@ class NodeResult:
     num_starts: int
     num_failures: int
     trains: bool = True
-    versions: tuple[VersionRow, ...] = ()  # taken from a trainer, in order
+    versions: tuple[VersionApplied, ...] = ()  # taken from a trainer, in order
     num_not_taken: int = 0  # versions that the engine refused
     stepped_at_s: dict[int, float] = field(default_factory=dict[int, float])  # step -> wall clock at its end
     marks: tuple[tuple[float, str], ...] = ()  # (wall clock, killed or restarted ...)
@@ -212,7 +189,7 @@ class RunResult:
 
     @property
     def tries_words(self) -> str:
-        """How problems were tried at an evaluation."""
+        """Words for the tries at an evaluation."""
         return f"sampled, mean of {self.num_tries} tries" if self.num_tries else "greedy"
 
     @property

@@ -33,7 +33,7 @@ from swarm.events import (
     groups_learned_from,
     kind_of,
 )
-from swarm.report.result import ContributionRow, EvaluationRow, MadeRow, NodeResult, StepRow, TurnsRow, VersionRow
+from swarm.report.result import ContributionRow, MadeRow, NodeResult, StepRow, TurnsRow
 from swarm.telemetry.shown_episodes import ShownEpisode
 from swarm.types import FinishReason, JsonDict, NodeId
 
@@ -60,7 +60,7 @@ class NodeTally:
         self._first_group_at_s = 0.0
         self._steps: dict[int, StepRow] = {}  # by draw
         self._stepped_at_s: dict[int, float] = {}
-        self._evaluations: dict[tuple[int, str, str], EvaluationRow] = {}
+        self._evaluations: dict[tuple[int, str, str], PolicyEvaluated] = {}
         self._stored: dict[str, _Stored] = {}  # digest -> what it is, own and admitted
         self._draws: dict[int, GroupsDrawn] = {}
         self._consumed: dict[int, Iterable[GroupUse]] = {}  # draw -> what was learned from
@@ -76,7 +76,7 @@ class NodeTally:
         self._refused_at: dict[str, Counter[int]] = defaultdict(Counter)
         self._seconds = Counter[str]()
         self._edges_kl: dict[NodeId, float] = {}
-        self._versions: list[VersionRow] = []
+        self._versions: list[VersionApplied] = []
         self._num_not_taken = self._num_failures = 0
         self._marks: list[tuple[float, str]] = []
 
@@ -110,25 +110,9 @@ class NodeTally:
             case StepMade():
                 self._add_step(event)
             case PolicyEvaluated():
-                self._evaluations[event.step, event.env, event.split] = EvaluationRow(
-                    step=event.step,
-                    at_s=event.at_s,
-                    env=event.env,
-                    split=event.split,
-                    accuracy=event.accuracy,
-                    num_problems=event.num_problems,
-                    majority_baseline=event.majority_baseline,
-                )
+                self._evaluations[event.step, event.env, event.split] = event
             case VersionApplied():
-                self._versions.append(
-                    VersionRow(
-                        step=event.step,
-                        at_s=event.at_s,
-                        num_bytes=event.num_bytes,
-                        seconds=event.seconds,
-                        mismatch_nats=event.mismatch_nats,
-                    )
-                )
+                self._versions.append(event)
             case ApplyFailed():
                 self._num_not_taken += 1
             case NodeStarted():
@@ -154,14 +138,14 @@ class NodeTally:
         trains: bool = True,
         episodes: Sequence[ShownEpisode] = (),
     ) -> NodeResult:
-        """What was counted.
+        """The result by all events until now.
 
         Args:
             name: of the node, for people.
             node_id: hex; taken from the NodeStarted event when empty.
             curriculum: environments that it generates for; empty: those of its own groups.
             status: `Daemon.status()` as JSON, or an empty dict.
-            num_starts: how often its process was started; 0: as often as it said.
+            num_starts: starts of its process; 0: as counted from its events.
             trains: whether it has a learner.
             episodes: to show, of its first and newest evaluation.
         """
@@ -274,7 +258,7 @@ class NodeTally:
         return {env: (counts[env, True], counts[env, False]) for env in sorted({env for env, _ in counts})}
 
     def _by_turns(self, own_id: NodeId, consumed: Sequence[GroupUse]) -> tuple[TurnsRow, ...]:
-        """Of the groups of the own lineage, whoever made them."""
+        """Rows of the groups of the own lineage, whichever node made them."""
         turns_of = {
             digest: turns
             for digest, (_, turns, producer, policy_id) in self._stored.items()

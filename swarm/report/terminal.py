@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swarm.config import GuardConfig
+from swarm.config import GuardLimits
 from swarm.report.episode_views import EpisodeView, NodeView, ProblemView, environment_views, example_of
 from swarm.report.figures import (
     Change,
@@ -126,7 +126,7 @@ def _episode_table(env: str, node: NodeView, problem: ProblemView) -> Table:
 
 
 def _transcript(episode: EpisodeView) -> Text:
-    """A line for each action, with its reward and status, and one for each thing heard."""
+    """A line for each action, with its reward and status, and one for each message that follows."""
     text = Text()
     for turn in episode.turns:
         text.append("" if turn.who == "model" else f"{turn.who}: ")
@@ -137,8 +137,8 @@ def _transcript(episode: EpisodeView) -> Text:
         for message in turn.observation:
             text.append(f"  {message.role}: {_cut(message.content)}\n", "dim")
     rewards = ", ".join(f"{name} {figure(value)}" for name, value in episode.rewards)
-    said_why = any(turn.status for turn in episode.turns[-1:])
-    text.append("; ".join(part for part in (rewards, "" if said_why else episode.ending) if part))
+    has_status = any(turn.status for turn in episode.turns[-1:])
+    text.append("; ".join(part for part in (rewards, "" if has_status else episode.ending) if part))
     return text
 
 
@@ -168,27 +168,27 @@ def _too_old(swarm: SwarmResult) -> list[Text]:
         num_too_old = sum(row.num_too_old for row in node.by_turns)
         if num_too_old:
             share = num_too_old / sum(row.num_made for row in node.by_turns)
-            told = f"{node.name}: {share:.1%} of the groups of its own policy were too old to learn from"
+            line = f"{node.name}: {share:.1%} of the groups of its own policy were too old to learn from"
             if len(node.by_turns) > 1:
                 worst = max(node.by_turns, key=lambda row: row.too_old_share)
-                told += f" ({worst.too_old_share:.1%} of those with {worst.num_turns} turns)"
-            lines.append(Text(told))
+                line += f" ({worst.too_old_share:.1%} of those with {worst.num_turns} turns)"
+            lines.append(Text(line))
     return lines
 
 
 def _set_aside(swarm: SwarmResult) -> list[Text]:
-    """What was drawn beside the groups learned from (local/ext), where there is any."""
+    """A line on groups that were drawn and not learned from, where there are any."""
     aside = [node for node in swarm.nodes if node.num_set_aside]
     if not aside:
         return []
-    told = f"set aside (drawn, not learned from): {', '.join(f'{each.name} {each.num_set_aside}' for each in aside)}"
+    line = f"set aside (drawn, not learned from): {', '.join(f'{each.name} {each.num_set_aside}' for each in aside)}"
     worst = max((kl for each in aside for kl in each.edges_kl.values()), default=0.0)
-    if worst > GuardConfig().tight_kl:
-        told += (
+    if worst > GuardLimits().tight_kl:
+        line += (
             f"; their policies were up to {worst:.2g} nats a token (KL) from the learner's: a lower learning rate or "
-            "replay.max_age_steps keeps them nearer, guard.tight_kl is the bound"
+            f"replay.max_age_steps keeps them nearer; the guard's bound is {GuardLimits().tight_kl:g}"
         )
-    return [Text(told)]
+    return [Text(line)]
 
 
 def _baseline(swarm: SwarmResult) -> Text:

@@ -1,6 +1,6 @@
-"""Tokens of a group for a page: shaded by what a step made of them, or by how unlikely they were when they were chosen.
+"""Tokens of a group for a page, shaded by their weight in a step, or by how unlikely they were when they were chosen.
 
-Invariant: a shade says what the figures in the token's tip say; without a figure there is no shade.
+Invariant: a shade follows from the figures in the token's tip; without a figure there is no shade.
 """
 
 import math
@@ -35,7 +35,7 @@ class RolloutView:
 
 
 def tokens_in_update(update: ShownUpdate, digest: str, tokenizer: Tokenizer) -> tuple[RolloutView, ...]:
-    """The rollouts of a group as a step saw them."""
+    """The rollouts of a group with their figures in a step."""
     rollouts = [each for each in update.rollouts if each.digest == digest]
     most = max((abs(weight) for each in rollouts for weight in each.weights if math.isfinite(weight)), default=0.0)
     return tuple(_learned(each, most, tokenizer) for each in rollouts)

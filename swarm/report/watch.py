@@ -47,7 +47,7 @@ class WatchedNode:
         self._tail = EventTail(self.path / EVENTS)
 
     def refresh(self, now_s: float) -> bool:
-        """Reads what is new; whether anything that is shown changed."""
+        """Reads new events and the status; true where anything visible changed."""
         before = (self.status, self.problems, self.is_running)
         num_new = 0
         for event in self._tail.stream():
@@ -67,7 +67,7 @@ class WatchedNode:
 
     @property
     def state(self) -> str:
-        """What it does, in a word or two."""
+        """Its present work, in a word or two."""
         if not self.is_running:
             return "finished" if self.status.get("is_finished") else "does not run" if self.status else "not started"
         if self.status.get("paused_since_s") is not None:
@@ -81,19 +81,13 @@ class WatchedNode:
         return max(self.progress.step, int(self.status.get("step", 0)))
 
     @property
-    def age(self) -> float | None:
-        """Mean of the newest step."""
-        ages = self.progress.ages
-        return sum(ages) / len(ages) if ages else None
-
-    @property
     def reward(self) -> float | None:
-        """Of what its newest step learned from; of its own newest groups where it does not learn."""
+        """Mean reward of its newest step, or of its own newest groups where it does not learn."""
         return self.progress.made_reward if self.progress.reward is None else self.progress.reward
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of a node that runs, over its newest 30 seconds of generation."""
+        """Speed over the newest 30 seconds of generation; None where it does not run."""
         return self.progress.tokens_per_s if self.is_running else None
 
     @property
@@ -108,33 +102,21 @@ def watch_nodes(
     wait: Callable[[float], bool],
     now_s: Callable[[], float] = time.time,
 ) -> None:
-    """Shows the nodes until `wait` says that it is over.
-
-    Args:
-        nodes: what to show.
-        console: on a terminal the table is drawn again whenever something changed; else a line is printed each time.
-        wait: called with seconds to wait; False ends it.
-        now_s: wall clock.
-    """
+    """Shows the nodes until `wait`, called with seconds, is false: a table on a terminal, else a line each time."""
     for node in nodes:
         node.refresh(now_s())
     if not console.is_terminal:
-        console.print(plain_line(nodes), markup=False, highlight=False, soft_wrap=True)
+        console.print(" | ".join(map(_plain, nodes)), markup=False, highlight=False, soft_wrap=True)
         while wait(LINE_EVERY_S):
             for node in nodes:
                 node.refresh(now_s())
-            console.print(plain_line(nodes), markup=False, highlight=False, soft_wrap=True)
+            console.print(" | ".join(map(_plain, nodes)), markup=False, highlight=False, soft_wrap=True)
         return
     with Live(view(nodes), console=console, auto_refresh=False) as live:
         while wait(POLL_S):
             changes = [node.refresh(now_s()) for node in nodes]
             if any(changes):
                 live.update(view(nodes), refresh=True)
-
-
-def plain_line(nodes: Sequence[WatchedNode]) -> str:
-    """Every node in one line."""
-    return " | ".join(_plain(node) for node in nodes)
 
 
 def _plain(node: WatchedNode) -> str:
@@ -144,13 +126,13 @@ def _plain(node: WatchedNode) -> str:
     problem = f" problem: {one_line(node.problems[0])}" if node.problems else ""
     return (
         f"{node.name} {node.state} step {node.step} reward {figure(node.reward)} held out{held_out or ' -'}{at_step} "
-        f"age {figure(node.age, 1)} {figure(node.tokens_per_s, 0)} tok/s own/others "
+        f"age {figure(node.progress.age, 1)} {figure(node.tokens_per_s, 0)} tok/s own/others "
         f"{progress.num_local}/{progress.num_external} refused {progress.refusals.total()}{problem}"
     )
 
 
 def view(nodes: Sequence[WatchedNode]) -> RenderableType:
-    """A row for each node, and below what does not fit in one: held-out success, producers, refusals, problems."""
+    """A row for each node, and notes below it: held-out success, producers, refusals, problems."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("node", "state"):
         table.add_column(name, no_wrap=True)
@@ -165,7 +147,7 @@ def view(nodes: Sequence[WatchedNode]) -> RenderableType:
             str(node.step),
             figure(node.reward),
             figure(sum(held_out) / len(held_out) if held_out else None),
-            figure(node.age, 1),
+            figure(node.progress.age, 1),
             figure(progress.ess_share),
             figure(node.tokens_per_s, 0),
             f"{progress.num_local}/{progress.num_external}",
@@ -177,9 +159,9 @@ def view(nodes: Sequence[WatchedNode]) -> RenderableType:
 def _notes(node: WatchedNode, names: dict[NodeId, str]) -> list[Text]:
     progress, notes = node.progress, list[Text]()
 
-    def note(what: str, said: str) -> None:
-        if said:
-            notes.append(Text.assemble((f"{node.name} {what}: ", "dim"), said))
+    def note(what: str, words: str) -> None:
+        if words:
+            notes.append(Text.assemble((f"{node.name} {what}: ", "dim"), words))
 
     if node.is_running and node.status.get("paused_since_s") is not None:
         note("paused", f"{paused_words(node.status['paused_since_s'])}; swarm resume {node.path} goes on")

@@ -1,7 +1,7 @@
 """Pages about nodes in a browser, while they run and afterwards: the report live, samples, causes, single tokens.
 
     /KEY/                        the report of all of them
-    /KEY/node/0/                 one node: why it does not learn better, its newest groups, its newest steps
+    /KEY/node/0/                 one node: findings of `swarm why`, its newest groups, its newest steps
     /KEY/node/0/group/DIGEST/    one group: through every node that saw it, and token by token
 
 Invariant: only reads, and only from the directories that were named; without the key there is nothing to see.
@@ -30,14 +30,14 @@ from swarm.trained.samples import SampledGroup, SampleReader
 NUM_GROUPS: Final = 12  # of a node's page
 NUM_ANSWERS: Final = 4  # of a group on it
 NUM_STEPS: Final = 12
-MAX_MADE: Final = 1024  # things that are kept for a while: mostly steps, 100 KB each at most
-LEAST_S: Final = 1.0  # between two readings of the same thing, and ten times as long as the reading took
+MAX_MADE: Final = 1024  # values that are kept for a while: mostly steps, 100 KB each at most
+LEAST_S: Final = 1.0  # between two readings of the same files, and ten times as long as the reading took
 _NODE = re.compile(r"node/(\d{1,4})/(?:group/([0-9a-f]{64})/)?")
 _Made = TypeVar("_Made")
 
 
 class WebPages:
-    """What is shown of some nodes.
+    """Pages about some nodes.
 
     Example:
         pages = WebPages([Path("swarm-train")], key)
@@ -52,7 +52,7 @@ class WebPages:
         self._clock_s = clock_s
         self._templates = report_templates()
         self._reports: NodeReports | None = None
-        self._made = BoundedTable[object, tuple[float, Any]](MAX_MADE)  # what -> until when it is shown again, itself
+        self._made = BoundedTable[object, tuple[float, Any]](MAX_MADE)  # key -> until when it is shown again, value
 
     def page_of(self, path: str) -> Page | None:
         """The page of a path (blocking); None where there is none."""
@@ -81,12 +81,12 @@ class WebPages:
 
     def _node(self, number: int) -> str:
         path, node = self._paths[number], self._report().swarm.nodes[number]
-        found = self._again(
+        found = self._recent(
             ("causes", number), lambda: diagnose(read_snapshot(path, time.time(), MAX_IDLE_S)), least_s=10.0
         )
         groups, remark = list[SampledGroup](), ""
         try:
-            groups = self._again(("samples", number), lambda: self._samples(number).newest(NUM_GROUPS))
+            groups = self._recent(("samples", number), lambda: self._samples(number).newest(NUM_GROUPS))
         except SwarmError as error:
             remark = str(error)
         updates = [update for step in kept_updates(path)[:NUM_STEPS] if (update := self._update(number, step))]
@@ -107,7 +107,7 @@ class WebPages:
         self._report()
         assert self._reports is not None
         path, directories = self._paths[number], self._reports.directories
-        trace = self._again(("trace", number, digest), lambda: trace_group(directories, digest), least_s=5.0)
+        trace = self._recent(("trace", number, digest), lambda: trace_group(directories, digest), least_s=5.0)
         reader, sampled, remark = self._samples(number), None, ""
         try:
             sampled = reader.group(digest)
@@ -134,17 +134,17 @@ class WebPages:
     def _report(self) -> RunResult:
         if self._reports is None:
             self._reports = NodeReports(self._paths)
-        return self._again("report", self._reports.read)
+        return self._recent("report", self._reports.read)
 
     def _samples(self, number: int) -> SampleReader:
-        return self._again(("reader", number), lambda: SampleReader(self._paths[number]), least_s=60.0)
+        return self._recent(("reader", number), lambda: SampleReader(self._paths[number]), least_s=60.0)
 
     def _update(self, number: int, step: int) -> ShownUpdate | None:
         # a restart may make a step again, and then another one
-        return self._again(("update", number, step), lambda: read_update(self._paths[number], step), least_s=60.0)
+        return self._recent(("update", number, step), lambda: read_update(self._paths[number], step), least_s=60.0)
 
-    def _again(self, what: object, make: Callable[[], _Made], least_s: float = LEAST_S) -> _Made:
-        """What was made a moment ago, or what is made now."""
+    def _recent(self, what: object, make: Callable[[], _Made], least_s: float = LEAST_S) -> _Made:
+        """A value that was made a moment ago, or a new one."""
         began_s = self._clock_s()
         until_s, made = self._made.get(what, (0.0, None))
         if began_s < until_s:

@@ -1,6 +1,6 @@
-"""One answer to one prompt: asked of the engine, followed token by token where somebody reads along or text may end it.
+"""One answer to one prompt, followed token by token where it is streamed or a stop string may end it.
 
-Invariant: an answer that nobody waits for any more is taken out of the engine.
+Invariant: an abandoned answer is taken out of the engine.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ TopTokens = Sequence[Sequence[tuple[int, float]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerPiece:
-    """What is new of an answer, t tokens; the text of the newest may come with a later piece."""
+    """The newest t tokens of an answer; the text of the last ones may come with a later piece."""
 
     text: str
     token_ids: Sequence[int]  # [t]
@@ -75,12 +75,12 @@ class _Reader:
         self._num_read = 0  # tokens
 
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[float], top: TopTokens) -> bool:
-        """Reads what is new. False: a stop string came."""
+        """Reads new tokens. False: a stop string came."""
         self._take(self._read(token_ids, logprobs, top))
         return not self._stream.is_stopped
 
     def end(self, request: CompletionRequest, completion: Completion) -> tuple[AnswerPiece, Answer]:
-        """What was not read yet, and the whole answer."""
+        """The unread rest, and the whole answer."""
         new = slice(self._num_read, None)
         rest = self._read(completion.token_ids[new], (completion.logprobs or ())[new], completion.top[new])
         rest = replace(rest, text=rest.text + self._stream.end())

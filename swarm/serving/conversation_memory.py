@@ -1,8 +1,8 @@
-"""Conversations as token ids: what was sampled is continued, never rendered and tokenised again.
+"""Conversations as token ids: a conversation continues with its sampled tokens, which are never rendered again.
 
-A chat client sends its whole conversation as text each time. Rendered anew, an earlier answer may become other tokens
-than those that were sampled: another cut of the same text, a space that the template strips. Here the ids of answered
-conversations are kept, and a request that goes on from one of them gets these ids and the new messages behind them.
+A chat client sends its whole conversation as text each time. Rendered anew, an earlier answer may become other tokens:
+another cut of the same text, a space that the template strips. So the ids of answered conversations are kept, and a
+request that continues one gets these ids, followed by its new messages.
 
 Invariant: the prompt of a continued conversation begins with the exact ids of its prompt and answer before.
 """
@@ -58,24 +58,17 @@ class ConversationMemory:
             if known is None:
                 continue
             try:
-                told = self._tokenizer.encode_observation(messages[place:], known.is_ended)
+                added = self._tokenizer.encode_observation(messages[place:], known.is_ended)
             except ConfigError:
                 break  # this template has no turns that could be appended to
             self.num_continued += 1
-            return [*known.token_ids.tolist(), *told]
+            return [*known.token_ids.tolist(), *added]
         self.num_rendered += 1
         require_no_system_message(self._tokenizer, messages)
         return self._tokenizer.encode_prompt(Task(env="chat", task_id=0, messages=tuple(messages)))
 
     def add(self, messages: Sequence[Message], answer: str, token_ids: Sequence[int], is_ended: bool) -> None:
-        """Keeps a conversation.
-
-        Args:
-            messages: those that were answered.
-            answer: the text that the client was given.
-            token_ids: of everything, prompt and answer.
-            is_ended: the last id is an end token.
-        """
+        """Keeps a conversation: messages, the answer as the client has it, and all ids, prompt and answer."""
         key = _keys([*messages, Message(role="assistant", content=answer)])[-1]
         self._forget(key)
         self._known[key] = _Known(np.asarray(token_ids, np.int32), is_ended)

@@ -39,11 +39,7 @@ class HttpServer:
         self._thread: threading.Thread | None = None
 
     def start(self, host: str, port: int) -> int:
-        """Listens; returns the port.
-
-        Raises:
-            ConfigError: nothing can listen there.
-        """
+        """Listens; returns the port. Raises ConfigError: nothing can listen there."""
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             listener = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)

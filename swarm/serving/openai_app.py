@@ -1,13 +1,13 @@
 """The HTTP interface: OpenAI's chat completions and completions, vLLM's token endpoints.
 
     GET  /health                   no key needed
-    GET  /v1/models                the one that is served, and its policy version
-    POST /v1/chat/completions      a conversation that was answered here goes on with its exact tokens
+    GET  /v1/models                the served model and its policy version
+    POST /v1/chat/completions      a conversation that was answered here continues with its exact tokens
     POST /v1/completions           text or token ids
     POST /inference/v1/generate    token ids in, token ids out
     POST /tokenize, /detokenize
 
-Invariant: every request is bounded in bytes, tokens and number; one that its caller gave up leaves the engine.
+Invariant: requests are bounded in bytes, tokens and number; an abandoned request leaves the engine.
 
 Source: OpenAI API reference; vLLM `entrypoints/openai` and `entrypoints/serve`.
 """
@@ -19,8 +19,8 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -73,7 +73,7 @@ DEFAULT_CHAT_TOKENS: Final = 1024  # an answer keeps so much room in the cache; 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
-    """What is served."""
+    """The model behind the interface, and its engine."""
 
     name: str  # as clients call it
     completer: Completer
@@ -156,16 +156,8 @@ class OpenAiApp:
         answers = await self._whole(request, requests, asked.stops)
         for answer in answers:
             remember(answer)
-        choices = [
-            chat_choice(
-                self._model.tokenizer,
-                answer,
-                index,
-                has_logprobs=asked.logprobs,
-                has_token_ids=asked.return_token_ids,
-            )
-            for index, answer in enumerate(answers)
-        ]
+        shown = {"has_logprobs": asked.logprobs, "has_token_ids": asked.return_token_ids}
+        choices = [chat_choice(self._model.tokenizer, answer, index, **shown) for index, answer in enumerate(answers)]
         reply = self._reply("chat.completion", answers, choices, 1)
         return JSONResponse(reply | ({"prompt_token_ids": prompt_ids} if asked.return_token_ids else {}))
 
@@ -187,11 +179,7 @@ class OpenAiApp:
         answers = await self._whole(request, requests, asked.stops)
         choices = [
             text_choice(
-                self._model.tokenizer,
-                answer,
-                index,
-                num_logprobs=asked.logprobs,
-                has_token_ids=asked.return_token_ids,
+                self._model.tokenizer, answer, index, num_logprobs=asked.logprobs, has_token_ids=asked.return_token_ids
             )
             for index, answer in enumerate(answers)
         ]
@@ -237,7 +225,7 @@ class OpenAiApp:
     def _requests(
         self, asked: SamplingFields, prompts: Sequence[Sequence[int]], most: int | None, num_top: int
     ) -> list[CompletionRequest]:
-        """What the engine is asked for, prompt by prompt. Raises RequestRefused where one does not fit."""
+        """Requests to the engine, prompt by prompt. Raises RequestRefused where one does not fit."""
         if len(prompts) * asked.n > MAX_CHOICES:
             raise RequestRefused(f"n: {len(prompts)} prompts x {asked.n} answers exceed {MAX_CHOICES}", "n")
         requests: list[CompletionRequest] = []
@@ -266,7 +254,7 @@ class OpenAiApp:
     async def _whole(
         self, request: Request, requests: Sequence[CompletionRequest], stop: Sequence[str]
     ) -> list[Answer]:
-        """Every answer. Raises ClientDisconnect where nobody waits for them any more."""
+        """Every answer, whole. Raises ClientDisconnect where the client has gone."""
         with self._open(len(requests)):
             calls = (whole_answer(self._model.completer, self._model.tokenizer, each, stop) for each in requests)
             answers = asyncio.gather(*calls)
@@ -290,8 +278,8 @@ class OpenAiApp:
         opening: JsonDict | None,
         remember: Callable[[Answer], None] | None,
     ) -> Response:
-        """Server-sent events: the pieces of every choice as they come, then how each ended."""
-        self._require_room(len(requests))  # now, while there is a status to say it with
+        """Server-sent events: the pieces of every choice as they come, then its ending."""
+        self._require_room(len(requests))  # now, while a status can still be sent
         head = self._head(kind)
 
         async def events() -> AsyncGenerator[bytes]:
@@ -401,14 +389,14 @@ class OpenAiApp:
         return asked
 
     async def _encoded(self, encode: Callable[[Any], Any], what: object) -> Any:
-        """Token ids, made beside the event loop: a long text takes long."""
+        """Token ids, made in a thread: a long text takes long."""
         try:
             return await asyncio.to_thread(encode, what)
         except ConfigError as error:
             raise RequestRefused(str(error)) from None
 
     def _prompts(self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]) -> list[list[int]]:
-        """Token ids of each prompt; a text is plain: what spells a control token is none."""
+        """Token ids of each prompt; text is plain: it never becomes a control token."""
         several: Sequence[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
         return [
             text_ids(self._model.tokenizer, with_whole_characters(each)) if isinstance(each, str) else list(each)
@@ -420,21 +408,19 @@ class OpenAiApp:
         if token_ids and max(token_ids) >= size:
             raise RequestRefused(f"{field}: token id {max(token_ids)} is outside the vocabulary of {size}", field)
 
-    def _open(self, count: int) -> "_Open":
-        return _Open(self, count)
-
-    def take(self, count: int) -> None:
-        """Counts answers that begin. Raises RequestRefused where too many are under way."""
+    @contextmanager
+    def _open(self, count: int) -> Generator[None]:
+        """Counts answers under way while it is entered. Raises RequestRefused where these are too many."""
         self._require_room(count)
         self._num_open += count
+        try:
+            yield
+        finally:
+            self._num_open -= count
 
     def _require_room(self, count: int) -> None:
         if self._num_open + count > self._max_open:
             raise RequestRefused(f"{self._num_open} answers are under way, of at most {self._max_open}", status=429)
-
-    def give_back(self, count: int) -> None:
-        """Counts answers that ended."""
-        self._num_open -= count
 
     def _reply(self, kind: str, answers: Sequence[Answer], choices: list[JsonDict], num_prompts: int) -> JsonDict:
         made = {"choices": choices, "usage": usage(answers, num_prompts)}
@@ -453,20 +439,6 @@ class OpenAiApp:
         versions = itertools.chain.from_iterable(answer.completion.spans for answer in answers)
         newest = max((span.version for span in versions), key=lambda version: version.step, default=None)
         return fingerprint(newest or self._model.completer.version)
-
-
-class _Open:
-    """Counts answers under way while it is entered."""
-
-    def __init__(self, app: OpenAiApp, count: int) -> None:
-        self._app = app
-        self._count = count
-
-    def __enter__(self) -> None:
-        self._app.take(self._count)
-
-    def __exit__(self, *_: object) -> None:
-        self._app.give_back(self._count)
 
 
 async def _until_gone(request: Request) -> None:

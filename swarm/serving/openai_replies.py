@@ -1,7 +1,7 @@
 """Replies to OpenAI's clients, with the token fields of vLLM.
 
-Each names the policy version that made it: `system_fingerprint` is the newest, `policy_versions` of a choice says which
-tokens are whose, where weights changed on the way.
+Each names its policy version: `system_fingerprint` is the newest, and `policy_versions` of a choice has the first token
+of each version, where weights changed on the way.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 from swarm.interfaces import Tokenizer
 from swarm.serving.answers import Answer, AnswerPiece
-from swarm.types import FinishReason, JsonDict, PolicyVersion, VersionSpan, short
+from swarm.types import FinishReason, JsonDict, PolicyVersion, short
 
 _FINISHES = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}
 
@@ -99,12 +99,7 @@ def text_logprobs(tokenizer: Tokenizer, piece: AnswerPiece, num_top: int, offset
 
 
 def usage(answers: Sequence[Answer], num_prompts: int) -> JsonDict:
-    """Tokens read and made; a prompt counts once, however many answers it has.
-
-    Args:
-        answers: prompt by prompt, as many to each.
-        num_prompts: different ones.
-    """
+    """Tokens read and made by answers, as many to each prompt; a prompt counts once."""
     each = max(1, len(answers) // max(1, num_prompts))
     read = sum(len(answer.prompt_ids) for answer in answers[::each])
     made = sum(len(answer.completion.token_ids) for answer in answers)
@@ -126,12 +121,8 @@ def _ending(answer: Answer) -> JsonDict:
     return {
         "finish_reason": _FINISHES[answer.completion.finish],
         "stop_reason": answer.stop or None,
-        "policy_versions": [_span(span) for span in answer.completion.spans],
+        "policy_versions": [{"start": span.start, **version_fields(span.version)} for span in answer.completion.spans],
     }
-
-
-def _span(span: VersionSpan) -> JsonDict:
-    return {"start": span.start, **version_fields(span.version)}
 
 
 def _ids(token_ids: Sequence[int], is_wanted: bool) -> JsonDict:

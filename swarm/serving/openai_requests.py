@@ -1,7 +1,7 @@
-"""Requests of OpenAI's clients, with the token fields of vLLM: their fields, bounds, and what is refused.
+"""Requests of OpenAI's clients, with the token fields of vLLM: fields, bounds and refusals.
 
-Invariant: a field that would change what is sampled is honoured or refused with its name, never ignored; fields that
-are unknown, and change nothing of that, are.
+Invariant: a field that would change the samples is honoured or refused with its name; all other unknown fields are
+ignored.
 
 Sources: OpenAI API reference (chat completions, completions); vLLM `entrypoints/openai/*/protocol.py` (token prompts,
 return_token_ids, prompt_logprobs, stop_token_ids) and `/inference/v1/generate`.
@@ -62,7 +62,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class RequestRefused(Exception):
-    """A request that cannot be answered; the message names field, value and bound."""
+    """A request without an answer; the message names field, value and bound."""
 
     def __init__(self, message: str, field: str = "", status: int = 400) -> None:
         super().__init__(message)
@@ -81,7 +81,7 @@ class _Fields(BaseModel):
 
 
 class SamplingFields(_Fields):
-    """How tokens are drawn."""
+    """Fields of the sampling of tokens."""
 
     temperature: Annotated[float, Field(ge=0, le=100), AfterValidator(_require_temperature)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -105,13 +105,13 @@ class SamplingFields(_Fields):
 
 
 class StreamOptions(_Fields):
-    """Of a streamed answer."""
+    """Options of a streamed answer."""
 
     include_usage: bool = False
 
 
 class AnswerFields(SamplingFields):
-    """What chat completions and completions share."""
+    """Fields that chat completions and completions share."""
 
     model: str = ""
     stream: bool = False
@@ -135,10 +135,8 @@ class ChatMessage(_Fields):
     @property
     def message(self) -> Message:
         """The same in our terms."""
-        if self.content is None or isinstance(self.content, str):
-            text = self.content or ""
-        else:
-            text = "".join(part.text for part in self.content)
+        given = self.content or ""
+        text = given if isinstance(given, str) else "".join(part.text for part in given)
         return Message(role="system" if self.role == "developer" else self.role, content=text)
 
 
@@ -193,11 +191,7 @@ class DetokenizeRequest(_Fields):
 
 
 def read_request(kind: type[Body], data: object) -> Body:
-    """A request from decoded JSON.
-
-    Raises:
-        RequestRefused: names the first field that cannot be honoured.
-    """
+    """A request from decoded JSON. Raises RequestRefused: names the first field that cannot be honoured."""
     if not isinstance(data, dict):
         raise RequestRefused(f"the body must be a JSON object, got {type(data).__name__}")
     try:
@@ -205,16 +199,14 @@ def read_request(kind: type[Body], data: object) -> Body:
     except ValidationError as error:
         first = error.errors()[0]
         parts = list(first["loc"])
-        said, given = first["msg"], first["input"]
+        words, given = first["msg"], first["input"]
         for place, part in enumerate(parts):
-            if (
-                part in _KINDS and first["type"] != "missing"
-            ):  # what pydantic says of each kind that it may be would be long
-                parts, said = parts[: place + 1], f"Input should be {_KINDS[part]}"
+            if part in _KINDS and first["type"] != "missing":  # pydantic would list each kind that it may be
+                parts, words = parts[: place + 1], f"Input should be {_KINDS[part]}"
                 given = _at(data, parts)
         field = ".".join(map(str, parts))
         got = "" if first["type"] == "missing" else f", got {_short(given)}"
-        raise RequestRefused(f"{field or 'body'}: {said}{got}", field) from None
+        raise RequestRefused(f"{field or 'body'}: {words}{got}", field) from None
     _refuse_what_would_change_samples(request)
     return request
 

@@ -25,13 +25,11 @@ def serve(
     """Serves an engine in a thread of its own.
 
     Args:
-        engine: what answers; it is not closed with the server.
-        tokenizer: of its model.
+        engine: answers requests; it is not closed with the server.
         name: of the model, as clients call it.
         source: the initial model.
         context_tokens: most of a prompt and its answer.
         listen: host:port; port 0 takes a free one.
-        key: that every request must have.
 
     Returns:
         The server, to be stopped before the engine is closed, and the base address for clients.
@@ -66,7 +64,7 @@ def start_server(app: Any, listen: str) -> "tuple[HttpServer, str]":
 
 @contextmanager
 def needs_packages() -> Generator[None]:
-    """Turns a package that is missing into a ConfigError that says how to get it."""
+    """Turns a missing package into a ConfigError with the command that installs it."""
     try:
         yield
     except ImportError as error:

@@ -1,7 +1,7 @@
 """Text of a completion as its tokens come: whole characters, and nothing behind a stop string.
 
-Invariant: the pieces joined are the text of the tokens so far, up to a stop string where there is one, without what may
-still turn out to be a part of a character or the beginning of a stop string.
+Invariant: the pieces joined are the text of the tokens so far, up to a stop string. A tail that may become a character
+or a stop string is held back.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from typing import Final
 
 from swarm.interfaces import Tokenizer
 
-_PARTIAL: Final = "\ufffd"  # what an incomplete character decodes to
-_MOST_HELD: Final = 16  # tokens that are decoded again for want of a whole character: bytes of no text end there
+_PARTIAL: Final = "\ufffd"  # an incomplete character decodes to it
+_MOST_HELD: Final = 16  # tokens without a whole character that are decoded again; bytes that are no text end there
 
 
 class TextStream:
@@ -43,7 +43,7 @@ class TextStream:
         return self._show(self._safe_end())
 
     def end(self) -> str:
-        """What was held back, where no more tokens come."""
+        """The text that was held back, where no more tokens come."""
         if not self.is_stopped:
             self._decode(is_last=True)
             self._look_for_stop()
@@ -51,7 +51,7 @@ class TextStream:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string came."""
+        """True once a stop string came."""
         return bool(self.stopped_by)
 
     @property

@@ -14,9 +14,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from node.device_checks import PROMPT_TOKENS
-from node.expectations import machine_choice, with_choice
-from node.gpu_facts import has_card
+from node.device_checks import PROMPT_TOKENS, has_card, machine_choice, with_choice
 from node.run_estimate import estimate_memory, lengths_of, read_shape
 from swarm.config import EngineConfig, NodeConfig
 from swarm.config.byte_sizes import byte_words
@@ -51,7 +49,7 @@ def run_command(options: SimulationOptions, directory: Path, rival: str, console
         console: where progress and summary go.
 
     Returns:
-        Whether every invariant held, in both runs.
+        True where every invariant held, in both runs.
 
     Raises:
         ConfigError: before anything is made or started.
@@ -130,7 +128,7 @@ def _report(runs: Sequence[SwarmRun], rival: str, directory: Path, console: Cons
 
 
 def _rival_of(options: SimulationOptions, rival: str) -> SimulationOptions:
-    """Raises ConfigError where there is no such preset, or it has no such rival."""
+    """The options of the second run. Raises ConfigError for an unknown preset or a rival that it does not have."""
     is_echo = bool(preset_of(options).generators)
     fitting = "colocated" if is_echo else "silo"
     if rival != fitting:
@@ -207,7 +205,7 @@ def memory_lines(configs: Sequence[NodeConfig], available: int) -> list[str]:
 
 
 def _has_vllm(options: SimulationOptions, console: Console) -> bool:
-    """Whether vLLM is installed; prints a line where a generator wants it and it is not."""
+    """True where vLLM is installed; prints a line where a generator wants it and it is not."""
     from swarm.generation.vllm_process import has_vllm
 
     is_installed = has_vllm(EngineConfig())
@@ -278,7 +276,7 @@ def swarm_result(run: SwarmRun) -> SwarmResult:
 def judge(runs: Sequence[SwarmRun]) -> Invariants:
     """Feeds every event of every node, in order of time, to the invariants.
 
-    What was put anywhere is known first: clocks of processes may disagree by less than a message takes.
+    Groups that were put come first: clocks of processes may disagree by less than a message takes.
     """
     invariants = Invariants()
     for run in runs:
@@ -308,5 +306,5 @@ def _last_step(node: NodeRun) -> int:
 
 
 def _describe(options: SimulationOptions) -> dict[str, Any]:
-    """What was run, for the reader."""
+    """Options that are set, for the report."""
     return {key: value for key, value in asdict(options).items() if value not in (None, (), {}, False, 0.0)}

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from swarm.config import (
     CoordinatorLink,
-    DirectoryConfig,
     DiskConfig,
     EngineConfig,
     EnvironmentConfig,
@@ -69,7 +68,7 @@ class Preset:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
-    """What the command line may change."""
+    """Options of the command line."""
 
     preset: str = "smollm"
     nodes: int | None = None
@@ -232,7 +231,7 @@ def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig
 
 
 def preset_of(options: SimulationOptions) -> Preset:
-    """Raises ConfigError where there is none of that name."""
+    """The preset of that name. Raises ConfigError for an unknown one."""
     if options.preset not in PRESETS:
         raise ConfigError(f"--preset {options.preset}: unknown; choose one of {', '.join(PRESETS)}")
     return PRESETS[options.preset]
@@ -315,7 +314,6 @@ def _node(options: SimulationOptions, preset: Preset, index: int, names: list[st
         ),
         disk=DiskConfig(checkpoint_at_end=options.keep_checkpoints),  # else it would be written to be deleted
         exchange=ExchangeConfig(lookup_every_s=0.5, advert_every_s=10.0),
-        directory=DirectoryConfig(rejoin_every_s=5.0),
         coordinator=CoordinatorLink(heartbeat_s=1.0),
         evaluation=EvaluationConfig(
             every_steps=preset.evaluate_every, num_problems=preset.num_problems, num_tries=preset.num_tries

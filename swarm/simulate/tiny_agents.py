@@ -110,10 +110,10 @@ def training_rows(environment: Played, right_share: float, count: int, source: r
         tokens, targets = list(prompt), [OFF] * len(prompt)
         actions, episode = play(environment, task.task_id, right_share, source)
         for action, transition in zip(actions, episode.transitions, strict=True):
-            said = tokenizer.encode_response(action)
-            heard = tokenizer.encode_observation(transition.messages, is_ended=True)
-            tokens += said + heard
-            targets += said + [OFF] * len(heard)
+            acted = tokenizer.encode_response(action)
+            observed = tokenizer.encode_observation(transition.messages, is_ended=True)
+            tokens += acted + observed
+            targets += acted + [OFF] * len(observed)
         rows.append((tokens, targets))
     return rows
 

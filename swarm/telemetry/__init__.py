@@ -6,7 +6,7 @@ delivered never stops the node. Every metric is named and explained in `swarm.te
 
 from swarm.telemetry.event_log import EventLog, EventTail, count_refusals, read_events
 from swarm.telemetry.logs import setup_logging
-from swarm.telemetry.metrics import METRICS, Metric
+from swarm.telemetry.metrics import METRICS
 from swarm.telemetry.recorder import Telemetry, make_sinks
 from swarm.telemetry.warning_log import (
     LoggedWarning,
@@ -22,7 +22,6 @@ __all__ = [
     "EventLog",
     "EventTail",
     "LoggedWarning",
-    "Metric",
     "Telemetry",
     "WarningLog",
     "count_refusals",

@@ -2,7 +2,7 @@
 
 Invariant: a line is written by one system call, so a reader sees it whole or not at all; a full disk loses
 events and never the node; no peer decides how much is written: files rotate, and refusals are summed up, each counted
-even when its file is gone. A reader that looks often enough gets every event once and in order.
+even when its file is gone. A reader that reads between any KEPT_OLD_FILES rotations gets every event once, in order.
 """
 
 import json
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 MAX_FILE_BYTES = 64 * 2**20  # of one file; KEPT_OLD_FILES more are kept
 KEPT_OLD_FILES = 3
 REFUSED_EVERY_S = 30.0  # refusals of one reason and producer after the first are one line in that time
-MAX_REFUSED_KINDS = 16  # pairs of reason and producer counted apart in that time; further ones by reason alone
+MAX_REFUSED_KINDS = 16  # pairs of reason and producer with a count of their own in that time; others count by reason
 
 
 class EventLog:
@@ -123,7 +123,7 @@ class _PendingRefusals:
         self._since_s: float | None = None
 
     def is_first(self, reason: str, producer: str) -> bool:
-        """Counts a refusal; True when it is the first of its pair and is to be written by itself."""
+        """Counts a refusal. True where it is the first of its pair, which is written by itself."""
         key = (reason, producer)
         if key not in self._counts and len(self._counts) < MAX_REFUSED_KINDS:
             self._counts[key] = 0
@@ -176,7 +176,10 @@ class EventTail:
                 os.close(file)
 
     def _open_unread(self) -> list[int]:
-        """What may hold new events, oldest first. Opened newest first: a file that moves meanwhile is seen twice."""
+        """Files that may hold new events, oldest first.
+
+        They are opened newest first: a file that moves in between is seen twice, and never missed.
+        """
         files: dict[int, int] = {}
         for number in range(KEPT_OLD_FILES + 1):
             try:
@@ -207,7 +210,7 @@ class EventTail:
 
 
 def _event_of(line: bytes) -> Event:
-    """A machine that lost power can leave anything in a file: it becomes an UnknownEvent."""
+    """The event of a line. A machine that lost power can leave anything there: that is an UnknownEvent."""
     try:
         data: object = json.loads(line)
     except ValueError:
@@ -235,7 +238,7 @@ def count_refusals(events: Iterable[Event]) -> Counter[str]:
 
 
 def old_file(path: Path, number: int) -> Path:
-    """Where a file is after `number` rotations; 0 is the one that grows."""
+    """Path of a file after `number` rotations; 0 is the one that grows."""
     return path.with_name(f"{path.name}.{number}") if number else path
 
 
@@ -244,7 +247,7 @@ def _open(path: Path) -> int:
 
 
 def _refusals_until(path: Path) -> Counter[str]:
-    """Every refusal in a file and the ones before it; only the lines that hold any are parsed."""
+    """Refusals in a file and in those before it; only lines that hold refusals are parsed."""
     if not path.is_file():
         return Counter()
     with path.open("rb") as file:
@@ -257,7 +260,7 @@ def _refusals_until(path: Path) -> Counter[str]:
 
 
 def _drop_half_a_line(file: int) -> None:
-    """A machine that lost power, or a full disk, can leave the beginning of a line."""
+    """Truncates the file after its last whole line: a power cut or a full disk can leave the beginning of another."""
     size = os.fstat(file).st_size
     end = size
     while end > 0:

@@ -70,7 +70,7 @@ class ConsoleFormatter(logging.Formatter):
 
 
 def fields_of(record: logging.LogRecord, node: str = "") -> dict[str, Any]:
-    """What a record has beside its message, and the node's name where that is not empty."""
+    """Fields of a record beside its message, and the node's name where that is not empty."""
     own = {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
     return {"node": node, **own} if node else own
 

@@ -164,7 +164,7 @@ _LIST = (
     _gauge("node/last_step_timestamp_s", "s since 1970", "When the newest step ended", "less than minutes ago"),
     _gauge("node/coordinator_reachable", "0 or 1", "1 when the last heartbeat was answered", "1; works with 0"),
     _counter("node/restarts_total", "restarts", "Child processes started again (worker, p2pd, sandbox)",
-             "0; sandbox: one for each sandbox.cpu_s that scoring took, and each answer that was ended", "process"),
+             "0; sandbox: one for each 20 CPU seconds that scoring took, and each answer that was ended", "process"),
     _counter("node/failures_total", "failures", "Unexpected exceptions that ended a loop", "0", "loop"),
     _gauge("node/relays", "relays", "Relays through which others reach this node",
            "2 where it cannot be dialled, else 0"),
@@ -175,7 +175,7 @@ _LIST = (
     _gauge("node/advice", "0, 1 or 2", "What the coordinator advises: 0 ok, 1 tightened, 2 alarm", "0"),
     # disk
     _counter("disk/written_bytes_total", "bytes", "Written to the disk by the node and all its processes since it "
-             "started, as the kernel counts them (Linux)", "checkpoints: disk.checkpoint_bytes_per_s"),
+             "started, as the kernel counts them (Linux)", "checkpoints: 2 MB/s on average"),
     # weights: between a trainer and those who follow it
     _gauge("weights/published_step", "steps", "Newest version of this trainer that others can follow",
            "learn/step, or the one before"),

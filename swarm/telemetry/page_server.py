@@ -1,8 +1,8 @@
 """Small HTTP server for pages that are only read: /healthz, /metrics, the coordinator's status page.
 
 Invariant: every request is bounded in size and time, and the connections in number: a newcomer takes the place of the
-oldest connection of the subnet that holds most, so whoever opens few is answered. A thread of its own: an event loop
-would accept hundreds before it reads from one.
+oldest connection of the subnet that holds most, so a client with few connections is answered. The server has a thread
+of its own: an event loop would accept hundreds before it reads from one.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ CONNECTIONS_PER_SUBNET: Final = 64
 _BACKLOG: Final = 1024
 _ACCEPTED_AT_ONCE: Final = 64  # then those that are connected are read: fewer than have places
 _WAKE_EVERY_S: Final = 0.5
-_PAGE_S: Final = 1.0  # how long a page is shown again: who asks often makes nobody work
+_PAGE_S: Final = 1.0  # a page of this age is answered again: frequent requests cost no work
 _REASONS: Final = {
     200: "OK",
     404: "Not Found",
@@ -42,7 +42,7 @@ _REASONS: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """What is answered for one path."""
+    """Answer for one path."""
 
     body: bytes
     kind: str = "text/plain"
@@ -107,7 +107,7 @@ class PageServer:
         with listener, self._selector:
             while not self._is_stopped:
                 ready = self._selector.select(_WAKE_EVERY_S)
-                # Those that are connected first: what has come from them must not wait behind newcomers.
+                # Clients that are connected come first: their requests must not wait behind newcomers.
                 for key, events in ready:
                     if key.data in self._clients:
                         self._serve(key.data, events)

@@ -200,7 +200,7 @@ class Telemetry:
         self._rate(status["tokens_generated"], status["at_s"])
 
     def _weights(self, status: JsonDict) -> None:
-        """What is published, served and followed, on nodes that do."""
+        """Figures of published, served and followed weights, where there are some."""
         self.total("weights/sent_bytes_total", status.get("weights_sent_bytes", 0))
         if status.get("published_step") is not None:
             self.gauge("weights/published_step", status["published_step"])
@@ -307,25 +307,26 @@ class Telemetry:
 
     @property
     def takes_alerts(self) -> bool:
-        """Whether a sink shows alerts."""
+        """True where a sink shows alerts."""
         return any(isinstance(sink, AlertSink) for sink in self._sinks)
 
     def alert(self, title: str, text: str, *, is_grave: bool) -> None:
         """Raises an alert where a sink shows them."""
-        for sink in self._sinks:
-            if isinstance(sink, AlertSink):
-                sink.alert(title, text, is_grave=is_grave)
+        self._deliver(lambda sink: sink.alert(title, text, is_grave=is_grave) if isinstance(sink, AlertSink) else None)
 
     def close(self) -> None:
         """Flushes and closes the sinks."""
-        while self._sinks:
-            self._sinks.pop().close()
+        self._deliver(lambda sink: sink.close())
+        self._sinks.clear()
 
     def _draw_curves(self, step: int, figures: dict[str, float]) -> None:
+        self._deliver(lambda sink: sink.write(step, figures))
+
+    def _deliver(self, call: Callable[[Sink], None]) -> None:
         for sink in list(self._sinks):
             try:
-                sink.write(step, figures)
-            except (OSError, RuntimeError, ValueError):
+                call(sink)
+            except Exception:  # of packages that are not ours, with errors of their own: no step depends on a curve
                 logger.exception("curves are not written any more", extra={"sink": type(sink).__name__})
                 self._sinks.remove(sink)
 
@@ -344,13 +345,10 @@ def make_sinks(
     """The curve writers that the configuration enables.
 
     Args:
-        config: which.
-        directory: of the node.
-        node: its name.
-        settings: the whole configuration, to be shown beside the curves.
+        settings: the whole configuration, shown beside the curves.
 
     Raises:
-        ConfigError: a package is missing, and the message names it.
+        ConfigError: names a package that is missing.
     """
     from swarm.telemetry.sinks import TensorBoardSink, TrackioSink, WandbSink
 

@@ -1,6 +1,6 @@
-"""Episodes of evaluations, for people to read: those of a node's first and of its newest one, in its directory.
+"""Episodes of a node's first and newest evaluation, kept in its directory for people to read.
 
-Invariant: the same problems at each evaluation, the first ones of each environment: nobody chose them by how they went.
+Invariant: each evaluation shows the same problems, the first ones of each environment, whatever their results.
 """
 
 import json
@@ -52,7 +52,7 @@ def write_episodes(directory: Path, episodes: Sequence[ShownEpisode]) -> None:
 
 
 def episodes_mark(directory: Path) -> object:
-    """What changes with each evaluation whose episodes were kept; cheaper than reading them."""
+    """Mark that differs after each evaluation whose episodes were kept; cheaper than reading them."""
     try:
         found = (directory / _FOLDER / _NEWEST).stat()
     except OSError:
@@ -61,7 +61,7 @@ def episodes_mark(directory: Path) -> object:
 
 
 def read_episodes(directory: Path) -> tuple[ShownEpisode, ...]:
-    """Those of the first and of the newest evaluation of a node; what cannot be read is left out."""
+    """Episodes of the first and of the newest evaluation of a node; unreadable files are left out."""
     found: dict[tuple[int, str, int], ShownEpisode] = {}
     for name in (_FIRST, _NEWEST):
         try:

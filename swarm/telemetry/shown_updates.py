@@ -1,4 +1,4 @@
-"""What an optimizer step made of single tokens, for people to read: some rollouts of the newest steps, on the disk.
+"""Effect of optimizer steps on single tokens, for people to read: some rollouts of the newest steps, on the disk.
 
 Invariant: figures are those of the step itself, and a step shows the groups that weighed most in it; at most
 `MAX_TOKENS` tokens of a step, one step in `EVERY_S`, the newest `MAX_KEPT` steps.
@@ -74,7 +74,7 @@ def kept_updates(directory: Path) -> list[int]:
 
 
 def read_update(directory: Path, step: int) -> ShownUpdate | None:
-    """What is kept of a step; None where there is nothing that can be read."""
+    """The kept rollouts of a step; None where there are none, or they cannot be read."""
     try:
         data = json.loads((directory / _FOLDER / f"{step}.json").read_text("utf-8"))
         rollouts = tuple(ShownRollout(**each) for each in data["rollouts"])
@@ -84,16 +84,9 @@ def read_update(directory: Path, step: int) -> ShownUpdate | None:
     return update if all(_is_even(each) for each in rollouts) else None
 
 
-def _is_even(rollout: ShownRollout) -> bool:
-    columns = (
-        rollout.kinds,
-        rollout.generator,
-        rollout.learner,
-        rollout.advantages,
-        rollout.weights,
-        rollout.bounded,
-    )
-    return all(len(column) == len(rollout.token_ids) for column in columns)
+def _is_even(shown: ShownRollout) -> bool:
+    columns = (shown.kinds, shown.generator, shown.learner, shown.advantages, shown.weights, shown.bounded)
+    return all(len(column) == len(shown.token_ids) for column in columns)
 
 
 def _rounded(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Curve writers for TensorBoard, Weights & Biases and Trackio; the last one also takes traces and alerts.
+"""Curve writers for TensorBoard, Weights & Biases and Trackio; Trackio also takes traces and alerts.
 
 Invariant: the packages are imported only when a sink is made; a missing one is a ConfigError with its fix.
 """
@@ -26,9 +26,7 @@ class TensorBoardSink:
             from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError:
-            raise ConfigError(
-                "telemetry.tensorboard is true, but tensorboard is missing: pip install 'swarm-trainer[tensorboard]'"
-            ) from None
+            raise _missing("tensorboard is true", "tensorboard") from None
         directory.mkdir(parents=True, exist_ok=True)
         self._event: Any = Event
         self._summary: Any = Summary
@@ -58,9 +56,7 @@ class WandbSink:
         try:
             import wandb
         except ImportError:
-            raise ConfigError(
-                "telemetry.wandb_project is set, but wandb is missing: pip install 'swarm-trainer[wandb]'"
-            ) from None
+            raise _missing("wandb_project is set", "wandb") from None
         self._run: Any = wandb.init(
             project=project, name=node or None, dir=str(directory), reinit="create_new", config=settings
         )
@@ -87,9 +83,7 @@ class TrackioSink:
         try:
             import trackio
         except ImportError:
-            raise ConfigError(
-                "telemetry.trackio_project is set, but trackio is missing: pip install 'swarm-trainer[trackio]'"
-            ) from None
+            raise _missing("trackio_project is set", "trackio") from None
         self._trackio: Any = trackio
         self._directory = directory
         self._mark = episodes_mark(directory)  # of what was read last
@@ -132,8 +126,12 @@ class TrackioSink:
             self._run.log({name: self._trackio.Trace(_messages(episode), metadata=_about(episode))}, step=episode.step)
 
 
+def _missing(setting: str, package: str) -> ConfigError:
+    return ConfigError(f"telemetry.{setting}, but {package} is missing: pip install 'swarm-trainer[{package}]'")
+
+
 def _messages(episode: ShownEpisode) -> list[dict[str, str]]:
-    """An episode as a chat: what was asked, what the model did, and what the environment said to that."""
+    """An episode as a chat: the question, and the model's actions with the environment's replies."""
     chat = [{"role": each.role, "content": each.content} for each in episode.opening]
     for action, turn in zip(episode.actions, episode.outcome.transitions, strict=False):
         chat.append({"role": "assistant", "content": action})

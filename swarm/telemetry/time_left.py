@@ -1,7 +1,7 @@
 """Time that a node's run will still take, from what its own steps and evaluations took.
 
-Invariant: it says nothing before an evaluation or a step was measured here, and follows the newest ones: the load of a
-machine changes.
+Invariant: there is no estimate before an evaluation or a step was measured here, and the newest ones count, since the
+load of a machine changes.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from swarm.events import Event, GroupPut, PolicyEvaluated, StepMade, VersionPubl
 from swarm.types import SPLITS
 
 RECENT: Final = 8  # steps whose pace counts: one alone varies by a factor of 2
-LONG_S: Final = 600.0  # a run that takes longer is told how to be shorter
+LONG_S: Final = 600.0  # a longer run gets advice on making it shorter
 PARTS_S: Final = 2.0  # the events of an evaluation come together; one that no answer could be scored in never
 LEARNED_ROW: Final = 1.1  # time of a response in a step by that of one in an evaluation: 1.0 SmolLM2, 1.3 tiny (AVX2)
 
@@ -57,7 +57,7 @@ class TimeLeft:
 
     @property
     def step_s(self) -> float | None:
-        """Of one step without its evaluation: mean of the newest, or by the first evaluation before there is one."""
+        """Seconds of a step without its evaluation: mean of the newest; before any, by the first evaluation."""
         if self._steps_s:
             return fmean(self._steps_s)
         if not self._num_answers:

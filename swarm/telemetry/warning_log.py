@@ -19,7 +19,7 @@ from swarm.telemetry.logs import fields_of
 
 WARNINGS: Final = "warnings.jsonl"  # in the directory of a node
 FIRST: Final = 3
-MAX_KINDS: Final = 128  # different messages of a process that are kept apart
+MAX_KINDS: Final = 128  # messages of a process with a count of their own
 MAX_CHARS: Final = 1000  # of the fields of a record
 MAX_FILE_BYTES: Final = 2**20  # half of it goes when a node starts and finds more
 MAX_READ_BYTES: Final = 256 * 2**10
@@ -47,7 +47,7 @@ class LoggedWarning:
 
     @property
     def is_error(self) -> bool:
-        """Whether it is more than a warning."""
+        """True where it is more than a warning."""
         return self.level != "WARNING"
 
 
@@ -66,7 +66,7 @@ class WarningLog(logging.Handler):
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._file = os.open(directory / WARNINGS, flags, 0o600)
-        except OSError:  # a full disk: the events say so
+        except OSError:  # a full disk, which the event log reports
             self._file = -1
         for package in PACKAGES:
             logging.getLogger(package).addHandler(self)
@@ -97,7 +97,7 @@ class WarningLog(logging.Handler):
             "logger": record.name,
             "count": count,
         }
-        with suppress(OSError):  # a full disk: the events say so
+        with suppress(OSError):  # a full disk, which the event log reports
             os.write(self._file, json.dumps(entry).encode() + b"\n")
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Builders of what parts of a recipe see: a batch, and what the policy makes of it.
+"""Builders for parts of a recipe: a batch, and the policy's scores of it.
 
-Invariant: apart from `builders`, which loads no torch.
+Invariant: `builders` does not import this file, so that it loads no torch.
 """
 
 from collections.abc import Sequence

@@ -24,6 +24,7 @@ from swarm.types import (
     Digest,
     FinishReason,
     NodeId,
+    NodeReport,
     PolicyVersion,
     Role,
     Rollout,
@@ -128,7 +129,7 @@ class ScriptedVerifier:
     async def verify(
         self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
     ) -> Verdict:
-        """What the last actions earn. Raises LookupError and RolloutFailed as a real verifier does."""
+        """Rewards of the last actions. Raises LookupError and RolloutFailed as a real verifier does."""
         if env not in self.environments or not 0 <= task_id < self.num_tasks:
             raise LookupError(f"no task {task_id} in {env}")
         if self.on_verify is not None:
@@ -324,7 +325,7 @@ def make_scored(
 
 
 def make_advert(node_id: NodeId, **changes: Any) -> Advert:
-    """Of a trainer of the toy run with nothing made yet."""
+    """Advert of a trainer of the toy run that has made nothing yet."""
     plain: dict[str, Any] = {
         "node_id": node_id,
         "run_id": TOY_RUN_ID,
@@ -342,3 +343,20 @@ def make_advert(node_id: NodeId, **changes: Any) -> Advert:
         "expires_at_s": 4e9,
     }
     return Advert(**{**plain, **changes})
+
+
+def make_report(node_id: NodeId, **changes: Any) -> NodeReport:
+    """A heartbeat's report of a node that has made nothing yet."""
+    plain: dict[str, Any] = {
+        "node_id": node_id,
+        "name": "ada",
+        "roles": (),
+        "endpoints": (),
+        "head": PolicyVersion(policy_id=node_id, step=0, digest=bytes(32)),
+        "tokens_per_s": 1.0,
+        "reward_mean": 0.5,
+        "num_local": 0,
+        "num_external": 0,
+        "num_refused": 0,
+    }
+    return NodeReport(**{**plain, **changes})

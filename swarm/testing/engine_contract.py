@@ -18,7 +18,7 @@ from swarm.interfaces import Generator as Engine
 from swarm.interfaces import Observation
 from swarm.types import Canary, FinishReason, FloatArray, PolicyVersion, Rollout, Sampling, TokenTrace
 
-_LONG: Final = 64  # tokens: long enough that something can happen meanwhile
+_LONG: Final = 64  # tokens: long enough for an event during the call
 _EACH: Final = 4  # samples
 
 
@@ -127,22 +127,23 @@ def check_a_group_may_be_larger_than_the_batch(bench: EngineBench) -> None:
 def check_an_episode_keeps_every_token(bench: EngineBench) -> None:
     """Each observation stands untrained behind its action, and an action's log-probs are those of all before it."""
     engine, asked = bench.make(), dict[int, list[list[int]]]()
-    told = [list(prompt) for prompt in bench.prompts[1:3]]
+    observations = [list(prompt) for prompt in bench.prompts[1:3]]
 
     def observe(place: int, action_ids: Sequence[int], is_ended: bool) -> "Future[Observation | None]":
         actions = asked.setdefault(place, [])
         actions.append([int(token) for token in action_ids])
         assert is_ended == (actions[-1][-1] in bench.eos_ids)
         answer = Future[Observation | None]()
-        answer.set_result(Observation(told[len(actions) - 1]) if len(actions) <= len(told) else None)
+        answer.set_result(Observation(observations[len(actions) - 1]) if len(actions) <= len(observations) else None)
         return answer
 
     rollouts = engine.generate(bench.prompts[:1], _EACH, _sampling(tokens=5), observe=observe)[0]
     assert sorted(asked) == [*range(_EACH)]
     for place, rollout in enumerate(rollouts):
         trace, actions = _trace(rollout), asked[place]
-        row = [*actions[0], *told[0], *actions[1], *told[1], *actions[2]]
-        turns = [0] * len(actions[0] + told[0]) + [1] * len(actions[1] + told[1]) + [2] * len(actions[2])
+        first, second = observations
+        row = [*actions[0], *first, *actions[1], *second, *actions[2]]
+        turns = [0] * len(actions[0] + first) + [1] * len(actions[1] + second) + [2] * len(actions[2])
         assert trace.token_ids.tolist() == row and trace.turn_ids.tolist() == turns
         assert trace.token_ids[trace.action_mask].tolist() == [token for action in actions for token in action]
         assert len(rollout.actions) == 3 and np.isnan(_logprobs(trace)[~trace.action_mask]).all()
@@ -233,7 +234,7 @@ def check_a_refusal_in_flight_disturbs_nothing(bench: EngineBench) -> None:
 
 
 def check_cancel_ends_a_call(bench: EngineBench) -> None:
-    """What did not end by itself says ABORTED; what was made of it is as likely as it says; the next call is whole."""
+    """Cut rollouts say ABORTED, their tokens are as likely as they say, and the next call is whole."""
     engine = bench.make()
     with _meanwhile(bench, engine, engine.cancel):
         groups = engine.generate(bench.prompts, 2 * bench.max_rows, _sampling(tokens=_LONG))

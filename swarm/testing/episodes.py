@@ -44,10 +44,10 @@ def make_episode(
     for turn, (text, transition) in enumerate(zip(actions, outcome.transitions, strict=True)):
         chosen = tokenizer.encode_response(text)
         is_last = turn == len(actions) - 1
-        told = () if is_last else conversations.observe(transition, True).token_ids
-        token_ids += [*chosen, *told]
-        mask += [True] * len(chosen) + [False] * len(told)
-        turn_ids += [turn] * (len(chosen) + len(told))
+        observed = () if is_last else conversations.observe(transition, True).token_ids
+        token_ids += [*chosen, *observed]
+        mask += [True] * len(chosen) + [False] * len(observed)
+        turn_ids += [turn] * (len(chosen) + len(observed))
     trace = TokenTrace(
         token_ids=np.array(token_ids, np.int32),
         action_mask=np.array(mask, np.bool_),
@@ -73,7 +73,7 @@ def make_episode_group(
     producer: NodeId,
     sampling: Sampling,
 ) -> RolloutGroup:
-    """A group of such episodes of one task."""
+    """A group of episodes of one task."""
     return RolloutGroup(
         run_id=TOY_RUN_ID,
         producer=producer,

@@ -1,6 +1,6 @@
 """Builders of a node's agent and admission on toy parts.
 
-Invariant: apart from `builders`, so that whoever needs values alone does not import a whole agent.
+Invariant: `builders` does not import this file, so that tests of values import no agent.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,6 +11,7 @@ from swarm.config import NodeConfig
 from swarm.environments.sandbox.time_accounts import TimeAccounts
 from swarm.exchange.admission import Admission
 from swarm.exchange.agent import Agent
+from swarm.exchange.checks.origin_checks import OriginChecks
 from swarm.exchange.known_versions import KnownVersions
 from swarm.exchange.novelty import Novelty
 from swarm.identity import Identity
@@ -80,19 +81,18 @@ def make_admission(
         context: see `make_context`; bounds are those of its configuration.
         store: takes what is admitted.
     """
-    clock, groups_per_minute = context.clock, context.config.exchange.groups_per_minute
+    clock = context.clock
+    reputation = Reputation(clock) if reputation is None else reputation
+    peers = Peers(context.node_id) if peers is None else peers
+    versions = KnownVersions(context.node_id, clock) if versions is None else versions
     return Admission(
         context,
         store,
         ToyTokenizer() if tokenizer is None else tokenizer,
         ScriptedVerifier() if verifier is None else verifier,
-        Peers(context.node_id) if peers is None else peers,
-        KnownVersions(context.node_id, clock) if versions is None else versions,
-        Reputation(clock, groups_per_minute) if reputation is None else reputation,
-        None,
-        environments,
+        OriginChecks(context, entry, reputation, environments, peers, versions, None),
+        reputation,
         usable,
-        entry,
         Novelty() if novelty is None else novelty,
         origin_of,
         is_established,

@@ -46,7 +46,7 @@ def make_outcome(
     state_keys: Sequence[str] | None = None,
     **named: float,
 ) -> EpisodeOutcome:
-    """What a replay gives for as many turns as there are observations; the last one ends it."""
+    """Outcome of a replay with one turn for each observation; the last turn ends it."""
     last = len(observations) - 1
     rewards = [0.0] * len(observations) if turn_rewards is None else list(turn_rewards)
     keys = [""] * len(observations) if state_keys is None else list(state_keys)

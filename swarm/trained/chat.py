@@ -1,9 +1,9 @@
 """Talk to a model: a conversation whose answers appear while they are made.
 
-Invariant: what the model reads is what it read in training, its own chat template over the messages so far.
+Invariant: the model reads its own chat template over the messages so far, as in training.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -53,16 +53,12 @@ class Conversation:
         self.messages = self._system
 
     def ask(self, text: str, show: Callable[[str], None] | None = None) -> str:
-        """The answer to a message (blocking); an interrupted one (KeyboardInterrupt) is forgotten with its question.
+        """The answer to a message (blocking), which `show` gets piece by piece as it is made.
 
-        Args:
-            show: called with each new piece of the answer.
-
-        Raises:
-            ConfigError: the model cannot read the message.
+        An interrupted answer (KeyboardInterrupt) is forgotten with its question. Raises ConfigError: unreadable text.
         """
         messages = (*self.messages, Message(role="user", content=text))
-        prompt = self._model.tokenizer.encode_prompt(_as_task(messages))
+        prompt = self._model.tokenizer.encode_prompt(Task(env="chat", task_id=0, messages=messages))
         pieces = _Pieces(self._model.tokenizer, show or (lambda _: None))
         is_greedy = self._temperature == 0
         chosen: dict[str, Any] = {} if is_greedy else {"temperature": self._temperature, "top_k": 0, "top_p": 1.0}
@@ -100,18 +96,14 @@ class _Pieces:
         self._ids += cast("list[int]", value.reshape(-1).tolist())
         text = self._tokenizer.decode(self._ids)
         if not text.endswith(_PARTIAL):
-            self._tell(text)
+            self._show_new(text)
 
     def end(self) -> None:
-        """Shows what was held back."""
-        self._tell(self._tokenizer.decode(self._ids or []))
+        """Shows the text that was held back."""
+        self._show_new(self._tokenizer.decode(self._ids or []))
 
-    def _tell(self, text: str) -> None:
+    def _show_new(self, text: str) -> None:
         new = text[len(self.text) :]
         if new:
             self._show(new)
         self.text = text
-
-
-def _as_task(messages: Sequence[Message]) -> Task:
-    return Task(env="chat", task_id=0, messages=tuple(messages))

@@ -1,7 +1,7 @@
 """Evaluation of a model on environments: greedy success, sampled success, pass@k, lengths, and every try to read.
 
-Invariant: equal arguments give the same problems and the same tries; the confined verifier says what a try is worth,
-and what it fails on is left out and counted.
+Invariant: equal arguments give the same problems and the same tries. The confined verifier scores every try; problems
+on which it fails are left out and counted.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
@@ -39,8 +39,8 @@ class Tried:
     """One try at a problem."""
 
     actions: Actions
-    reward: float
-    is_success: bool
+    reward: float = math.nan  # NaN, and no success, until it is scored
+    is_success: bool = False
     num_tokens: int = 0  # of its actions; 0 for a greedy one
     is_cut_off: bool = False
 
@@ -116,7 +116,7 @@ def pass_at_k(num_tries: int, num_right: int, k: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationPlan:
-    """What to evaluate a model on."""
+    """Problems and tries of an evaluation."""
 
     environments: tuple[EnvironmentConfig, ...]
     limits: EpisodeLimits
@@ -132,11 +132,7 @@ class EvaluationPlan:
 async def evaluate_model(
     model: TrainedModel, plan: EvaluationPlan, progress: Callable[[str, int, int], None], device: str = "auto"
 ) -> list[EnvironmentScore]:
-    """Plays the problems and scores every try.
-
-    Args:
-        progress: called with environment, problems done, problems in all.
-        device: of the network.
+    """Plays the problems and scores every try; `progress` gets environment, problems done, and problems in all.
 
     Raises:
         ConfigError: an environment cannot be built, or the model cannot read its problems.
@@ -205,14 +201,11 @@ def own_environment(
     reward_range: tuple[float, float] = (0.0, 1.0),
     reward_weights: Mapping[str, float] = MappingProxyType({}),
 ) -> EnvironmentConfig:
-    """An environment of a user's own file, judged by the reference, or by a function.
+    """An environment of a user's own .jsonl file, judged by the reference, or by a function.
 
     Args:
-        data: .jsonl file.
         reward: `my_file.py:score` or `package.module:score`; empty: the same text, or the same number.
         params: further parameters of the kind, such as the names of fields.
-        reward_range: of what the function returns.
-        reward_weights: of its rewards, where it returns several by name.
     """
     return EnvironmentConfig(
         name="own",
@@ -225,23 +218,14 @@ def own_environment(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Made:
-    """What a model answered, before it is scored."""
-
-    actions: Actions
-    num_tokens: int = 0
-    is_cut_off: bool = False
-
-
 def _try(
     engine: TransformersGenerator, tokenizer: Tokenizer, tasks: Sequence[Task], plan: EvaluationPlan, step: Step
-) -> list[list[_Made]]:
+) -> list[list[Tried]]:
     """The greedy try at each task, then the sampled ones (blocking)."""
     prompts = [tokenizer.encode_prompt(task) for task in tasks]
     limits = plan.limits
     greedy = engine.greedy(prompts, limits.max_new_tokens, player_of(tokenizer, limits, step, tasks, 1))
-    made = [[_Made(actions=actions)] for actions in greedy]
+    made = [[Tried(actions=actions)] for actions in greedy]
     if plan.num_tries:
         sampling = Sampling(temperature=plan.temperature, max_new_tokens=limits.max_new_tokens)
         observe = player_of(tokenizer, limits, step, tasks, plan.num_tries)
@@ -250,21 +234,15 @@ def _try(
             for rollout in rollouts:
                 num_tokens = int(rollout.trace.action_mask.sum()) if rollout.trace is not None else 0
                 is_cut_off = rollout.finish is FinishReason.LENGTH
-                of_task.append(_Made(actions=rollout.actions, num_tokens=num_tokens, is_cut_off=is_cut_off))
+                of_task.append(Tried(actions=rollout.actions, num_tokens=num_tokens, is_cut_off=is_cut_off))
     return made
 
 
-async def _score(verifier: SandboxVerifier, task: Task, tries: Sequence[_Made]) -> ProblemScore:
+async def _score(verifier: SandboxVerifier, task: Task, tries: Sequence[Tried]) -> ProblemScore:
     """Raises RolloutFailed."""
     verdict = await verifier.verify(task.env, task.task_id, [each.actions for each in tries])
     greedy, *sampled = [
-        Tried(
-            actions=each.actions,
-            reward=float(reward),
-            is_success=outcome.is_success,
-            num_tokens=each.num_tokens,
-            is_cut_off=each.is_cut_off,
-        )
+        replace(each, reward=float(reward), is_success=outcome.is_success)
         for each, outcome, reward in zip(tries, verdict.outcomes, verdict.rewards, strict=True)
     ]
     return ProblemScore(task=task, reference=verdict.reference, greedy=greedy, tries=tuple(sampled))

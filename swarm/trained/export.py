@@ -16,7 +16,7 @@ from swarm.types import PolicyVersion
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """What was written."""
+    """A written export."""
 
     folder: Path
     version: PolicyVersion
@@ -24,14 +24,7 @@ class Exported:
 
 
 def export_model(directory: Path, folder: Path, kind: Format, step: WhichStep, now_s: float) -> Exported:
-    """Writes the model of a node's checkpoint to a new folder (blocking, slow).
-
-    Args:
-        directory: of the node.
-        folder: to make; an empty one may be there.
-        kind: which files.
-        step: of the checkpoint.
-        now_s: wall clock, for the statement.
+    """Writes the model of a node's checkpoint to a new or empty folder (blocking, slow).
 
     Raises:
         ConfigError: the folder is in use, there is no such checkpoint, or the format cannot hold this model.

@@ -1,7 +1,7 @@
 """Formats that a trained model leaves in: a Hugging Face folder, a PEFT adapter, a GGUF file.
 
-Invariant: what is written holds the weights of the version and no others; adapters are merged in float32 and rounded
-once, to the dtype of the model.
+Invariant: the files hold the weights of the version and no others; adapters are merged in float32 and rounded once, to
+the dtype of the model.
 """
 
 import shutil

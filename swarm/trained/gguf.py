@@ -1,7 +1,7 @@
 """A Hugging Face model as one GGUF file, the format of llama.cpp.
 
-Invariant: matrices keep their values and dtype, vectors are float32, and what cannot be said exactly (an architecture,
-a way to split text) is refused rather than guessed.
+Invariant: matrices keep their values and dtype, vectors are float32; an architecture or a way to split text without an
+exact form is refused, never guessed.
 
 Source: the keys and tensor names of llama.cpp's gguf-py; rows of the query and key projections of Llama are
 interleaved, since llama.cpp rotates neighbouring dimensions where transformers rotates halves.
@@ -27,13 +27,7 @@ _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # llama.cpp's kinds of t
 
 
 def write_file(network: nn.Module, tokenizer: Path, path: Path, name: str) -> None:
-    """Writes a network without adapters, and its tokenizer.
-
-    Args:
-        network: transformers causal LM.
-        tokenizer: folder with tokenizer.json, tokenizer_config.json and the chat template.
-        path: of the new file.
-        name: of the model, for people.
+    """Writes a transformers causal LM without adapters, and the tokenizer in a folder.
 
     Raises:
         ConfigError: the architecture or the tokenizer is none that is written here.

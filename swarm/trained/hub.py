@@ -1,6 +1,6 @@
 """Puts an export on a hub: a new repository with the files that the node signed, all of them and nothing else.
 
-Invariant: nothing is sent before every file is as its signed provenance says; a repository is private unless said
+Invariant: nothing is sent before every file is as its signed provenance says; a repository is private unless asked
 otherwise, and one that exists is not written to.
 """
 
@@ -24,7 +24,7 @@ _NO_TOKEN: Final = "make a token with write access there, then `hf auth login`, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pushed:
-    """What was sent, or would be."""
+    """Files that were sent, or would be."""
 
     repo: str  # OWNER/NAME; of a dry run as it was asked for
     url: str  # of the commit; empty for a dry run
@@ -35,9 +35,9 @@ def push_folder(folder: Path, repo: str, *, is_private: bool = True, is_dry: boo
     """Uploads an export as a new repository (blocking, slow).
 
     Args:
-        folder: that `swarm export` made.
+        folder: an export.
         repo: NAME, of whoever the token belongs to, or OWNER/NAME.
-        is_private: whether only its owner sees it.
+        is_private: visible to its owner alone.
         is_dry: only lists what would be sent; nothing is asked of the hub.
 
     Raises:
@@ -58,7 +58,7 @@ def push_folder(folder: Path, repo: str, *, is_private: bool = True, is_dry: boo
     if is_dry:
         return Pushed(repo=repo, url="", sizes_bytes=sizes)
     api: Any = HfApi()
-    with _told(repo, constants.ENDPOINT):
+    with _errors_explained(repo, constants.ENDPOINT):
         whole = str(api.create_repo(repo, private=is_private).repo_id)
         message = f"Step {statement['step']} of run {statement['run_id']}, by swarm-trainer"
         try:
@@ -83,8 +83,8 @@ def export_to_hub(
 
 
 @contextmanager
-def _told(repo: str, endpoint: str) -> Generator[None]:
-    """Around calls of the hub: what goes wrong as an error that says what to do."""
+def _errors_explained(repo: str, endpoint: str) -> Generator[None]:
+    """Turns errors of the hub into ours, with the fix."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
     try:
@@ -102,8 +102,8 @@ def _told(repo: str, endpoint: str) -> Generator[None]:
         if code in (401, 403):
             what = "this token may not write there" if code == 403 else "no token, or one that does not count any more"
             raise ConfigError(f"--push {repo}: {endpoint} says {code}, {what}: {_NO_TOKEN}") from None
-        said = error.server_message or str(error).splitlines()[0]
-        raise Unavailable(f"--push {repo}: {endpoint} says {code}: {said}; try again later") from None
+        words = error.server_message or str(error).splitlines()[0]
+        raise Unavailable(f"--push {repo}: {endpoint} says {code}: {words}; try again later") from None
     except RuntimeError as error:  # one of the large files
         reason = " ".join(str(error.__cause__ or "").split())
         raise Unavailable(f"--push {repo}: {error} {reason}; try again later") from None

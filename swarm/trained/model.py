@@ -28,7 +28,7 @@ WhichStep = int | Literal["best"] | None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedModel:
-    """Network, tokenizer, and where they come from."""
+    """Network and tokenizer, with their origin."""
 
     network: nn.Module  # transformers causal LM, eval mode, with adapters where the node trains these
     tokenizer: Tokenizer
@@ -46,20 +46,14 @@ class TrainedModel:
 
 
 def is_node(target: str) -> bool:
-    """Whether a text names the directory of a node, rather than a model source."""
+    """True for the directory of a node, False for a model source."""
     return (Path(target).expanduser() / NODE_FILE).is_file()
 
 
-def load_target(target: str, step: WhichStep = None, dtype: str = "float32") -> TrainedModel:
-    """The model of a node's directory, or of a model source (blocking, slow).
+def load_target(target: str, step: WhichStep = None) -> TrainedModel:
+    """The model of a node's directory, at one of its checkpoints, or of a `model.source` (blocking, slow).
 
-    Args:
-        target: directory of a node, or what `model.source` may be: a folder, a hub id, or a shipped model.
-        step: of a node, which of its checkpoints.
-        dtype: of a model source.
-
-    Raises:
-        ConfigError: names the path and the fix.
+    Raises ConfigError with path and fix.
     """
     if is_node(target):
         return load_trained(Path(target).expanduser(), step)
@@ -75,16 +69,12 @@ def load_target(target: str, step: WhichStep = None, dtype: str = "float32") -> 
         )
     if step is not None:
         raise ConfigError(f"--step {step}: {target} is no node's directory and has no checkpoints; leave it out")
-    loaded = load_model(ModelConfig.model_validate({"source": target, "dtype": dtype}))
+    loaded = load_model(ModelConfig(source=target, dtype="float32"))
     return TrainedModel(network=loaded.network, tokenizer=loaded.tokenizer, source=target, base_digest=loaded.digest)
 
 
 def load_trained(directory: Path, step: WhichStep = None) -> TrainedModel:
     """The version that a checkpoint of a node holds; the node may be running (blocking, slow).
-
-    Args:
-        directory: of the node, with node.toml and checkpoints.
-        step: of the checkpoint.
 
     Raises:
         ConfigError: no such node or checkpoint, another model, or weights other than those that were published.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from swarm.errors import ConfigError
-from swarm.exchange.stored_rows import SCORED_COLUMNS, scored_of
+from swarm.exchange.group_database import SCORED_COLUMNS, scored_of
 from swarm.types import Digest, ScoredGroup
 
 Origin = Literal["own", "others", "all"]
@@ -19,17 +19,7 @@ _LOCKED_S = 120.0  # by the node, while it writes; not measured
 
 
 def newest_groups(path: Path, limit: int, origin: Origin, envs: Collection[str]) -> list[ScoredGroup]:
-    """Up to `limit` groups, newest first.
-
-    Args:
-        path: groups.sqlite of a node.
-        limit: most groups.
-        origin: who made them.
-        envs: of these environments alone.
-
-    Raises:
-        ConfigError: there is no such file, or it cannot be read.
-    """
+    """Up to `limit` groups of some environments, newest first. Raises ConfigError where no file can be read."""
     query = (
         f"SELECT {SCORED_COLUMNS} FROM groups g JOIN bodies b USING (sequence) WHERE {_CONDITIONS[origin]} "
         "ORDER BY g.sequence DESC"

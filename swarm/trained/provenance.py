@@ -1,4 +1,4 @@
-"""Where an exported model comes from: a statement signed by its node, and a model card for people.
+"""Origin of an exported model: a statement signed by its node, and a model card for people.
 
 Invariant: the signature covers the digest of every exported file; paths of the machine are not in the statement.
 """
@@ -34,7 +34,7 @@ _MAX_BYTES: Final = 16 * 2**20
 class Verified:
     """A folder whose files are those that a node signed."""
 
-    node_id: NodeId  # of the key that signed; as everything below, what it says and no more
+    node_id: NodeId  # of the key that signed; it may claim anything below
     step: int
     run_id: str
     base_model: str
@@ -46,13 +46,7 @@ class Verified:
 
 
 def write_provenance(model: TrainedModel, folder: Path, kind: str, now_s: float) -> JsonDict:
-    """Signs what is in a folder, and writes the model card; returns the statement.
-
-    Args:
-        model: of a node's checkpoint.
-        folder: with every other file of the export.
-        kind: format of the export.
-        now_s: wall clock.
+    """Signs the files of an export, and writes the model card; returns the statement.
 
     Raises:
         ConfigError: the node's key cannot be read, or is not the one with which it was trained.
@@ -112,11 +106,9 @@ def verify_export(folder: Path) -> Verified:
 
 
 def exported_version(folder: Path, digest: Digest) -> PolicyVersion | None:
-    """Node and step that a folder's statement names; None where there is none that its node signed.
+    """Node and step in a folder's statement, with the digest of the weights as loaded; None without a signed statement.
 
-    Args:
-        folder: of a model; its files are not checked, as `verify_export` does.
-        digest: of its weights, as loaded.
+    Files are not checked, as `verify_export` does.
     """
     try:
         node_id, statement, is_signed = _read_statement(folder / PROVENANCE)
@@ -127,7 +119,7 @@ def exported_version(folder: Path, digest: Digest) -> PolicyVersion | None:
 
 
 def _read_statement(path: Path) -> tuple[NodeId, JsonDict, bool]:
-    """Whose key a statement comes with, what it says, and whether that key signed it.
+    """Node of the key beside a statement, the statement, and whether that key signed it.
 
     Raises what hostile content makes `read_json` and indexing raise.
     """
@@ -138,7 +130,7 @@ def _read_statement(path: Path) -> tuple[NodeId, JsonDict, bool]:
 
 
 def _verified(node_id: NodeId, statement: JsonDict) -> Verified:
-    """What a statement says, its types checked. Raises KeyError, TypeError, ValueError."""
+    """A statement with checked types. Raises KeyError, TypeError, ValueError."""
     return Verified(
         node_id=node_id,
         step=int(statement["step"]),

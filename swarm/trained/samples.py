@@ -1,6 +1,6 @@
 """Completions that a node made or took from others, with prompt, rewards and tokens, for people to read.
 
-Invariant: what is shown is what the learner gets: texts and log-probs of the stored group, rewards of this node's own
+Invariant: people see the data of the learner: texts and log-probs of the stored group, rewards of this node's own
 verifier.
 """
 
@@ -28,8 +28,8 @@ class SampledToken:
     """One token of a response."""
 
     text: str
-    is_action: bool  # the model chose it; else the environment said it
-    logprob: float | None  # nats, when it was chosen; None where the environment said it, or it is not known
+    is_action: bool  # the model chose it; else it is of an observation
+    logprob: float | None  # nats, when it was chosen; None for observations, or where it is not known
     step: int  # of the policy version that made it
 
 
@@ -61,7 +61,7 @@ class SampledGroup:
 
 
 class SampleReader:
-    """Reads groups of a node's store, of the environments that its node.toml has: only these can say what was asked.
+    """Reads groups of a node's store, of the environments in its node.toml alone: these rebuild the questions.
 
     Example:
         for group in SampleReader(directory).newest(4): ...

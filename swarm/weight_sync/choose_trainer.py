@@ -1,10 +1,11 @@
 """Choice of the trainer to follow: the configured one, else the previous one, else the only one that publishes weights.
 
-Invariant: an advert never moves a node away from the trainer that it follows, nor makes it choose among several.
+Invariant: an advert never moves a node away from its trainer, and several publishing trainers are never chosen among.
 """
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,53 +22,47 @@ _ID_CHARS: Final = 64
 _MAX_FILE_BYTES: Final = 4096
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class TrainerChoice:
-    """The trainers of a run that a follower may choose from. Blocking: call it in threads.
-
-    Args:
-        node_id: our own.
-        named: `follow.policy`; empty where none is configured.
-        directory: the node's own; the previous trainer is remembered there.
-        clock: wall clock of the adverts.
+    """The trainers that a follower may choose from. Blocking: call it in threads.
 
     Example:
         choice.observe(adverts)
         policy_id = choice.choose()
-        choice.remember(policy_id)  # once its versions come
+        choice.remember(policy_id)  # once its versions arrive
     """
 
-    def __init__(self, *, node_id: NodeId, named: NodeId, directory: Path, clock: Clock) -> None:
-        self._node_id = node_id
-        self._named = named
-        self._path = directory / FILE
-        self._clock = clock
-        self._cached: NodeId | None = None  # None: not read yet
+    node_id: NodeId  # our own
+    named: NodeId  # `follow.policy`; empty where none is configured
+    directory: Path  # of the node; remembers the previous trainer
+    clock: Clock  # wall clock of the adverts
+
+    def __post_init__(self) -> None:
+        self._path = self.directory / FILE
+        self._cached: NodeId | None = None  # the previous trainer; None until it is read
         self._until_s = BoundedTable[NodeId, float](MAX_PEERS)  # expiry of the newest advert of each publishing trainer
-        self._weightless_until_s = BoundedTable[NodeId, float](MAX_PEERS)  # of each trainer without weights
-        self.candidates: tuple[NodeId, ...] = ()  # several trainers, of which none is chosen
+        self._weightless_until_s = BoundedTable[NodeId, float](MAX_PEERS)  # likewise of trainers without weights
+        self.candidates: tuple[NodeId, ...] = ()  # several publishing trainers, none of which is chosen
 
     def observe(self, adverts: Sequence[Advert]) -> None:
-        """Takes the adverts of the run's trainers.
-
-        A trainer counts until its advert expires: one look-up that misses it does not make another the only one.
-        """
+        """Takes the adverts of the run's trainers; each counts until it expires, even if a later look-up misses it."""
         for advert in adverts:
-            if Role.TRAINER in advert.roles and advert.node_id != self._node_id:
+            if Role.TRAINER in advert.roles and advert.node_id != self.node_id:
                 table = self._until_s if advert.head.digest else self._weightless_until_s
                 table[advert.node_id] = advert.expires_at_s
-        now_s = self._clock.now_s()
+        now_s = self.clock.now_s()
         for table in (self._until_s, self._weightless_until_s):
             for peer in [peer for peer, until_s in table.items() if until_s <= now_s]:
                 del table[peer]
 
     @property
     def without_weights(self) -> tuple[NodeId, ...]:
-        """Trainers that publish no weights, or none yet."""
+        """Trainers that do not publish weights, or not yet."""
         return tuple(sorted(self._weightless_until_s.keys() - self._until_s.keys()))
 
     def choose(self) -> NodeId:
-        """The trainer to follow; empty while none publishes its weights, or while several do."""
-        chosen = self._named or self._previous()
+        """The trainer to follow; empty while none or several publish weights."""
+        chosen = self.named or self._previous()
         if chosen:
             return chosen
         found = sorted(self._until_s)
@@ -81,7 +76,7 @@ class TrainerChoice:
         return found[0] if len(found) == 1 else ""
 
     def remember(self, policy_id: NodeId) -> None:
-        """Remembers the trainer whose versions come, so that it is followed again after a restart."""
+        """Stores the trainer whose versions arrive, so that a restart follows it again."""
         if policy_id == self._previous():
             return
         try:

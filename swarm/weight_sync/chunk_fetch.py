@@ -1,8 +1,7 @@
-"""Fetching chunks of weights: which source is asked, how fast each was, and which one is not asked again soon.
+"""Fetching chunks of weights: the choice of a source by its measured rate, hedged by the trainer itself (the origin).
 
-Invariant: every table is bounded; a source that forges or keeps stalling is not asked for a while, and one of which
-nothing is known gets one chunk, after an origin that is known to deliver. The origin, the trainer itself, is the last
-resort that is never given up.
+Invariant: every table is bounded. A source that forges or keeps stalling rests for a while; an unknown source gets one
+chunk, after an origin that is known to deliver. The origin is the last resort and never given up.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from swarm.flow import BoundedTable, RunningMean, Signal
 from swarm.interfaces import PeerClient
 from swarm.types import Digest, JsonDict, NodeId, short
 from swarm.weight_sync.update_planner import ChunkQueue
-from swarm.weights.chunks import CHUNK_BYTES
+from swarm.weights.payload import CHUNK_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -28,33 +27,33 @@ BANNED_S: Final = 1800.0  # after something forged
 RESTING_S: Final = 120.0  # after MAX_FAILURES in a row
 MAX_FAILURES: Final = 3
 TIMEOUT_S: Final = 30.0  # of a chunk, from a source that did not fail
-HEDGE_S: Final = 3.0  # after which the origin is asked as well
-MAX_PER_SOURCE: Final = 3  # chunks asked of one source at a time
-ORIGIN_SHARE: Final = 0.5  # a source half as fast as the origin is asked first: the origin has everybody to serve
+HEDGE_S: Final = 3.0  # after which the origin is asked too
+MAX_PER_SOURCE: Final = 3  # concurrent chunks of one source
+ORIGIN_SHARE: Final = 0.5  # a source half as fast as the origin is preferred: the origin serves everybody
 MAX_SCORES: Final = 256
 RETRY_S: Final = 1.0  # between two attempts at the origin
 STORAGE_RETRY_S: Final = 5.0  # between two attempts on a full disk
-_MEMORY: Final = 0.7  # share of the old figure in the running mean of the rate
-_FAILED: Final = 0.25  # of the rate that is left after a failure
-_UNKNOWN_BYTES_PER_S: Final = 1e8  # of a source that was never asked, while nothing is known of the origin either
-_UNKNOWN_SHARE: Final = 0.8 * ORIGIN_SHARE  # of the origin's rate: asked when the origin has a chunk to send already
+_MEMORY: Final = 0.7  # weight of the old value in the running mean of the rate
+_FAILED: Final = 0.25  # factor of the rate after a failure
+_UNKNOWN_BYTES_PER_S: Final = 1e8  # of a source that was never asked, while the origin's rate is unknown too
+_UNKNOWN_SHARE: Final = 0.8 * ORIGIN_SHARE  # of the origin's rate: asked once the origin is sending a chunk
 _LONGEST_PATIENCE: Final = 16.0
-_TIMELY: Final = 0.25  # of its timeout; a chunk that came within it needs less patience
+_TIMELY: Final = 0.25  # of the timeout; a chunk within it halves the source's patience
 
 
 class Outcome(StrEnum):
-    """How a request for one chunk ended."""
+    """End of a request for one chunk."""
 
-    SERVED = "served"  # a whole and true chunk came
-    LACKED = "lacked"  # the source does not have it (any more)
-    FAILED = "failed"  # nothing whole came in time
-    FORGED = "forged"  # something else came
-    CANCELLED = "cancelled"  # not wanted any more, or could not be kept: nothing against the source
+    SERVED = "served"  # the right chunk came
+    LACKED = "lacked"  # the source does not hold it
+    FAILED = "failed"  # nothing complete came in time
+    FORGED = "forged"  # another content came
+    CANCELLED = "cancelled"  # no longer wanted, or not storable: nothing against the source
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRequest:
-    """One chunk that a source was asked for."""
+    """A request to one source for one chunk."""
 
     peer: NodeId
     digest: Digest
@@ -63,7 +62,7 @@ class ChunkRequest:
 
 @dataclass(slots=True)
 class SourceScore:
-    """What is known of one source, over all its connections."""
+    """Record of one source, over all its connections."""
 
     bytes_per_s: RunningMean = field(default_factory=lambda: RunningMean(_MEMORY))
     num_chunks: int = 0
@@ -71,20 +70,20 @@ class SourceScore:
     num_failures: int = 0
     num_in_row: int = 0  # failures since it last served
     failed_at_s: float = -math.inf
-    patience: float = 1.0  # timeouts are so much longer
+    patience: float = 1.0  # factor of its timeouts
 
 
 @dataclass(slots=True)
 class _Connection:
     is_origin: bool
-    held: set[Digest] = field(default_factory=set[Digest])  # of chunks that its manifests name; the origin has them all
-    lacking: set[Digest] = field(default_factory=set[Digest])  # that it answered it lacks
-    num_asked: int = 0  # under way
+    held: set[Digest] = field(default_factory=set[Digest])  # chunks of the manifests it named; the origin has all
+    lacking: set[Digest] = field(default_factory=set[Digest])  # chunks that it answered it lacks
+    num_asked: int = 0  # requests under way
     num_failed: int = 0  # in a row
 
 
 class ChunkSources:
-    """The connected sources of one lineage, ranked by their measured rates. Pure bookkeeping, single-threaded.
+    """The connected sources of one lineage, ranked by their rates. Pure bookkeeping, single-threaded.
 
     Example:
         sources.connect(peer, is_origin=False)
@@ -99,46 +98,46 @@ class ChunkSources:
         self._banned_until_s = BoundedTable[NodeId, float](MAX_SCORES)
         self.scores = BoundedTable[NodeId, SourceScore](MAX_SCORES)
 
-    # --- who is there ------------------------------------------------------------------------------
+    # --- connections -------------------------------------------------------------------------------
 
     def connect(self, peer: NodeId, *, is_origin: bool) -> None:
-        """A connection to a source was opened."""
+        """Records a new connection."""
         self._connections[peer] = _Connection(is_origin)
 
     def disconnect(self, peer: NodeId) -> None:
-        """It was closed."""
+        """Records the end of a connection."""
         self._connections.pop(peer, None)
 
     def add_held(self, peer: NodeId, chunks: Iterable[Digest]) -> None:
-        """A source named a manifest: it holds these chunks."""
+        """Records chunks that a source holds, since it named their manifest."""
         connection = self._connections.get(peer)
         if connection is not None:
             connection.held.update(chunks)
             connection.lacking.difference_update(chunks)
 
     def keep_only(self, chunks: set[Digest]) -> None:
-        """Forgets who holds what nobody needs any more."""
+        """Forgets all other chunks."""
         for connection in self._connections.values():
             connection.held &= chunks
             connection.lacking &= chunks
 
     def is_banned(self, peer: NodeId) -> bool:
-        """Whether it forged something, or kept failing, not long ago."""
+        """True while a source rests after a forgery or repeated failures."""
         return self._banned_until_s.get(peer, 0.0) > self._clock.monotonic_s()
 
     def has_served(self, peer: NodeId) -> bool:
-        """Whether something came of it, and nothing failed since."""
+        """True where a source served a chunk and has not failed since."""
         score = self.scores.get(peer)
         return score is not None and score.num_chunks > 0 and score.num_in_row == 0
 
     def keeps_failing(self, peer: NodeId) -> bool:
-        """Whether nothing came of MAX_FAILURES requests in a row on its connection."""
+        """True after MAX_FAILURES failed requests in a row on this connection."""
         connection = self._connections.get(peer)
         return connection is not None and connection.num_failed >= MAX_FAILURES
 
     @property
     def connected(self) -> frozenset[NodeId]:
-        """Sources that can be asked now."""
+        """Connected sources."""
         return frozenset(self._connections)
 
     def status(self) -> JsonDict:
@@ -149,11 +148,11 @@ class ChunkSources:
             for peer, s in scores.items()
         }
 
-    # --- which one to ask --------------------------------------------------------------------------
+    # --- choice ------------------------------------------------------------------------------------
 
     @property
     def free(self) -> list[NodeId]:
-        """Connected sources that can be asked for one more chunk now, the best first."""
+        """Sources with room for one more request, best first."""
         ranks: list[tuple[float, NodeId]] = []
         for peer, connection in self._connections.items():
             rate = self._score(peer).bytes_per_s.value
@@ -165,37 +164,37 @@ class ChunkSources:
         return [peer for _, peer in sorted(ranks, reverse=True)]
 
     def can_have(self, peer: NodeId, digest: Digest) -> bool:
-        """Whether a connected source may have a chunk."""
+        """True where a connected source may hold a chunk."""
         connection = self._connections[peer]
         return digest not in connection.lacking and (connection.is_origin or digest in connection.held)
 
     def is_obtainable(self, digest: Digest) -> bool:
-        """Whether any connected source may have a chunk, busy or not."""
+        """True where any connected source may hold a chunk."""
         return any(self.can_have(peer, digest) for peer in self._connections)
 
     def timeout_s(self, peer: NodeId) -> float:
-        """How long to wait for a chunk: longer after each one that did not come in time, for slow links."""
+        """Time limit of a request; longer after each miss, for slow links."""
         return TIMEOUT_S * self._score(peer).patience
 
     def hedge_after_s(self, origin: NodeId) -> float:
-        """How long a source may take before the origin is asked as well; no less than the origin takes itself."""
+        """Time after which the origin is asked too; at least three times what the origin needs itself."""
         rate = self._score(origin).bytes_per_s.value
         return HEDGE_S if not rate else min(max(HEDGE_S, 3 * CHUNK_BYTES / rate), TIMEOUT_S)
 
     def _guess(self) -> float:
-        """Rate of a source that was never asked."""
+        """Assumed rate of a source that was never asked."""
         rates = [self._score(peer).bytes_per_s.value for peer, one in self._connections.items() if one.is_origin]
         return _UNKNOWN_BYTES_PER_S if not rates or rates[0] is None else _UNKNOWN_SHARE * rates[0]
 
-    # --- how it went ---------------------------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------------
 
     def begin(self, peer: NodeId, digest: Digest) -> ChunkRequest:
-        """A connected source is asked for a chunk."""
+        """Starts a request to a connected source."""
         self._connections[peer].num_asked += 1
         return ChunkRequest(peer, digest, self._clock.monotonic_s())
 
     def end(self, request: ChunkRequest, outcome: Outcome, *, num_bytes: int = 0, seconds: float = 0.0) -> None:
-        """A request has ended; the one place where an outcome changes what is known of its source."""
+        """Ends a request: the only place where an outcome changes a source's record."""
         peer, score, connection = request.peer, self._score(request.peer), self._connections.get(request.peer)
         if connection is not None:
             connection.num_asked = max(0, connection.num_asked - 1)
@@ -213,7 +212,7 @@ class ChunkSources:
             score.num_failures += 1
             if outcome is Outcome.FORGED:
                 self._ban(peer, BANNED_S)
-            if request.at_s >= score.failed_at_s:  # what was under way when it failed before is the same failure
+            if request.at_s >= score.failed_at_s:  # requests that were under way at a failure belong to it
                 rate = score.bytes_per_s.value
                 score.bytes_per_s.value = _FAILED * (self._guess() if rate is None else rate)
                 score.patience = min(2 * score.patience, _LONGEST_PATIENCE)
@@ -222,11 +221,11 @@ class ChunkSources:
                     connection.num_failed += 1
 
     def record_unreachable(self, peer: NodeId) -> None:
-        """A connection could not be opened, or nothing came over it."""
+        """Records that a connection failed to open, or was silent."""
         self._add_failure(peer, self._score(peer))
 
     def record_forgery(self, peer: NodeId) -> None:
-        """It sent a manifest that is not what it should be, or nothing of use: it is not asked again for long."""
+        """Bans a source that sent a wrong manifest, or nothing useful."""
         self._score(peer).num_failures += 1
         self._ban(peer, BANNED_S)
 
@@ -255,27 +254,23 @@ class _Pending:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ChunkFetcher:
-    """Fetches the missing chunks of a plan, each from the best source that can give it, hedged by the origin.
+    """Fetches the missing chunks of a plan, each from the best source, hedged by the origin."""
 
-    Example:
-        tasks.create_task(fetcher.run())  # several of them share the queue
-    """
-
-    sources: ChunkSources  # the connected ones
+    sources: ChunkSources
     origin: Callable[[], NodeId]  # the trainer
     queue: Callable[[], ChunkQueue]  # missing chunks of the plan
-    is_planned: Callable[[], bool]  # whether the plan is final enough to fetch for it
-    store_chunk: Callable[[Digest, bytes], Awaitable[None]]  # Raises ValueError for another chunk, StorageFull.
+    is_planned: Callable[[], bool]  # the plan is final enough to fetch for it
+    store_chunk: Callable[[Digest, bytes], Awaitable[None]]  # Raises ValueError for a wrong chunk, StorageFull.
     on_lacked: Callable[[Digest], None]  # a source lacks a chunk
     changed: Signal  # fires when there may be more to fetch
-    clock: Clock  # of the measured rates
+    clock: Clock  # of measured rates
 
     def __post_init__(self) -> None:
         self._in_flight: set[Digest] = set()
         self.clients: dict[NodeId, PeerClient] = {}  # of the connected sources
 
     async def run(self) -> None:
-        """Fetches one chunk after the other until cancelled."""
+        """Fetches one chunk after another until cancelled."""
         while True:
             await self.changed.until(lambda: self.next_chunk() is not None)
             wanted = self.next_chunk()
@@ -283,11 +278,11 @@ class ChunkFetcher:
                 await self._fetch(*wanted)
 
     def next_chunk(self) -> tuple[Digest, NodeId] | None:
-        """A chunk to be fetched now, and the source to ask."""
+        """The chunk to fetch next, and its source."""
         if not self.is_planned():
             return None
         queue, first = self.queue(), dict[int, NodeId]()
-        for peer in self.sources.free:  # of those that can give the chunk that is needed first, the best
+        for peer in self.sources.free:  # best first: the best source of the chunk that is needed first wins
             at = queue.first(peer, partial(self._can_ask, peer))
             if at is not None:
                 first.setdefault(at, peer)
@@ -297,7 +292,7 @@ class ChunkFetcher:
         return digest not in self._in_flight and self.sources.can_have(peer, digest)
 
     async def _fetch(self, digest: Digest, peer: NodeId) -> None:
-        """Asks a source, and where it takes long the origin as well; the first whole answer wins."""
+        """Asks a source, and after a while the origin too; the first complete answer wins."""
         origin = self.origin()
         self._in_flight.add(digest)
         pending = [self._ask(peer, digest)]
@@ -317,17 +312,17 @@ class ChunkFetcher:
                 self.sources.end(one.request, Outcome.CANCELLED)
             self._in_flight.discard(digest)
             if digest in self.queue():
-                self.queue().rescan()  # it did not come
+                self.queue().rescan()  # it did not arrive
             self.changed.fire()
 
     def _ask(self, peer: NodeId, digest: Digest) -> _Pending:
         client = self.clients[peer]
         answer = asyncio.ensure_future(client.fetch_chunk(digest, self.sources.timeout_s(peer)))
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # whether anybody reads it or not
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # marks the error as retrieved
         return _Pending(self.sources.begin(peer, digest), client, answer)
 
     async def _settle(self, one: _Pending, pending: list[_Pending]) -> None:
-        """Stores an answer, and takes it from `pending`; all others too where nobody is to be waited for any more."""
+        """Stores an answer and removes it from `pending`, and the others too when they are no longer needed."""
         request, num_bytes = one.request, 0
         seconds = self.clock.monotonic_s() - request.at_s
         try:
@@ -349,7 +344,7 @@ class ChunkFetcher:
         if outcome is Outcome.LACKED:
             self.on_lacked(request.digest)
         elif outcome is Outcome.FAILED and request.peer == self.origin():
-            await asyncio.sleep(RETRY_S)  # not disconnected: credit comes over the same connection
+            await asyncio.sleep(RETRY_S)  # not disconnected: the connection also carries credit
         elif outcome in (Outcome.FAILED, Outcome.FORGED):
             await self._disconnect(one)
         else:
@@ -358,7 +353,7 @@ class ChunkFetcher:
             await self._cancel_late(pending)
 
     async def _cancel_late(self, pending: list[_Pending]) -> None:
-        """Cancels what another source was faster at. It counts against a source; the origin was only helping."""
+        """Cancels slower requests. That counts against a source, but not against the origin, which only helped."""
         while pending:
             late = pending.pop()
             late.answer.cancel()
@@ -370,7 +365,7 @@ class ChunkFetcher:
                 await self._disconnect(late)
 
     async def _disconnect(self, one: _Pending) -> None:
-        """Closes a connection, and asks no more on it; its watcher connects again after a while."""
+        """Closes a connection; its watcher opens another one after a while."""
         if self.clients.get(one.request.peer) is one.client:
             self.sources.disconnect(one.request.peer)
         await one.client.close()

@@ -1,9 +1,8 @@
-"""Equivocation of an owner: two signed manifests that give one step of one branch different weights.
+"""Equivocation of a lineage's owner: two signed manifests that give one step of one branch different weights.
 
-Invariant: no honest owner can be accused. A trainer that makes steps again after a crash signs them as another branch
-(`Manifest.branch`, which grows with every start and every rewind), and within a branch a step is signed once; so two
-manifests of the same branch and step with different weights are proof, whoever brings them, since both carry the
-owner's signature. Every table is bounded.
+Invariant: no honest owner can be accused. Each start or rewind of a trainer begins a higher `Manifest.branch`, and
+within a branch it signs a step once; so two manifests of one branch and step with different weights prove a lie,
+whoever brings them, since both carry the owner's signature. Every table is bounded.
 """
 
 import base64
@@ -18,12 +17,12 @@ from swarm.flow import BoundedTable
 from swarm.process import write_json
 from swarm.types import JsonDict, NodeId, SealedManifest, short
 from swarm.weights.manifest import Manifest
+from swarm.weights.payload import Unusable
 from swarm.weights.store import WeightStore
-from swarm.weights.unusable import Unusable
 
 logger = logging.getLogger(__name__)
 
-MAX_WITNESSED: Final = 256  # steps of a lineage whose manifests are kept as evidence
+MAX_WITNESSED: Final = 256  # steps of a lineage with a manifest as evidence
 MAX_WITNESSED_BYTES: Final = 16 * 2**20
 MAX_PROOFS: Final = 16  # lineages
 FILE: Final = "equivocation.json"  # in the node's directory
@@ -31,7 +30,7 @@ FILE: Final = "equivocation.json"  # in the node's directory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EquivocationProof:
-    """Two manifests that their owner signed, of which at most one can be true."""
+    """Two manifests that contradict each other, signed by their owner."""
 
     policy_id: NodeId
     branch: int
@@ -40,18 +39,14 @@ class EquivocationProof:
 
 
 class EquivocationWitness:
-    """The manifests seen of one lineage, from whoever sent them: the first of each step.
-
-    Example:
-        proof = witness.observe(manifest, sealed)
-    """
+    """The first manifest of each step of one lineage, whoever sent it."""
 
     def __init__(self) -> None:
         self._seen = BoundedTable[tuple[int, int], tuple[Manifest, SealedManifest]](MAX_WITNESSED)  # by branch and step
         self._num_bytes = 0
 
     def observe(self, manifest: Manifest, sealed: SealedManifest) -> EquivocationProof | None:
-        """Takes a manifest whose signature holds. Returns a proof where it contradicts one that was seen before."""
+        """Takes a manifest with a valid signature. Returns a proof where it contradicts an earlier one."""
         if not manifest.branch:
             return None
         key = manifest.branch, manifest.version.step
@@ -62,7 +57,7 @@ class EquivocationWitness:
         return proof_of(seen, (manifest, sealed))
 
     def contradicts(self, step: int, digest: bytes) -> bool:
-        """Whether weights that somebody names differ from those seen at that step: worth a look, no proof."""
+        """True where a peer names other weights than those seen at that step: a hint, no proof."""
         seen = [manifest.version.digest for (_, at), (manifest, _) in self._seen.items() if at == step]
         return bool(digest) and bool(seen) and digest not in seen
 
@@ -82,25 +77,22 @@ class EquivocationWitness:
 def proof_of(
     first: tuple[Manifest, SealedManifest], second: tuple[Manifest, SealedManifest]
 ) -> EquivocationProof | None:
-    """The proof that two opened manifests are; None where both can be true."""
+    """The proof that two opened manifests contradict each other, or None."""
     one, other = first[0], second[0]
-    is_same_step = (one.version.policy_id, one.branch, one.version.step) == (
-        other.version.policy_id,
-        other.branch,
-        other.version.step,
-    )
-    if not one.branch or not is_same_step or one.version.digest == other.version.digest:
+    is_same_step = (one.branch, one.version.step) == (other.branch, other.version.step)
+    is_same_lineage = one.version.policy_id == other.version.policy_id
+    if not one.branch or not is_same_step or not is_same_lineage or one.version.digest == other.version.digest:
         return None
     return EquivocationProof(
         policy_id=one.version.policy_id, branch=one.branch, step=one.version.step, manifests=(first[1], second[1])
     )
 
 
-# --- over a restart ------------------------------------------------------------------------------
+# --- on disk -------------------------------------------------------------------------------------
 
 
 def save_proof(directory: Path, proof: EquivocationProof) -> None:
-    """Writes a proof into the node's directory (blocking), so that a restart does not follow the owner again."""
+    """Stores a proof (blocking), so that a restart does not follow the owner again."""
     manifests = [
         {"body": _text(each.body), "public_key": _text(each.public_key), "signature": _text(each.signature)}
         for each in proof.manifests
@@ -112,7 +104,7 @@ def save_proof(directory: Path, proof: EquivocationProof) -> None:
 
 
 def load_proof(directory: Path, store: WeightStore) -> EquivocationProof | None:
-    """The proof that was written last (blocking), checked like one that a peer sent; None where there is none."""
+    """The stored proof (blocking), verified like one from a peer; None where there is none."""
     try:
         data = json.loads((directory / FILE).read_text(encoding="utf-8"))
         opened = [_opened(each, store) for each in data["manifests"]]

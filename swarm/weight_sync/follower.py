@@ -1,6 +1,6 @@
-"""Following a trainer: which one, what its versions are, which chunks are missing, and what the engine serves.
+"""Follower of a trainer: choice of the trainer, its known versions, missing chunks, and the version in the engine.
 
-Invariant: the worker gets only manifests that the trainer signed and whose chunks lie on the disk, and every version
+Invariant: the worker gets only manifests that the trainer signed and whose chunks are on the disk, and each version
 that the engine refuses is reported. No task is started here: `swarm.loops.fetch_weights` watches and fetches.
 """
 
@@ -32,12 +32,12 @@ from swarm.weight_sync.equivocation import EquivocationProof, EquivocationWitnes
 from swarm.weight_sync.update_planner import KnownPatches, News, UpdatePlanner
 from swarm.weight_sync.weight_server import WeightServer
 from swarm.weights.patch_graph import Patch
+from swarm.weights.payload import Unusable, UnusableReason
 from swarm.weights.store import WeightStore
-from swarm.weights.unusable import Unusable, UnusableReason
 
 logger = logging.getLogger(__name__)
 
-GRACE_S: Final = 60.0  # for chunks that no manifest names: here each one is named before it is fetched
+GRACE_S: Final = 60.0  # of chunks without a manifest: here a chunk is fetched only after its manifest was stored
 
 
 class FollowerState(StrEnum):
@@ -46,28 +46,22 @@ class FollowerState(StrEnum):
     SEARCHING -> WATCHING: adverts show which trainer to follow (`on_adverts`).
     WATCHING -> READY: the engine took a version of it (`on_applied`).
     READY -> WATCHING: another engine than the one that took it asks for an update (`next_update`).
-    any -> ENDED: the trainer signed two versions of one step (`on_manifest`); it is not followed any more.
+    any -> ENDED: the trainer signed two versions of one step (`on_manifest`); it is no longer followed.
     """
 
     SEARCHING = "searching"  # no trainer is known
-    WATCHING = "watching"  # its versions are watched and fetched; the engine serves none of them
-    READY = "ready"  # the engine serves one: groups may be made as far as there is credit
-    ENDED = "ended"  # the trainer is proven to have told others something else
+    WATCHING = "watching"  # its versions are fetched; the engine serves none of them
+    READY = "ready"  # the engine serves one; groups may be made within the credit
+    ENDED = "ended"  # the trainer is proven to equivocate
 
 
 class WeightFollower:
-    """The versions of the trainer that a node without a trainer of its own generates for. One method for each input.
+    """The versions of the trainer that a node without its own trainer generates for. One method for each input.
 
     Args:
-        context: of the node; `changed` is fired when the plan, the credit or a connection changed.
-        store: where chunks and manifests are kept.
-        weight_server: serves to others what has arrived in whole.
-        on_equivocation: called with a trainer that was proven to have signed two versions of a step.
-
-    Example:
-        await follower.on_adverts(await directory.lookup())
-        await follower.on_manifest(peer, sealed)
-        chain = await follower.next_update(held, wait=True)
+        context: of the node; `changed` fires when the plan, the credit or a connection changed.
+        weight_server: serves complete versions to others.
+        on_equivocation: called with the trainer, once it is proven to equivocate.
     """
 
     def __init__(
@@ -90,11 +84,11 @@ class WeightFollower:
             node_id=context.node_id, named=config.follow.policy, directory=config.dir, clock=clock
         )
         self._planner = UpdatePlanner(KnownPatches(config.follow.policy), store.max_bytes)  # empty while SEARCHING
-        self._handed: tuple[Patch, ...] = ()  # the chain that was handed out last
-        self._witness = EquivocationWitness()  # of the lineage that is followed
-        self._newest_branch = 0  # that its trainer signed, whoever showed it
+        self._handed: tuple[Patch, ...] = ()  # the chain that the worker got last
+        self._witness = EquivocationWitness()  # of the followed lineage
+        self._newest_branch = 0  # signed by the trainer, whoever sent it
         self.state = FollowerState.SEARCHING
-        self.head = self._no_version  # what our advert says: the version that the engine serves
+        self.head = self._no_version  # version in our advert: the one that the engine serves
         self.changed = context.changed
         self.credit = CreditBalance(config.generator.groups_per_batch)
         self.sources = ChunkSources(clock)
@@ -109,20 +103,20 @@ class WeightFollower:
             clock=clock,
         )
         self.known_head_step = 0  # newest step of the trainer by its advert or the coordinator's ledger
-        self.bytes_fetched = 0  # chunks, since the process started
+        self.bytes_fetched = 0  # of chunks, since the process started
         self.num_applied = 0
         self.num_apply_failed = 0
-        self.last_error = ""  # why the engine refused a version; empty after the next one that it took
+        self.last_error = ""  # reason of the engine's last refusal; empty after the next version that it took
 
     @property
     def policy_id(self) -> NodeId:
-        """The trainer that is followed; empty until it is known."""
+        """The followed trainer; empty until it is known."""
         return self._planner.known.policy_id
 
     # --- inputs: directory and coordinator -----------------------------------------------------------
 
     async def on_adverts(self, adverts: Sequence[Advert]) -> None:
-        """Looks for the trainer while SEARCHING, and for news of its head."""
+        """Chooses the trainer while SEARCHING, and notes its head."""
         self._choice.observe(adverts)
         if self.state is FollowerState.SEARCHING:
             policy_id = await self._offload(self._choice.choose)
@@ -140,13 +134,13 @@ class WeightFollower:
                 self.on_head(advert.head)
 
     def on_head(self, head: PolicyVersion) -> None:
-        """Takes word of a newer version: no proof, but worth connecting again at once."""
+        """Takes an unproven hint at a newer version, enough to reconnect at once."""
         if head.policy_id == self.policy_id and head.step > self.known_head_step:
             self.known_head_step = head.step
             self.changed.fire()
 
     async def _restore(self, policy_id: NodeId) -> UpdatePlanner:
-        """What the disk has of the lineage, after a restart."""
+        """The manifests of a lineage on the disk, after a restart."""
         planner = UpdatePlanner(KnownPatches(policy_id), self._store.max_bytes)
         for manifest, sealed in await self._weight_server.restore(policy_id):
             self._witness.observe(manifest, sealed)
@@ -160,7 +154,7 @@ class WeightFollower:
     # --- inputs: watched sources ---------------------------------------------------------------------
 
     def on_connected(self, peer: NodeId, client: PeerClient) -> None:
-        """A connection to a source was opened."""
+        """Records a new connection to a source."""
         self.fetcher.clients[peer] = client
         self.sources.connect(peer, is_origin=peer == self.policy_id)
         if peer == self.policy_id:
@@ -170,9 +164,9 @@ class WeightFollower:
         self.changed.fire()
 
     def on_disconnected(self, peer: NodeId, client: PeerClient) -> None:
-        """A connection to a source has ended."""
+        """Records the end of a connection to a source."""
         if self.fetcher.clients.get(peer) is not client:
-            return  # another one, through another relay say, took its place
+            return  # a newer one, perhaps through another relay, took its place
         del self.fetcher.clients[peer]
         self.sources.disconnect(peer)
         if peer == self.policy_id:
@@ -182,7 +176,7 @@ class WeightFollower:
     async def on_manifest(self, peer: NodeId, sealed: SealedManifest) -> News | Unusable:
         """Takes a manifest that a source serves.
 
-        While the trainer itself is connected, only its own manifests add versions; those of others say what they hold.
+        While the trainer is connected only its own manifests add versions; others only show what a source holds.
         """
         planner = self._planner
         known = planner.known.get(sealed.digest)
@@ -193,7 +187,7 @@ class WeightFollower:
             detail = f"lineage {short(manifest.version.policy_id)}, watched {short(self.policy_id)}"
             return Unusable(reason=UnusableReason.WRONG_OWNER, detail=detail)
         if known is None and not manifest.branch:
-            return News.TOO_OLD  # signed by release 0.1.0: what contradicts it would prove nothing
+            return News.TOO_OLD  # signed by release 0.1.0, so a contradiction would prove nothing
         proof = self._witness.observe(manifest, sealed)
         if proof is not None and self.state is not FollowerState.ENDED:
             await self._offload(save_proof, self._config.dir, proof)
@@ -201,11 +195,11 @@ class WeightFollower:
         if self.state is FollowerState.ENDED:
             return News.CONFLICT
         if known is None and manifest.branch < self._newest_branch:
-            # so that nobody is led along a branch that its trainer hides from others
+            # prevents a trainer from leading us along a branch that it hides from others
             extra = {"step": manifest.version.step, "branch": manifest.branch, "newest": self._newest_branch}
             logger.debug("a manifest of an older branch is not followed", extra=extra)
             if peer == self.policy_id and manifest.version.step > self.known_head_step:
-                self.last_error = "the trainer goes on with an older branch than it showed others; it is not followed"
+                self.last_error = "the trainer continues an older branch than it showed others; it is not followed"
             return News.TOO_OLD
         self._newest_branch = max(self._newest_branch, manifest.branch)
         self.sources.add_held(peer, manifest.chunks)
@@ -225,7 +219,7 @@ class WeightFollower:
         return news
 
     def _end(self, proof: EquivocationProof) -> None:
-        """Follows the trainer no longer; those who ask are shown the proof."""
+        """Stops following the trainer, and shows the proof to those who ask."""
         name = short(proof.policy_id)
         self.last_error = f"trainer {name} signed two versions of step {proof.step}; name another in follow.policy"
         logger.error(self.last_error)
@@ -238,11 +232,11 @@ class WeightFollower:
         self.changed.fire()
 
     def is_suspect(self, head: PolicyVersion) -> bool:
-        """Whether a head that another node names has other weights than those that we were shown for its step."""
+        """True where another node names other weights than those that we know for its step."""
         return head.policy_id == self.policy_id and self._witness.contradicts(head.step, head.digest)
 
     async def on_credit(self, peer: NodeId, credit: Credit) -> None:
-        """Takes the trainer's credit. Its message also says where its head is: versions beyond that are abandoned."""
+        """Takes the trainer's credit, which also names its head: versions beyond that are abandoned."""
         if peer != self.policy_id or self.state is FollowerState.ENDED:
             return
         self.credit.update(credit, self._clock.now_s())
@@ -256,11 +250,11 @@ class WeightFollower:
         self.changed.fire()
 
     async def _keep(self, patch: Patch) -> None:
-        """On the disk before anything is fetched for it, so that a restart goes on where this process ended."""
+        """Stores a manifest before its chunks are fetched, so that a restart continues from here."""
         try:
             await self._offload(self._store.add_manifest, patch.sealed)
         except StorageFull as error:
-            self._report_full(error)  # known all the same, and written when there is room
+            self._report_full(error)  # it stays known, and `tidy` writes it when there is room
         await self._offload(self._choice.remember, self.policy_id)
         await self._check_disk([patch])
 
@@ -273,7 +267,7 @@ class WeightFollower:
     # --- inputs: chunks, and the disk ------------------------------------------------------------------
 
     async def on_chunk(self, digest: Digest, data: bytes) -> None:
-        """Stores a chunk, and serves the patches that it completes. Raises ValueError, StorageFull."""
+        """Stores a chunk and serves the patches that it completes. Raises ValueError, StorageFull."""
         try:
             await self._offload(self._store.put_chunk, digest, data)
         except StorageFull as error:
@@ -284,27 +278,27 @@ class WeightFollower:
             self._weight_server.offer(patch.manifest, patch.sealed)
 
     def on_lacked(self, digest: Digest) -> None:
-        """A source lacks a chunk; where no connected one can have it, another chain is looked for."""
+        """Plans another chain where no connected source can have a chunk that one of them lacks."""
         if not self.sources.is_obtainable(digest) and self.policy_id in self.sources.connected:
             self._planner.mark_unobtainable(digest)
 
     async def tidy(self) -> None:
-        """Makes room on the disk, and checks what is there."""
+        """Frees disk space, and checks the stored versions."""
         if self.state in (FollowerState.SEARCHING, FollowerState.ENDED):
             return
         known = self._planner.known
         before = await self._stored_digests()
         await self._offload(self._store.prune, {self.policy_id}, GRACE_S)
         kept = await self._stored_digests()
-        known.forget(before - kept)  # not what is known and still to be written
+        known.forget(before - kept)  # known manifests that are still to be written stay
         self._weight_server.withdraw(before - kept)
         for patch in [patch for patch in known.patches if patch.digest not in kept]:
-            # There was no room for it when it came: chunks that no manifest names would be deleted after a while.
+            # There was no room for it at first; without it `prune` would delete its chunks after a while.
             try:
                 await self._offload(self._store.add_manifest, patch.sealed)
             except StorageFull:
                 break  # reported when the manifest came
-            if patch.digest not in known:  # forgotten meanwhile
+            if patch.digest not in known:  # forgotten while it was written
                 await self._drop([patch])
         self.sources.keep_only({chunk for patch in known.patches for chunk in patch.manifest.chunks})
         await self._check_whole_disk()
@@ -313,13 +307,13 @@ class WeightFollower:
         return {sealed.digest for _, sealed in await self._offload(self._store.manifests, self.policy_id)}
 
     async def _check_whole_disk(self) -> None:
-        """What is on the disk may have changed under us: a damaged chunk was dropped, or room was made."""
+        """Looks at the disk again: a damaged chunk was dropped, or room was made."""
         await self._check_disk(list(self._planner.known.patches))
         self._planner.replan()
         self.changed.fire()
 
     async def _check_disk(self, patches: Sequence[Patch]) -> None:
-        """Serves those patches that are complete on the disk, and no others of them."""
+        """Serves the patches among these that are complete on the disk, and withdraws the others."""
         for patch in patches:
             if self._planner.set_missing(patch, await self._offload(self._store.missing, patch.manifest.chunks)):
                 self._weight_server.offer(patch.manifest, patch.sealed)
@@ -329,8 +323,8 @@ class WeightFollower:
     # --- inputs: our own worker ------------------------------------------------------------------------
 
     async def next_update(self, held: PolicyVersion | None, *, wait: bool) -> PatchChain | None:
-        """The manifests that lead from what the engine holds as far as the disk goes."""
-        if self.state is FollowerState.READY and held != self.head:  # another engine than the one that took it
+        """The manifests from what the engine holds to the newest version that is complete on the disk."""
+        if self.state is FollowerState.READY and held != self.head:  # a new engine, which does not serve the head
             self.state, self.head = FollowerState.WATCHING, self._no_version
         if self._planner.set_held(held):
             self.changed.fire()  # there may be something to fetch
@@ -340,7 +334,7 @@ class WeightFollower:
         return tuple(patch.sealed for patch in self._handed) or None
 
     async def on_applied(self, report: ApplyReport) -> None:
-        """The engine took the version of the chain that was handed out last, or refused it."""
+        """Takes the engine's report on the version that was handed out last."""
         assert self.state is not FollowerState.SEARCHING, "nothing was handed out: no trainer is followed yet"
         target = self._handed[-1].version if self._handed else report.version
         if report.error:
@@ -370,7 +364,7 @@ class WeightFollower:
         self.num_apply_failed += 1
         self.last_error = f"step {target.step}: {report.error}"
         await self._check_whole_disk()
-        attempt = 0  # not counted where something was damaged on the disk
+        attempt = 0  # not counted after damage on the disk
         if self._planner.are_complete(self._handed):
             attempt = self._planner.record_refusal(target, is_unusable=report.is_unusable)
             self._planner.replan()
@@ -383,7 +377,7 @@ class WeightFollower:
     def capacity(self) -> int:
         """Groups that may be started now: the credit left while READY, else 0.
 
-        In `pull` mode also 0 until the newest version is here: each batch begins with it.
+        In `pull` mode 0 until the newest version is here, since each batch starts with it.
         """
         if self.state is not FollowerState.READY:
             return 0
@@ -393,7 +387,7 @@ class WeightFollower:
                 return 0
         return self.credit.num_left
 
-    # --- what people see -----------------------------------------------------------------------------------
+    # --- status ------------------------------------------------------------------------------------------
 
     def status(self) -> JsonDict:
         """For `swarm status`."""
@@ -424,7 +418,7 @@ class WeightFollower:
 
     @property
     def _is_listed(self) -> bool:
-        """Whether the trainer has listed all that it serves: it does so oldest first, the best patch may come last."""
+        """True once the trainer has listed all it serves: it does so oldest first, and the best patch may be last."""
         return self.credit.head_step is not None or self.policy_id not in self.sources.connected
 
     def _ready_patches(self) -> tuple[Patch, ...]:

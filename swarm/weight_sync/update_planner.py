@@ -1,8 +1,8 @@
-"""The cheapest patch chain from the engine's version to the newest available one, and which of its chunks are missing.
+"""Update planner: the cheapest patch chain from the engine's version to the newest available one, and missing chunks.
 
-Invariant: no step has two versions, and the plan is always the cheapest chain by what is known now: what lies on the
-disk costs next to nothing, so a newer version changes the plan without throwing away what was fetched for the one
-before. Only the trainer itself may replace a known version. Pure bookkeeping.
+Invariant: a step has one version, and the plan is the cheapest chain by what is known now. Chunks on the disk cost next
+to nothing, so a newer version changes the plan without discarding what was fetched. Only the trainer itself may
+replace a known version. Pure bookkeeping.
 """
 
 from collections import Counter
@@ -17,43 +17,35 @@ from swarm.weights.patch_graph import Cost, Patch, PatchGraph
 MAX_BYTES: Final = 64 * 2**20  # of manifest bodies; the oldest versions are forgotten first
 MAX_MANIFESTS: Final = 4096
 MAX_REFUSALS: Final = 2  # attempts of an engine at one version
-_DECODE_SHARE: Final = 64  # decoding so many bytes is as dear as fetching one: docs/measurements/weights.md
-_UNKNOWN: Final = frozenset({b""})  # chunks that a manifest lacks before the disk was looked at
+_DECODE_SHARE: Final = 64  # bytes whose decoding costs as much as fetching one: docs/measurements/weights.md
+_UNKNOWN: Final = frozenset({b""})  # missing chunks of a manifest before the disk was looked at
 
 
 class News(StrEnum):
-    """What a manifest adds to what is known."""
+    """News value of a manifest."""
 
     NEW = "new"
     KNOWN = "known"
-    CONFLICT = "conflict"  # a step that is known with other weights, from somebody else than the trainer
-    TOO_OLD = "too_old"  # older than what there is room to remember
+    CONFLICT = "conflict"  # other weights for a known step, not from the trainer itself
+    TOO_OLD = "too_old"  # older than the versions that are kept
 
 
 class KnownPatches:
-    """The patches of one trainer that are known, and the branch of its versions that is in force.
+    """The known patches of one trainer, all of the branch in force.
 
-    A trainer that resumes from a checkpoint starts a new branch: what it says on a connection of its own replaces the
-    known versions from the first differing step on. A relay that replays old, genuinely signed manifests must not move
-    us back to the old branch, so what others send never replaces anything.
-
-    Example:
-        known = KnownPatches(trainer_id)
-        news, forgotten = known.add(Patch(manifest=manifest, sealed=sealed), is_from_owner=True)
+    A trainer that resumes from a checkpoint starts a new branch, and what it sends itself replaces known versions from
+    the first differing step on. What others send never replaces anything, so a relay that replays old but genuine
+    manifests cannot move us back.
     """
 
     def __init__(self, policy_id: NodeId) -> None:
         self.policy_id = policy_id
         self._patches: dict[Digest, Patch] = {}  # by digest of the manifest, in order of arrival
-        self._history = VersionHistory(MAX_MANIFESTS + 1)  # versions that a known patch leads to
+        self._history = VersionHistory(MAX_MANIFESTS + 1)  # targets of the known patches
         self._num_bytes = 0
 
     def add(self, patch: Patch, *, is_from_owner: bool) -> tuple[News, list[Patch]]:
-        """Adds a patch of this trainer.
-
-        Returns:
-            What it is, and the patches that are forgotten for it: of an abandoned branch, or too old.
-        """
+        """Adds a patch of this trainer. Returns its news value, and patches forgotten for it (abandoned or too old)."""
         assert patch.version.policy_id == self.policy_id
         if patch.digest in self._patches:
             return News.KNOWN, []
@@ -76,7 +68,7 @@ class KnownPatches:
         return self._remove([patch for patch in self._patches.values() if patch.version.step > head_step])
 
     def forget(self, digests: Collection[Digest]) -> None:
-        """Forgets these manifests, as the store did."""
+        """Forgets manifests that the store dropped."""
         self._remove([patch for digest, patch in self._patches.items() if digest in digests])
 
     def _remove(self, patches: list[Patch]) -> list[Patch]:
@@ -105,15 +97,17 @@ class KnownPatches:
         return self._history.head
 
     def chains(self, held: PolicyVersion | None, cost: Cost) -> Iterator[tuple[Patch, ...]]:
-        """The cheapest chain from what is held, or from nothing, to each newer version that can be had, newest first.
+        """The cheapest chains to each newer version that can be reached, newest first.
 
         Args:
-            held: what the engine serves; equal digests are the same weights, whatever they are called.
+            held: version in the engine; equal digests are the same weights under any name.
             cost: of each patch.
         """
         graph = PatchGraph(self._patches.values(), cost, None if held is None else held.digest)
         for target in reversed(self._history.after(self._floor(held))):
-            if held is not None and held.digest == target.digest:  # under another name: any patch to it says so
+            if (
+                held is not None and held.digest == target.digest
+            ):  # a new name for held weights: any patch to it will do
                 yield next((patch,) for patch in self._patches.values() if patch.version == target)
                 continue
             chain = graph.cheapest_to(target.digest)
@@ -123,9 +117,9 @@ class KnownPatches:
     def _under_its_name(
         self, chain: tuple[Patch, ...], target: PolicyVersion, graph: PatchGraph, cost: Cost
     ) -> tuple[Patch, ...]:
-        """The cheapest chain to a version whose last patch says so.
+        """The cheapest chain to a version whose last patch carries its name.
 
-        Where a trainer came back to weights of before, the cheapest chain to them may end with their earlier name.
+        Where a trainer returned to earlier weights, the cheapest chain to them may end with their earlier name.
         """
         if not chain or chain[-1].version == target:
             return chain
@@ -138,14 +132,14 @@ class KnownPatches:
         return min(found, key=lambda each: each[0])[1] if found else chain
 
     def is_behind(self, step: int, held: PolicyVersion | None) -> bool:
-        """Whether taking a step would lead an engine back on the branch in force."""
+        """True where a step would lead an engine backwards on the branch in force."""
         return step <= self._floor(held)
 
     def _floor(self, held: PolicyVersion | None) -> int:
-        """The step that an engine is not led back to, nor behind; -1 where it may go anywhere.
+        """The step that an engine is never led back to or behind; -1 where it may go anywhere.
 
-        It may where the trainer went back, or what it holds is of an abandoned branch. That what it holds is merely
-        forgotten here is no reason to go back.
+        It may where the trainer went back or the held version is of an abandoned branch, but not where the held version
+        is merely forgotten here.
         """
         if held is None or held.policy_id != self.policy_id:
             return -1
@@ -154,15 +148,10 @@ class KnownPatches:
 
 
 class ChunkQueue:
-    """The missing chunks of one plan in the order in which they are needed, with a reading position for each source.
+    """The missing chunks of one plan, in the order of use, with a reading position for each source.
 
-    Invariant: what lies before the position of a source is here, under way, or not to be had of it; so while nothing
-    fails, each chunk is looked at once for each source, however often the next one is asked for.
-
-    Example:
-        queue = ChunkQueue(planner.missing_chunks())
-        at = queue.first(peer, lambda chunk: sources.can_have(peer, chunk))
-        queue[at]
+    Invariant: chunks before a source's position are here, under way, or not available from it. So each chunk is looked
+    at once per source while nothing fails.
     """
 
     def __init__(self, chunks: Iterable[Digest]) -> None:
@@ -189,7 +178,7 @@ class ChunkQueue:
         self._missing.pop(chunk, None)
 
     def rescan(self) -> None:
-        """Starts over for all sources: one has more than it had, or a chunk that was under way did not arrive."""
+        """Starts over for all sources: one has more chunks now, or a chunk under way did not arrive."""
         self._positions.clear()
 
 
@@ -198,31 +187,26 @@ class UpdatePlanner:
 
     Args:
         known: patches of the trainer.
-        max_bytes: of all payloads of one chain together, whatever of them is on the disk; where the chain to the
-            newest version needs more, an older version is planned first.
-
-    Example:
-        planner = UpdatePlanner(KnownPatches(trainer_id), max_bytes=2**33)
-        planner.set_held(held)
-        for digest in planner.missing_chunks(): ...
+        max_bytes: bound of all payloads of one chain, on the disk or not; where the newest version needs more, an older
+            one is planned first.
     """
 
     def __init__(self, known: KnownPatches, max_bytes: int) -> None:
         self.known = known
         self._max_bytes = max_bytes
         self.plan: tuple[Patch, ...] = ()  # empty: the engine has the newest version that can be had
-        self.held: PolicyVersion | None = None  # what the engine serves; None: nothing
-        self.is_held_known = False  # until the worker says what the engine holds nothing is planned
+        self.held: PolicyVersion | None = None  # version in the engine
+        self.is_held_known = False  # nothing is planned until the worker reports what the engine holds
         self._missing: dict[Digest, set[Digest]] = {}  # manifest -> its chunks that are not on the disk
         self._unobtainable: set[Digest] = set()  # chunks that no connected source has
-        self._refusals: Counter[Digest] = Counter()  # of weights that the engine did not take
-        self._unusable: set[Digest] = set()  # those of them that could not be made of what was fetched
-        self._queue: ChunkQueue | None = None  # of the plan; None until it is asked for
+        self._refusals: Counter[Digest] = Counter()  # by weights that the engine did not take
+        self._unusable: set[Digest] = set()  # weights that the fetched chunks do not give
+        self._queue: ChunkQueue | None = None  # of the plan; None until it is needed
 
     # --- inputs that change the plan -------------------------------------------------------------------
 
     def set_held(self, held: PolicyVersion | None) -> bool:
-        """Plans from what the engine holds. True where that is new."""
+        """Plans from the version in the engine. True where it is new."""
         if self.is_held_known and held == self.held:
             return False
         self.is_held_known, self.held = True, held
@@ -230,7 +214,7 @@ class UpdatePlanner:
         return True
 
     def set_missing(self, patch: Patch, chunks: Collection[Digest]) -> bool:
-        """Records which chunks of a patch are not on the disk. True where a known patch is complete."""
+        """Records the chunks of a patch that are not on the disk. True where a known patch is complete."""
         if patch.digest not in self.known:
             return False
         self._missing[patch.digest] = set(chunks)
@@ -238,7 +222,7 @@ class UpdatePlanner:
         return not chunks
 
     def add_chunk(self, chunk: Digest) -> list[Patch]:
-        """Records that a chunk is on the disk now. Returns the patches that it completes."""
+        """Records a chunk on the disk. Returns the patches that it completes."""
         if self._queue is not None:
             self._queue.remove(chunk)
         complete: list[Patch] = []
@@ -255,17 +239,17 @@ class UpdatePlanner:
         self.replan()
 
     def mark_obtainable(self, chunks: Collection[Digest] | None = None) -> None:
-        """Plans with these chunks again, or (None) with all: somebody may have them now."""
+        """Plans with these chunks again (None: all), since a source may have them now."""
         before = len(self._unobtainable)
         self._unobtainable = set() if chunks is None else self._unobtainable.difference(chunks)
         if len(self._unobtainable) < before:
             self.replan()
 
     def record_refusal(self, target: PolicyVersion, *, is_unusable: bool) -> int:
-        """Counts that the engine did not take a version whose chain was complete on the disk. Returns how often.
+        """Counts a refusal by the engine of a version whose chain was complete on the disk. Returns the count.
 
         Args:
-            is_unusable: the chunks on the disk do not give it: after MAX_REFUSALS no chain leads through it, either.
+            is_unusable: the chunks do not give the version: after MAX_REFUSALS no chain leads through it either.
         """
         self._refusals[target.digest] += 1
         if is_unusable and self._refusals[target.digest] >= MAX_REFUSALS:
@@ -273,29 +257,28 @@ class UpdatePlanner:
         return self._refusals[target.digest]
 
     def record_applied(self, version: PolicyVersion) -> None:
-        """Plans from a version that the engine took; earlier refusals are forgiven."""
+        """Plans from a version that the engine took, and forgets earlier refusals."""
         self._refusals.clear()
         self._unusable.clear()
         self.is_held_known, self.held = True, version
         self.replan()
 
     def replan(self) -> None:
-        """Looks for the cheapest chain by what is known and missing now."""
+        """Finds the cheapest chain by what is known and missing now."""
         self._missing = {digest: missing for digest, missing in self._missing.items() if digest in self.known}
         self._queue = None
         self.plan = ()
         if not self.is_held_known:
             return
         newest = next(self._chains(self._cost), None)
-        if newest is not None and not self._has_room(newest):  # perhaps another one needs less in all
+        if newest is not None and not self._has_room(newest):  # a chain with less in all may fit
             newest = next(filter(self._has_room, self._chains(self._size)), None)
         self.plan = newest or ()
 
     def _chains(self, cost: Cost) -> Iterator[tuple[Patch, ...]]:
         """Chains to versions that the engine may take, newest first.
 
-        A version that it refused may lie on the way: it is staged there, not loaded, and what kept the engine from
-        taking it may have passed.
+        They may lead through a refused version: there it is staged but not loaded, and the cause may have passed.
         """
         chains = self.known.chains(self.held, cost)
         return (chain for chain in chains if not self._is_refused(chain[-1].version))
@@ -317,10 +300,10 @@ class UpdatePlanner:
     def _size(self, patch: Patch) -> int | None:
         return None if self._cost(patch) is None else patch.manifest.payload_bytes
 
-    # --- what follows from it --------------------------------------------------------------------------
+    # --- the plan --------------------------------------------------------------------------------------
 
     def missing_chunks(self) -> Iterator[Digest]:
-        """Missing chunks of the plan, in the order in which it needs them."""
+        """Missing chunks of the plan, in the order of use."""
         for patch in self.plan:
             missing = self._missing.get(patch.digest)
             if missing:
@@ -328,18 +311,18 @@ class UpdatePlanner:
 
     @property
     def queue(self) -> ChunkQueue:
-        """The same as a queue, kept until the plan changes."""
+        """`missing_chunks` as a queue that is kept until the plan changes."""
         if self._queue is None:
             self._queue = ChunkQueue(self.missing_chunks())
         return self._queue
 
     def ready(self) -> tuple[Patch, ...]:
-        """The patches of the plan up to the first that is not complete on the disk; none where they would lead back.
+        """The patches of the plan before the first incomplete one; none where they would lead backwards.
 
-        They never end at a version that the engine refused: it is only staged on the way to the next one.
+        They never end at a version that the engine refused.
         """
         if len(self.plan) == 1 and self.held is not None and self.plan[0].version.digest == self.held.digest:
-            return self.plan  # the engine has these weights: only their name is new
+            return self.plan  # only a new name for the weights in the engine
         num_ready = next((at for at, patch in enumerate(self.plan) if not self.are_complete([patch])), len(self.plan))
         while num_ready and self._is_refused(self.plan[num_ready - 1].version):
             num_ready -= 1
@@ -347,10 +330,10 @@ class UpdatePlanner:
         return ready if not ready or not self.known.is_behind(ready[-1].version.step, self.held) else ()
 
     def are_complete(self, patches: Collection[Patch]) -> bool:
-        """Whether every chunk of these is on the disk."""
+        """True where every chunk of these patches is on the disk."""
         return not any(self._missing.get(patch.digest, _UNKNOWN) for patch in patches)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the whole plan lies on the disk, or the engine has the newest version that can be had."""
+        """True where the whole plan is on the disk."""
         return len(self.ready()) == len(self.plan)

@@ -1,8 +1,8 @@
-"""Publishing of a trainer's versions: from the bodies that its worker made to signed manifests that others can follow.
+"""Version publisher of a trainer: signs the manifest bodies that its worker made, and serves them.
 
-Invariant: what is served is one branch that ends at the version published last, and each manifest of it is on the disk
-with all of its chunks before anybody learns of it. Chunks of what cannot be served are deleted at once; those that a
-trainer killed in the middle leaves behind are named by no manifest and deleted after a while.
+Invariant: what is served is one branch that ends at the version published last, and each of its manifests is on the
+disk with all chunks before anybody learns of it. Chunks of a version that cannot be served are deleted at once; those
+of a trainer that was killed have no manifest and are deleted after a while.
 """
 
 import logging
@@ -13,18 +13,14 @@ from swarm.node_context import NodeContext
 from swarm.types import PolicyVersion, SealedManifest
 from swarm.weight_sync.weight_server import WeightServer
 from swarm.weights.manifest import Manifest, seal_body, with_branch
+from swarm.weights.payload import Unusable
 from swarm.weights.store import GRACE_S, WeightStore
-from swarm.weights.unusable import Unusable
 
 logger = logging.getLogger(__name__)
 
 
 class VersionPublisher:
-    """The publishing side of a node's own lineage, in its agent.
-
-    Example:
-        await version_publisher.publish(version, bodies)
-    """
+    """The publishing side of a node's own lineage, in its agent."""
 
     def __init__(self, context: NodeContext, store: WeightStore, weight_server: WeightServer) -> None:
         self._identity = context.identity
@@ -33,25 +29,25 @@ class VersionPublisher:
         self._store = store
         self._weight_server = weight_server
         self._clock = context.clock
-        self._branch = 0  # of what is signed now
+        self._branch = 0  # current branch; 0 before `restore`
         self._newest_step = -1  # signed in this branch
 
     async def restore(self) -> None:
-        """After a restart: serves again what was published, and begins a new branch."""
+        """Serves what was published before a restart, and begins a new branch."""
         manifests = await self._weight_server.restore(self._identity.node_id)
         self._begin_branch(max((manifest.branch for manifest, _ in manifests), default=0))
 
     def _begin_branch(self, last: int) -> None:
-        """What is signed from now on may contradict what was signed before, on the disk or lost with it."""
+        """Starts a branch, since steps may be signed again with other weights than before."""
         self._branch, self._newest_step = max(last + 1, int(self._clock.now_s())), -1
 
     async def publish(self, version: PolicyVersion, bodies: Sequence[bytes]) -> None:
-        """Makes a version the newest: what leads beyond it, or to other weights of its step, is served no longer.
+        """Makes a version the newest: versions beyond it, and other weights of its step, are no longer served.
 
         Args:
             version: of our own lineage.
-            bodies: of manifests that lead to it; none where its chunks found no room. The worker waits meanwhile and
-                writes no chunk.
+            bodies: of manifests that lead to it; empty where its chunks found no room. The worker waits for this call
+                and writes no chunk.
         """
         if version.step <= self._newest_step or not self._branch:
             self._begin_branch(self._branch)
@@ -71,16 +67,16 @@ class VersionPublisher:
             await self.tidy(grace_s=0.0)
 
     async def tidy(self, grace_s: float = GRACE_S) -> None:
-        """Makes room on the disk. See `WeightStore.prune`."""
+        """Frees disk space, see `WeightStore.prune`."""
         policy_id = self._identity.node_id
-        # Read before the disk: what is published meanwhile is not judged.
+        # Read before the disk, so that a version published during the call is not withdrawn.
         before = self._weight_server.held(policy_id).keys()
         await self._offload(self._store.prune, {policy_id}, grace_s)
         kept = {sealed.digest for _, sealed in await self._offload(self._store.manifests, policy_id)}
         self._weight_server.withdraw(before - kept)
 
     async def _publish(self, version: PolicyVersion, body: bytes) -> str:
-        """Serves one manifest of the version. Returns why it is not served, empty where it is."""
+        """Serves one manifest of the version. Returns the reason where it cannot, else an empty text."""
         sealed: SealedManifest = await self._offload(seal_body, with_branch(body, self._branch), self._identity)
         manifest: Manifest | Unusable = await self._offload(self._store.open, sealed)
         if isinstance(manifest, Unusable):

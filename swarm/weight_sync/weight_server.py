@@ -1,7 +1,7 @@
 """Weight server: manifests of the own and the followed lineage, their chunks, and credit to the own followers.
 
-Invariant: a manifest is named to others only when every chunk of it is on this node's disk, and only a peer that is
-allowed gets anything. At most CHUNKS_TOTAL chunks are being sent and CHUNKS_WAITING calls wait for a slot.
+Invariant: a manifest is named to others only when all its chunks are on this node's disk, and only to allowed peers. At
+most CHUNKS_TOTAL chunks are sent at once, and CHUNKS_WAITING calls wait for a slot.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from swarm.fairness import FairTable
 from swarm.flow import BoundedTable
 from swarm.node_context import NodeContext
 from swarm.peers.reputation import Reputation
+from swarm.trust_policy import CHUNKS_PER_PEER
 from swarm.types import Credit, Digest, NodeId, PolicyVersion, SealedManifest, short
 from swarm.weight_sync.credit import CreditLedger, CreditLine
 from swarm.weight_sync.equivocation import MAX_PROOFS, EquivocationProof
@@ -25,11 +26,10 @@ from swarm.wire.grpc_errors import Context
 
 logger = logging.getLogger(__name__)
 
-CHUNKS_PER_PEER: Final = 8  # under way or waiting; with 1 MiB each this fills a line of 80 MB/s at 100 ms
 CHUNKS_TOTAL: Final = 32  # of 1 MiB, about three times that with gRPC's copies
 CHUNKS_WAITING: Final = 512
-CHUNK_STALL_S: Final = 10.0  # 100 kB/s per chunk; slower ones are cut only while others wait
-_LISTED_AT_ONCE: Final = 8  # manifests: what is held may change while they are sent
+CHUNK_STALL_S: Final = 10.0  # 100 kB/s per chunk; slower peers are cut only while others wait
+_LISTED_AT_ONCE: Final = 8  # manifests, since the list may change while they are sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class _Held:
 
 @dataclass(eq=False, repr=False)
 class WeightServer:
-    """The part of `ExchangeHandler` that is about weights."""
+    """The weights part of `ExchangeHandler`."""
 
-    _context: NodeContext  # `changed` fires when there may be more to send, and is fired here when a stream ends
-    _store: WeightStore | None  # None where this node neither publishes nor follows: it holds nothing
-    _credit_ledger: CreditLedger  # where our own lineage is published, its followers get credit from it
+    _context: NodeContext  # `changed` fires when there may be more to send, and here when a stream ends
+    _store: WeightStore | None  # None where this node neither publishes nor follows
+    _credit_ledger: CreditLedger  # credit of the followers of our own lineage
     _capacity: Callable[[], int]  # groups of our lineage that all followers together may have outstanding now
-    _reputation: Reputation  # which peers get anything
+    _reputation: Reputation  # decides which peers are served
     _record_version: Callable[[PolicyVersion], None]  # takes each version that certainly existed
 
     def __post_init__(self) -> None:
@@ -56,14 +56,14 @@ class WeightServer:
         self._publishes = self._context.config.weights.publish and self._store is not None
         self._held: dict[NodeId, dict[Digest, _Held]] = {}  # by lineage and manifest, in order of arrival
         self._number = 0
-        self._granted_at = -1  # `num_fired` of `changed`: credit was given since
+        self._granted_at = -1  # value of `changed.num_fired` at the last grant
         self.bytes_sent = 0  # of chunks, since the process started
         self.proofs = BoundedTable[NodeId, EquivocationProof](MAX_PROOFS)  # against owners of lineages
 
-    # --- what is served, by the publisher and the follower of this node --------------------------------
+    # --- served versions, set by the publisher and the follower of this node ---------------------------
 
     async def restore(self, policy_id: NodeId) -> list[tuple[Manifest, SealedManifest]]:
-        """After a restart: serves what is complete on the disk. Returns every manifest of the lineage."""
+        """Serves what is complete on the disk after a restart. Returns every manifest of the lineage."""
         if self._store is None:
             return []
         manifests = await self._offload(self._store.manifests, policy_id)
@@ -73,7 +73,7 @@ class WeightServer:
         return manifests
 
     def offer(self, manifest: Manifest, sealed: SealedManifest) -> None:
-        """Serves a manifest, all of whose chunks are on the disk."""
+        """Serves a manifest whose chunks are all on the disk."""
         lineage = self._held.setdefault(manifest.version.policy_id, {})
         if sealed.digest not in lineage:
             self._number += 1
@@ -82,33 +82,32 @@ class WeightServer:
             self._changed.fire()
 
     def prove(self, proof: EquivocationProof) -> None:
-        """Serves the proof against an owner, and nothing else of its lineage."""
+        """Serves the proof against an owner instead of its lineage."""
         self._held.pop(proof.policy_id, None)
         self.proofs[proof.policy_id] = proof
         self._changed.fire()
 
     def withdraw(self, digests: Collection[Digest]) -> None:
-        """Serves these manifests no longer."""
+        """Stops serving these manifests."""
         for lineage in self._held.values():
             for digest in digests:
                 lineage.pop(digest, None)
 
     def held(self, policy_id: NodeId) -> dict[Digest, int]:
-        """Manifests that are served of a lineage, and the step that each of them leads to."""
+        """Served manifests of a lineage, with their steps."""
         return {digest: held.step for digest, held in self._held.get(policy_id, {}).items()}
 
     def head_step(self, policy_id: NodeId) -> int | None:
-        """Newest step that is served of a lineage."""
+        """Newest served step of a lineage."""
         return max((held.step for held in self._held.get(policy_id, {}).values()), default=None)
 
     # --- calls of peers --------------------------------------------------------------------------------
 
     async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
-        """Held manifests of a lineage, oldest first, then each new one; credit for followers of our own.
+        """Streams the manifests of a lineage, oldest first, then each new one; and credit to followers of our own.
 
-        Where its owner is proven to have signed two versions of a step, only the two manifests that prove it.
-
-        Credit comes after the manifests that were held when it was granted, so `head_step` is never behind them.
+        Of an owner that equivocated it streams only the two manifests that prove it. Credit comes after the manifests
+        held when it was granted, so `head_step` is never behind them.
 
         Raises:
             NotHeld: nothing is held of that lineage.
@@ -116,7 +115,7 @@ class WeightServer:
         """
         self._reputation.require_allowed(peer)
         proof = self.proofs.get(policy_id)
-        if proof is not None:  # whoever watches sees the contradiction for itself
+        if proof is not None:
             for sealed in proof.manifests:
                 yield sealed
             return
@@ -130,7 +129,7 @@ class WeightServer:
                 yield item
         finally:
             self._credit_ledger.close(line)
-            self._changed.fire()  # what it had outstanding is for others
+            self._changed.fire()  # its outstanding grants are free for others
 
     async def _stream(self, line: CreditLine, policy_id: str) -> AsyncIterator[SealedManifest | Credit]:
         number, sent = 0, None
@@ -146,7 +145,7 @@ class WeightServer:
                 number = held.number
                 yield held.sealed
             if news:
-                continue  # credit says that everything was listed: the cheapest patch may come last
+                continue  # credit marks the end of the list, whose cheapest patch may come last
             credit = self._grant(line, policy_id)
             if credit is not None and credit != sent:
                 sent = credit
@@ -157,7 +156,7 @@ class WeightServer:
     def _grant(self, line: CreditLine, policy_id: str, *, is_asked_again: bool = False) -> Credit | None:
         """The newest credit of a follower; None where it wants none, or nothing was published yet.
 
-        `is_asked_again`: nothing is given where that was done since the last change: each change asks every follower.
+        `is_asked_again`: grants nothing twice for one change, which wakes every follower.
         """
         head_step = self.head_step(policy_id)
         if not line.window or head_step is None:
@@ -187,17 +186,17 @@ class WeightServer:
 
 @dataclass(eq=False, slots=True)
 class ChunkCall:
-    """A call for a chunk: it waits for its slot, or has it."""
+    """A call for a chunk, waiting for a slot or holding it."""
 
     peer: NodeId
     task: "asyncio.Task[Any]"
-    turn: "asyncio.Future[None]"  # done once it has a slot, or is turned away
+    turn: "asyncio.Future[None]"  # done once it has a slot, or is refused
     stalled: asyncio.TimerHandle | None = None
     is_late: bool = False
     is_cut: bool = False
 
     def cut(self) -> None:
-        """Ends it."""
+        """Cancels the call."""
         self.is_cut = True
         self.task.cancel()
 
@@ -205,12 +204,9 @@ class ChunkCall:
 class ChunkSlots:
     """Slots for the chunks that a server has in memory at once, held until the last byte was sent.
 
-    No peer has more than CHUNKS_PER_PEER calls, waiting ones included. A free slot goes to the peer that holds the
-    fewest, in turn; a peer that has not read its chunk within the stall timeout loses its slot as soon as others wait,
-    or newer calls of its own.
-
-    Example:
-        await slots.acquire(peer, context)  # given back when the call has ended
+    A peer has at most CHUNKS_PER_PEER calls, waiting ones included. A free slot goes to the peer with the fewest, in
+    turn. A peer that has not read its chunk within the stall timeout loses the slot once others, or newer calls of its
+    own, wait.
     """
 
     def __init__(self, stall_timeout_s: float = CHUNK_STALL_S) -> None:
@@ -223,7 +219,7 @@ class ChunkSlots:
         """Waits for a slot, which the call keeps until it has ended.
 
         Raises:
-            Unavailable: the peer asks for too many at a time, or too many calls wait already.
+            Unavailable: the peer has too many calls, or too many calls wait.
         """
         if self._num_held[peer] + len(self._waiting.of(peer)) >= CHUNKS_PER_PEER and not self._cut_one_of(peer):
             raise Unavailable(f"{CHUNKS_PER_PEER} chunks of this peer are under way; ask for fewer at a time")
@@ -239,12 +235,12 @@ class ChunkSlots:
         except BaseException:
             self._end(call)
             raise
-        # A unary answer is written after its handler has returned: the slot is kept until the call has ended.
+        # A unary answer is written after its handler has returned, so the slot is kept until the call has ended.
         cast(Any, context).add_done_callback(lambda _: self._end(call))
         return call
 
     async def held_up(self, call: ChunkCall, waiting: Awaitable[None]) -> None:
-        """Awaits what holds up a call on our side: only after that it is the peer that may be late."""
+        """Awaits something on our side that delays a call; only after that the peer may be late."""
         assert call.stalled is not None
         call.stalled.cancel()
         await waiting
@@ -262,19 +258,19 @@ class ChunkSlots:
 
     def _assign_slots(self) -> None:
         while self._waiting and len(self._held) < CHUNKS_TOTAL:
-            peer = min(self._waiting.parties, key=self._num_held.__getitem__)  # the first one of those with the fewest
+            peer = min(self._waiting.parties, key=self._num_held.__getitem__)  # of equals the one that waits longest
             call = self._waiting.pop_oldest(peer)
             self._held[call] = None
             self._num_held[peer] += 1
             call.stalled = asyncio.get_running_loop().call_later(self._stall_timeout_s, self._mark_late, call)
-            if not call.turn.done():  # else it was cancelled, and ends in a moment
+            if not call.turn.done():  # it may have been cancelled
                 call.turn.set_result(None)
         for late in [call for call in self._held if call.is_late][: len(self._waiting)]:
             if not late.is_cut:
                 late.cut()
 
     def _cut_one_of(self, peer: NodeId) -> bool:
-        """Cuts the oldest late call of a peer, whose connection may have broken without a word; False without one."""
+        """Cuts the oldest late call of a peer, whose connection may be broken; False where there is none."""
         late = next((call for call in self._held if call.peer == peer and call.is_late and not call.is_cut), None)
         if late is not None:
             late.cut()
@@ -285,7 +281,7 @@ class ChunkSlots:
         self._assign_slots()
 
     def _end(self, call: ChunkCall) -> None:
-        """A call ended, while it waited or with its slot."""
+        """Frees the slot or the place of a call that ended."""
         if call in self._held:
             assert call.stalled is not None
             call.stalled.cancel()

@@ -1,26 +1,142 @@
-"""Weight updates of an engine: stages and verifies a patch chain, then loads the new version, all or nothing.
+"""Weight updates of an engine: verifies a patch chain, then loads the new version, all or nothing.
 
-Invariant: the engine is touched only with weights whose digest is the announced version's, and what this module holds
-is always what the engine serves.
+Invariant: the engine only gets weights whose digest is that of the announced version. `stage` gives either every tensor
+of exactly the manifest's version or a reason, and never changes its base. `Applier.version` is what the engine serves.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from swarm.errors import ConfigError, Unavailable, WeightsRefused
 from swarm.identity import node_id_of
 from swarm.interfaces import Generator
-from swarm.types import ApplyReport, Digest, PatchChain, PolicyVersion
-from swarm.weights.manifest import Limits, Manifest, open_manifest
-from swarm.weights.tensors import to_torch
-from swarm.weights.unusable import Unusable
-from swarm.weights.verify import VerifiedVersion, stage
+from swarm.types import ApplyReport, Digest, PatchChain, PolicyVersion, short
+from swarm.weights.codec import decode
+from swarm.weights.manifest import Limits, Manifest, layout_digest, open_manifest
+from swarm.weights.payload import MalformedPayload, Unusable, UnusableReason, check_chunks
+from swarm.weights.tensors import HostTensor, PublishedDigest, TensorSpec, Weights, published_digest, specs_of, to_torch
 
 logger = logging.getLogger(__name__)
 
 Chunk = Callable[[Digest], bytes | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifiedVersion:
+    """A version with verified weights, which must not change while it is held."""
+
+    version: PolicyVersion  # with digest
+    weights: Weights
+
+    @classmethod
+    def of(cls, weights: Weights, version: PolicyVersion) -> "VerifiedVersion | Unusable":
+        """Verifies weights from anywhere by the version's digest."""
+        digest = published_digest(weights)
+        if digest != version.digest:
+            detail = f"weights are {short(digest)}, version {version.step} is {short(version.digest)}"
+            return Unusable(reason=UnusableReason.WRONG_TARGET, detail=detail)
+        return cls(version=version, weights=weights)
+
+
+def stage(
+    manifest: Manifest, chunks: Iterable[bytes | memoryview], base: VerifiedVersion | None
+) -> VerifiedVersion | Unusable:
+    """Decodes and verifies the version of a manifest.
+
+    Order of checks: base and layout before decoding, each chunk before it is read, each tensor once it is decoded, the
+    whole version at the end.
+
+    Args:
+        manifest: from `open_manifest`.
+        chunks: payload in order, from anywhere; taken one at a time.
+        base: held version; unused for a full payload.
+    """
+    try:
+        return _stage(manifest, chunks, base)
+    except MalformedPayload as error:
+        return error.unusable()
+
+
+def _stage(manifest: Manifest, chunks: Iterable[bytes | memoryview], base: VerifiedVersion | None) -> VerifiedVersion:
+    start = _check_base(manifest, base)
+    specs = specs_of(start) if start is not None else manifest.tensors
+    if layout_digest(specs) != manifest.layout or len(specs) != len(manifest.hashes):
+        raise MalformedPayload(UnusableReason.WRONG_LAYOUT, "names, dtypes or shapes are not those of the manifest")
+    hashes = dict(zip(specs, manifest.hashes, strict=True))
+    payload = check_chunks(chunks, manifest.chunks, manifest.payload_bytes)
+    weights = verify_tensors(decode(specs, payload, start), hashes, manifest.version.digest)
+    return VerifiedVersion(version=manifest.version, weights=weights)
+
+
+def _check_base(manifest: Manifest, base: VerifiedVersion | None) -> Weights | None:
+    """Base weights of the payload, None for a full version. Raises MalformedPayload (WRONG_BASE)."""
+    if manifest.base is None:
+        return None
+    held = None if base is None else base.version
+    if held != manifest.base:
+        what = "nothing" if held is None else f"step {held.step}, {short(held.digest)}"
+        wanted = f"step {manifest.base.step}, {short(manifest.base.digest)}"
+        raise MalformedPayload(UnusableReason.WRONG_BASE, f"holding {what}; the patch starts from {wanted}")
+    assert base is not None
+    return base.weights
+
+
+def verify_tensors(tensors: Iterable[HostTensor], hashes: Mapping[TensorSpec, Digest], digest: Digest) -> Weights:
+    """Collects decoded tensors, each and all together with the expected hashes.
+
+    A second thread hashes without the interpreter lock, so hashing costs no time where a core is free. Decoding may be
+    some tensors ahead; a wrong one ends it.
+
+    Args:
+        tensors: in any order, as they are decoded.
+        hashes: expected BLAKE3 of each tensor, in order of name.
+        digest: expected SHA-256 of all, see `PublishedDigest`.
+
+    Raises:
+        MalformedPayload: a tensor or the whole has another hash; or whatever `tensors` raises.
+    """
+    staged: dict[str, HostTensor] = {}
+    check = _TensorHashes(hashes)
+    pending: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(1, "weights-check") as beside:
+        for tensor in tensors:
+            while pending and pending[0].done():
+                pending.popleft().result()
+            pending.append(beside.submit(check.add, tensor))
+            staged[tensor.spec.name] = tensor
+        for future in pending:
+            future.result()
+    decoded = check.digest()
+    if decoded != digest:
+        raise MalformedPayload(
+            UnusableReason.WRONG_TARGET, f"weights are {short(decoded)}, the version is {short(digest)}"
+        )
+    return {spec.name: staged[spec.name] for spec in hashes}
+
+
+class _TensorHashes:
+    """Compares tensor by tensor; holds back tensors until the digest of the whole, in order of name, reaches them."""
+
+    def __init__(self, hashes: Mapping[TensorSpec, Digest]) -> None:
+        self._hashes = hashes
+        self._left = deque(hashes)
+        self._early: dict[TensorSpec, HostTensor] = {}
+        self._digest = PublishedDigest()
+
+    def add(self, tensor: HostTensor) -> None:
+        if tensor.blake3() != self._hashes[tensor.spec]:
+            raise MalformedPayload(UnusableReason.WRONG_TENSOR, tensor.spec.name)
+        self._early[tensor.spec] = tensor
+        while self._left and self._left[0] in self._early:
+            self._digest.update(self._early.pop(self._left.popleft()))
+
+    def digest(self) -> Digest:
+        assert not self._left, "a decoder gave fewer tensors than there are"
+        return self._digest.digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,62 +146,42 @@ class _Staged:
     num_bytes: int  # manifests and payloads
 
 
+@dataclass(eq=False, repr=False)
 class Applier:
-    """Applies patch chains to one engine that follows a lineage.
+    """Applies patch chains to one engine that follows a lineage."""
 
-    Args:
-        engine: loads what was verified; it may refuse a version.
-        start: the weights it was started with; the version's policy id is not compared until a chain is applied.
-        chunk: reads a chunk from the node's weight store, None where it is missing.
-        limits: what this node accepts.
-        in_flight: unfinished sequences continue with the new weights.
-        keep: called with new weights that the engine loaded (blocking); raises nothing.
-
-    Example:
-        report = applier.apply(await exchange.next_update(applier.version, wait=True))
-    """
-
-    def __init__(
-        self,
-        engine: Generator,
-        start: VerifiedVersion,
-        chunk: Chunk,
-        *,
-        limits: Limits | None = None,
-        in_flight: bool = False,
-        keep: Callable[[VerifiedVersion], None] = lambda held: None,
-    ) -> None:
-        self._engine = engine
-        self._held = start
-        self._chunk = chunk
-        self._limits = limits or Limits()
-        self._in_flight = in_flight
-        self._keep = keep
+    _engine: Generator  # loads verified weights; it may refuse a version
+    _held: VerifiedVersion  # weights in the engine; at first its policy id is not compared
+    _chunk: Chunk  # reads a chunk from the node's weight store; None where it is missing
+    _: KW_ONLY
+    limits: Limits = field(default_factory=Limits)
+    in_flight: bool = False  # unfinished sequences continue with the new weights
+    keep: Callable[[VerifiedVersion], None] = lambda held: None  # takes loaded weights (blocking); raises nothing
 
     @property
     def version(self) -> PolicyVersion:
-        """What the engine serves."""
+        """The version that the engine serves."""
         return self._held.version
 
     def target(self, chain: PatchChain) -> PolicyVersion:
-        """The version a chain leads to; the one served now where its last manifest cannot be opened."""
-        manifest = open_manifest(chain[-1], node_id_of(chain[-1].public_key), self._limits)
+        """The target of a chain; the current version where its last manifest cannot be opened."""
+        manifest = open_manifest(chain[-1], node_id_of(chain[-1].public_key), self.limits)
         return self.version if isinstance(manifest, Unusable) else manifest.version
 
     def apply(self, chain: PatchChain) -> ApplyReport:
-        """Stages the last version of a chain and loads it into the engine (blocking).
+        """Verifies the last version of a chain and loads it into the engine (blocking).
 
         Args:
-            chain: from what is held, or from nothing, to a version; from `LocalExchange.next_update`.
+            chain: from `LocalExchange.next_update`; starts at the current version, or at nothing.
 
         Returns:
-            A report; where it has an error the engine serves what it served before.
+            A report; with an error the engine serves the same version as before.
         """
         try:
             return self._apply(chain)
         except (WeightsRefused, ConfigError, Unavailable) as error:
             return ApplyReport(version=self.target(chain), error=str(error))
-        except Exception as error:  # out of memory, a device error, hostile weights: generation goes on
+        except Exception as error:  # out of memory, a device error, hostile weights: generation continues
             target = self.target(chain)
             logger.exception("could not load new weights; the old version serves on", extra={"step": target.step})
             return ApplyReport(version=target, error=f"{type(error).__name__}: {error}")
@@ -98,20 +194,20 @@ class Applier:
             return ApplyReport(version=self.target(chain), error=f"{staged.reason}: {staged.detail}", is_unusable=True)
         version = staged.held.version
         tensors = {name: to_torch(tensor) for name, tensor in staged.held.weights.items()}
-        loaded = self._engine.load(version, tensors, canaries=staged.manifest.canaries, in_flight=self._in_flight)
+        loaded = self._engine.load(version, tensors, canaries=staged.manifest.canaries, in_flight=self.in_flight)
         seconds = {"stage": staged_s - began_s, "load": time.monotonic() - staged_s, "pause": loaded.pause_s}
         is_new, self._held = staged.held.weights is not self._held.weights, staged.held
         if is_new:
-            self._keep(staged.held)
+            self.keep(staged.held)
         return ApplyReport(
             version=version, num_bytes=staged.num_bytes, seconds=seconds, mismatch_nats=loaded.mismatch_nats
         )
 
     def _stage(self, chain: PatchChain) -> "_Staged | Unusable":
-        """Applies the patches one after the other, verifying each; what the engine runs on is not touched."""
+        """Applies and verifies the patches one after another, without touching the engine."""
         held, manifest, num_bytes = self._held, None, 0
         for sealed in chain:
-            manifest = open_manifest(sealed, node_id_of(sealed.public_key), self._limits)
+            manifest = open_manifest(sealed, node_id_of(sealed.public_key), self.limits)
             if isinstance(manifest, Unusable):
                 return manifest
             num_bytes += len(sealed.body) + manifest.payload_bytes
@@ -119,7 +215,7 @@ class Applier:
                 held, num_bytes = replace(held, version=manifest.version), num_bytes - manifest.payload_bytes
                 continue
             if manifest.base is not None and manifest.base.digest == held.version.digest:
-                held = replace(held, version=manifest.base)  # equal weights are the same version
+                held = replace(held, version=manifest.base)  # equal weights under another name
             staged = stage(manifest, self._chunks(manifest), held)
             if isinstance(staged, Unusable):
                 return staged
@@ -131,5 +227,5 @@ class Applier:
         for digest in manifest.chunks:
             chunk = self._chunk(digest)
             if chunk is None:
-                return  # stage says which one is missing
+                return  # `stage` names the missing one
             yield chunk

@@ -1,7 +1,7 @@
 """Weights codec: a version as a full safetensors file, as a lossless patch of another version, or as adapters alone.
 
-Invariant: what decodes is the target bit for bit, or decoding raises; `base` is never changed. The header of a full
-file follows from the specs alone, so a reader compares it instead of parsing what a peer sent.
+Invariant: decoding gives the target bit for bit or raises, and never changes `base`. The header of a full file follows
+from the specs alone, so a reader compares it and never parses a peer's header.
 """
 
 import json
@@ -12,29 +12,28 @@ from typing import Final
 
 import numpy as np
 
-from swarm.weights.streams import StreamReader
+from swarm.weights.payload import StreamReader, malformed
 from swarm.weights.tensors import HostTensor, TensorSpec, Weights, specs_of
-from swarm.weights.unusable import malformed
 
 _SLICE_BYTES: Final = 1 << 20
 
 
 class Codec(StrEnum):
-    """The encoding of a payload; a number in the manifest."""
+    """Encoding of a payload; a number in the manifest."""
 
     FULL = "full"  # a safetensors file
     DELTA = "delta"  # a patch of the base
-    LORA = "lora"  # adapter factors and nothing else: a patch where there is a base, else a safetensors file
+    LORA = "lora"  # adapter factors only: a patch where there is a base, else a safetensors file
 
 
 def encode(codec: Codec, target: Weights, base: Weights | None) -> Iterator[bytes | memoryview]:
     """The payload of a version, in parts of any size.
 
     Args:
-        base: what a patch starts from; None for FULL, required for DELTA, either for LORA.
+        base: start of a patch; None for FULL, required for DELTA, either for LORA.
 
     Raises:
-        ValueError: the base is missing or must be None, layouts differ, or LORA was given other tensors than adapters.
+        ValueError: a missing or superfluous base, different layouts, or other tensors than adapters for LORA.
     """
     if (codec is Codec.FULL and base is not None) or (codec is Codec.DELTA and base is None):
         raise ValueError(f"codec {codec} {'without' if base is None else 'with'} a base")
@@ -50,14 +49,11 @@ def encode(codec: Codec, target: Weights, base: Weights | None) -> Iterator[byte
 def decode(
     specs: Sequence[TensorSpec], buffers: Iterable[bytes | memoryview], base: Weights | None
 ) -> Iterator[HostTensor]:
-    """Decodes the tensors of a payload; none shares memory with `base`.
+    """Yields the tensors of a payload, in new memory. Raises MalformedPayload where it does not fit the specs.
 
     Args:
         specs: of the target, in order of name.
         base: None where the payload is a safetensors file.
-
-    Raises:
-        MalformedPayload: the payload does not fit these specs.
     """
     if base is None:
         return decode_full(specs, buffers)
@@ -92,13 +88,10 @@ def encode_full(target: Weights) -> Iterator[memoryview]:
 
 
 def decode_full(specs: Sequence[TensorSpec], buffers: Iterable[bytes | memoryview]) -> Iterator[HostTensor]:
-    """The tensors of a safetensors file, in order of name.
+    """Yields the tensors of a safetensors file. Raises MalformedPayload where the bytes do not fit.
 
     Args:
         specs: in order of name; the caller has bounded their total size.
-
-    Raises:
-        MalformedPayload: the bytes are not the safetensors file of these specs.
     """
     reader = StreamReader(buffers)
     header = _header(specs)

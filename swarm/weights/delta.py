@@ -1,10 +1,10 @@
 """Lossless patch (delta) between two versions of the same tensors: encode, decode, and estimate its size.
 
-Invariant: memory is bounded by one segment (about 2^21 changes), and in decoding by one tensor, or block of small ones,
-that the caller has not taken yet, whatever a patch claims.
+Invariant: whatever a patch claims, memory is bounded by one segment (about 2^21 changes), and in decoding also by one
+tensor, or block of small ones, that the caller has not taken yet.
 
-Tensors are coded in order of dtype, then name: small neighbours together as one piece, large ones in pieces of 2^20
-weights; `segment` codes pieces.
+Tensors are coded in order of dtype, then name: small neighbours share a piece, large tensors are split into pieces of
+2^20 weights, and `segment` codes pieces.
 
 Layout: for each dtype the thresholds of its classes (count u8, exponents u16), then its segments.
 """
@@ -18,14 +18,13 @@ from typing import Final
 import numpy as np
 
 from swarm.weights.exponent_classes import MAX_CLASSES, ExponentClasses, choose_classes
+from swarm.weights.payload import StreamReader, malformed
 from swarm.weights.segment import PIECE, SegmentReader, SegmentWriter
-from swarm.weights.streams import StreamReader
 from swarm.weights.tensors import DTYPES, Bits, DtypeInfo, HostTensor, TensorSpec, Weights, part_of, specs_of
-from swarm.weights.unusable import malformed
 
-_SLICE: Final = 1 << 13  # weights of one sampled slice
-_SAMPLED: Final = 1 << 20  # weights sampled in all, about
-_BLOCK: Final = 1 << 24  # weights that share one block of memory when decoded
+_SLICE: Final = 1 << 13  # weights of a sampled slice
+_SAMPLED: Final = 1 << 20  # sampled weights, about
+_BLOCK: Final = 1 << 24  # weights that share a block of memory when decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +32,11 @@ class SampledChanges:
     """Exponent classes and estimated size of a patch, from a sample of the weights."""
 
     classes: tuple[ExponentClasses, ...]  # of each dtype, in order
-    num_bytes: float  # estimated size of the patch
+    num_bytes: float
 
 
 def sample_changes(base: Weights, target: Weights) -> SampledChanges:
-    """Samples slices at even distances over all tensors of each dtype.
-
-    Raises:
-        ValueError: names, dtypes or shapes differ.
-    """
+    """Samples evenly spaced slices of all tensors. Raises ValueError where names, dtypes or shapes differ."""
     specs = specs_of(target)
     if specs_of(base) != specs:
         raise ValueError("a delta needs equal names, dtypes and shapes; publish the version in full")
@@ -50,13 +45,10 @@ def sample_changes(base: Weights, target: Weights) -> SampledChanges:
 
 
 def encode_delta(base: Weights, target: Weights, sampled: SampledChanges | None = None) -> Iterator[bytes]:
-    """The payload that turns `base` into `target`.
+    """The payload that turns `base` into `target`. Raises ValueError where names, dtypes or shapes differ.
 
     Args:
-        sampled: from `sample_changes` of the same two versions, where the caller has it already.
-
-    Raises:
-        ValueError: names, dtypes or shapes differ.
+        sampled: from `sample_changes` of the same two versions, if the caller has it.
     """
     sampled = sampled or sample_changes(base, target)
     for classes, (_, same) in zip(sampled.classes, _by_dtype(specs_of(target)), strict=True):
@@ -73,9 +65,7 @@ def encode_delta(base: Weights, target: Weights, sampled: SampledChanges | None 
 
 
 def decode_delta(base: Weights, buffers: Iterable[bytes | memoryview]) -> Iterator[HostTensor]:
-    """Decodes the target's tensors, one by one in order of dtype and name.
-
-    None shares memory with `base`, but neighbours may lie in one block of memory.
+    """Yields the target's tensors in order of dtype and name, in new memory that neighbours may share.
 
     Raises:
         MalformedPayload: the payload does not fit the specs of `base`.
@@ -134,7 +124,7 @@ def _pieces(group: Group) -> list[slice]:
 
 
 def _bits_of(weights: Weights, group: Group, part: slice) -> Bits:
-    """One piece, without a copy where it lies in one tensor on the host."""
+    """One piece, not copied where it lies in one tensor on the host."""
     if len(group) == 1:
         return part_of(weights, group[0].name, part)
     return np.concatenate([weights[spec.name].bits for spec in group])
@@ -155,7 +145,7 @@ def _split(group: Group, bits: Bits) -> Iterator[HostTensor]:
 
 
 class _Memory:
-    """Memory for the tensors of a dtype, in blocks: those get large pages, and a page fault costs more than a copy."""
+    """Memory for the tensors of a dtype, in blocks that get large pages: a page fault costs more than a copy."""
 
     def __init__(self, info: DtypeInfo, num_elements: int) -> None:
         self._block = np.empty(0, info.bits_dtype)
@@ -174,7 +164,7 @@ class _Memory:
 
 
 def _sample(base: Weights, target: Weights, specs: list[TensorSpec]) -> tuple[ExponentClasses, float]:
-    """Classes for the tensors of a dtype, and about how many bits their changes take."""
+    """Classes for the tensors of a dtype, and the estimated bits of their changes."""
     total = sum(spec.num_elements for spec in specs)
     stride = max(1, total // _SAMPLED) * _SLICE
     old: list[Bits] = []

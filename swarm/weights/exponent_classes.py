@@ -1,14 +1,14 @@
 """Exponent classes: weights of similar magnitude change about as often, so a patch codes them together.
 
 An optimizer step is large against the ulp of a small weight, so small weights change often and large ones rarely.
-Coding which weights changed class by class takes a fraction of what coding it over all weights takes.
-`choose_classes` cuts the exponents into classes, `ClassOrder` sorts the weights of a piece by class.
+Coding the changed positions class by class takes a fraction of coding them over all weights. `choose_classes` cuts the
+exponents into classes, `ClassOrder` sorts the weights of a piece by class.
 
-Invariant: both sides of a patch hold the base, so the order is a function of the base's bits and costs no byte; the
-choice of classes changes the size of a patch, never what it decodes to.
+Invariant: the order is a function of the base's bits, which both sides hold, so it costs no byte. The choice of classes
+changes the size of a patch, never its decoded weights.
 
-Small weights are few: they are listed. The many large ones are bitmaps of 64 weights a word, with rank and select, so
-that a weight that did not change costs no more than its bits.
+Small weights are few and listed. The many large ones are bitmaps of 64 weights a word, with rank and select, so an
+unchanged weight costs no more than its bits.
 Source of rank and select by broadword arithmetic: Vigna, "Broadword implementation of rank/select queries", 2008.
 """
 
@@ -27,18 +27,15 @@ Flags = NDArray[np.bool_]
 ClassTable = NDArray[np.uint8]  # [exponents] class of each
 
 MAX_CLASSES: Final = 10  # sixteen save 0.1 % and take 5 % longer
-LISTED_SHARE: Final = 1 / 48  # classes that hold together at most this share of all weights are listed
-_CLASS_BITS: Final = 800.0  # what a class must save: headers and lengths of its streams
-_PASS_SHARE: Final = 0.01  # share of a patch that a mapped class must save, for a pass over all weights
+LISTED_SHARE: Final = 1 / 48  # of all weights, which the listed classes hold together at most
+_CLASS_BITS: Final = 800.0  # saving that pays for a class: headers and lengths of its streams
+_PASS_SHARE: Final = 0.01  # share of a patch that a mapped class must save to pay for a pass over all weights
 _NUM_SIZES: Final = 65  # bit lengths of an ulp delta
 
 
 @dataclass(frozen=True, slots=True)
 class ExponentClasses:
-    """How a patch sorts the weights of a dtype into classes by their magnitude in the base.
-
-    Class c holds magnitudes in [threshold c - 1, threshold c).
-    """
+    """Classes of the weights of a dtype by magnitude in the base: class c is [threshold c - 1, threshold c)."""
 
     info: DtypeInfo
     thresholds: tuple[int, ...]  # ascending magnitudes without mantissa bits; none makes one class of everything
@@ -69,7 +66,7 @@ def _num_exponents(info: DtypeInfo, mantissa_bits: int) -> int:
 
 
 def choose_classes(base: Bits, target: Bits, info: DtypeInfo, scale: float) -> tuple[ExponentClasses, float]:
-    """The classes that should make a patch small, and about how many bits it then takes.
+    """The classes that should make a patch smallest, and the estimated bits of that patch.
 
     Args:
         base, target: [n] bit patterns of a sample of the weights.
@@ -93,7 +90,7 @@ class _Class:
 
 
 def _cost_bits(each: _Class) -> float:
-    """Entropy of which weights changed, and by how much; bits below the highest one of a delta count as random."""
+    """Entropy of the changed positions and of the deltas; bits below a delta's highest one count as random."""
     changed = float(each.sizes.sum())
     which = _entropy(np.array([changed, max(0.0, each.num_weights - changed)]))
     return which + _entropy(each.sizes) + float((each.sizes * _LOW_BITS).sum())
@@ -109,7 +106,7 @@ def _entropy(counts: NDArray[np.float64]) -> float:
 
 
 def _merge_neighbours(classes: list[_Class]) -> list[_Class]:
-    """Merges neighbours as long as keeping them apart gains less than it costs, or there are too many."""
+    """Merges neighbours while a boundary saves less than it costs, or there are too many."""
     classes = list(classes)
     pass_bits = _PASS_SHARE * sum(_cost_bits(each) for each in classes)
     listed = LISTED_SHARE * sum(each.num_weights for each in classes)
@@ -153,7 +150,7 @@ def _count_by_exponent(base: Bits, target: Bits, info: DtypeInfo, scale: float) 
 
 
 def _bit_lengths(numbers: Bits) -> NDArray[np.intp]:
-    """0 for 0, else 1 + floor(log2 n); rounding of large numbers moves some into the next one, which is harmless."""
+    """0 for 0, else 1 + floor(log2 n); rounding moves some large numbers up by one, which is harmless."""
     return np.ceil(np.log2(numbers.astype(np.float64) + 1.0)).astype(np.intp)
 
 
@@ -178,12 +175,12 @@ _SELECT: Final = _select_table()
 
 
 def positions_of(mask: Flags) -> Positions:
-    """The positions at which a mask is True, ascending."""
+    """Positions of True in a mask, ascending."""
     return _positions_in(_pack_words(mask))
 
 
 def _positions_in(words: Words) -> Positions:
-    """The positions of set bits, ascending. Skips empty words, then empty bytes: most are."""
+    """Positions of set bits, ascending. Skips empty words, then empty bytes: most are."""
     some = np.flatnonzero(words != 0)
     in_words = words[some].view(np.uint8)
     some_bytes = np.flatnonzero(in_words != 0)
@@ -196,7 +193,7 @@ def _positions_in(words: Words) -> Positions:
 
 
 class Scratch:
-    """Buffers that are used for piece after piece: page faults of fresh memory would cost more than the writes."""
+    """Reused buffers: page faults of fresh memory would cost more than the writes."""
 
     def __init__(self, info: DtypeInfo) -> None:
         self._magnitude = np.empty(0, info.bits_dtype)
@@ -226,16 +223,16 @@ class ClassOrder:
         rank       0  1* 2* | 3  4  5  6* 7        starts = [0, 3, 8]
         position   0  3  7  | 1  2  4  5  6
 
-    The changed ranks are 1, 2 and 6. What a patch stores are gaps, the unchanged weights before each changed one in
-    its class: 1 and 0 in class 0; 3 in class 1. Small weights change most, so their gaps are small numbers.
+    The changed ranks are 1, 2 and 6. A patch stores gaps, the unchanged weights before each changed one in its class:
+    1 and 0 in class 0; 3 in class 1. Small weights change most, so their gaps are small numbers.
     """
 
     def __init__(self, base: Bits, classes: ExponentClasses, scratch: Scratch) -> None:
-        """Sorts one piece of the base, which is not empty; uses `scratch` as long as it lives."""
+        """Sorts one non-empty piece of the base; owns `scratch` while it lives."""
         self._classes = classes
         magnitude = magnitudes(base, classes.info, scratch.magnitude(len(base))) if classes.thresholds else base
         below = scratch.mask(len(base))
-        # From the largest magnitudes down, each class is a bitmap, until what is left is few enough to be listed.
+        # From the largest magnitudes down, each class is a bitmap, until the rest is small enough to be listed.
         words, mapped = _all_words(len(base)), list[Words]()
         listed: Positions = _NONE
         for threshold in reversed(classes.thresholds):
@@ -270,8 +267,8 @@ class ClassOrder:
             is_changed: the same for every weight of the piece.
 
         Returns:
-            (indices into `positions` in order of rank [n]; their ranks, ascending [n]; whether each listed weight
-            changed, in order of rank).
+            Indices into `positions` in order of rank [n], their ascending ranks [n], and the flags of the listed
+            weights in order of rank.
         """
         class_of = self._classes.class_of(magnitudes(old, self._classes.info, np.empty_like(old)))
         order = np.argsort(class_of, kind="stable")
@@ -288,7 +285,7 @@ class ClassOrder:
         return order, np.concatenate([listed, ranks]) if len(listed) else ranks, flags
 
     def positions(self, ranks: Positions) -> Positions:
-        """The positions of ascending ranks, all below the number of weights."""
+        """Positions of ascending ranks, all below the number of weights."""
         num_listed = int(np.searchsorted(ranks, len(self._listed)))
         listed, mapped = self._listed[ranks[:num_listed]], ranks[num_listed:]
         if not len(mapped):
@@ -297,7 +294,7 @@ class ClassOrder:
         return np.concatenate([listed, positions]) if num_listed else positions
 
     def _select_from_all(self, ranks: Positions) -> Positions:
-        """`_select` by listing every mapped weight: faster from about one changed weight a word on."""
+        """`_select` by listing every mapped weight: faster from about one changed weight per word."""
         bits = np.unpackbits(self._words.view(np.uint8), bitorder="little").view(np.bool_)
         return np.flatnonzero(bits)[ranks - len(self._listed)] % (64 * self._num_words)
 

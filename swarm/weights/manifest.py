@@ -1,7 +1,7 @@
-"""Weights manifest: which tensors and chunks give a version; signed by the lineage's owner, checked before any chunk.
+"""Weights manifest: the tensors and chunks of a version, signed by the lineage's owner and verified before any chunk.
 
-Invariant: a `Manifest` that `open_manifest` returned has consistent counts and sizes within the caller's limits, so
-whatever is allocated for it afterwards is bounded.
+Invariant: a `Manifest` from `open_manifest` has consistent counts and sizes within the caller's limits, which bound
+all that is allocated for it later.
 """
 
 import hashlib
@@ -13,28 +13,26 @@ import numpy as np
 
 from swarm.identity import Identity, node_id_of, verify
 from swarm.types import Canary, Digest, NodeId, PolicyVersion, SealedManifest, short
-from swarm.weights.chunks import num_chunks
 from swarm.weights.codec import Codec, full_bytes
-from swarm.weights.streams import StreamReader
+from swarm.weights.payload import MalformedPayload, StreamReader, Unusable, UnusableReason, malformed, num_chunks
 from swarm.weights.tensors import MAX_DIMS, MAX_NAME_BYTES, TensorSpec
-from swarm.weights.unusable import MalformedPayload, Unusable, UnusableReason, malformed
 
 DOMAIN_WEIGHTS: Final = b"swarm.v1.weights"
 MAX_CANARIES: Final = 16
 MAX_CANARY_TOKENS: Final = 512
 MAX_POLICY_ID_BYTES: Final = 128
 _MAGIC: Final = b"SWM2"
-_MAGIC_WITHOUT_BRANCH: Final = b"SWM1"  # of release 0.1.0, and of bodies that are not signed yet
+_MAGIC_WITHOUT_BRANCH: Final = b"SWM1"  # of release 0.1.0, and of unsigned bodies
 _DIGEST_BYTES: Final = 32
-_CODECS: Final = (Codec.FULL, Codec.DELTA, Codec.LORA)  # a number on the wire
+_CODECS: Final = (Codec.FULL, Codec.DELTA, Codec.LORA)  # index is the number on the wire
 _U8, _U16, _U32, _U64 = (struct.Struct(f"<{kind}") for kind in "BHIQ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Bounds that a receiver accepts, checked before anything is allocated."""
+    """Bounds of a receiver, checked before anything is allocated."""
 
-    manifest_bytes: int = 4 << 20  # as between nodes (swarm.wire.weights): enough for a full version of 120 GiB
+    manifest_bytes: int = 4 << 20  # as in swarm.wire.weights: enough for a full version of 120 GiB
     payload_bytes: int = 1 << 40
     weights_bytes: int = 1 << 40
     tensors: int = 1 << 17
@@ -42,18 +40,18 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """One payload that gives a version: in full, or as a patch of one other version."""
+    """One payload: a version in full, or as a patch of one other version."""
 
-    version: PolicyVersion  # its digest is swarm.model.version_digest of the tensors
+    version: PolicyVersion  # with swarm.model.version_digest of the tensors
     base: PolicyVersion | None  # None: the payload is the full version
     codec: Codec
     layout: Digest  # of names, dtypes and shapes, see `layout_digest`
-    tensors: tuple[TensorSpec, ...]  # in order of name; empty where there is a base, whose layout it is
+    tensors: tuple[TensorSpec, ...]  # in order of name; empty for a patch, whose layout is its base's
     hashes: tuple[Digest, ...]  # BLAKE3 of each tensor's bytes, in order of name
     payload_bytes: int
     chunks: tuple[Digest, ...]  # SHA-256 of each 1 MiB of the payload
     canaries: tuple[Canary, ...] = ()
-    branch: int = 0  # its owner's starts and rewinds, counted up: a branch has one version of a step; 0: not said
+    branch: int = 0  # counts the owner's starts and rewinds; a branch has one version of a step; 0: unknown
 
 
 def layout_digest(specs: tuple[TensorSpec, ...]) -> Digest:
@@ -66,13 +64,8 @@ def seal_manifest(manifest: Manifest, identity: Identity) -> SealedManifest:
     return seal_body(manifest_body(manifest), identity)
 
 
-def manifest_body(manifest: Manifest) -> bytes:
-    """The manifest as it travels, to be signed by the process that has the key."""
-    return _pack(manifest)
-
-
 def with_branch(body: bytes, branch: int) -> bytes:
-    """A serialised manifest without a branch as one of that branch (> 0)."""
+    """Adds a branch (> 0) to a serialised manifest without one."""
     assert body[:4] == _MAGIC_WITHOUT_BRANCH and branch > 0, (body[:4], branch)
     return _MAGIC + _U64.pack(branch) + body[4:]
 
@@ -86,9 +79,8 @@ def open_manifest(sealed: SealedManifest, owner: NodeId, limits: Limits) -> Mani
     """Opens a manifest from anywhere; checks its size, signer, signature, structure and sizes, in this order.
 
     Args:
-        sealed: from anywhere.
-        owner: the node whose lineage it should belong to.
-        limits: what this node accepts.
+        owner: node whose lineage it should belong to.
+        limits: bounds of this node.
     """
     try:
         if len(sealed.body) > limits.manifest_bytes:
@@ -114,7 +106,8 @@ def _too_large(what: str, size: int, bound: int) -> MalformedPayload:
 # --- writing -----------------------------------------------------------------------------------
 
 
-def _pack(manifest: Manifest) -> bytes:
+def manifest_body(manifest: Manifest) -> bytes:
+    """The serialised manifest, to be signed by the process that has the key."""
     assert len(manifest.chunks) == num_chunks(manifest.payload_bytes)
     head = _MAGIC + _U64.pack(manifest.branch) if manifest.branch else _MAGIC_WITHOUT_BRANCH
     parts = [head, _U8.pack(_CODECS.index(manifest.codec)), _pack_version(manifest.version)]
@@ -187,7 +180,7 @@ def _unpack(body: bytes, limits: Limits) -> Manifest:
 
 
 def _check_consistent(manifest: Manifest) -> None:
-    """Raises MalformedPayload where fields that should agree do not."""
+    """Raises MalformedPayload where fields contradict each other."""
     base = manifest.base
     if (manifest.codec is Codec.FULL and base is not None) or (manifest.codec is Codec.DELTA and base is None):
         raise malformed(f"codec {manifest.codec} {'without' if base is None else 'with'} a base")

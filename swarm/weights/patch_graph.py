@@ -1,35 +1,48 @@
-"""Patch graph: weights are nodes, patches are edges, a patch chain is a path.
+"""Patch graph: weights are nodes, patches are edges, a patch chain is a path; and the patches that a full store keeps.
 
-Invariant: a path starts at held weights or at nothing, and each patch starts from the weights that the last one gave.
+Invariants of a patch chain p1 ... pn from held weights h (None: nothing held) to a version v, and where they hold:
+
+    base(p1) in {None, h}                     PatchGraph starts only at these
+    digest(base(p_i+1)) = digest(p_i)         edges join equal digests; `apply` compares again before decoding
+    digest(pn) = digest(v)                    compared tensor by tensor and as a whole before an engine sees it
+    bytes(chain) = min over all chains        Dijkstra; then fewest patches, then earliest arrival
+    sum of payload_bytes <= max_bytes         of a planned chain (`UpdatePlanner`) and of a kept one (`choose_kept`)
+    lineage(base) = lineage(p), steps differ  checked when the manifest is opened
+    chunks on the disk before the manifest    of what is published or served; a fetched manifest comes first
+    a chain from nothing to the newest version that fits max_bytes is always kept
+
+Names do not matter: equal digests are the same weights. A patch is lossless, so any chain gives the same bits as the
+full file. Nothing here touches a disk.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Final
 
-from swarm.types import Digest, PolicyVersion, SealedManifest
+from swarm.types import Digest, NodeId, PolicyVersion, SealedManifest
 from swarm.weights.manifest import Manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patch:
-    """One manifest as an edge: it leads from the weights of its base, or from nothing, to those of its version."""
+    """A manifest as an edge from the weights of its base, or from nothing, to those of its version."""
 
     manifest: Manifest
     sealed: SealedManifest
-    digest: Digest = field(init=False)  # of the manifest's body: hashed once, as plans look it up again and again
+    digest: Digest = field(init=False)  # of the manifest's body, hashed once since plans look it up often
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", self.sealed.digest)
 
     @property
     def version(self) -> PolicyVersion:
-        """The version that it gives."""
+        """Target of the patch."""
         return self.manifest.version
 
     @property
     def base(self) -> PolicyVersion | None:
-        """The version that it starts from; None for weights in full."""
+        """Start of the patch; None for weights in full."""
         return self.manifest.base
 
 
@@ -38,23 +51,15 @@ Cost = Callable[[Patch], int | None]
 
 
 class PatchGraph:
-    """The cheapest patch chains from what is held, or from nothing, to all weights that can be reached.
-
-    Nodes are digests: equal digests are the same weights, whatever their version is called. Among paths of equal cost
-    the one with fewest patches counts, then the one whose patches came first.
+    """The cheapest patch chains from held weights, or from nothing, to all weights that can be reached.
 
     Args:
-        patches: all that are known, in order of arrival.
-        cost: of each.
-        held: digest of the weights at hand; None where there are none.
-
-    Example:
-        graph = PatchGraph(patches, cost, held=version.digest)
-        chain = graph.cheapest_to(newest.digest)
+        patches: known ones, in order of arrival.
+        held: digest of the weights at hand; None without any.
     """
 
     def __init__(self, patches: Iterable[Patch], cost: Cost, held: Digest | None = None) -> None:
-        edges: dict[Digest | None, list[tuple[int, Patch]]] = {}  # by the weights that they start from
+        edges: dict[Digest | None, list[tuple[int, Patch]]] = {}  # by starting weights
         for patch in patches:
             num_bytes = cost(patch)
             if num_bytes is not None:
@@ -75,7 +80,7 @@ class PatchGraph:
                 heappush(frontier, (num_bytes + more_bytes, num_patches + 1, order, patch.version.digest, patch))
 
     def cheapest_to(self, weights: Digest) -> tuple[Patch, ...] | None:
-        """The patches to apply, in order; empty where these weights are held, None where no path leads to them."""
+        """The patches to apply, in order; empty for held weights, None without a path."""
         if weights not in self._last:
             return None
         chain, patch = list[Patch](), self._last[weights]
@@ -83,3 +88,80 @@ class PatchGraph:
             chain.append(patch)
             patch = self._last[None if patch.base is None else patch.base.digest]
         return tuple(reversed(chain))
+
+
+# --- patches that a full store keeps ----------------------------------------------------------
+
+
+KEPT_MANIFESTS: Final = 64  # of each lineage, besides its newest anchor and what follows that
+
+
+def choose_kept(
+    patches: Sequence[Patch], in_force: Collection[NodeId], size_of: Callable[[Digest], int], max_bytes: int
+) -> set[Digest]:
+    """Digests of the manifests to keep in a store.
+
+    Kept first is the cheapest chain from nothing to the newest version that fits the budget, of each lineage in force;
+    of everything else the oldest goes first.
+
+    Args:
+        in_force: lineages that this node trains or follows; others get only what room is left.
+        size_of: bytes of a held chunk, else 0.
+        max_bytes: for all chunks together.
+    """
+    lineages: dict[NodeId, list[Patch]] = {}
+    for patch in patches:
+        lineages.setdefault(patch.version.policy_id, []).append(patch)
+    chains, after, older = list[Patch](), list[Patch](), list[Patch]()
+    for policy_id, members in lineages.items():
+        chain, newer, rest = _tiers(members, max_bytes)
+        if policy_id in in_force:
+            chains, after, older = chains + chain, after + newer, older + rest
+        else:
+            older += chain + newer + rest
+    # All of the chains, then the rest in order until the first misfit; shared chunks count once.
+    kept, chunks, num_bytes = set[Digest](), set[Digest](), 0
+    for number, patch in enumerate((*chains, *_newest_first(after), *_newest_first(older))):
+        num_bytes += sum(map(size_of, set(patch.manifest.chunks) - chunks))
+        if num_bytes > max_bytes and number >= len(chains):
+            break
+        kept.add(patch.digest)
+        chunks.update(patch.manifest.chunks)
+    return kept
+
+
+def _tiers(members: list[Patch], max_bytes: int) -> tuple[list[Patch], list[Patch], list[Patch]]:
+    """Three tiers of one lineage: the chain within the budget, what else follows the newest anchor, newest others."""
+    head = max(patch.version.step for patch in members)
+    anchor = max((patch.version.step for patch in members if patch.base is None), default=0)
+    chain = _chain_within(max_bytes, members)
+    in_chain = {patch.digest for patch in chain}
+    after = [patch for patch in members if patch.digest not in in_chain and _leads_on(patch, anchor, head)]
+    needed = in_chain | {patch.digest for patch in after}
+    rest = _newest_first(patch for patch in members if patch.digest not in needed)
+    return chain, after, rest[:KEPT_MANIFESTS]
+
+
+def _chain_within(max_bytes: int, members: list[Patch]) -> list[Patch]:
+    """The cheapest chain from nothing to the newest version that fits the budget."""
+    graph = PatchGraph(members, lambda patch: patch.manifest.payload_bytes)
+    for target in _newest_first({patch.version: patch for patch in members}.values()):
+        chain = graph.cheapest_to(target.version.digest)
+        if chain is None:  # nothing in full is held: the patches to it
+            chain = [patch for patch in members if patch.version == target.version]
+        if sum(patch.manifest.payload_bytes for patch in chain) <= max_bytes:
+            return list(chain)
+    return []
+
+
+def _leads_on(patch: Patch, anchor: int, head: int) -> bool:
+    """True for the newest anchor, a patch between neighbours after it, or a patch to the head."""
+    if patch.base is None:
+        return patch.version.step == anchor
+    if patch.base.step < anchor:
+        return patch.version.step == head
+    return patch.version.step == head or patch.version.step == patch.base.step + 1
+
+
+def _newest_first(members: Iterable[Patch]) -> list[Patch]:
+    return sorted(members, key=lambda patch: -patch.version.step)

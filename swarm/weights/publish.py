@@ -1,32 +1,32 @@
-"""Publishing: a version becomes manifests and chunks, as patches from what generators hold and some in full (anchors).
+"""Publishing: encodes each new version as patches from versions that generators hold, and some in full (anchors).
 
-Invariant: a manifest body that `Publisher.publish` returns names only chunks that were handed to `put` before.
+Invariant: `put` gets every chunk of a manifest body before `Publisher.publish` returns the body.
 """
 
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from swarm.types import Canary, Digest, FloatArray, PolicyVersion
-from swarm.weights.chunks import chunk_digest, split_chunks
+from swarm.weights.apply import VerifiedVersion
 from swarm.weights.codec import Codec, encode, full_bytes, is_adapter
 from swarm.weights.delta import encode_delta, sample_changes
 from swarm.weights.manifest import Manifest, layout_digest, manifest_body
+from swarm.weights.payload import chunk_digest, split_chunks
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import TensorSpec, Weights, specs_of
-from swarm.weights.verify import VerifiedVersion
 
 logger = logging.getLogger(__name__)
 
 Score = Callable[[Sequence[Sequence[int]]], list[FloatArray]]
 Put = Callable[[Digest, bytes], None]
 
-DELTA_AT_MOST: Final = 0.5  # share of the full size from which a patch is not worth its decoding
+DELTA_AT_MOST: Final = 0.5  # of the full size; a larger patch is not worth decoding
 CANARY_TOKENS: Final = 64  # of each canary text
 ANCHOR_EVERY: Final = 10  # versions
 
@@ -37,53 +37,36 @@ def is_anchor(step: int, every: int = ANCHOR_EVERY) -> bool:
 
 
 def least_store_bytes(specs: Sequence[TensorSpec]) -> int:
-    """Smallest disk budget that always holds a chain from nothing to the newest version: an anchor and a patch."""
+    """Smallest disk budget for a chain from nothing to the newest version: an anchor and a patch."""
     return math.ceil((1 + DELTA_AT_MOST) * full_bytes(specs))
 
 
+@dataclass(eq=False, repr=False)
 class Publisher:
-    """Encodes each new version of a lineage: as patches from what generators hold, and some in full (anchors).
+    """Publisher of a lineage. Keeps the previous version and the newest anchor in memory to patch from."""
 
-    Keeps the version before and the newest anchor in memory to patch from.
+    _put: Put  # takes digest and content of each chunk, in order; blocking
+    canary_ids: Sequence[Sequence[int]] = ()  # token ids of texts whose log-probs go into each manifest
+    _score: Score | None = None  # their log-probs under the weights being published; see `Generator.score`
+    anchor_every: int = ANCHOR_EVERY  # versions from one anchor to the next
+    _newest: VerifiedVersion | None = field(default=None, init=False)
+    _anchor: VerifiedVersion | None = field(default=None, init=False)
 
-    Args:
-        put: takes each chunk (digest, content), in order; blocking.
-        canary_ids: token ids of the texts whose log-probs go into each manifest.
-        score: their log-probs under the weights that are being published; see `Generator.score`.
-        anchor_every: versions from one anchor to the next.
-
-    Example:
-        publisher = Publisher(store.put_chunk, canary_ids, evaluator.score)
-        bodies = publisher.publish(version, TorchWeights(tensors))
-    """
-
-    def __init__(
-        self,
-        put: Put,
-        canary_ids: Sequence[Sequence[int]] = (),
-        score: Score | None = None,
-        anchor_every: int = ANCHOR_EVERY,
-    ) -> None:
-        assert not canary_ids or score is not None
-        self._put = put
-        self._canary_ids = [list(ids[:CANARY_TOKENS]) for ids in canary_ids]
-        self._score = score
-        self._anchor_every = anchor_every
-        self._newest: VerifiedVersion | None = None
-        self._anchor: VerifiedVersion | None = None
+    def __post_init__(self) -> None:
+        assert not self.canary_ids or self._score is not None
+        self._canary_ids = [list(ids[:CANARY_TOKENS]) for ids in self.canary_ids]
 
     def publish(self, version: PolicyVersion, weights: Weights) -> list[bytes]:
         """Encodes a version and hands its chunks to `put` (blocking).
 
         Args:
-            version: with the digest of `weights`.
-            weights: its published tensors, which never change afterwards.
+            weights: tensors of the version, with its digest; never changed afterwards.
 
         Returns:
             Unsigned manifest bodies, smallest payload first; empty where this version was published last.
 
         Raises:
-            StorageFull: from `put`; nothing of this version is published, the next one patches from the one before.
+            StorageFull: from `put`; nothing is published, and the next version patches from the previous one.
         """
         if self._newest is not None and self._newest.version == version:
             return []
@@ -93,20 +76,20 @@ class Publisher:
         for base in self._bases(version):
             manifest = publish(target, base, self._put, canaries)
             bodies.append(manifest_body(manifest))
-            if manifest.base is None:  # as planned, or because so much changed that no other patch is worth it either
+            if manifest.base is None:  # as planned, or since no patch was small enough: then no other one is either
                 self._anchor = target
                 break
         self._newest = target
         return bodies
 
     def _bases(self, version: PolicyVersion) -> list[VerifiedVersion | None]:
-        """Versions to patch from, None for a full copy: the version before, the newest anchor."""
+        """Bases of a version: the previous version, the newest anchor, and None for a full copy."""
         if self._newest is None or self._newest.version.step >= version.step:
             return [None]  # the first since the start, or after a rewind
         bases: list[VerifiedVersion | None] = [self._newest]
         if self._anchor is not self._newest:
             bases.append(self._anchor)
-        return [*bases, None] if is_anchor(version.step, self._anchor_every) else bases
+        return [*bases, None] if is_anchor(version.step, self.anchor_every) else bases
 
     def _canaries(self) -> tuple[Canary, ...]:
         if self._score is None or not self._canary_ids:
@@ -127,22 +110,23 @@ def publish(
     canaries: tuple[Canary, ...] = (),
     delta_at_most: float = DELTA_AT_MOST,
 ) -> Manifest:
-    """Encodes a version, hands its chunks to `put`, and returns the manifest that describes them.
+    """Encodes a version, hands its chunks to `put`, and returns its manifest.
 
-    A version is published in full where a patch would exceed `delta_at_most` of the full size, as estimated or as
-    encoded. So a patch stays in memory until it is complete, and no chunk of an abandoned one is handed on.
+    A patch over `delta_at_most` of the full size, by estimate or when encoded, is dropped for a full copy. So a patch
+    is kept in memory until it is complete, and no chunk of a dropped one reaches `put`.
 
     Args:
-        base: the version that a patch should start from; None publishes in full.
-        put: takes digest and content of each chunk, in order.
+        base: start of a patch; None publishes in full.
     """
     specs = specs_of(target.weights)
     with ThreadPoolExecutor(1, "weights-hash") as second:  # hashing costs no time where a second core is free
-        hashes = second.submit(_hashes, target.weights, specs)
+        hashes = second.submit(lambda: tuple(target.weights[spec.name].blake3() for spec in specs))
         patch = _encode_patch(target, base, delta_at_most)
         start = None if patch is None else base
         codec = Codec.LORA if is_adapter(specs) else Codec.FULL if start is None else Codec.DELTA
-        chunks = _put_all(patch if patch is not None else split_chunks(encode(codec, target.weights, None)), put)
+        digests, payload_bytes = _put_all(
+            split_chunks(encode(codec, target.weights, None)) if patch is None else patch, put
+        )
         return Manifest(
             version=target.version,
             base=start.version if start else None,
@@ -150,18 +134,14 @@ def publish(
             layout=layout_digest(specs),
             tensors=() if start else specs,
             hashes=hashes.result(),
-            payload_bytes=chunks.num_bytes,
-            chunks=chunks.digests,
+            payload_bytes=payload_bytes,
+            chunks=digests,
             canaries=canaries,
         )
 
 
-def _hashes(weights: Weights, specs: tuple[TensorSpec, ...]) -> tuple[Digest, ...]:
-    return tuple(weights[spec.name].blake3() for spec in specs)
-
-
 def _encode_patch(target: VerifiedVersion, base: VerifiedVersion | None, at_most: float) -> list[bytes] | None:
-    """Chunks of a patch; None where the layouts or lineages differ, or it exceeds that share of the full size."""
+    """Chunks of a patch; None where layouts or lineages differ, or it exceeds that share of the full size."""
     specs = specs_of(target.weights)
     if base is None or specs_of(base.weights) != specs or base.version.policy_id != target.version.policy_id:
         return None
@@ -179,20 +159,15 @@ def _encode_patch(target: VerifiedVersion, base: VerifiedVersion | None, at_most
     return chunks
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunks:
-    digests: tuple[Digest, ...]
-    num_bytes: int
-
-
-def _put_all(chunks: Iterable[bytes], put: Put) -> _Chunks:
+def _put_all(chunks: Iterable[bytes], put: Put) -> tuple[tuple[Digest, ...], int]:
+    """Digests of the chunks, and their total size."""
     digests: list[Digest] = []
     num_bytes = 0
     for chunk in chunks:
         num_bytes += len(chunk)
         digests.append(chunk_digest(chunk))
         put(digests[-1], chunk)
-    return _Chunks(tuple(digests), num_bytes)
+    return tuple(digests), num_bytes
 
 
 # --- full copies -------------------------------------------------------------------------------
@@ -201,9 +176,8 @@ def _put_all(chunks: Iterable[bytes], put: Put) -> _Chunks:
 def keep_anchor(store: WeightStore, held: VerifiedVersion) -> None:
     """Writes the missing chunks of a version's full copy, where its manifest is in the store (blocking).
 
-    A node that took the version by patches can then restart from nothing, and serve joiners, without fetching it. On a
-    disk with less free than twice the copy nothing is written: the next versions need the room more. Only chunks that a
-    signed manifest names are written, so they are like fetched ones.
+    So a node that took the version by patches can restart from nothing, and serve joiners, without fetching. Nothing is
+    written on a disk with less free than twice the copy, since the next versions need the room more.
     """
     try:
         for manifest, _ in store.manifests(held.version.policy_id):

@@ -10,10 +10,9 @@ and knows the length of every stream (of bitmaps: a bound) before it reads it.
       bitmaps     1 stream for each class that has a part so encoded
       deltas      for each class with changes: encoding u8, then its streams (`swarm.weights.ulp_delta`)
 
-A part is one class of one piece. Its encoding says which of its weights changed: all of them (nothing follows), a
-bitmap where many did, gaps where few did. A gap is the number of unchanged weights before a changed one (see the
-example in `ClassOrder`). Its low bits are as good as random and travel as they are; the high bits average between 32
-and 64 and take one byte.
+A part is one class of one piece. Its encoding tells which weights changed: all (nothing follows), many (a bitmap) or
+few (gaps). A gap is the number of unchanged weights before a changed one (see the example in `ClassOrder`). Its low
+bits are as good as random and travel as they are; its high bits average 32 to 64 and take one byte.
 """
 
 import math
@@ -27,10 +26,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.weights.exponent_classes import ClassOrder, ExponentClasses, Flags, Positions, Scratch, positions_of
-from swarm.weights.streams import StreamReader, pack, pack_bits, pack_planes, packed_size, unpack_bits, unpack_planes
+from swarm.weights.payload import (
+    MalformedPayload,
+    StreamReader,
+    UnusableReason,
+    malformed,
+    pack,
+    pack_bits,
+    pack_planes,
+    packed_size,
+    unpack_bits,
+    unpack_planes,
+)
 from swarm.weights.tensors import Bits
 from swarm.weights.ulp_delta import UlpReader, UlpWriter, add_ulp_deltas, ulp_deltas
-from swarm.weights.unusable import MalformedPayload, UnusableReason, malformed
 
 PIECE: Final = 1 << 20  # weights
 SEGMENT_CHANGES: Final = 1 << 20  # a segment ends with the piece that reaches this
@@ -50,7 +59,7 @@ _NO_NUMBERS: Final = np.zeros(0, np.uint32)
 
 
 class SegmentWriter:
-    """Collects the changes of pieces, then writes the segment."""
+    """Collects the changes of pieces for one segment."""
 
     def __init__(self, classes: ExponentClasses) -> None:
         self._classes = classes
@@ -92,18 +101,18 @@ class SegmentWriter:
         gaps, done = gaps_of(ranks, starts, counts), 0
         for class_index, (count, (start, end)) in enumerate(zip(counts, pairwise(starts), strict=True)):
             encoding = encoding_of(end - start, count) if count else 0
-            self._headers.append(header_of(count, encoding))
+            self._headers.append(count | encoding << _ENCODING_SHIFT)
             if encoding == ENCODING_BITMAP:
                 if end > len(flags):
                     flags = np.zeros(end, np.bool_)
                     flags[ranks[: done + count]] = True
-                self._bitmaps[class_index].append(bitmap_of(flags[start:end]))
+                self._bitmaps[class_index].append(np.packbits(flags[start:end], bitorder="little").tobytes())
             elif count and encoding != ENCODING_ALL:
                 self._gaps.add(gaps[done : done + count], encoding)
             done += count
 
     def to_bytes(self) -> bytes:
-        """The segment, laid out as the module says."""
+        """The segment in the layout of this module's docstring."""
         headers = np.array(self._headers, "<u4")
         parts = [_U32.pack(self.num_pieces), *(pack(plane) for plane in pack_planes(headers)), self._gaps.to_bytes()]
         parts += [pack(b"".join(bitmaps)) for bitmaps in self._bitmaps if bitmaps]
@@ -111,7 +120,7 @@ class SegmentWriter:
 
 
 class SegmentReader:
-    """Gives the changes of a segment back, piece by piece."""
+    """Reads a segment and gives its changes back, piece by piece."""
 
     def __init__(self, reader: StreamReader, classes: ExponentClasses, max_pieces: int) -> None:
         """Reads a whole segment. Raises MalformedPayload."""
@@ -121,7 +130,8 @@ class SegmentReader:
             raise malformed(f"segment of {self.num_pieces} pieces, expected 1 to {min(max_pieces, SEGMENT_PIECES)}")
         num_parts = self.num_pieces * classes.count
         headers = unpack_planes([reader.stream(num_parts, num_parts) for _ in range(4)], np.dtype("<u4"))
-        counts, encodings = counts_of(headers), encodings_of(headers)
+        counts = (headers & np.uint32(_COUNT_MASK)).astype(np.int64)
+        encodings = (headers >> np.uint32(_ENCODING_SHIFT)).astype(np.int64)
         num_changes = int(counts.sum())
         if num_changes > _MAX_CHANGES:
             raise MalformedPayload(UnusableReason.TOO_LARGE, f"segment of {num_changes} changes exceeds {_MAX_CHANGES}")
@@ -137,8 +147,8 @@ class SegmentReader:
         is_bitmap = (self._encodings[:, class_index] == ENCODING_BITMAP) & (self._counts[:, class_index] > 0)
         if not is_bitmap.any():
             return memoryview(b"")
-        num_changed = int(self._counts[is_bitmap, class_index].sum())
-        return memoryview(reader.stream(0, max_bitmap_bytes(num_changed, int(np.count_nonzero(is_bitmap)))))
+        num_changed, num_bitmaps = int(self._counts[is_bitmap, class_index].sum()), int(np.count_nonzero(is_bitmap))
+        return memoryview(reader.stream(0, int(num_changed / _BITMAP_FROM / 8) + num_bitmaps))
 
     def apply(self, piece: Bits) -> None:
         """Turns the next piece of the base into the one of the target, in place. Raises MalformedPayload."""
@@ -179,56 +189,23 @@ class SegmentReader:
         bitmap, self._bitmaps[class_index] = bitmaps[:size], bitmaps[size:]
         if len(bitmap) < size:
             raise malformed("bitmap is shorter than its class")
-        return read_bitmap(bitmap, count, num_weights)
+        bits: NDArray[np.uint8] = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
+        ranks = np.flatnonzero(bits.view(np.bool_))
+        if len(ranks) != count or ranks[-1] >= num_weights:
+            raise malformed(f"bitmap of {len(ranks)} changes, expected {count}")
+        return ranks
 
 
-# --- parts: which weights of a class changed ---------------------------------------------------
+# --- parts: the changed weights of a class -----------------------------------------------------
 
 
 def encoding_of(num_weights: int, num_changed: int) -> int:
-    """The encoding of a part with changes: ENCODING_ALL, ENCODING_BITMAP, or the number of low bits of its gaps.
-
-    With so many low bits the high part of a gap averages 32 to 64, which takes one byte.
-    """
+    """Encoding of a part with changes: ENCODING_ALL, ENCODING_BITMAP, or the number of low bits of its gaps."""
     if num_changed == num_weights:
         return ENCODING_ALL
     if num_changed >= _BITMAP_FROM * num_weights:
         return ENCODING_BITMAP
-    return max(0, math.floor(math.log2(num_weights / num_changed)) - 5)
-
-
-def header_of(num_changed: int, encoding: int) -> int:
-    """The u32 header of a part; 0 where nothing changed."""
-    return num_changed | encoding << _ENCODING_SHIFT if num_changed else 0
-
-
-def counts_of(headers: NDArray[np.uint32]) -> Positions:
-    """Changed weights of each part."""
-    return (headers & np.uint32(_COUNT_MASK)).astype(np.int64)
-
-
-def encodings_of(headers: NDArray[np.uint32]) -> Positions:
-    """The encoding of each part, see `encoding_of`."""
-    return (headers >> np.uint32(_ENCODING_SHIFT)).astype(np.int64)
-
-
-def max_bitmap_bytes(num_changed: int, num_bitmaps: int) -> int:
-    """Upper bound of the bytes of that many bitmaps with that many changed weights in all."""
-    return int(num_changed / _BITMAP_FROM / 8) + num_bitmaps
-
-
-def bitmap_of(is_changed: NDArray[np.bool_]) -> bytes:
-    """A part as one bit a weight, lowest bit first."""
-    return np.packbits(is_changed, bitorder="little").tobytes()
-
-
-def read_bitmap(bitmap: memoryview, count: int, num_weights: int) -> Positions:
-    """Ranks of the changed weights of a part, counted from its first. Raises MalformedPayload."""
-    bits: NDArray[np.uint8] = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
-    ranks = np.flatnonzero(bits.view(np.bool_))
-    if len(ranks) != count or ranks[-1] >= num_weights:
-        raise malformed(f"bitmap of {len(ranks)} changes, expected {count}")
-    return ranks
+    return max(0, math.floor(math.log2(num_weights / num_changed)) - 5)  # high bits average 32 to 64, one byte
 
 
 @dataclass(slots=True)
@@ -254,7 +231,7 @@ class GapWriter:
 
 
 def gaps_of(ranks: Positions, starts: Sequence[int], counts: Sequence[int]) -> NDArray[np.uint32]:
-    """Gaps of all parts of a piece, one part after the other: unchanged weights before each changed one.
+    """Gaps of all parts of a piece, in order: unchanged weights before each changed one.
 
     Args:
         ranks: [n] ascending.
@@ -271,7 +248,7 @@ def gaps_of(ranks: Positions, starts: Sequence[int], counts: Sequence[int]) -> N
 
 
 class GapReader:
-    """Gives the gap-coded parts of a segment back, in order."""
+    """Reads the gap-coded parts of a segment."""
 
     def __init__(self, reader: StreamReader, counts: Positions, encodings: Positions) -> None:
         """Reads the three streams of the parts with these counts and encodings. Raises MalformedPayload."""
@@ -285,7 +262,7 @@ class GapReader:
         gaps[wide_at] = wide
         low_bits = np.repeat(encodings[of_gaps].astype(np.uint32), counts[of_gaps])
         largest = int((wide.astype(np.int64) << low_bits[wide_at].astype(np.int64)).max(initial=0))
-        if largest > _MAX_GAP:  # narrow ones fit whatever their low bits
+        if largest > _MAX_GAP:  # narrow ones fit with any low bits
             raise malformed(f"gap of about {largest} weights")
         gaps <<= low_bits
         _add_low_bits(reader, gaps, low_bits)
@@ -304,7 +281,7 @@ class GapReader:
 
 
 def _add_low_bits(reader: StreamReader, gaps: NDArray[np.uint32], low_bits: NDArray[np.uint32]) -> None:
-    """Reads the low bits of all gaps that have some, and adds them. Raises MalformedPayload."""
+    """Reads and adds the low bits of all gaps that have some. Raises MalformedPayload."""
     counts = np.bincount(low_bits, minlength=1)
     parts = [(width, count) for width, count in enumerate(counts.tolist()) if width and count]
     total = sum(packed_size(count, width) for width, count in parts)

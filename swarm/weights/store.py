@@ -1,7 +1,7 @@
 """Weight store: chunks and signed manifests on disk, by digest, shared by the agent and its workers.
 
-Invariant: a file is complete or absent, and what leaves the store hashes to its name: a damaged file counts as missing
-and is removed. A worker writes every chunk before the agent gets the manifest that names it; the agent alone adds
+Invariant: a file is complete or absent, and what leaves the store hashes to its name; a damaged file counts as missing
+and is removed. A worker writes every chunk before the agent gets the manifest that names it; only the agent adds
 manifests and deletes.
 """
 
@@ -24,15 +24,13 @@ from swarm.identity import node_id_of
 from swarm.interfaces import BeforeWrite
 from swarm.process import sync_path
 from swarm.types import Digest, NodeId, SealedManifest, short
-from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 from swarm.weights.manifest import Limits, Manifest, open_manifest
-from swarm.weights.patch_graph import Patch
-from swarm.weights.retention import choose_kept
-from swarm.weights.unusable import Unusable, UnusableReason
+from swarm.weights.patch_graph import Patch, choose_kept
+from swarm.weights.payload import CHUNK_BYTES, Unusable, chunk_digest
 
 logger = logging.getLogger(__name__)
 
-GRACE_S: Final = 3600.0  # chunks that no manifest names are kept so long: their version is being published or fetched
+GRACE_S: Final = 3600.0  # of chunks without a manifest: their version is being published or fetched
 _DRAFT: Final = ".draft-"
 _KEY_BYTES, _SIGNATURE_BYTES = 32, 64
 
@@ -41,15 +39,10 @@ class WeightStore:
     """A node's weights on disk. Blocking and thread-safe: call it in threads.
 
     Args:
-        directory: for this store alone; created. Two processes may use it at once.
+        directory: of this store alone; created. Two processes may use it at once.
         max_bytes: budget that `prune` enforces; a manifest with a larger payload is unusable here.
-        limits: of manifests.
         clock: wall clock of the files' ages.
-        before_write: called before each write; the seam at which a test raises OSError(ENOSPC).
-
-    Example:
-        store = WeightStore(config.dir / "weights", config.weights.store_bytes)
-        store.put_chunk(chunk_digest(data), data)
+        before_write: called before each write; a test raises OSError(ENOSPC) in it.
     """
 
     def __init__(
@@ -84,13 +77,13 @@ class WeightStore:
 
         Raises:
             ValueError: it is too long, or has another digest.
-            StorageFull: no room; nothing of it was stored.
+            StorageFull: no room; nothing was stored.
         """
         if len(data) > CHUNK_BYTES or chunk_digest(data) != digest:
             raise ValueError(f"{len(data)} bytes are not chunk {short(digest)}")
         path = self._chunks / digest.hex()
         with self._exclusive():
-            if path.exists() and path.stat().st_size == len(data):  # content is compared when it is read
+            if path.exists() and path.stat().st_size == len(data):  # the content is verified on reading
                 self._renew_age(path)
                 return
         draft = self._draft(self._chunks, data)
@@ -100,7 +93,7 @@ class WeightStore:
             self._num_bytes += len(data) if is_new else 0
 
     def chunk(self, digest: Digest) -> bytes | None:
-        """A stored chunk; None where it is missing or was damaged."""
+        """A stored chunk; None where it is missing or damaged."""
         path = self._chunks / digest.hex()
         try:
             changed_s = path.stat().st_mtime
@@ -121,7 +114,7 @@ class WeightStore:
         return (self._chunks / digest.hex()).exists()
 
     def missing(self, digests: Iterable[Digest]) -> list[Digest]:
-        """Which of these chunks are not stored, each once, in order."""
+        """The chunks that are not stored, each once, in order."""
         return [digest for digest in dict.fromkeys(digests) if not self.has(digest)]
 
     @property
@@ -153,12 +146,7 @@ class WeightStore:
 
     def open(self, sealed: SealedManifest) -> Manifest | Unusable:
         """Opens a manifest of its signer's own lineage, within the limits of this store."""
-        owner = node_id_of(sealed.public_key)
-        manifest = open_manifest(sealed, owner, self.limits)
-        if isinstance(manifest, Manifest) and manifest.version.policy_id != owner:
-            detail = f"lineage {short(manifest.version.policy_id)}, signed by {short(owner)}"
-            return Unusable(reason=UnusableReason.WRONG_OWNER, detail=detail)
-        return manifest
+        return open_manifest(sealed, node_id_of(sealed.public_key), self.limits)
 
     def manifests(self, policy_id: NodeId) -> list[tuple[Manifest, SealedManifest]]:
         """Manifests of a lineage, oldest version first, patches before the full version."""
@@ -166,7 +154,7 @@ class WeightStore:
         return sorted(pairs, key=lambda pair: (pair[0].version.step, pair[0].base is None, pair[1].digest))
 
     def drop_manifests(self, digests: Iterable[Digest]) -> None:
-        """Deletes manifests (of an abandoned branch); `prune` deletes their chunks."""
+        """Deletes manifests; `prune` deletes their chunks."""
         for digest in digests:
             with self._exclusive():
                 (self._manifests / digest.hex()).unlink(missing_ok=True)
@@ -177,8 +165,8 @@ class WeightStore:
     def prune(self, in_force: Collection[NodeId], grace_s: float = GRACE_S) -> int:
         """Deletes what exceeds the disk budget or the number of kept versions; returns the bytes deleted.
 
-        Always kept: a patch chain to the newest version of each lineage `in_force`, and chunks younger than `grace_s`
-        that no manifest names (with 0 no process may be writing). See `swarm.weights.retention`.
+        Always kept are a patch chain to the newest version of each lineage `in_force` (see `choose_kept`), and chunks
+        without a manifest younger than `grace_s` (with 0 no process may be writing).
         """
         opened = self._all()
         written_s = {name: changed_s for name, _, changed_s in _files(self._manifests)}
@@ -186,7 +174,7 @@ class WeightStore:
         patches = [Patch(manifest=manifest, sealed=sealed) for manifest, sealed in opened.values()]
         kept = choose_kept(patches, in_force, lambda digest: sizes.get(digest.hex(), 0), self.max_bytes)
         self.drop_manifests(patch.digest for patch in patches if patch.digest not in kept)
-        dropped_s: dict[str, float] = {}  # chunk -> when the newest dropped manifest that names it was written
+        dropped_s: dict[str, float] = {}  # chunk -> newest write time of the dropped manifests that name it
         for name, (manifest, _) in opened.items():
             if bytes.fromhex(name) not in kept:
                 for chunk in manifest.chunks:
@@ -196,9 +184,9 @@ class WeightStore:
         return num_bytes
 
     def _delete_unnamed(self, dropped_s: dict[str, float], grace_s: float) -> int:
-        """Deletes chunks that only dropped manifests name, and those that none has named for `grace_s`.
+        """Deletes chunks of dropped manifests alone, and chunks without any manifest for `grace_s`.
 
-        While a manifest cannot be read it is unknown what it names, so the second kind stays.
+        The second kind stays while a manifest cannot be read, since it may name them.
         """
         opened = self._all()
         kept = {chunk.hex() for manifest, _ in opened.values() for chunk in manifest.chunks}
@@ -208,21 +196,21 @@ class WeightStore:
         for name, _, changed_s in list(_files(self._chunks)):
             if name not in kept and (changed_s <= dropped_s.get(name, 0.0) or changed_s <= oldest_s):
                 num_bytes += self._delete(self._chunks / name, changed_s)
-        for directory in (self._chunks, self._manifests):  # drafts of a process that was killed
+        for directory in (self._chunks, self._manifests):  # drafts of a killed process
             for name, _, changed_s in list(_files(directory, drafts=True)):
                 if changed_s < self._clock.now_s() - GRACE_S:
                     num_bytes += self._delete(directory / name, changed_s)
         return num_bytes
 
     def _count(self) -> None:
-        with self._lock:  # a chunk is put in place and counted under the same lock, so it is counted once
+        with self._lock:  # chunks are put in place and counted under the same lock
             self._num_bytes = held = sum(size for _, size, _ in _files(self._chunks))
         if held > self.max_bytes:
             bounds = {"bytes": held, "max_bytes": self.max_bytes}
             logger.warning("weights that must be kept exceed weights.store_bytes; raise it", extra=bounds)
 
     def _delete(self, path: Path, changed_s: float) -> int:
-        """Deletes a file unless its age was renewed meanwhile; returns its size, else 0."""
+        """Deletes a file unless its age was renewed; returns its size, else 0."""
         with self._exclusive(), contextlib.suppress(FileNotFoundError):
             status = path.stat()
             if status.st_mtime == changed_s:
@@ -235,14 +223,14 @@ class WeightStore:
     def _all(self) -> dict[str, tuple[Manifest, SealedManifest]]:
         """Every manifest on disk, by file name; one that does not open is deleted.
 
-        One that cannot be read now (no file handle left, the disk does not answer) stays, and is missing here.
+        One that cannot be read now (no file descriptor, the disk does not answer) is only left out.
         """
         names = {name for name, _, _ in _files(self._manifests)}
         for name in names - self._opened.keys():
             try:
                 sealed = _read_sealed(self._manifests / name)
             except FileNotFoundError:
-                continue  # dropped meanwhile
+                continue  # dropped by another thread
             except OSError as error:
                 logger.error("cannot read a weights manifest", extra={"manifest": name[:8], "error": str(error)})
                 continue
@@ -260,7 +248,7 @@ class WeightStore:
             return dict(self._opened)
 
     def _draft(self, directory: Path, data: bytes | memoryview) -> Path:
-        """Writes data durably under a draft name. Raises StorageFull."""
+        """Writes a durable draft. Raises StorageFull."""
         draft = directory / f"{_DRAFT}{os.getpid()}-{next(self._numbers)}"
         with _remove_on_error(draft), draft.open("wb") as file:
             if self._before_write is not None:
@@ -289,7 +277,7 @@ class WeightStore:
 
 @contextlib.contextmanager
 def _remove_on_error(draft: Path) -> Generator[None]:
-    """Removes the draft when the body fails. Raises StorageFull for a full disk."""
+    """Removes a draft when the block fails. Raises StorageFull for a full disk."""
     try:
         yield
     except BaseException as error:
@@ -311,7 +299,7 @@ def _files(directory: Path, drafts: bool = False) -> Generator[tuple[str, int, f
 
 
 def _read_sealed(path: Path) -> SealedManifest | None:
-    """A manifest file; None where it is too short to be one. Raises OSError."""
+    """A manifest file; None where it is too short. Raises OSError."""
     data = path.read_bytes()
     key, signature = data[:_KEY_BYTES], data[_KEY_BYTES : _KEY_BYTES + _SIGNATURE_BYTES]
     if len(signature) < _SIGNATURE_BYTES:

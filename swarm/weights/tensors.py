@@ -1,7 +1,7 @@
 """Host tensors for the weights codec: name, dtype, shape, and the bits as unsigned integers.
 
-Invariant: bits are never read as numbers, so NaN payloads and -0.0 survive. torch appears at the two edges only:
-`TorchWeights` in, `to_torch` out.
+Invariant: bits are never read as numbers, so NaN payloads and -0.0 survive. torch appears only in `TorchWeights`
+(input) and `to_torch` (output).
 """
 
 import hashlib
@@ -25,19 +25,19 @@ Bits = NDArray[Any]  # 1-D, little-endian unsigned integers as wide as the dtype
 
 MAX_NAME_BYTES: Final = 512
 MAX_DIMS: Final = 8
-MAX_ELEMENTS: Final = 2**40  # of one tensor; a dimension of 0 counts as 1, or its strides were beyond any integer
+MAX_ELEMENTS: Final = 2**40  # of one tensor; a dimension of 0 counts as 1, else its strides exceed any integer
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-/]+")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class DtypeInfo:
-    """What the codec needs to know of a dtype."""
+    """Properties of a dtype that the codec needs."""
 
     size: int  # bytes of an element: 1, 2, 4 or 8
     mantissa_bits: int | None  # None: an integer or bool
     is_signed: bool
-    safetensors: str  # its name in a safetensors header
+    safetensors: str  # name in a safetensors header
 
     @property
     def bits_dtype(self) -> np.dtype[Any]:
@@ -45,24 +45,20 @@ class DtypeInfo:
         return np.dtype(f"<u{self.size}")
 
 
-def _dtype(size: int, mantissa_bits: int | None, is_signed: bool, safetensors: str) -> DtypeInfo:
-    return DtypeInfo(size=size, mantissa_bits=mantissa_bits, is_signed=is_signed, safetensors=safetensors)
-
-
-# By the name torch gives it, without "torch.".
+# By torch's name without "torch.".
 DTYPES: Final[Mapping[str, DtypeInfo]] = {
-    "bfloat16": _dtype(2, 7, True, "BF16"),
-    "float16": _dtype(2, 10, True, "F16"),
-    "float32": _dtype(4, 23, True, "F32"),
-    "float64": _dtype(8, 52, True, "F64"),
-    "float8_e4m3fn": _dtype(1, 3, True, "F8_E4M3"),
-    "float8_e5m2": _dtype(1, 2, True, "F8_E5M2"),
-    "int8": _dtype(1, None, True, "I8"),
-    "int16": _dtype(2, None, True, "I16"),
-    "int32": _dtype(4, None, True, "I32"),
-    "int64": _dtype(8, None, True, "I64"),
-    "uint8": _dtype(1, None, False, "U8"),
-    "bool": _dtype(1, None, False, "BOOL"),
+    "bfloat16": DtypeInfo(2, 7, True, "BF16"),
+    "float16": DtypeInfo(2, 10, True, "F16"),
+    "float32": DtypeInfo(4, 23, True, "F32"),
+    "float64": DtypeInfo(8, 52, True, "F64"),
+    "float8_e4m3fn": DtypeInfo(1, 3, True, "F8_E4M3"),
+    "float8_e5m2": DtypeInfo(1, 2, True, "F8_E5M2"),
+    "int8": DtypeInfo(1, None, True, "I8"),
+    "int16": DtypeInfo(2, None, True, "I16"),
+    "int32": DtypeInfo(4, None, True, "I32"),
+    "int64": DtypeInfo(8, None, True, "I64"),
+    "uint8": DtypeInfo(1, None, False, "U8"),
+    "bool": DtypeInfo(1, None, False, "BOOL"),
 }
 
 
@@ -79,7 +75,7 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Raises ValueError where a bound is broken: a spec that exists can be trusted."""
+        """Raises ValueError out of bounds, so an existing spec can be trusted."""
         if not _NAME.fullmatch(self.name) or len(self.name) > MAX_NAME_BYTES:
             raise ValueError(f"tensor name {self.name[:40]!r}: expected 1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . / -")
         if self.dtype not in DTYPES:
@@ -116,7 +112,7 @@ class HostTensor:
 
     @property
     def bytes(self) -> memoryview:
-        """The content, little-endian, without a copy."""
+        """The content, little-endian, not copied."""
         return np.ascontiguousarray(self.bits).view(np.uint8).data
 
     def blake3(self) -> Digest:
@@ -128,28 +124,21 @@ Weights = Mapping[str, HostTensor]  # by name; iterated in sorted order
 
 
 def specs_of(weights: Weights) -> tuple[TensorSpec, ...]:
-    """Specs in order of name, content untouched where `weights` is a TorchWeights."""
+    """Specs in order of name; does not touch the content of a TorchWeights."""
     if isinstance(weights, TorchWeights):
         return weights.specs
     return tuple(weights[name].spec for name in sorted(weights))
 
 
 def part_of(weights: Weights, name: str, part: slice) -> Bits:
-    """A slice of a tensor's bit patterns; only this slice is copied from a device."""
+    """A slice of a tensor's bit patterns; copies only this slice from a device."""
     if isinstance(weights, TorchWeights):
         return weights.part(name, part)
     return weights[name].bits[part]
 
 
 class PublishedDigest:
-    """SHA-256 as `swarm.model.version_digest` defines it, tensor by tensor in order of name.
-
-    Example:
-        digest = PublishedDigest()
-        for name in sorted(weights):
-            digest.update(weights[name])
-        assert digest.digest() == version.digest
-    """
+    """SHA-256 as `swarm.model.version_digest` defines it, updated tensor by tensor in order of name."""
 
     def __init__(self) -> None:
         self._sha256 = hashlib.sha256(b"swarm published tensors 1\0")
@@ -164,12 +153,12 @@ class PublishedDigest:
         self._sha256.update(tensor.bytes)
 
     def digest(self) -> Digest:
-        """SHA-256 of all tensors so far."""
+        """Digest of the tensors so far."""
         return self._sha256.digest()
 
 
 def published_digest(weights: Weights) -> Digest:
-    """The digest of a whole version: what PolicyVersion.digest holds."""
+    """`PolicyVersion.digest` of these weights."""
     digest = PublishedDigest()
     for name in sorted(weights):
         digest.update(weights[name])
@@ -177,15 +166,15 @@ def published_digest(weights: Weights) -> Digest:
 
 
 class TorchWeights(Mapping[str, HostTensor]):
-    """Published torch tensors on any device.
-
-    Each is copied to the host on access; one that is there already and contiguous is not copied.
-    """
+    """Published torch tensors on any device, copied to the host on access unless contiguous there."""
 
     def __init__(self, state: "Mapping[str, torch.Tensor]") -> None:
         """Raises ValueError for a name, dtype or shape that cannot be published."""
         self._state = state
-        self.specs = tuple(_spec_of(name, state[name]) for name in sorted(state))
+        self.specs = tuple(
+            TensorSpec(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+            for name, tensor in sorted(state.items())
+        )
         self._specs = {spec.name: spec for spec in self.specs}
         self._on_host: dict[str, Bits] = {}  # views
 
@@ -193,7 +182,7 @@ class TorchWeights(Mapping[str, HostTensor]):
         return HostTensor(spec=self._specs[name], bits=self.part(name, slice(None)))
 
     def part(self, name: str, part: slice) -> Bits:
-        """A slice of a tensor's bit patterns, sharing its memory where it is contiguous on the CPU."""
+        """A slice of a tensor's bit patterns, sharing memory with a contiguous CPU tensor."""
         import torch
 
         host = self._on_host.get(name)
@@ -212,12 +201,8 @@ class TorchWeights(Mapping[str, HostTensor]):
         return len(self.specs)
 
 
-def _spec_of(name: str, tensor: "torch.Tensor") -> TensorSpec:
-    return TensorSpec(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
-
-
 def to_torch(tensor: HostTensor) -> "torch.Tensor":
-    """The tensor for torch, sharing memory with `tensor.bits`."""
+    """A torch tensor that shares memory with `tensor.bits`."""
     import torch
 
     dtype = cast("torch.dtype", getattr(torch, tensor.spec.dtype))

@@ -1,13 +1,13 @@
-"""Ulp deltas: how many representable values a weight moved, as small unsigned numbers, and their encoding.
+"""Ulp deltas: the number of representable values by which a weight moved, as a small unsigned number; their encoding.
 
-Invariant: a bijection on bit patterns: every pattern, NaN payloads and both zeros included, has its own index in one
+Invariant: a bijection on bit patterns. Every pattern, NaN payloads and both zeros included, has its own index in one
 order, and a delta wraps around, so base plus delta is the target bit for bit. The encoding is chosen from the numbers
 alone and named in front of them.
 
-Floating-point patterns are ordered by value: seen as signed integers, negative ones with their magnitude flipped. A
-delta is counted away from zero, so that its sign is the same for a weight that grows and for its mirror image: small
-weights keep growing, which codes better than the plain sign. How many ulps an optimizer step makes follows from a
-weight's exponent, so the numbers of each exponent class are encoded apart.
+Floating-point patterns are ordered by value: as signed integers, negative ones with flipped magnitude. A delta counts
+away from zero, so it has the same sign for a weight and its mirror image; growing weights keep growing, so this codes
+better than the plain sign. The size of an optimizer step in ulps follows from a weight's exponent, so the numbers of
+each exponent class are encoded separately.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.weights.streams import (
+from swarm.weights.payload import (
     Numbers,
     StreamReader,
+    malformed,
     pack,
     pack_bits,
     pack_planes,
@@ -27,7 +28,6 @@ from swarm.weights.streams import (
     unpack_planes,
 )
 from swarm.weights.tensors import Bits, DtypeInfo
-from swarm.weights.unusable import malformed
 
 Signed = NDArray[Any]  # 1-D signed integers as wide as the dtype
 
@@ -61,7 +61,7 @@ def add_ulp_deltas(base: Bits, changes: Bits, info: DtypeInfo) -> Bits:
 
 
 def magnitudes(bits: Bits, info: DtypeInfo, out: Bits) -> Bits:
-    """Bit patterns without their sign, written to `out`; for floats they are in order of absolute value."""
+    """Bit patterns without their sign, written to `out`; of floats in order of absolute value."""
     return np.bitwise_and(bits, info.bits_dtype.type((1 << (8 * info.size - 1)) - 1), out=out)
 
 
@@ -94,7 +94,7 @@ def _negate_where_negative(difference: Signed, base: Signed, info: DtypeInfo) ->
 ENCODING_PLANES: Final = 0
 ENCODING_ESCAPES: Final = 0x80  # flag: the largest number of that width stands for a wider one, which follows
 _WIDTHS: Final = (1, 2, 4, 8)
-_SAMPLE: Final = 1 << 13  # numbers that an encoding is chosen by
+_SAMPLE: Final = 1 << 13  # numbers that decide on an encoding
 
 
 class UlpWriter:
@@ -104,7 +104,7 @@ class UlpWriter:
         self._numbers: list[list[Numbers]] = [[] for _ in range(num_classes)]
 
     def add(self, numbers: Numbers, counts: Sequence[int]) -> None:
-        """Adds those of a piece, `counts[c]` of class c, one class after the other."""
+        """Adds the deltas of a piece, `counts[c]` of class c, one class after another."""
         start = 0
         for mine, count in zip(self._numbers, counts, strict=True):
             if count:
@@ -117,14 +117,14 @@ class UlpWriter:
 
 
 class UlpReader:
-    """Gives the ulp deltas of a segment back, piece by piece."""
+    """Reads the ulp deltas of a segment."""
 
     def __init__(self, reader: StreamReader, counts: Sequence[int], dtype: np.dtype[Any]) -> None:
-        """Reads all of them, `counts[c]` of class c. Raises MalformedPayload."""
+        """Reads all deltas, `counts[c]` of class c. Raises MalformedPayload."""
         self._numbers = [read_ulps(reader, count, dtype) if count else np.zeros(0, dtype) for count in counts]
 
     def take(self, counts: Sequence[int]) -> Numbers:
-        """Those of the next piece, class by class; the counts of all pieces add up to those of the reader."""
+        """The deltas of the next piece, class by class; the counts of all pieces add up to those of the reader."""
         parts: list[Numbers] = []
         for number, count in enumerate(counts):
             if count:
@@ -135,18 +135,14 @@ class UlpReader:
 
 
 def pack_ulps(numbers: Numbers) -> bytes:
-    """Ulp deltas in the encoding that is smallest for a sample of them.
-
-    Args:
-        numbers: [n] unsigned, n > 0.
-    """
+    """[n > 0] unsigned ulp deltas in the encoding that is smallest for a sample of them."""
     sample = numbers[:: -(-len(numbers) // _SAMPLE)]
     best = min(_encodings_of(numbers), key=lambda encoding: len(_encode(sample, encoding)))
     return _encode(numbers, best)
 
 
 def _encodings_of(numbers: Numbers) -> list[int]:
-    """The candidates: the width that holds all numbers, widths with escapes that hold most, and byte planes."""
+    """Candidates: the width that fits all numbers, widths with escapes that fit most, and byte planes."""
     largest = int(numbers.max())
     fitting = [width for width in _WIDTHS if largest < 1 << width][:1]
     escaping = [

@@ -1,6 +1,6 @@
-"""Adverts: a node's record in the directory as signed bytes, and back through every check that needs no node state.
+"""Adverts: a node's record in the directory as signed bytes, with every check that needs no node state.
 
-Invariant: nothing is parsed before its signature holds, and no input raises: hostile bytes become None.
+Invariant: nothing is parsed before its signature was verified, and no input raises: hostile bytes become None.
 """
 
 import math
@@ -59,7 +59,7 @@ def cursor_from_message(message: advert_pb2.Cursor) -> Cursor:
 
 
 def advert_to_message(advert: Advert) -> advert_pb2.Advert:
-    """An advert as a message; the node id is left to the key."""
+    """An advert as a message; the node id follows from the key."""
     return advert_pb2.Advert(
         run_id=advert.run_id,
         endpoints=advert.endpoints,
@@ -81,7 +81,7 @@ def advert_to_message(advert: Advert) -> advert_pb2.Advert:
 
 
 def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | None:
-    """An advert within its bounds (its expiry is not judged), or None."""
+    """An advert within its bounds (its expiry is not checked), or None."""
     floats = (message.reward_mean, message.reward_std, message.expires_at_s)
     is_whole = (
         re.fullmatch(RUN_ID_PATTERN, message.run_id) is not None
@@ -125,12 +125,12 @@ def advert_from_message(message: advert_pb2.Advert, node_id: str) -> Advert | No
 
 
 def is_endpoint(text: str) -> bool:
-    """True for host:port with a usable port and nothing but the characters of a name or address."""
+    """True for host:port with a usable port and only characters of names and addresses."""
     return _ENDPOINT.fullmatch(text) is not None and 0 < int(text.rpartition(":")[2]) < 65536
 
 
 def is_location(text: str) -> bool:
-    """True for an endpoint, also of a relay with its node id: where a node is reached."""
+    """True for an endpoint, of a node itself or of its relay with its node id."""
     endpoint, relay_id = split_relayed(text)
     return is_endpoint(endpoint) and (endpoint == text or is_hex_digest(relay_id))
 
@@ -153,7 +153,7 @@ def seal_advert(advert: Advert, identity: Identity) -> bytes:
 
 
 def author_of(data: bytes) -> tuple[bytes, float] | None:
-    """Public key and expiry that signed bytes claim, not checked; None where they are no advert."""
+    """Public key and expiry that signed bytes claim, unverified; None where they are no advert."""
     if len(data) > MAX_ADVERT_BYTES:
         return None
     try:
@@ -164,12 +164,11 @@ def author_of(data: bytes) -> tuple[bytes, float] | None:
 
 
 def open_advert(data: bytes, now_s: float, verify: Verify = verify) -> Advert | None:
-    """The advert in signed bytes from the directory, or None when anything about it is wrong.
+    """The advert in signed bytes from the directory, or None where anything is wrong with it.
 
     Args:
-        data: from anywhere.
-        now_s: wall clock; the advert must expire after it, by MAX_ADVERT_TTL_S at most.
-        verify: judges the signature; a simulation may bring its own.
+        now_s: wall clock; the advert must expire within MAX_ADVERT_TTL_S after it.
+        verify: checks the signature; simulations replace it.
     """
     if len(data) > MAX_ADVERT_BYTES:
         return None

@@ -1,9 +1,9 @@
-"""Connections of a gRPC server, bounded by address, subnet and node: what proves nothing in time is cut.
+"""Connection limits of a gRPC server: bounds by address, subnet and node; connections without a proof in time are cut.
 
-gRPC has no hook at accept, and a relay in front of it would copy every byte of weights once more. So a thread looks at
-the sockets of this process several times a second and shuts down those over the bounds, which gRPC takes for the end
-of a connection. Invariant: shares are fair by subnet, then by address, so that who opens few connections is not cut for
-those who open many; subnets that proved an identity before have places of their own.
+gRPC has no hook at accept, and a proxy in front of it would copy every byte of weights once more. So a thread lists
+this process's sockets several times a second and shuts down those over the bounds; gRPC sees their connections end.
+Invariant: shares are fair by subnet, then by address, so many connections of one party never displace the few of
+another. Subnets that proved an identity before have places of their own.
 """
 
 import contextlib
@@ -18,51 +18,27 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
 from swarm.addresses import subnet_of
 from swarm.flow import BoundedTable
 from swarm.open_files import DescriptorPin, open_descriptors
+from swarm.trust_policy import ConnectionBounds
 from swarm.types import NodeId
 
 logger = logging.getLogger(__name__)
 
 MAX_KNOWN_SUBNETS: Final = 4096
-MAX_WAITING: Final = 8192  # news from the event loop that the thread has not taken yet; the oldest goes
-_MANY: Final = 32  # connections from which on the sockets are looked at more often
+MAX_WAITING: Final = 8192  # messages from the event loop to the thread; beyond it the oldest is dropped
+_MANY: Final = 32  # connections from which on sockets are listed more often
 _EVERY_S: Final = 0.5
 _EVERY_S_OF_MANY: Final = 0.1
 _REPORT_EVERY_S: Final = 10.0
 _WILDCARD_HOSTS: Final = ("", "0.0.0.0", "::")
 
 PeerKey = tuple[str, int]  # host and port of the other end
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConnectionBounds:
-    """How many connections of one server stay open: without an identity yet (unproven), and with one (proven)."""
-
-    # 128, not fewer: the nodes of a local swarm, or users behind one router, connect at the same moment
-    unproven_per_address: int = 128
-    unproven_per_subnet: int = 256
-    unproven_of_strangers: int = 768
-    unproven_of_known: int = 256  # places of subnets that proved an identity before
-    unproven_s: float = 10.0  # from the connection to the end of Hello
-    proven_per_node: int = 8
-    proven_per_subnet: int = 512
-    proven: int = 2048
-
-    @property
-    def total(self) -> int:
-        """Connections that stay open in all."""
-        return self.unproven_of_strangers + self.unproven_of_known + self.proven
-
-    def scaled(self, share: float) -> "ConnectionBounds":
-        """The same with a share of the places in all, 0 to 1: where few files may be open, none must hold them all."""
-        totals = ("unproven_of_strangers", "unproven_of_known", "proven")
-        return replace(self, **{name: max(1, int(share * getattr(self, name))) for name in totals})
 
 
 @dataclass(slots=True)
@@ -74,33 +50,26 @@ class Connection:
     subnet: str
     since_s: float  # monotonic, when it was first seen
     descriptor: int = -1
-    inode: int = 0  # of the socket: a descriptor is used again for others
-    node_id: NodeId | None = None  # None: nobody proved an identity on it
+    inode: int = 0  # of the socket, since descriptors are reused
+    node_id: NodeId | None = None  # proven identity
 
 
 class ConnectionLimiter:
-    """Cuts the connections of one server that are over its bounds.
-
-    Example:
-        limiter = ConnectionLimiter(ConnectionBounds())
-        limiter.start("127.0.0.1", port)
-        limiter.prove(context.peer(), node_id)
-        limiter.stop()
-    """
+    """Cuts the connections of one server that are over its bounds."""
 
     def __init__(self, bounds: ConnectionBounds, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._bounds = bounds
         self._monotonic_s = monotonic_s
         self._local: tuple[str, int] = ("", 0)
-        self._sockets: dict[tuple[int, int], Connection | None] = {}  # by descriptor and inode; None: of others
+        self._sockets: dict[tuple[int, int], Connection | None] = {}  # by descriptor and inode; None: not ours
         self._proofs: deque[tuple[PeerKey, NodeId]] = deque(maxlen=MAX_WAITING)  # from the event loop to the thread
         self._proven: dict[PeerKey, NodeId] = {}
-        self._known = BoundedTable[str, None](MAX_KNOWN_SUBNETS)  # subnets that proved an identity, the last one last
+        self._known = BoundedTable[str, None](MAX_KNOWN_SUBNETS)  # subnets that proved an identity, the newest last
         self._open: dict[PeerKey, Connection] = {}  # at the last look; replaced, never changed
         self._cut: Counter[str] = Counter()  # by reason, since the last report
         self._reported_s = 0.0
         self._warned_s = -math.inf
-        self._is_blind = True  # the last look failed, or there was none yet
+        self._is_blind = True  # no look yet, or the last one failed
         self._pin: DescriptorPin | None = None
         self._condemned: deque[PeerKey] = deque(maxlen=MAX_WAITING)  # from the event loop to the thread
         self._is_called = threading.Event()
@@ -108,15 +77,13 @@ class ConnectionLimiter:
         self._thread: threading.Thread | None = None
 
     def start(self, host: str, port: int, share: float = 1.0) -> None:
-        """Begins to look at the connections of a server that listens there.
+        """Starts to watch the connections of a server that listens there.
 
         Args:
-            host: as it listens.
-            port: as it listens.
             share: of the bounds that there is room for; see `ConnectionBounds.scaled`.
         """
         self._bounds = self._bounds.scaled(share)
-        # A name or a wildcard may stand for several addresses: then the port decides alone.
+        # A name or wildcard may stand for several addresses: then only the port is compared.
         plain = _plain_host(host)
         self._local = ("" if plain in _WILDCARD_HOSTS else plain, port)
         self._pin = DescriptorPin()
@@ -124,7 +91,7 @@ class ConnectionLimiter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread (blocking)."""
+        """Stops the thread (blocking)."""
         self._is_stopped = True
         self._is_called.set()
         if self._thread is not None:
@@ -136,15 +103,15 @@ class ConnectionLimiter:
             self._pin = None
 
     def prove(self, peer: str, node_id: NodeId) -> None:
-        """Notes that a node proved its identity on this connection. `peer`: as gRPC writes it."""
+        """Records a node's identity on a connection. `peer`: as gRPC writes it."""
         self._proofs.append((peer_key(peer), node_id))
 
     def is_open(self, peer: str) -> bool:
-        """Whether the connection was there at the last look; True for all where that is not known."""
+        """False where the connection was gone at the last look; True where that is unknown."""
         return self._is_blind or peer_key(peer) in self._open
 
     def cut(self, peer: str) -> None:
-        """Ends a connection at once, or as soon as the thread has found it."""
+        """Cuts a connection at once, or when the thread has found it."""
         self._condemned.append(peer_key(peer))
         self._is_called.set()
 
@@ -162,7 +129,7 @@ class ConnectionLimiter:
                     logger.exception("the connections could not be looked at")
 
     def look(self) -> int:
-        """Looks at all sockets once and cuts what is over the bounds; returns how many that were."""
+        """Lists all sockets once and cuts those over the bounds; returns their number."""
         now_s = self._monotonic_s()
         connections = self._find(now_s)
         self._take_proofs(connections)
@@ -188,7 +155,7 @@ class ConnectionLimiter:
                 if stat.S_ISSOCK(status.st_mode):
                     key = (descriptor, status.st_ino)
                     sockets[key] = self._sockets[key] if key in self._sockets else self._accepted(*key, now_s)
-            except OSError:  # closed meanwhile
+            except OSError:  # it was closed
                 continue
         self._sockets = sockets
         connections = [connection for connection in sockets.values() if connection is not None]
@@ -197,8 +164,8 @@ class ConnectionLimiter:
         return connections
 
     def _accepted(self, descriptor: int, inode: int, now_s: float) -> Connection | None:
-        """The connection behind a socket that was not seen before, or None for one that our server did not accept.
-        Raises OSError where that cannot be known now."""
+        """The connection behind a new socket, or None where our server did not accept it. Raises OSError where that
+        is unknown now."""
         assert self._pin is not None
         with self._pin.held(descriptor) as held:
             if held.family not in (socket.AF_INET, socket.AF_INET6):
@@ -222,9 +189,9 @@ class ConnectionLimiter:
         )
 
     def _shut_down(self, connection: Connection) -> None:
-        """Ends a connection for both sides. The descriptor may be another's by now: only the socket seen ends."""
+        """Ends a connection for both sides, unless the descriptor belongs to another socket by now."""
         assert self._pin is not None
-        with contextlib.suppress(OSError), self._pin.held(connection.descriptor) as held:  # or it ended by itself
+        with contextlib.suppress(OSError), self._pin.held(connection.descriptor) as held:  # it may have ended
             if os.fstat(held.fileno()).st_ino == connection.inode:
                 held.shutdown(socket.SHUT_RDWR)
 
@@ -233,7 +200,7 @@ class ConnectionLimiter:
         while self._proofs:
             peer, node_id = self._proofs.popleft()
             news[peer] = node_id
-        # A proof may come from a connection that this look did not see yet: it is kept for one more.
+        # A proof may be of a connection that this look has not seen yet: it is kept for one more look.
         self._proven = {peer: node for peer, node in self._proven.items() if peer in self._open} | news
         for connection in connections:
             connection.node_id = self._proven.get((connection.host, connection.port))
@@ -244,7 +211,7 @@ class ConnectionLimiter:
 def find_excess(
     connections: Sequence[Connection], bounds: ConnectionBounds, known: Iterable[str], now_s: float
 ) -> list[tuple[Connection, str]]:
-    """The connections over the bounds, each with the reason. `known`: subnets that proved an identity before."""
+    """The connections over the bounds, each with a reason. `known`: subnets that proved an identity before."""
     known = set(known)
     excess: list[tuple[Connection, str]] = []
     strangers: list[Connection] = []
@@ -259,11 +226,11 @@ def find_excess(
             (acquainted if connection.subnet in known else strangers).append(connection)
     held: list[Connection] = []
     for own in proven.values():
-        own.sort(key=lambda connection: -connection.since_s)  # the newest stay: the others just broke
+        own.sort(key=lambda connection: -connection.since_s)  # the newest stay: older ones are likely broken
         held += own[: bounds.proven_per_node]
         excess += [(connection, "of one node") for connection in own[bounds.proven_per_node :]]
-    # Of connections that still have to prove something the newest stay, of the others the oldest: a newcomer
-    # gets its chance, and what works goes on.
+    # Of unproven connections the newest stay, of proven ones the oldest: newcomers get a chance, and what works
+    # continues.
     for group, total in ((strangers, bounds.unproven_of_strangers), (acquainted, bounds.unproven_of_known)):
         group.sort(key=lambda connection: -connection.since_s)
         cut = over_fair_share(group, total, bounds.unproven_per_subnet, bounds.unproven_per_address)
@@ -276,12 +243,11 @@ def find_excess(
 def over_fair_share(
     connections: Sequence[Connection], total: int, per_subnet: int, per_address: int
 ) -> list[Connection]:
-    """Those that have to go so that at most `total` stay, in equal shares of subnets, then of addresses.
+    """The connections to cut so that at most `total` stay, in equal shares of subnets, then of addresses.
 
     Args:
-        connections: those that stay longest first.
-        total: places.
-        per_subnet: bound of one subnet, also when there are free places; `per_address` likewise.
+        connections: in the order of staying.
+        per_subnet, per_address: bounds that hold also when places are free.
     """
     subnets: dict[str, dict[str, list[Connection]]] = {}
     for connection in connections:
@@ -299,7 +265,7 @@ def over_fair_share(
 
 
 def fair_level(sizes: Iterable[int], total: int) -> int:
-    """The largest level for which the sum of min(size, level) is at most `total`; the largest size if all fit."""
+    """The largest level with sum of min(size, level) <= total; the largest size if all fit."""
     rest, ordered = total, sorted(sizes)
     for index, size in enumerate(ordered):
         num_left = len(ordered) - index
@@ -322,7 +288,7 @@ def peer_subnet(peer: str) -> str:
 
 @functools.lru_cache(maxsize=MAX_KNOWN_SUBNETS)
 def _plain_host(host: str) -> str:
-    """One form for an address: without brackets and zone, IPv4 where it is IPv4 in IPv6."""
+    """Canonical form of an address: no brackets or zone, and IPv4 for IPv4 in IPv6."""
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:

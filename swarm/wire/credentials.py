@@ -1,6 +1,6 @@
-"""Credentials: what a node shows to enter a run, an invitation that a member signed or a proof of work.
+"""Credentials for entering a run: an invitation that a member signed, or a proof of work.
 
-Invariant: a credential is good for one key in one run and for a bounded time; no input raises anything but a refusal.
+Invariant: a credential is valid for one key in one run and for a bounded time; no input raises anything but a refusal.
 """
 
 import base64
@@ -28,7 +28,7 @@ from swarm.wire.v1 import credential_pb2 as pb
 MAX_CREDENTIAL_BYTES: Final = 160
 INVITATION_PREFIX: Final = "invitation:"
 DAY_S: Final = 86_400.0
-EPOCH_S: Final = 30 * DAY_S  # a proof of work is good in the epoch it was begun in and in the next one
+EPOCH_S: Final = 30 * DAY_S  # a proof of work is valid in the epoch of its start and in the next one
 MAX_TIME_S: Final = 2**40
 _EPOCH_SLACK_S: Final = 3600.0  # clocks differ
 _NONCE_BITS: Final = 64
@@ -40,12 +40,7 @@ _SCRYPT_R: Final = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Invitation:
-    """A voucher's word for one node of one run; the node and the run are signed and not repeated.
-
-    Example:
-        invitation = seal_invitation(member, "demo", node_id, expires_at_s=clock.now_s() + 30 * DAY_S)
-        assert fits_invitation(invitation, "demo", node_id)
-    """
+    """A voucher's signature for one node of one run, neither of which it repeats."""
 
     public_key: bytes  # of the voucher, 32 bytes
     expires_at_s: int  # wall clock
@@ -53,13 +48,13 @@ class Invitation:
 
     @property
     def voucher(self) -> NodeId:
-        """Who answers for the invited node."""
+        """The member that answers for the invited node."""
         return node_id_of(self.public_key)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkProof:
-    """A nonce that cost minutes to find and takes one try to check."""
+    """A nonce that costs minutes to find and one try to check."""
 
     epoch: int  # since 1970, EPOCH_S each
     nonce: int  # 64 bits
@@ -67,13 +62,13 @@ class WorkProof:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credential:
-    """What a node shows to enter a run: either, both or nothing."""
+    """An invitation, a proof of work, both or neither."""
 
     invitation: Invitation | None = None
     work: WorkProof | None = None
 
     def to_bytes(self) -> bytes:
-        """As it travels; empty for nothing."""
+        """The message; empty without either."""
         message = pb.Credential()
         if self.invitation is not None:
             given = self.invitation
@@ -86,7 +81,7 @@ class Credential:
 
 
 def credential_from_bytes(data: bytes) -> Credential | None:
-    """A credential within its bounds from bytes of anybody, or None."""
+    """A credential within its bounds from anybody's bytes, or None."""
     if len(data) > MAX_CREDENTIAL_BYTES:
         return None
     try:
@@ -126,24 +121,24 @@ def invite(voucher: Identity, run_id: str, node_id: NodeId, days: float, now_s: 
 
 
 def fits_invitation(invitation: Invitation, run_id: str, node_id: NodeId) -> bool:
-    """Whether the voucher signed it for this node of this run; its expiry and the voucher are not judged."""
+    """True where the voucher signed it for this node of this run; expiry and voucher are not checked."""
     signed = _invitation_message(run_id, node_id, invitation.voucher, invitation.expires_at_s)
     return verify(invitation.public_key, DOMAIN_INVITATION, signed, invitation.signature)
 
 
 def _invitation_message(run_id: str, node_id: NodeId, voucher: NodeId, expires_at_s: int) -> bytes:
-    """What a voucher signs: 8 + 2 x 32 bytes, then the run."""
+    """The signed bytes: 8 + 2 x 32 bytes, then the run."""
     return expires_at_s.to_bytes(8, "big") + bytes.fromhex(node_id) + bytes.fromhex(voucher) + run_id.encode()
 
 
 def invitation_to_text(invitation: Invitation) -> str:
-    """An invitation as one word, to be sent in a letter or a chat."""
+    """An invitation as one word, for a mail or a chat."""
     data = Credential(invitation=invitation).to_bytes()
     return INVITATION_PREFIX + base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def invitation_from_text(text: str) -> Invitation:
-    """Raises ConfigError for what is no invitation."""
+    """The invitation in a text. Raises ConfigError for anything else."""
     body = text.strip().removeprefix(INVITATION_PREFIX)
     try:
         data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
@@ -161,22 +156,22 @@ def invitation_from_text(text: str) -> Invitation:
 
 
 def epoch_at(now_s: float) -> int:
-    """The epoch that a proof begun now belongs to."""
+    """The epoch of a proof that is started now."""
     return int(now_s // EPOCH_S)
 
 
 def is_current(work: WorkProof, now_s: float) -> bool:
-    """Whether a proof's epoch is this one or the one before."""
+    """True where a proof's epoch is the current one or the one before."""
     return work.epoch * EPOCH_S - _EPOCH_SLACK_S <= now_s < work_ends_s(work)
 
 
 def work_ends_s(work: WorkProof) -> float:
-    """Wall clock from which on a proof is refused."""
+    """Wall clock at which a proof expires."""
     return (work.epoch + 2) * EPOCH_S + _EPOCH_SLACK_S
 
 
 def fits_work(work: WorkProof, run_id: str, node_id: NodeId, bits: int) -> bool:
-    """Whether a proof was made for this node of this run: one try, so call it only where its epoch is current."""
+    """True where a proof was made for this node of this run. It costs one try, so check the epoch first."""
     digest = hashlib.scrypt(
         work.nonce.to_bytes(_NONCE_BITS // 8, "big"),
         salt=b"swarm.v1.work\0" + work.epoch.to_bytes(4, "big") + bytes.fromhex(node_id) + run_id.encode(),
@@ -191,14 +186,11 @@ def fits_work(work: WorkProof, run_id: str, node_id: NodeId, bits: int) -> bool:
 def find_work(
     run_id: str, node_id: NodeId, epoch: int, bits: int, first: int, go_on: Callable[[int], bool]
 ) -> WorkProof | None:
-    """Searches for a proof of work from a nonce on: blocking, for minutes; other threads run meanwhile.
+    """Searches for a proof of work (blocking, for minutes; other threads run). Returns None where `go_on` stopped it.
 
     Args:
-        first: the nonce to begin with; 0, or where a search before this one was broken off.
-        go_on: called with each nonce before it is tried; False breaks off.
-
-    Returns:
-        The proof, or None where it was broken off.
+        first: the nonce to start with; 0, or where an earlier search stopped.
+        go_on: called with each nonce before it is tried; False stops the search.
     """
     nonce = first
     while go_on(nonce):

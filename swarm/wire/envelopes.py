@@ -1,7 +1,7 @@
-"""Sealed groups: rollout groups as signed bytes, and back through every check that needs no node state.
+"""Sealed groups: rollout groups as signed bytes, with every check that needs no node state.
 
-Invariant: nothing is allocated above the caller's bound and nothing is parsed before its signature
-holds, and no input raises: hostile bytes become a `Refused` value.
+Invariant: nothing is allocated above the caller's bound, nothing is parsed before its signature was verified, and no
+input raises: hostile bytes become a `Refused` value.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from swarm.wire.rollout_groups import Malformed, body_to_group, group_to_body, r
 from swarm.wire.v1 import rollout_pb2
 
 MAX_ENVELOPE_BYTES: Final = 256  # key, signature, codec and lengths around the body of a sealed group
-ANY_COUNT: Final = CountLimits()  # what the schema allows
+ANY_COUNT: Final = CountLimits()  # the bounds of the schema
 _ZSTD_LEVEL: Final = 1
 
 
@@ -36,12 +36,10 @@ def _signed_part(is_compressed: bool, digest: Digest) -> bytes:
 
 
 def seal_group(group: RolloutGroup, identity: Identity) -> SealedGroup:
-    """Serialises, compresses where that is smaller, and signs one of our groups.
-
-    Nothing is checked here: a group that breaks a bound is refused by whoever opens it.
+    """Serialises, compresses where that is smaller, and signs one of our groups, without checking its bounds.
 
     Raises:
-        ValueError: the group names another producer than the identity, or a number does not fit the schema.
+        ValueError: the group names another producer, or a number does not fit the schema.
     """
     if group.producer != identity.node_id:
         raise ValueError(f"group of {group.producer[:8]} cannot be sealed by {identity.node_id[:8]}")
@@ -65,15 +63,14 @@ def seal_group(group: RolloutGroup, identity: Identity) -> SealedGroup:
 def open_group(
     sealed: SealedGroup, max_bytes: int, counts: CountLimits = ANY_COUNT, verify: Verify = verify
 ) -> RolloutGroup | Refused:
-    """Opens a sealed group; runs every check that needs neither vocabulary, task, clock nor history.
+    """Opens a sealed group with every check that needs neither vocabulary, task, clock nor history.
 
     In order: size, key hashes to producer, signature, digest, decompression, counts, protobuf, structure.
 
     Args:
-        sealed: from anywhere.
-        max_bytes: bound of the body, both as it travelled and decompressed.
-        counts: bounds of what it may hold; what exceeds them is not parsed.
-        verify: judges the signature; a simulation may bring its own.
+        max_bytes: bound of the body, both as received and decompressed.
+        counts: bounds of its content, checked before parsing.
+        verify: checks the signature; simulations replace it.
     """
     try:
         return _open_group(sealed, max_bytes, counts, verify)
@@ -106,14 +103,14 @@ def _open_group(sealed: SealedGroup, max_bytes: int, counts: CountLimits, verify
 
 
 class _Zstd(threading.local):
-    """zstd contexts of one thread: making one costs more than using it on a small group, and threads may not share."""
+    """zstd contexts of one thread, since threads may not share them and creating one costs more than a small group."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True)
-        self._decompressors: dict[int, zstandard.ZstdDecompressor] = {}  # by window; a process has one or two bounds
+        self._decompressors: dict[int, zstandard.ZstdDecompressor] = {}  # by window, of which a process has one or two
 
     def decompressor(self, max_bytes: int) -> zstandard.ZstdDecompressor:
-        """One that refuses a window beyond the bound."""
+        """A decompressor that refuses windows beyond the bound."""
         window = max(1 << 10, 1 << max_bytes.bit_length())
         if window not in self._decompressors:
             self._decompressors[window] = zstandard.ZstdDecompressor(max_window_size=window)
@@ -124,8 +121,8 @@ _zstd = _Zstd()
 
 
 def _decompress(data: bytes, max_bytes: int) -> bytes:
-    """One zstd frame that states its size; the stated size is checked before anything is allocated."""
-    # A skippable frame is none of ours, and the library would allocate the size that it states.
+    """One zstd frame; its stated size is checked before anything is allocated."""
+    # For a skippable frame, which is never ours, the library would allocate the stated size.
     if data[:4] != zstandard.FRAME_HEADER:
         raise Malformed(RefusalReason.MALFORMED, "not a zstd frame")
     try:
@@ -134,7 +131,7 @@ def _decompress(data: bytes, max_bytes: int) -> bytes:
             raise Malformed(RefusalReason.MALFORMED, "a zstd frame without its content size")
         if size > max_bytes:
             raise Malformed(RefusalReason.TOO_LARGE, f"{size} bytes after decompression exceed {max_bytes}")
-        # With the size known the whole frame is decoded into one buffer of that size: no window besides.
+        # A frame of known size is decoded into one buffer of that size, without a window.
         plain = _zstd.decompressor(max_bytes).decompress(data, allow_extra_data=False)
     except zstandard.ZstdError:
         raise Malformed(RefusalReason.MALFORMED, "not one whole zstd frame") from None
@@ -142,17 +139,17 @@ def _decompress(data: bytes, max_bytes: int) -> bytes:
 
 
 def stated_bytes(sealed: SealedGroup) -> int:
-    """Bytes that opening a sealed group handles at most: travelled, or decompressed as it states; unopened."""
+    """Upper bound of the bytes that opening a sealed group handles: as received, or decompressed as it states."""
     if not sealed.is_compressed:
         return len(sealed.body)
     try:
         return max(len(sealed.body), zstandard.frame_content_size(sealed.body))
-    except zstandard.ZstdError:  # refused as soon as it is opened
+    except zstandard.ZstdError:  # `open_group` will refuse it
         return len(sealed.body)
 
 
 def sealed_to_message(sealed: SealedGroup) -> rollout_pb2.SealedGroup:
-    """A sealed group as a message; its digest and producer follow from body and key."""
+    """A sealed group as a message; digest and producer follow from body and key."""
     codec = rollout_pb2.BODY_CODEC_ZSTD if sealed.is_compressed else rollout_pb2.BODY_CODEC_IDENTITY
     return rollout_pb2.SealedGroup(
         public_key=sealed.public_key, signature=sealed.signature, codec=codec, body=sealed.body
@@ -160,11 +157,11 @@ def sealed_to_message(sealed: SealedGroup) -> rollout_pb2.SealedGroup:
 
 
 def sealed_from_message(message: rollout_pb2.SealedGroup, claimed: Digest | None = None) -> SealedGroup | Refused:
-    """The sealed group in a message, unopened: only key, signature and codec have their form checked.
+    """The sealed group in a message, unopened: only the form of key, signature and codec is checked.
 
     Args:
         message: from anywhere, of bounded size.
-        claimed: the digest that the sender gave beside it, for `open_group` to judge; None hashes the body.
+        claimed: digest that the sender gave, checked by `open_group`; None hashes the body.
     """
     form = (len(message.public_key), len(message.signature))
     if form != (PUBLIC_KEY_BYTES, SIGNATURE_BYTES):
@@ -187,7 +184,7 @@ def sealed_to_bytes(sealed: SealedGroup) -> bytes:
 
 
 def sealed_from_bytes(data: bytes) -> SealedGroup | Refused:
-    """The sealed group in bytes whose length the caller has bounded. Unopened: see `open_group`."""
+    """The sealed group in bytes of bounded length, unopened; see `open_group`."""
     try:
         message = rollout_pb2.SealedGroup.FromString(data)
     except DecodeError:

@@ -1,10 +1,9 @@
 """Counts of a group's fields and numbers on the wire, bounded before anything is parsed.
 
-Invariant: parsing what `check_counts` lets through makes at most SMALL_BYTES objects (MIDDLING_BYTES, of a message that
-travelled as a quarter of so many bytes), or as many as the limits allow: a few hundred bytes can decompress to a
-million empty submessages or token ids, each dozens of bytes in memory and one turn of a Python loop. The bounds are a
-few times those of an honest group, so that what is merely of another configuration is refused later, with its exact
-reason.
+A few hundred bytes can decompress to a million empty submessages or token ids, each dozens of bytes in memory and one
+turn of a Python loop. Invariant: what `check_counts` accepts parses to at most SMALL_BYTES objects (MIDDLING_BYTES if a
+quarter of them travelled), or as many as the limits allow. The bounds are a few times those of an honest group, so a
+group of another configuration is refused later, with its exact reason.
 """
 
 from dataclasses import dataclass
@@ -15,13 +14,13 @@ import numpy as np
 from swarm.types import RefusalReason
 from swarm.wire.rollout_groups import MAX_ROLLOUTS, MAX_TOKENS, Malformed
 
-SMALL_BYTES: Final = 16_384  # a message that is no longer has no more numbers than bytes
-MIDDLING_BYTES: Final = 4 * SMALL_BYTES  # of one that travelled as at least a quarter: walking it costs 100 us
+SMALL_BYTES: Final = 16_384  # a message of this length has no more numbers than bytes
+MIDDLING_BYTES: Final = 4 * SMALL_BYTES  # bound where at least a quarter travelled: walking it costs 100 us
 MAX_FIELDS: Final = 16_384  # of the body, its rollouts and their traces together
-_PROMPT_TOKENS: Final = 4096  # that a message of any size may have; beyond, so many for each byte that travelled
+_PROMPT_TOKENS: Final = 4096  # of a message of any size; further ones are allowed per received byte
 _PROMPT_TOKENS_PER_BYTE: Final = 16
 _SLACK: Final = 4  # times an honest group
-_FIELDS_OF_ROLLOUT: Final = 16  # of a rollout and its trace without its spans: 11, each once
+_FIELDS_OF_ROLLOUT: Final = 16  # of a rollout and its trace without spans: 11, each once
 _FIELDS_OF_BODY: Final = 64
 _TEXT_BYTES_PER_TOKEN: Final = 256
 _NUMBER_BYTES: Final = 5  # of a uint32, at most
@@ -30,16 +29,16 @@ _OTHER_BYTES: Final = 1024  # of any other field: names, digests, a span
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountLimits:
-    """Bounds of what a whole group may hold."""
+    """Bounds of a whole group's content."""
 
     fields: int = MAX_FIELDS
     answer_tokens: int = MAX_ROLLOUTS * MAX_TOKENS  # of all rollouts together
-    prompt_tokens: int = MAX_TOKENS  # and 16 for each byte that travelled
+    prompt_tokens: int = MAX_TOKENS  # and 16 for each received byte
 
     @classmethod
     def of_run(cls, *, group_size: int, max_new_tokens: int, max_age_steps: int, max_turns: int = 1) -> "CountLimits":
-        """The limits for groups of a run: an answer has a span for each version that served meanwhile, and an episode
-        three fields for each turn after the first."""
+        """The limits of a run: an answer has a span per version that served it, and an episode three fields per turn
+        after the first."""
         rollouts = _SLACK * group_size
         of_rollout = _FIELDS_OF_ROLLOUT + max_age_steps + 1 + 3 * (max_turns - 1)
         return cls(
@@ -51,7 +50,7 @@ class CountLimits:
 
 _ROLLOUTS: Final = 7  # GroupBody.rollouts
 _TRACE: Final = 2  # Rollout.trace
-# The chain of submessages that hold repeated submessages: GroupBody.rollouts -> Rollout.trace -> (spans).
+# Submessages that hold repeated submessages: GroupBody.rollouts -> Rollout.trace -> (spans).
 _PATH: Final = (_ROLLOUTS, _TRACE)
 _PROMPT: Final = (0, 6)  # depth and field: GroupBody.prompt_ids
 _TEXTS: Final = frozenset({(1, 1), (1, 6)})  # Rollout.text, later_texts
@@ -61,15 +60,14 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def check_counts(data: bytes, num_travelled: int, limits: CountLimits) -> None:
-    """Raises Malformed where a serialised GroupBody holds more than the limits; one too small for it is not looked at.
+    """Raises Malformed where a serialised GroupBody exceeds the limits; one too small for that is not examined.
 
     Args:
         data: decompressed.
-        num_travelled: bytes of it as it travelled.
-        limits: of the whole group.
+        num_travelled: length as received.
     """
     if len(data) <= max(SMALL_BYTES, min(4 * num_travelled, MIDDLING_BYTES)):
-        return  # whether it is well formed, the parser says
+        return  # the parser checks its form
     walk = _Walk(data, limits, limits.prompt_tokens + _PROMPT_TOKENS_PER_BYTE * num_travelled)
     try:
         walk.message(0, len(data), 0)
@@ -78,9 +76,9 @@ def check_counts(data: bytes, num_travelled: int, limits: CountLimits) -> None:
 
 
 class _Walk:
-    """One pass over a message. Raises ValueError or IndexError where it has no form, Malformed beyond a bound.
+    """One pass over a message. Raises ValueError or IndexError for a wrong form, Malformed beyond a bound.
 
-    A message that stands twice is merged by the parser, so what is counted is counted over the whole group.
+    The parser merges repeated singular messages, so counts are totals over the whole group.
     """
 
     def __init__(self, data: bytes, limits: CountLimits, prompt_tokens: int) -> None:
@@ -125,7 +123,7 @@ class _Walk:
     def _bytes_field(self, field: tuple[int, int], at: int, size: int) -> None:
         tokens = self._limits.answer_tokens
         if field == _PROMPT:
-            # an honest prompt can be long and even; then nobody is to blame
+            # an honest prompt can be long and regular, so the reason blames nobody
             self._add(field, self._numbers(at, size), self._prompt_tokens, RefusalReason.UNUSABLE_TEXT)
         elif field in _PER_TOKEN:
             self._add(field, self._numbers(at, size), tokens, RefusalReason.BAD_TOKENS)
@@ -137,7 +135,7 @@ class _Walk:
             raise ValueError(f"{size} bytes in a short field")
 
     def _numbers(self, at: int, size: int) -> int:
-        """Of packed varints: those that are counted one by one are few enough."""
+        """Count of packed varints; a field too long for any bound is not counted one by one."""
         if size > _NUMBER_BYTES * max(self._prompt_tokens, self._limits.answer_tokens):
             return size
         return int(np.count_nonzero(self._bytes[at : at + size] < 0x80))
@@ -150,7 +148,7 @@ class _Walk:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, of at most ten bytes, and the position behind it."""
+    """The varint at `at`, of at most ten bytes, and the position after it."""
     value = data[at]
     if value < 0x80:
         return value, at + 1

@@ -1,7 +1,7 @@
-"""gRPC errors: the one table between this project's errors and gRPC status codes.
+"""gRPC errors: the table between this project's errors and gRPC status codes.
 
-Invariant: a peer can only ever cause Unavailable, Unauthenticated, NotHeld or TooLarge here; the
-other errors cross the local socket alone.
+Invariant: a peer can only cause Unavailable, Unauthenticated, NotHeld or TooLarge here; other errors cross the local
+socket alone.
 """
 
 import asyncio
@@ -54,17 +54,16 @@ Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
 
 def status_of(error: Exception) -> grpc.StatusCode:
-    """The status code that carries an error."""
+    """The status code of an error."""
     return next((code for kind, code in _TABLE if isinstance(error, kind)), grpc.StatusCode.UNKNOWN)
 
 
 def error_of(error: grpc.RpcError, what: str, *, is_made_here: bool = False) -> SwarmError:
-    """The error that a failed call means.
+    """The error behind a failed call.
 
     Args:
-        error: what the call raised.
         what: the call and its other end, for the message.
-        is_made_here: the other end is our own agent, whose every error is passed on.
+        is_made_here: the other end is our own agent, whose errors are all passed on.
     """
     call = error if isinstance(error, (grpc.aio.AioRpcError, grpc.Call)) else None
     code = grpc.StatusCode.UNKNOWN if call is None else call.code()
@@ -74,7 +73,7 @@ def error_of(error: grpc.RpcError, what: str, *, is_made_here: bool = False) -> 
 
 
 def rpc(method: Method) -> Method:
-    """Decorates a method of a servicer: an error of this project ends the call with the status that carries it.
+    """Decorates a servicer's method: an error of this project ends the call with its status.
 
     Example:
         @rpc
@@ -87,7 +86,7 @@ def rpc(method: Method) -> Method:
             return await method(self, request, context)
         except (SwarmError, Malformed, LookupError) as error:
             if isinstance(error, SwarmError) and error.pause_s:
-                await asyncio.sleep(error.pause_s)  # who goes on and on waits for each refusal
+                await asyncio.sleep(error.pause_s)  # slows down callers that are refused again and again
             await context.abort(status_of(error), str(error)[:_MAX_DETAIL_CHARS])
             raise AssertionError("abort() raises") from None
 
@@ -96,12 +95,7 @@ def rpc(method: Method) -> Method:
 
 @contextmanager
 def calling(what: str, *kinds: type[SwarmError]) -> Generator[None]:
-    """Around the reading of an answer from a peer: whatever ends it becomes one of `kinds`, or Unavailable.
-
-    Example:
-        with calling("watch of 3fa1", NotHeld):
-            async for response in call: ...
-    """
+    """Wraps reading a peer's answer: an error becomes one of `kinds`, or Unavailable."""
     try:
         yield
     except grpc.RpcError as error:
@@ -110,7 +104,7 @@ def calling(what: str, *kinds: type[SwarmError]) -> Generator[None]:
     except Malformed as error:
         raise Unavailable(f"{what}: {error.detail}") from None
     except asyncio.CancelledError:
-        # gRPC turns the end of a closed channel into a cancellation of its reader; ours passes through.
+        # gRPC cancels the reader of a closed channel; a cancellation of our own passes through.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise

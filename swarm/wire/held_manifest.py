@@ -1,7 +1,7 @@
-"""The newest manifest seen of a run, kept in the directory of a node or coordinator with its signature.
+"""Held manifest: the newest manifest seen of a run, stored with its signature in a node's or coordinator's directory.
 
-Invariant: what is read back was signed by the key that it names; a damaged file stops the process, since going on
-without it could mean to forget who may take part.
+Invariant: what is loaded was signed by the key that it names. A damaged file stops the process, since continuing
+without it could forget who may take part.
 """
 
 from pathlib import Path
@@ -15,15 +15,15 @@ from swarm.wire.run_manifest import MAX_MANIFEST_BYTES, RunManifest, SignedManif
 
 HELD: Final = "manifest.json"
 _SHARED_GENERATION: Final = ("temperature", "max_new_tokens", "max_episode_tokens", "group_size", "largest_group")
-_OWN_OF_ENVIRONMENT: Final = frozenset({"name", "exchange", "scored_from"})  # all else decides what a task is worth
-_VALUE_CHARS: Final = 60  # of a value in a sentence
+_OWN_OF_ENVIRONMENT: Final = frozenset({"name", "exchange", "scored_from"})  # all other keys decide a task's reward
+_VALUE_CHARS: Final = 60  # of a value in a message
 
 Difference = tuple[str, str, str]
 """Key of node.toml, its value here, its value in the run's manifest."""
 
 
 def save_held(directory: Path, signed: SignedManifest) -> None:
-    """Replaces the manifest that is held. Raises StorageFull where it cannot be written."""
+    """Stores a manifest in place of the held one. Raises StorageFull where it cannot be written."""
     texts = {"public_key": signed.public_key.hex(), "signature": signed.signature.hex()}
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def save_held(directory: Path, signed: SignedManifest) -> None:
 
 
 def load_held(directory: Path, run_id: str) -> SignedManifest | None:
-    """The manifest that is held; None where there is none. Raises ConfigError for a damaged file."""
+    """The held manifest, or None. Raises ConfigError for a damaged file."""
     path = directory / HELD
     try:
         kept: dict[str, Any] = read_json(path, 4 * MAX_MANIFEST_BYTES)
@@ -49,14 +49,13 @@ def load_held(directory: Path, run_id: str) -> SignedManifest | None:
 
 
 def with_held(config: NodeConfig, held: SignedManifest | None, own: EntryConfig | None = None) -> NodeConfig:
-    """A node's configuration with who may take part and the coordinator's key as the newest manifest says.
+    """A node's configuration with entry rules and coordinator key of the newest manifest.
 
-    What the node's own file denies stays denied, and whose groups count in full is as its own `established` says
-    unless that is `auto`.
+    The node's own `denied` stays in force, and so does its own `established` unless that is `auto`.
 
     Args:
-        config: of the node, perhaps with what an older manifest said.
-        held: the newest one; None where no manifest is followed.
+        config: of the node, perhaps with values of an older manifest.
+        held: the newest manifest; None where none is followed.
         own: `entry` of the node's own file; None: that of `config`.
     """
     if held is None:
@@ -70,10 +69,10 @@ def with_held(config: NodeConfig, held: SignedManifest | None, own: EntryConfig 
 
 
 def differences(config: NodeConfig, manifest: RunManifest) -> list[Difference]:
-    """Keys that must be equal on every node of a run, and are set otherwise here.
+    """Keys that must be equal on every node of a run but differ here.
 
-    Environments are compared where both sides have one of that name: a run's nodes may share one that its manifest
-    cannot name, and one may have another besides. Another model may take part, too.
+    An environment is compared where both sides have one of that name, since a node may have further ones, and a
+    manifest cannot name all. The model may differ too.
     """
     limits = manifest.limits
     found: list[tuple[str, object, object]] = [
@@ -92,7 +91,7 @@ def differences(config: NodeConfig, manifest: RunManifest) -> list[Difference]:
 
 
 def in_words(found: list[Difference]) -> str:
-    """Differences, at most four of them: `generator.max_new_tokens is 12 here and 8 in the run`."""
+    """At most four differences as text: `generator.max_new_tokens is 12 here and 8 in the run`."""
     shown = [f"{key} is {ours} here and {theirs} in the run" for key, ours, theirs in found[:4]]
     return "; ".join(shown) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
 

@@ -1,8 +1,8 @@
-"""Connections to hosts by name, which an advert of anybody may state.
+"""Connections to hosts by name, which anybody's advert may state.
 
-Invariant: names are resolved in threads of their own, which hold up no other work of the node, nor its end. A name
-server that does not answer holds one for up to half a minute, and behind those of asyncio, of which two cores have six,
-all other work waited.
+Invariant: names are resolved in threads of their own, which delay neither other work of the node nor its end. An
+unresponsive name server blocks a thread for up to half a minute, and the pool of asyncio (six threads on two cores)
+would stall all other work.
 """
 
 import asyncio
@@ -13,28 +13,26 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-# More than all that are dialled in half a minute, known peers too (`swarm/peers/address_book.py`).
+# More than are dialled in half a minute, known peers included (`swarm/peers/address_book.py`).
 _FREE: Final = threading.BoundedSemaphore(128)
 
 
 async def dial(host: str, port: int, source: str = "") -> socket.socket:
-    """A socket that is connected to one address of each family, the first that answers; it does not block.
+    """A connected non-blocking socket, to the first of one address per family that answers.
 
     Args:
-        host: name or address.
-        port: TCP.
         source: own address to call from; empty: any.
 
     Raises:
         OSError: nobody answers.
-        ValueError: it is no name.
+        ValueError: the host is no name.
     """
     resolve = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
         found = resolve(flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
         found = await _in_a_thread(resolve)
-    # a name of a hundred addresses gets no hundred connections
+    # one address per family: a name of a hundred addresses gets no hundred connections
     *others, last = {family: (family, address) for family, *_, address in reversed(found)}.values()
     for family, address in others:
         with suppress(OSError):
@@ -43,7 +41,7 @@ async def dial(host: str, port: int, source: str = "") -> socket.socket:
 
 
 async def open_connection(host: str, port: int, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """As asyncio's, by `dial`. Raises OSError, or ValueError where it is no name."""
+    """`asyncio.open_connection` by way of `dial`. Raises OSError, or ValueError where the host is no name."""
     return await asyncio.open_connection(sock=await dial(host, port), **options)
 
 

@@ -17,13 +17,13 @@ from swarm.wire.run_manifest import RunManifest, SignedManifest, check_manifest,
 
 MAX_BOOTSTRAP_PEERS: Final = 16
 MAX_ADDRESSES: Final = 8
-_AROUND: Final = " \t\r\n'\"`<>\u2018\u2019\u201c\u201d"  # what mail, chat and shells put around a link
+_AROUND: Final = " \t\r\n'\"`<>\u2018\u2019\u201c\u201d"  # added around a link by mail, chat and shells
 _MULTIADDRESS: Final = re.compile(r"/[!-~]{1,255}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinLink:
-    """`swarm://host:port[,host:port]/RUN#FINGERPRINT`: where a run is and who must sign for it.
+    """`swarm://host:port[,host:port]/RUN#FINGERPRINT`: addresses of a run, and the key that must sign its manifest.
 
     Example:
         JoinLink.parse("swarm://10.0.0.1:4400/demo#3fa1...")
@@ -35,7 +35,7 @@ class JoinLink:
 
     @classmethod
     def parse(cls, text: str) -> "JoinLink":
-        """Quotes and white space around it are left out. Raises ConfigError with the part that is wrong."""
+        """Parses a link, ignoring quotes and white space around it. Raises ConfigError naming the wrong part."""
         form = "expected swarm://host:port[,host:port]/RUN#FINGERPRINT"
         rest = text.strip(_AROUND)
         if not rest.startswith("swarm://"):
@@ -65,20 +65,20 @@ class JoinLink:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchedManifest:
-    """A manifest that was verified, and where the directory can be entered."""
+    """A verified manifest, and entry points of the directory."""
 
     signed: SignedManifest
     bootstrap_peers: tuple[str, ...]  # multiaddresses
-    address: str  # of the link, where it was had
+    address: str  # of the link, which answered
 
     @property
     def manifest(self) -> RunManifest:
-        """What the coordinator's key signed."""
+        """The manifest without its signature."""
         return self.signed.manifest
 
 
 async def fetch_manifest(link: JoinLink, identity: Identity, timeout_s: float) -> FetchedManifest:
-    """Asks each address of the link in turn; `timeout_s` is for each of them.
+    """The run's manifest, from the first address of the link that answers within `timeout_s`.
 
     Raises:
         ConfigError: the manifest is signed but breaks a bound.
@@ -97,7 +97,7 @@ async def fetch_manifest(link: JoinLink, identity: Identity, timeout_s: float) -
 
 
 async def _fetch_from(address: str, link: JoinLink, identity: Identity, timeout_s: float) -> FetchedManifest:
-    # gRPC is imported where a call is made, so that reading a manifest from disk loads none of it
+    # imported here, so that reading a manifest from disk loads no gRPC
     import grpc
 
     from swarm.wire.grpc_errors import error_of
@@ -105,7 +105,7 @@ async def _fetch_from(address: str, link: JoinLink, identity: Identity, timeout_
     from swarm.wire.v1 import coordinator_service_pb2 as pb
     from swarm.wire.v1 import coordinator_service_pb2_grpc as pb_grpc
 
-    # Who has no credential yet reads here which one the run asks for.
+    # Without a credential, since the manifest tells which one the run asks for.
     channel = await open_channel(address, link.fingerprint, identity, link.run_id, timeout_s, credential=None)
     try:
         stub: Any = pb_grpc.CoordinatorServiceStub(channel.channel)
@@ -123,12 +123,9 @@ async def _fetch_from(address: str, link: JoinLink, identity: Identity, timeout_
 def node_config_from_manifest(
     manifest: RunManifest, link: JoinLink, bootstrap: tuple[str, ...], directory: Path
 ) -> JsonDict:
-    """Plain data of a node.toml that takes part in the run from `directory`; it loads as NodeConfig.
+    """Plain data of a node.toml for taking part in the run from `directory`. Raises ConfigError beyond a bound.
 
-    Without `entry.established`, so that what stands there is the node's own; the newest manifest says it otherwise.
-
-    Raises:
-        ConfigError: the manifest breaks a bound.
+    Without `entry.established`, so that a value there is the node's own; otherwise the newest manifest decides.
     """
     check_manifest(manifest)
     data: JsonDict = {

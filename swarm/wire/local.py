@@ -1,7 +1,6 @@
 """Draws, reports and verdicts between the agent and its own worker.
 
-Invariant: a draw arrives exactly as it was made; the bodies of groups use the same messages as between
-nodes, figures travel as JSON.
+Invariant: a draw arrives exactly as it was made. Bodies of groups use the messages of the network, figures are JSON.
 """
 
 import dataclasses
@@ -20,7 +19,6 @@ from swarm.types import (
     DrawnGroup,
     EdgeReport,
     Evaluation,
-    FloatArray,
     PolicyVersion,
     ScoredGroup,
     StepReport,
@@ -29,25 +27,17 @@ from swarm.types import (
 from swarm.wire.rollout_groups import body_to_group, group_to_body
 from swarm.wire.v1 import local_service_pb2 as pb
 
-# The largest group that configuration allows, and what is around it.
+# The largest group that the configuration allows, with overhead.
 MAX_LOCAL_MESSAGE_BYTES: Final = 65 * 2**20
 
 Part = pb.DrawResponse | pb.RedrawResponse
-
-
-def _floats_to_bytes(values: FloatArray) -> bytes:
-    return values.astype("<f4").tobytes()
-
-
-def _floats_from_bytes(data: bytes) -> FloatArray:
-    return np.frombuffer(data, dtype="<f4").astype(np.float32)
 
 
 # --- draws -------------------------------------------------------------------------------------
 
 
 def draw_to_fields(draw: Draw) -> list[dict[str, Any]]:
-    """A draw as the fields of its messages: a header, then one message per group."""
+    """Fields of a draw's messages: a header, then one message per group."""
     header: dict[str, Any] = {
         "step": draw.step,
         "num_zero_variance": draw.num_zero_variance,
@@ -73,7 +63,7 @@ def _drawn_to_message(drawn: DrawnGroup) -> pb.DrawnGroup:
         digest=scored.digest,
         producer=scored.group.producer,
         body=group_to_body(scored.group),
-        rewards=_floats_to_bytes(scored.rewards),
+        rewards=scored.rewards.astype("<f4").tobytes(),
         correction=scored.correction.value,
         is_made_here=scored.is_made_here,
         first_seen_s=scored.first_seen_s,
@@ -89,7 +79,7 @@ def _drawn_from_message(message: pb.DrawnGroup) -> DrawnGroup:
     scored = ScoredGroup(
         digest=message.digest,
         group=body_to_group(message.body, message.producer),
-        rewards=_floats_from_bytes(message.rewards),
+        rewards=np.frombuffer(message.rewards, dtype="<f4").astype(np.float32),
         correction=Correction(message.correction),
         is_made_here=message.is_made_here,
         first_seen_s=message.first_seen_s,
@@ -104,36 +94,29 @@ def _drawn_from_message(message: pb.DrawnGroup) -> DrawnGroup:
 # --- figures -----------------------------------------------------------------------------------
 
 
-def step_report_to_json(report: StepReport) -> bytes:
-    """A step report as JSON; the digest as hex."""
+def report_to_json(report: StepReport | ApplyReport) -> bytes:
+    """A report as JSON; the digest as hex."""
     fields = dataclasses.asdict(report)
     fields["version"]["digest"] = report.version.digest.hex()
     return json.dumps(fields).encode()
 
 
 def step_report_from_json(data: bytes) -> StepReport:
-    """The step report of `step_report_to_json`."""
-    fields = json.loads(data)
-    version = fields.pop("version")
-    version["digest"] = bytes.fromhex(version["digest"])
+    """The step report in the JSON of `report_to_json`."""
+    fields = _report_fields(data)
     edges = tuple(EdgeReport(**edge) for edge in fields.pop("edges"))
-    ages = tuple(fields.pop("ages_steps"))
-    return StepReport(version=PolicyVersion(**version), edges=edges, ages_steps=ages, **fields)
-
-
-def apply_report_to_json(report: ApplyReport) -> bytes:
-    """What became of a version, as JSON; the digest as hex."""
-    fields = dataclasses.asdict(report)
-    fields["version"]["digest"] = report.version.digest.hex()
-    return json.dumps(fields).encode()
+    return StepReport(edges=edges, ages_steps=tuple(fields.pop("ages_steps")), **fields)
 
 
 def apply_report_from_json(data: bytes) -> ApplyReport:
-    """The report of `apply_report_to_json`."""
+    """The apply report in the JSON of `report_to_json`."""
+    return ApplyReport(**_report_fields(data))
+
+
+def _report_fields(data: bytes) -> dict[str, Any]:
     fields = json.loads(data)
-    version = fields.pop("version")
-    version["digest"] = bytes.fromhex(version["digest"])
-    return ApplyReport(version=PolicyVersion(**version), **fields)
+    digest = bytes.fromhex(fields["version"].pop("digest"))
+    return {**fields, "version": PolicyVersion(**fields["version"], digest=digest)}
 
 
 def evaluations_to_json(evaluations: Sequence[Evaluation]) -> bytes:
@@ -142,7 +125,7 @@ def evaluations_to_json(evaluations: Sequence[Evaluation]) -> bytes:
 
 
 def evaluations_from_json(data: bytes) -> list[Evaluation]:
-    """The evaluations of `evaluations_to_json`."""
+    """The evaluations in the JSON of `evaluations_to_json`."""
     return [Evaluation(**fields) for fields in json.loads(data)]
 
 
@@ -150,7 +133,7 @@ def evaluations_from_json(data: bytes) -> list[Evaluation]:
 
 
 def verdict_to_message(verdict: Verdict) -> pb.VerifyResponse:
-    """What the sandbox said, as a message."""
+    """A verdict of the sandbox as a message."""
     return pb.VerifyResponse(
         task=json.dumps(dataclasses.asdict(verdict.task)).encode(),
         outcomes=outcomes_to_json(verdict.outcomes),
@@ -160,7 +143,7 @@ def verdict_to_message(verdict: Verdict) -> pb.VerifyResponse:
 
 
 def verdict_from_message(message: pb.VerifyResponse) -> Verdict:
-    """The verdict of `verdict_to_message`."""
+    """The verdict in a message."""
     fields = json.loads(message.task)
     messages = tuple(Message(**entry) for entry in fields.pop("messages"))
     return Verdict(

@@ -1,6 +1,6 @@
 """Heartbeats and advice between a node and the coordinator.
 
-Invariant: what comes back from a message is finite and bounded, or None; neither side trusts the other.
+Invariant: values from a message are finite and bounded, or None; neither side trusts the other.
 """
 
 import math
@@ -33,7 +33,7 @@ def version_or_none(message: policy_pb2.PolicyVersion) -> PolicyVersion | None:
 
 
 def report_to_heartbeat(report: NodeReport) -> pb.HeartbeatRequest:
-    """A node's figures as a heartbeat; the node id is left to the session."""
+    """A node's figures as a heartbeat; the node id follows from the session."""
     return pb.HeartbeatRequest(
         name=report.name,
         roles=[ROLE_NUMBERS[role] for role in report.roles],
@@ -60,7 +60,7 @@ def report_to_heartbeat(report: NodeReport) -> pb.HeartbeatRequest:
 
 
 def heartbeat_to_report(message: pb.HeartbeatRequest, node_id: NodeId) -> NodeReport | None:
-    """The figures of the node that the session names, or None when any of them is out of bounds."""
+    """The figures of the session's node, or None where any is out of bounds."""
     head = version_or_none(message.head)
     floats = [message.tokens_per_s, message.reward_mean, *message.evaluations.values()]
     is_whole = (
@@ -126,7 +126,7 @@ def advice_to_message(advice: Advice) -> pb.HeartbeatResponse:
 
 
 def advice_from_message(message: pb.HeartbeatResponse) -> Advice | None:
-    """The coordinator's advice, or None when anything in it is out of bounds."""
+    """The coordinator's advice, or None where any of it is out of bounds."""
     weights = message.source_weights
     is_whole = (
         message.max_age_steps <= MAX_AGE_STEPS

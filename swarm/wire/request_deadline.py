@@ -1,6 +1,6 @@
-"""Deadline of requests: a call whose request does not come in time ends.
+"""Request deadline: a call whose request does not come in time ends.
 
-gRPC counts a call from its headers on and waits for its request for ever, so calls of headers alone fill
+gRPC counts a call from its headers on and waits for its request for ever, so calls of headers alone can fill
 `maximum_concurrent_rpcs`: 40 connections without any key locked everybody out of a node. Invariant: calls that wait for
 their request are bounded in time, and in number for each subnet.
 """
@@ -20,7 +20,7 @@ MAX_WAITING: Final = 256  # calls of one subnet whose request has not come
 
 
 class RequestDeadline(grpc.aio.ServerInterceptor):
-    """Interceptor of a server: reads the one request of each call itself, within the deadline."""
+    """Interceptor of a server that reads the one request of each call itself, within the deadline."""
 
     def __init__(
         self,
@@ -28,14 +28,14 @@ class RequestDeadline(grpc.aio.ServerInterceptor):
         timeout_s: float = REQUEST_TIMEOUT_S,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        """`refused`: told of each peer that calls a method that there is not."""
+        """`refused`: called with each peer that calls an unknown method."""
         self._refused = refused
         self._timeout_s = timeout_s
         self._max_waiting = max_waiting
         self._waiting = FairTable[str, asyncio.Timeout]()  # by subnet
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """The handler of a call with one request as one with a stream of requests, whose first it takes."""
+        """Turns a handler of one request into one of a request stream, and takes the first request."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return grpc.stream_unary_rpc_method_handler(self._refuse)
@@ -50,7 +50,7 @@ class RequestDeadline(grpc.aio.ServerInterceptor):
             async def stream(requests: Any, context: Any) -> None:
                 answers = handler.unary_stream(await self._request_of(requests, context), context)
                 if not hasattr(answers, "__aiter__"):
-                    await answers  # it writes them itself
+                    await answers  # a handler that writes its answers itself
                     return
                 async for answer in answers:
                     await context.write(answer)
@@ -72,7 +72,7 @@ class RequestDeadline(grpc.aio.ServerInterceptor):
         try:
             async with asyncio.timeout(self._timeout_s) as ending:
                 if len(self._waiting.of(subnet)) >= self._max_waiting:
-                    # an honest request comes with its call: who waits longest goes
+                    # an honest request comes with its call, so the longest wait ends
                     self._waiting.pop_oldest(subnet).reschedule(asyncio.get_running_loop().time())
                 self._waiting.add(subnet, ending)
                 try:

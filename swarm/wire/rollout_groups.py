@@ -1,8 +1,7 @@
 """Rollout groups to and from protobuf messages, with the bounds of every field that sizes something.
 
-Invariant: what `body_to_group` returns is structurally whole (lengths agree, ids fit int32, spans are
-ordered), whoever sent the message. Values that need the vocabulary, the task or the clock to judge are
-left to admission.
+Invariant: what `body_to_group` returns is structurally whole (lengths agree, ids fit int32, spans are ordered), whoever
+sent the message. Admission judges values that need the vocabulary, the task or the clock.
 
 Shape letters: G rollouts, P prompt tokens, T response tokens, K trained tokens.
 """
@@ -40,7 +39,7 @@ MAX_TURNS: Final = 1024
 MAX_NAME_CHARS: Final = 128  # run, lineage, environment, verifier
 MAX_STEP: Final = 2**53  # exact as a float and in SQLite
 MAX_TASK_ID: Final = 2**63
-MAX_ID: Final = 2**31  # token ids and other int32 values are below it
+MAX_ID: Final = 2**31  # exclusive bound of token ids and other int32 values
 
 _FINISH: Final = {
     FinishReason.STOP: rollout_pb2.FINISH_REASON_STOP,
@@ -72,9 +71,9 @@ class Malformed(Exception):
         self.detail = detail
 
 
-@lru_cache(maxsize=256)  # rewards and sampling parameters repeat; formatting one costs more than all its checks
+@lru_cache(maxsize=256)  # rewards and sampling parameters repeat, and formatting one costs more than all its checks
 def decimal(value: float) -> float:
-    """The shortest decimal that is the same float32: 0.7 survives the wire as 0.7."""
+    """The shortest decimal with the same float32: 0.7 is 0.7 again after the wire."""
     return float(str(np.float32(value)))
 
 
@@ -87,7 +86,7 @@ def version_to_message(version: PolicyVersion) -> policy_pb2.PolicyVersion:
 
 
 def group_to_body(group: RolloutGroup) -> rollout_pb2.GroupBody:
-    """A rollout group as a protobuf message. Log-probs of tokens that the model did not choose are not sent."""
+    """A rollout group as a message, without log-probs of tokens that the model did not choose."""
     body = rollout_pb2.GroupBody(
         run_id=group.run_id,
         policy_id=group.policy_id,
@@ -104,7 +103,7 @@ def group_to_body(group: RolloutGroup) -> rollout_pb2.GroupBody:
     return body
 
 
-# In place: what is given to the constructor of a message is copied into it, once more at each level.
+# In place, since the constructor of a message copies its arguments, once more at each level.
 
 
 def _fill_rollout(message: rollout_pb2.Rollout, rollout: Rollout) -> None:
@@ -165,7 +164,7 @@ def version_from_message(message: policy_pb2.PolicyVersion) -> PolicyVersion:
     return _version(message.policy_id, message.step, message.digest)
 
 
-@lru_cache(maxsize=1024)  # the rollouts of a group share one; a refusal is raised and not kept
+@lru_cache(maxsize=1024)  # the rollouts of a group share one; an exception is not cached
 def _version(policy_id: str, step: int, digest: bytes) -> PolicyVersion:
     _require(0 < len(policy_id) <= MAX_NAME_CHARS, RefusalReason.BAD_VERSION, "policy id length")
     _require(step < MAX_STEP, RefusalReason.BAD_VERSION, f"step {step} not below {MAX_STEP}")
@@ -175,14 +174,11 @@ def _version(policy_id: str, step: int, digest: bytes) -> PolicyVersion:
 
 
 def body_to_group(body: rollout_pb2.GroupBody, producer: NodeId) -> RolloutGroup:
-    """A group from a message whose size is already bounded.
+    """A group from a message of bounded size. Raises Malformed naming the bound.
 
     Args:
-        body: the message, hostile unless it came over the local socket.
-        producer: who made it, as proven elsewhere.
-
-    Raises:
-        Malformed: names the bound that was broken.
+        body: hostile unless it came over the local socket.
+        producer: its author, as proven elsewhere.
     """
     malformed = RefusalReason.MALFORMED
     for text in (body.run_id, body.policy_id, body.env, body.verifier):
@@ -207,16 +203,16 @@ def body_to_group(body: rollout_pb2.GroupBody, producer: NodeId) -> RolloutGroup
         rollouts=tuple(rollout_from_message(message) for message in body.rollouts),
         verifier=body.verifier,
         created_at_s=body.created_at_s,
-        compute_dtype=_DTYPE_BACK.get(body.compute_dtype, ""),  # one that a later release knows is none of ours
+        compute_dtype=_DTYPE_BACK.get(body.compute_dtype, ""),  # empty for a dtype of later releases
     )
 
 
 def rollout_from_message(message: rollout_pb2.Rollout) -> Rollout:
-    """A rollout from a message whose size is already bounded. Raises Malformed."""
+    """A rollout from a message of bounded size. Raises Malformed."""
     finish = _FINISH_BACK.get(message.finish)
     if finish is None:
         raise Malformed(RefusalReason.MALFORMED, f"unknown finish reason {int(message.finish)}")
-    later_texts, claimed_turns = message.later_texts, message.claimed_turns  # of single answers there are none
+    later_texts, claimed_turns = message.later_texts, message.claimed_turns  # empty for single answers
     return Rollout(
         actions=(message.text, *later_texts) if later_texts else (message.text,),
         trace=_trace_from_message(message.trace) if message.HasField("trace") else None,
@@ -241,7 +237,7 @@ def sampling_from_message(message: rollout_pb2.Sampling) -> Sampling:
     )
 
 
-@lru_cache(maxsize=64)  # the rollouts of a swarm share a few; a refusal is raised and not kept
+@lru_cache(maxsize=64)  # the rollouts of a swarm share a few; an exception is not cached
 def _sampling(temperature: float, top_p: float, repetition_penalty: float, top_k: int, max_new_tokens: int) -> Sampling:
     floats = (temperature, top_p, repetition_penalty)
     _require(all(map(math.isfinite, floats)), RefusalReason.BAD_SAMPLING, f"not finite: {floats}")
@@ -298,7 +294,7 @@ def _mask_of_runs(runs: Sequence[int], num_tokens: int) -> BoolArray:
 
 
 def _logprobs(data: bytes, mask: BoolArray) -> FloatArray | None:
-    """Bytes of [K] float32 -> [T] with NaN off the mask, or None when none travelled."""
+    """Bytes of [K] float32 -> [T] with NaN off the mask, or None for no bytes."""
     if not data:
         return None
     expected = 4 * int(np.count_nonzero(mask))
@@ -312,7 +308,7 @@ def _logprobs(data: bytes, mask: BoolArray) -> FloatArray | None:
 
 
 def _byte_lengths(values: Sequence[int], num_tokens: int) -> IntArray | None:
-    """[T], or None when none travelled; what they must add up to, the text says."""
+    """[T], or None for no values. Their sum is checked against the text later."""
     if not values:
         return None
     _require(len(values) == num_tokens, RefusalReason.BAD_TOKENS, f"{len(values)} byte lengths of {num_tokens} tokens")

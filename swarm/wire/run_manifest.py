@@ -1,7 +1,7 @@
-"""Run manifest: what a run is, as signed JSON.
+"""Run manifest: the description of a run as signed JSON.
 
-Invariant: a manifest is data: it can name built-in environments, recipes and digests, never code, and
-nothing in it is used before its signature and every bound were checked.
+Invariant: a manifest is data. It can name built-in environments, recipes and digests, never code, and nothing in it is
+used before its signature and every bound were checked.
 """
 
 import json
@@ -38,7 +38,7 @@ _WITHOUT_DATASET: Final = ("calculator", "retry", "look_up", "grid_world", "apps
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _JSONL_PATH: Final = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}/){0,8}[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\.jsonl")
 
-# Most that a manifest of somebody else may demand of a machine; a node's own configuration may go beyond.
+# Most that another's manifest may demand of a machine; a node's own configuration may exceed it.
 _CEILINGS: Final = (
     ("generator.max_new_tokens", 131_072),
     ("generator.groups_per_batch", 4_096),
@@ -54,7 +54,7 @@ MAX_TEXT_CHARS: Final = 4_000  # prompt template and prefill
 MAX_PARAMS: Final = 64  # keys, or items of a list
 MAX_PARAM_CHARS: Final = 200
 MAX_PARAM_DEPTH: Final = 4
-MAX_PARAM_NUMBER: Final = 1e6  # sizes a problem's numbers, lists and grids
+MAX_PARAM_NUMBER: Final = 1e6  # numbers decide on the size of problems, lists and grids
 _MAX_INTEGER: Final = 2**53
 MAX_SERIAL: Final = _MAX_INTEGER
 WARN_BEFORE_S: Final = 7 * 86_400.0
@@ -70,7 +70,7 @@ class ManifestLimits(Model):
 
 
 class RunManifest(Model):
-    """The run as its coordinator describes it: what must be equal everywhere, and what is recommended."""
+    """The run as its coordinator describes it: values that must be equal everywhere, and recommendations."""
 
     format: Literal[1] = 1
     """Version of this schema."""
@@ -99,7 +99,7 @@ class RunManifest(Model):
     anchors: tuple[Anchor, ...] = Field(default=(), max_length=MAX_ANCHORS)
     """Long-lived nodes (`exchange.anchors`): whoever joins reaches one of them, however many adverts lie."""
     entry: EntryConfig = EntryConfig()
-    """Who may take part."""
+    """Rules of entry."""
     serial: int = Field(default=0, ge=0, le=MAX_SERIAL)
     """Rises with every change that its key signs; 0 in releases that did not count."""
     expires_at_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -108,7 +108,7 @@ class RunManifest(Model):
     """Fingerprint of the key that takes over when this one is lost or stolen; a key names it once."""
 
     def to_bytes(self) -> bytes:
-        """UTF-8 JSON with sorted keys: what is signed."""
+        """UTF-8 JSON with sorted keys, the bytes that are signed."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=True).encode()
 
 
@@ -193,7 +193,7 @@ def _check_environment(where: str, env: EnvironmentConfig) -> None:
 
 
 def _check_params(where: str, value: Any, depth: int = 0) -> None:
-    """Checks that params are plain data of bounded depth, number and size: they decide how large problems get."""
+    """Requires plain data of bounded depth, number and size, since params decide on the size of problems."""
     if isinstance(value, str):
         is_bounded = len(value) <= MAX_PARAM_CHARS
     elif isinstance(value, (int, float)):
@@ -217,7 +217,29 @@ def _check_digest(name: str, digest: str) -> None:
         raise ConfigError(f"manifest: {name}: expected 64 lower-case hex characters, got {digest[:80]!a}")
 
 
-def read_manifest(data: bytes, public_key: bytes, signature: bytes, fingerprint: NodeId, run_id: str) -> RunManifest:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignedManifest:
+    """A verified manifest with its signature, from `open_manifest` or `sign_manifest`."""
+
+    manifest: RunManifest
+    data: bytes  # the signed bytes
+    public_key: bytes
+    signature: bytes
+
+    @property
+    def key(self) -> NodeId:
+        """Fingerprint of the signing key."""
+        return node_id_of(self.public_key)
+
+
+def sign_manifest(manifest: RunManifest, identity: Identity) -> SignedManifest:
+    """Signs a manifest as the run's coordinator."""
+    data = manifest.to_bytes()
+    signature = identity.sign(DOMAIN_MANIFEST, data)
+    return SignedManifest(manifest=manifest, data=data, public_key=identity.public_key, signature=signature)
+
+
+def open_manifest(data: bytes, public_key: bytes, signature: bytes, fingerprint: NodeId, run_id: str) -> SignedManifest:
     """Opens a signed manifest from anywhere.
 
     Raises:
@@ -237,39 +259,11 @@ def read_manifest(data: bytes, public_key: bytes, signature: bytes, fingerprint:
     if manifest.run_id != run_id:
         raise ConfigError(f"manifest: run_id: the link names {run_id!a}, the manifest {manifest.run_id!a}")
     check_manifest(manifest)
-    return manifest
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SignedManifest:
-    """A manifest with the signature that it came with; `open_manifest` and `sign_manifest` make it."""
-
-    manifest: RunManifest
-    data: bytes  # what was signed
-    public_key: bytes
-    signature: bytes
-
-    @property
-    def key(self) -> NodeId:
-        """Fingerprint of the key that signed it."""
-        return node_id_of(self.public_key)
-
-
-def sign_manifest(manifest: RunManifest, identity: Identity) -> SignedManifest:
-    """A manifest signed by the run's coordinator."""
-    data = manifest.to_bytes()
-    signature = identity.sign(DOMAIN_MANIFEST, data)
-    return SignedManifest(manifest=manifest, data=data, public_key=identity.public_key, signature=signature)
-
-
-def open_manifest(data: bytes, public_key: bytes, signature: bytes, fingerprint: NodeId, run_id: str) -> SignedManifest:
-    """`read_manifest`, with the signature kept. Raises as it does."""
-    manifest = read_manifest(data, public_key, signature, fingerprint, run_id)
     return SignedManifest(manifest=manifest, data=data, public_key=public_key, signature=signature)
 
 
 def check_expiry(manifest: RunManifest, now_s: float) -> None:
-    """Refuses a manifest that is out of date. Raises ConfigError."""
+    """Refuses an expired manifest. Raises ConfigError."""
     if 0 < manifest.expires_at_s <= now_s:
         raise ConfigError(
             f"manifest: expires_at_s: it expired {(now_s - manifest.expires_at_s) / 86_400:.1f} days ago; the run's "
@@ -278,10 +272,10 @@ def check_expiry(manifest: RunManifest, now_s: float) -> None:
 
 
 def check_succession(held: SignedManifest, new: SignedManifest) -> None:
-    """Refuses a manifest that may not take the place of the newest one seen: an older one, or one of a replaced key.
+    """Refuses a manifest that may not replace the newest one seen: an older one, or one of a replaced key.
 
-    The key that a manifest named as its next one takes over whatever its serial is: who stole the first key can sign
-    any serial, but cannot name another successor.
+    The key that a manifest named as its next one takes over with any serial: a thief of the first key can sign any
+    serial, but cannot name another successor.
 
     Raises:
         Unauthenticated: gives both serials or keys.
@@ -303,7 +297,7 @@ def check_succession(held: SignedManifest, new: SignedManifest) -> None:
 
 
 def write_toml(data: JsonDict, path: Path) -> None:
-    """Writes plain data as TOML, whole or not at all; null values are left out."""
+    """Writes plain data as TOML, atomically; null values are left out."""
     import tomlkit
 
     draft = path.with_name(f".{path.name}.draft")

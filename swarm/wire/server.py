@@ -1,7 +1,7 @@
 """Server side of sessions: authenticates callers, and starts a gRPC server with bounds.
 
-Invariant: every table is bounded in size and age, per subnet and in total, so that clients that proved nothing cost a
-bounded amount of memory and work, and whoever fills a table makes room for those who have less in it.
+Invariant: every table is bounded in size and age, per subnet and in total, so unproven clients cost a bounded amount of
+memory and work. The party with most entries in a full table makes room for others.
 """
 
 import asyncio
@@ -41,17 +41,17 @@ from swarm.wire.v1 import session_service_pb2 as pb
 from swarm.wire.v1 import session_service_pb2_grpc as pb_grpc
 
 MAX_SUBNETS: Final = 4096
-_SEEN_AFTER_S: Final = 2.0  # by then a connection was looked at, or is gone
+_SEEN_AFTER_S: Final = 2.0  # by then a connection was seen by the limiter, or is gone
 _TIDY_EVERY_S: Final = 1.0
 REFUSALS_PER_S: Final = 1.0  # of one connection; an honest node waits longer after each
 REFUSALS_BURST: Final = 32.0
-# Of one subnet so many refusals are answered at once, then so many a second: the others wait, and cost nothing then.
+# Refusals of one subnet that are answered at once, and rate of further answers; later ones wait, which costs nothing.
 _PROMPT_REFUSALS: Final = 4
 _ANSWERED_PER_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 60.0
-_PAUSED_SHARE: Final = 1 / 8  # of the calls that the server takes may be refusals that wait
+_PAUSED_SHARE: Final = 1 / 8  # of the server's calls may be waiting refusals
 STREAMS_PER_CONNECTION: Final = 16
-_WITHOUT_SESSION: Final = 4  # what such a call counts: an honest node says Hello first
+_WITHOUT_SESSION: Final = 4  # refusals that a call without a session counts for: honest nodes say Hello first
 
 Refusal = TypeVar("Refusal", bound=SwarmError)
 
@@ -60,15 +60,15 @@ Refusal = TypeVar("Refusal", bound=SwarmError)
 class ServerLimits:
     """Bounds of what callers may cost, authenticated or not."""
 
-    # Largest request, refused before it is parsed: relayed bytes; all others between nodes have less than 1 KB.
-    # All calls that may be open together have 3 GB, those of connections without a key 1 GB for at most 10 s.
+    # Largest request, refused before it is parsed: a relayed frame; all other requests between nodes are below 1 KB.
+    # All concurrent calls together can pin 3 GB, those of connections without a key 1 GB for at most 10 s.
     request_bytes: int = 64 * 1024
-    # A node has up to six streams and eight chunks on a connection; the calls beyond wait at the client. Beyond
-    # `concurrent_calls` gRPC refuses everybody, whoever fills it, so it has to be more than the connections that stay
-    # open can make: with 32 and 1,024, 32 connections without a key filled a node.
+    # A node has up to six streams and eight chunks on a connection; further calls wait at the client. Beyond
+    # `concurrent_calls` gRPC refuses everybody, so it must exceed what all open connections can make: with 32 and
+    # 1,024, 32 connections without a key filled a node.
     streams_per_connection: int = STREAMS_PER_CONNECTION
     concurrent_calls: int = STREAMS_PER_CONNECTION * ConnectionBounds().total
-    # Between two looks at the connections there may be more than their bounds allow; gRPC itself refuses beyond this.
+    # Between two looks of the limiter there may be more connections than its bounds; gRPC refuses beyond this.
     connections: int = 6144
     bounds: ConnectionBounds = field(default_factory=ConnectionBounds)
     handshake_timeout_s: float = 10.0  # TCP connect to end of the TLS handshake
@@ -89,12 +89,7 @@ class _Session:
 
 
 class Sessions(pb_grpc.SessionServiceServicer):
-    """Proves our identity to clients, checks theirs, and keeps the node behind each connection.
-
-    Example:
-        sessions = Sessions(identity, run_id="demo", clock=SystemClock())
-        node_id = sessions.require(context)  # inside any other service's method
-    """
+    """Proves our identity to clients, checks theirs, and keeps the node behind each connection."""
 
     def __init__(
         self,
@@ -106,12 +101,12 @@ class Sessions(pb_grpc.SessionServiceServicer):
         require_entry: Callable[[NodeId, bytes], None] = lambda node_id, credential: None,
         turn_of: Callable[[str], AbstractAsyncContextManager[None]] = lambda peer: nullcontext(),
     ) -> None:
-        """What raises Unavailable for a node that is refused.
+        """The callables raise Unavailable to refuse a node.
 
         Args:
             require_allowed: called at Hello and at every call.
-            require_entry: called at Hello, with the credential that was shown.
-            turn_of: a turn of who has not proved itself, by its peer, for each call of SessionService.
+            require_entry: called at Hello, with the credential.
+            turn_of: turn of an unproven peer, for each call of SessionService.
         """
         self._turn_of = turn_of
         self._require_allowed = require_allowed
@@ -124,13 +119,13 @@ class Sessions(pb_grpc.SessionServiceServicer):
         self._nonces: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # peer -> nonce, expiry
         self.connections = ConnectionLimiter(self.limits.bounds)
         self._sessions: dict[bytes, _Session] = {}
-        self._tokens: dict[str, bytes] = {}  # of each peer with a session
+        self._tokens: dict[str, bytes] = {}  # by peer with a session
         self._peers = FairTable[str, str]()  # by subnet
         self._tidy_at_s = 0.0
         per_minute = self.limits.handshakes_per_minute
         self._refusals = RateLimiter[str](REFUSALS_PER_S, REFUSALS_BURST, self.limits.connections)  # by peer
-        self._answered_s = BoundedTable[str, float](MAX_SUBNETS)  # the last refusal of each subnet
-        self._paused: list[float] = []  # when those that wait are answered, a heap
+        self._answered_s = BoundedTable[str, float](MAX_SUBNETS)  # last refusal of each subnet
+        self._paused: list[float] = []  # answer times of waiting refusals, a heap
         self._handshakes = RateLimiter[str](per_minute / 60.0, per_minute, MAX_SUBNETS)
 
     def require(self, context: Context) -> NodeId:
@@ -138,7 +133,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
 
         Raises:
             Unauthenticated: no token, an unknown or expired one, or one of another connection.
-            Unavailable: the node's reputation is too low now.
+            Unavailable: the node is not allowed now.
         """
         metadata = cast(Sequence[tuple[str, Any]], context.invocation_metadata() or ())
         token = next((value for key, value in metadata if key == SESSION_KEY), b"")
@@ -153,14 +148,12 @@ class Sessions(pb_grpc.SessionServiceServicer):
         return session.node_id
 
     def refused(self, peer: str, error: Refusal, num: int = 1) -> Refusal:
-        """The error of a call that is refused, with the time that its answer waits.
+        """The error of a refused call, with the pause before its answer.
 
-        Refusals are work too: a subnet gets few of them a second, and a connection that calls on and on is cut.
+        Refusals are work too: a subnet gets few of them a second, and a connection that continues is cut.
 
         Args:
-            peer: who called.
-            error: what it will be told.
-            num: how many refusals it counts for.
+            num: number of refusals that it counts for.
         """
         now_s = self._clock.monotonic_s()
         is_within = self._refusals.spend(peer, now_s, num)
@@ -182,7 +175,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
 
     @rpc
     async def Challenge(self, request: pb.ChallengeRequest, context: Context) -> pb.ChallengeResponse:
-        """Signs the client's nonce and our certificate, and hands out the nonce for Hello."""
+        """Signs the client's nonce and our certificate, and gives a nonce for Hello."""
         self._count_handshake(context.peer())
         async with self._in_turn(context.peer()):
             if len(request.client_nonce) != NONCE_BYTES:
@@ -228,7 +221,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
         return nonce
 
     def _prove(self, request: pb.HelloRequest, peer: str) -> NodeId:
-        nonce, expires_s = self._nonces.pop(peer, (b"", 0.0))  # one use only, right or wrong
+        nonce, expires_s = self._nonces.pop(peer, (b"", 0.0))  # single use, right or wrong
         if not nonce or expires_s <= self._clock.monotonic_s():
             raise Unauthenticated("no fresh challenge on this connection")
         check_protocol_version("the client", request.protocol_version)
@@ -256,7 +249,7 @@ class Sessions(pb_grpc.SessionServiceServicer):
         return token
 
     def _make_room(self, subnet: str, now_s: float) -> None:
-        """Ends sessions that are over, and else the oldest one of this subnet, or of the subnet with most."""
+        """Ends sessions that are over, else the oldest one of this subnet or of the subnet with most."""
         if now_s >= self._tidy_at_s:
             self._tidy_at_s = now_s + _TIDY_EVERY_S
             for session in list(self._sessions.values()):
@@ -284,14 +277,14 @@ class Sessions(pb_grpc.SessionServiceServicer):
 
 
 class SessionServer:
-    """A running gRPC server, and what bounds its connections."""
+    """A running gRPC server with its connection limiter."""
 
     def __init__(self, server: grpc.aio.Server, connections: ConnectionLimiter) -> None:
         self._server = server
         self._connections = connections
 
     async def stop(self, grace_s: float) -> None:
-        """Refuses new calls, and ends those that run after `grace_s` seconds."""
+        """Refuses new calls, and cancels running ones after `grace_s` seconds."""
         await self._server.stop(grace_s)
         await asyncio.to_thread(self._connections.stop)
 
@@ -299,15 +292,12 @@ class SessionServer:
 async def start_server(
     listen: str, sessions: Sessions, register: Sequence[Callable[[grpc.aio.Server], None]]
 ) -> tuple[SessionServer, int]:
-    """Starts a TLS server that speaks SessionService and whatever `register` adds.
+    """Starts a TLS server with SessionService and further services. Returns it and its port.
 
     Args:
         listen: host:port; port 0 picks a free one.
         sessions: authenticates clients; its limits bound the server.
         register: each adds one service, e.g. `lambda s: add_ExchangeServiceServicer_to_server(servicer, s)`.
-
-    Returns:
-        The running server, and the port it listens on.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -344,7 +334,7 @@ def _server_options(limits: ServerLimits, num_connections: int) -> list[tuple[st
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", limits.request_bytes),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        # Of a request stream so much is read ahead, and no more where the line is fast: what relaying holds is bounded.
+        # A request stream is read ahead only so far, even on a fast line: this bounds what relaying holds in memory.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", READ_AHEAD_BYTES),
         ("grpc.max_metadata_size", 16 * 1024),
@@ -354,7 +344,7 @@ def _server_options(limits: ServerLimits, num_connections: int) -> list[tuple[st
         ("grpc.max_connection_idle_ms", int(1000 * limits.idle_timeout_s)),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.http2.min_ping_interval_without_data_ms", 2_000),  # behind relays both ends look after each other
+        ("grpc.http2.min_ping_interval_without_data_ms", 2_000),  # ends of a relayed connection ping each other
         ("grpc.http2.max_ping_strikes", 4),
-        ("grpc.keepalive_permit_without_calls", 1),  # else such pings would be strikes
+        ("grpc.keepalive_permit_without_calls", 1),  # otherwise such pings would be strikes
     ]

@@ -1,8 +1,8 @@
 """Sessions: gRPC over TLS on which both ends prove their Ed25519 identities over the certificate in use.
 
 Invariant: a certificate (one per process, self-signed) proves nothing by itself; both signatures cover its digest. A
-man in the middle has another certificate, which neither signature covers. So `open_channel` returns a connection to
-the node that was meant, and `Sessions.require` the node at the other end of that very connection.
+man in the middle has another certificate, which neither signature covers. So `open_channel` returns a connection to the
+intended node, and `Sessions.require` the node at the other end of that very connection.
 """
 
 import asyncio
@@ -38,14 +38,14 @@ NONCE_BYTES: Final = 32
 # Raised with every change of meaning or name on the wire; both ends of a connection must have the same.
 PROTOCOL_VERSION: Final = 4
 MAX_MESSAGE_BYTES: Final = 4 * 2**20 + 64 * 1024  # a client refuses larger answers before parsing
-PING_S: Final = 20.0  # shorter than routers forget an idle connection, but for the strictest
-READ_AHEAD_BYTES: Final = 256 * 1024  # of each stream, where the speed of the line is not measured
-_RENEW_SHARE: Final = 0.8  # of a session's life after which it is renewed
+PING_S: Final = 20.0  # shorter than most routers keep an idle connection
+READ_AHEAD_BYTES: Final = 256 * 1024  # of each stream, where the line's speed is not measured
+_RENEW_SHARE: Final = 0.8  # of a session's life, after which it is renewed
 
 CERTIFICATE_NAME: Final = "swarm-node"
 MAX_CERTIFICATE_BYTES: Final = 8192
-# Validity is meaningless for a key that lives as long as its process, and a node whose clock is a
-# year off must still connect.
+# Validity means nothing for a key that lives as long as its process, and a node whose clock is a year off must still
+# connect.
 _NOT_BEFORE: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _NOT_AFTER: Final = datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -54,17 +54,17 @@ NoteClock = Callable[[NodeId, float, float], None]  # server, its wall clock, ou
 
 
 def challenge_message(client_nonce: bytes, certificate_digest: bytes) -> bytes:
-    """What a server signs: 32 + 32 bytes."""
+    """The bytes that a server signs: 32 + 32."""
     return client_nonce + certificate_digest
 
 
 def hello_message(server_nonce: bytes, certificate_digest: bytes, client: NodeId, server: NodeId, run_id: str) -> bytes:
-    """What a client signs: 4 x 32 bytes, then the run."""
+    """The bytes that a client signs: 4 x 32, then the run."""
     return server_nonce + certificate_digest + bytes.fromhex(client) + bytes.fromhex(server) + run_id.encode()
 
 
 def check_protocol_version(other: str, version: int) -> None:
-    """Raises Unauthenticated where the other end speaks another protocol version than this one."""
+    """Raises Unauthenticated for another protocol version."""
     if version != PROTOCOL_VERSION:
         raise Unauthenticated(
             f"{other} speaks protocol version {version or 1}, this node {PROTOCOL_VERSION}: "
@@ -72,49 +72,37 @@ def check_protocol_version(other: str, version: int) -> None:
         )
 
 
+@dataclass(eq=False, repr=False)
 class AuthenticatedChannel:
-    """One connection to a server that proved to be `node_id`, with our session on it."""
+    """A connection to a server that proved to be `node_id`, with our session on it."""
 
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        node_id: NodeId,
-        certificate_digest: bytes,
-        identity: Identity,
-        run_id: str,
-        clock: Clock,
-        credential: Callable[[], bytes] = bytes,
-        note_clock: NoteClock = lambda node_id, now_s, at_s: None,
-    ) -> None:
-        self.channel = channel
-        self.node_id = node_id
-        self.certificate_digest = certificate_digest
-        self._identity = identity
-        self._run_id = run_id
-        self._clock = clock
-        self._credential = credential  # asked at every handshake: a newer one may be there
-        self._note_clock = note_clock
-        self._stub: Any = pb_grpc.SessionServiceStub(channel)
+    channel: grpc.aio.Channel
+    node_id: NodeId
+    certificate_digest: bytes
+    _identity: Identity
+    _run_id: str
+    _clock: Clock
+    _credential: Callable[[], bytes] = bytes  # called at every handshake, since it may be renewed
+    _note_clock: NoteClock = lambda node_id, now_s, at_s: None
+
+    def __post_init__(self) -> None:
+        self._stub: Any = pb_grpc.SessionServiceStub(self.channel)
         self._token = b""
         self._renew_at_s = 0.0
         self._renewing = asyncio.Lock()
         self._is_closed = False
 
     async def metadata(self, timeout_s: float) -> Metadata:
-        """The session token to send with a call, renewed when most of its life is over.
-
-        Raises:
-            Unavailable, Unauthenticated: the handshake failed.
-        """
+        """The session token to send with a call, renewed late in its life. Raises Unavailable, Unauthenticated."""
         async with self._renewing:
             if not self._is_closed and self._clock.monotonic_s() >= self._renew_at_s:
                 await self._handshake(timeout_s)
-        if self._is_closed:  # gRPC would raise an error of its own
+        if self._is_closed:  # otherwise gRPC raises an error of its own
             raise Unavailable(f"the connection to {self.node_id[:8]} was closed")
         return ((SESSION_KEY, self._token),)
 
     async def check_server(self, timeout_s: float) -> bytes:
-        """Has the server prove who it is, without a word on who we are; returns its nonce for Hello.
+        """Makes the server prove its identity without showing ours; returns its nonce for Hello.
 
         Raises:
             Unavailable, Unauthenticated: it did not.
@@ -155,12 +143,12 @@ class AuthenticatedChannel:
         if not verify(challenge.public_key, DOMAIN_CHALLENGE, signed, challenge.signature):
             raise Unauthenticated(f"node {shown[:8]} did not sign the certificate of this connection")
         if shown != self.node_id:
-            num = 8 if shown[:8] != self.node_id[:8] else len(shown)  # a digit that was typed wrongly, at the end
+            num = 8 if shown[:8] != self.node_id[:8] else len(shown)  # the typing error may be at the end
             raise OtherNode(f"expected node {self.node_id[:num]}, the server is {shown[:num]}", shown)
         check_protocol_version(f"node {shown[:8]}", challenge.protocol_version)
 
     async def close(self) -> None:
-        """Ends the connection and every call on it."""
+        """Closes the connection and every call on it."""
         self._is_closed = True
         await self.channel.close(grace=None)
 
@@ -179,24 +167,22 @@ async def open_channel(
     ping_s: float = PING_S,
     is_prompt: bool = False,
 ) -> AuthenticatedChannel:
-    """Connects to a node or coordinator and has both sides prove who they are.
+    """Connects to a node or coordinator; both sides prove their identities.
 
     Args:
         endpoint: host:port.
-        expected_node_id: who must answer there.
-        identity: ours.
-        run_id: the swarm both must belong to.
-        timeout_s: for the whole of it.
-        credential: what we show to be let in. None shows nothing, not even who we are: only the server proves itself,
-            for calls that need no session.
-        note_clock: called with what the server says of its clock, at each handshake.
-        socket_path: Unix socket that leads there; the endpoint is a name for messages then.
-        ping_s: seconds without a byte after which the other end is asked for a sign of life.
-        is_prompt: it has no more than that for one, else a minute.
+        expected_node_id: identity that must answer there.
+        timeout_s: of the whole handshake.
+        credential: shown to be admitted. None shows nothing, not even our identity: only the server proves itself, for
+            calls that need no session.
+        note_clock: called with the server's clock at each handshake.
+        socket_path: Unix socket that leads there; the endpoint is only a name for messages then.
+        ping_s: seconds without a byte after which the other end is pinged.
+        is_prompt: the other end has only that long to answer a ping, instead of a minute.
 
     Raises:
         Unavailable: nobody answered in time; names the endpoint.
-        Unauthenticated: somebody else answered, or our proof was refused; names the endpoint.
+        Unauthenticated: another node answered, or our proof was refused; names the endpoint.
     """
     if not socket_path and not is_endpoint(endpoint):
         raise Unavailable(f"{endpoint!a} is not host:port")
@@ -205,7 +191,9 @@ async def open_channel(
             der = await fetch_certificate(endpoint, socket_path)
             target = f"unix:{socket_path}" if socket_path else endpoint
             channel = grpc.aio.secure_channel(
-                target, _credentials_pinning(der), options=_channel_options(ping_s, is_prompt=is_prompt)
+                target,
+                grpc.ssl_channel_credentials(root_certificates=ssl.DER_cert_to_PEM_cert(der).encode()),
+                options=_channel_options(ping_s, is_prompt=is_prompt),
             )
             digest, known = hashlib.sha256(der).digest(), clock or SystemClock()
             opened = AuthenticatedChannel(
@@ -228,10 +216,6 @@ async def open_channel(
     return opened
 
 
-def _credentials_pinning(der: bytes) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(root_certificates=ssl.DER_cert_to_PEM_cert(der).encode())
-
-
 def _channel_options(ping_s: float, *, is_prompt: bool) -> list[tuple[str, Any]]:
     return [
         ("grpc.ssl_target_name_override", CERTIFICATE_NAME),
@@ -245,17 +229,17 @@ def _channel_options(ping_s: float, *, is_prompt: bool) -> list[tuple[str, Any]]
         ("grpc.keepalive_time_ms", int(1000 * ping_s)),
         ("grpc.keepalive_timeout_ms", int(1000 * min(ping_s, 10.0))),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.keepalive_permit_without_calls", 1),  # so that only what a relay withholds is silent
+        ("grpc.keepalive_permit_without_calls", 1),  # an idle connection stays audible, so silence means a relay
         *(_prompt_options(ping_s) if is_prompt else ()),
     ]
 
 
 def _prompt_options(ping_s: float) -> list[tuple[str, Any]]:
-    """For connections whose end has to be noticed within seconds.
+    """Options for connections whose end must be noticed within seconds.
 
-    gRPC 1.85 ends no connection after `keepalive_timeout`, but after the time of any ping, 60 s by default (its pull
-    request 39239); and while it measures the line it waits for that ping's answer before it sends another one. Not for
-    all connections: on a slow line the answer waits behind megabytes, and only who measures nothing asks in silence.
+    gRPC 1.85 does not end a connection after `keepalive_timeout` but after the timeout of any ping, 60 s by default
+    (its pull request 39239), and a bandwidth probe waits for its own ping before another one is sent. Not for all
+    connections: on a slow line an answer waits behind megabytes, and only without probes a ping means silence.
     """
     return [
         ("grpc.http2.bdp_probe", 0),
@@ -321,7 +305,7 @@ async def fetch_certificate(endpoint: str, socket_path: str = "") -> bytes:
         host = endpoint.rpartition(":")[0]
         raise Unavailable(f"the name {host} does not resolve: is it spelled right, and this machine online?") from None
     except (ssl.SSLError, ConnectionResetError) as error:
-        if socket_path:  # through a relay, which ended it: why is known where it was asked
+        if socket_path:  # a relay ended the connection; the caller that asked it knows the reason
             raise Unavailable("no TLS connection: the relay ended it") from None
         raise Unavailable(
             f"no TLS connection: {type(error).__name__}: what answers there speaks another protocol; is it the port of "

@@ -1,9 +1,7 @@
 """Weight sync messages: sealed manifests, credit, requests to watch a lineage, and canaries.
 
-Invariant: values from a message have the right form and are within bounds, whoever sent it. The signature and content
-of a manifest are checked by `swarm.weights.manifest.open_manifest`.
-
-Shape letter: T tokens of a canary.
+Invariant: values from a message have the right form and are within bounds, whoever sent it. Signature and content of a
+manifest are checked by `swarm.weights.manifest.open_manifest`.
 """
 
 from collections.abc import Iterable
@@ -16,10 +14,10 @@ from swarm.wire.rollout_groups import MAX_NAME_CHARS, MAX_STEP, Malformed
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import policy_pb2
 
-# Between nodes. 32 bytes a chunk: enough for a version of about 120 GiB in full, and within a gRPC message.
+# Between nodes: 32 bytes per chunk, enough for a full version of about 120 GiB, and within a gRPC message.
 MAX_MANIFEST_BYTES: Final = 4 * 2**20
 MAX_LOCAL_MANIFEST_BYTES: Final = 16 * 2**20  # within a node
-MAX_PUBLISHED_MANIFESTS: Final = 16  # that lead to one version
+MAX_PUBLISHED_MANIFESTS: Final = 16  # of one version
 MAX_CHUNK_BYTES: Final = 2**20
 MAX_WINDOW: Final = 2**16  # groups, most credit that one watcher may ask for
 DIGEST_BYTES: Final = 32
@@ -33,13 +31,13 @@ def _malformed(detail: str) -> Malformed:
 
 
 def manifest_to_message(sealed: SealedManifest, max_bytes: int = MAX_MANIFEST_BYTES) -> policy_pb2.SealedManifest:
-    """A manifest as a message. Raises TooLarge beyond `max_bytes` of body: no receiver would take it."""
+    """A manifest as a message. Raises TooLarge beyond `max_bytes` of body, which no receiver would take."""
     _require_size(sealed.body, max_bytes)
     return policy_pb2.SealedManifest(public_key=sealed.public_key, signature=sealed.signature, body=sealed.body)
 
 
 def manifest_from_message(message: policy_pb2.SealedManifest, max_bytes: int = MAX_MANIFEST_BYTES) -> SealedManifest:
-    """The manifest in a message, unopened: only the sizes were checked. Raises Malformed."""
+    """The manifest in a message, unopened: only sizes are checked. Raises Malformed."""
     form = (len(message.public_key), len(message.signature))
     if form != (PUBLIC_KEY_BYTES, SIGNATURE_BYTES):
         raise _malformed(f"key and signature of {form} bytes, expected (32, 64)")
@@ -49,7 +47,7 @@ def manifest_from_message(message: policy_pb2.SealedManifest, max_bytes: int = M
 
 
 def bounded_bodies(bodies: Iterable[bytes]) -> list[bytes]:
-    """Unsigned manifests between the processes of a node. Raises TooLarge for too many or too large ones."""
+    """Unsigned manifests for another process of the node. Raises TooLarge for too many or too large ones."""
     checked = list(bodies)
     if len(checked) > MAX_PUBLISHED_MANIFESTS:
         raise TooLarge(f"{len(checked)} manifests of one version exceed {MAX_PUBLISHED_MANIFESTS}")
@@ -67,7 +65,7 @@ def _require_size(body: bytes, max_bytes: int) -> None:
 
 
 def watch_to_message(policy_id: str, window: int) -> pb.WatchRequest:
-    """A request to watch; a window beyond MAX_WINDOW is cut to it."""
+    """A request to watch, its window capped at MAX_WINDOW."""
     return pb.WatchRequest(policy_id=policy_id, window=max(0, min(window, MAX_WINDOW)))
 
 
@@ -104,7 +102,7 @@ def watched_from_message(message: pb.WatchResponse) -> SealedManifest | Credit:
 
 
 def require_digest(digest: bytes) -> Digest:
-    """The digest of a request. Raises Malformed unless it has the length of one."""
+    """The digest of a request. Raises Malformed for another length."""
     if len(digest) != DIGEST_BYTES:
         raise _malformed(f"digest of {len(digest)} bytes, expected {DIGEST_BYTES}")
     return digest

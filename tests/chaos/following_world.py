@@ -1,4 +1,4 @@
-"""What the tests of following share: trainers, generators and their disks on the in-memory network, in virtual time."""
+"""World of the tests of following: trainers, generators and their disks on the in-memory network, in virtual time."""
 
 import asyncio
 import errno
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scenes import Scene, make_test
+from workers import make_report
 
 from swarm.clock import Clock
 from swarm.config import ExchangeConfig, GeneratorConfig, NodeConfig, ReplayConfig, WeightsConfig
@@ -31,15 +33,13 @@ from swarm.types import (
     PolicyVersion,
     Role,
     RolloutGroup,
-    StepReport,
     TokenTrace,
     VersionSpan,
 )
-from swarm.weights.apply import Applier
+from swarm.weights.apply import Applier, VerifiedVersion
 from swarm.weights.publish import Publisher, keep_anchor
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import HostTensor, TensorSpec, published_digest
-from swarm.weights.verify import VerifiedVersion
 
 NUM_ELEMENTS = 1_300_000  # 2.6 MB of bf16: three chunks in full
 FULL_BYTES = 2 * NUM_ELEMENTS
@@ -49,7 +49,7 @@ Weights = dict[str, HostTensor]
 
 
 def initial() -> Weights:
-    """What every trainer and generator starts from."""
+    """The weights that every trainer and generator starts from."""
     bits = np.random.default_rng(0).integers(0x3C00, 0x3F00, NUM_ELEMENTS).astype("<u2")
     return {"w": HostTensor(spec=TensorSpec(name="w", dtype="bfloat16", shape=(NUM_ELEMENTS,)), bits=bits)}
 
@@ -108,7 +108,7 @@ class World:
         defaults: dict[str, Any] = {
             "replay": ReplayConfig(local_groups=4, external_groups=0, max_age_steps=2),
             "generator": GeneratorConfig(groups_per_batch=2),
-            "weights": WeightsConfig(publish=Role.TRAINER in roles, anchor_every=ANCHOR_EVERY),
+            "weights": WeightsConfig(publish=Role.TRAINER in roles),
             "exchange": ExchangeConfig(lookup_every_s=0.5, advert_every_s=5.0),
         }
         return NodeConfig(dir=self.root / str(number), roles=roles, **{**defaults, **sections})
@@ -157,7 +157,7 @@ class Node:
                 tasks.create_task(work)
 
     async def work(self) -> None:
-        """What the worker does; see subclasses."""
+        """The worker; see subclasses."""
 
     async def kill(self) -> None:
         """As kill -9 would: without a message, and the disk stays as it is."""
@@ -205,7 +205,7 @@ class Trainer(Node):
             self.weights, self.step = stepped(self.weights, f"{self.life} {self.step}"), self.step + 1
             await self.publish()
             if draw is not None:
-                await self.agent.local.report_step(report_of(self.version, draw.step))
+                await self.agent.local.report_step(make_report(self.version, draw_step=draw.step))
 
     def save(self) -> None:
         self.checkpoint = (self.weights, self.step)
@@ -284,22 +284,8 @@ def made_by(node: Node, version: PolicyVersion, task_id: int) -> RolloutGroup:
     return replace(group, policy_id=version.policy_id, rollouts=rollouts)
 
 
-def report_of(version: PolicyVersion, draw_step: int) -> StepReport:
-    """Says that a step was made from a draw, and nothing else of it."""
-    return StepReport(
-        version=version,
-        loss=0.0,
-        grad_norm=0.0,
-        num_tokens=1,
-        was_skipped=False,
-        diagnostics={},
-        seconds={},
-        draw_step=draw_step,
-    )
-
-
 def follower_of(node: Node) -> Any:
-    """What a node knows of the trainer it follows."""
+    """The follower part of a node's agent."""
     assert node.agent.weight_follower is not None
     return node.agent.weight_follower
 
@@ -334,3 +320,12 @@ def play(root: Path, scene: Callable[[World], Awaitable[None]], faults: FaultPla
         await scene(World(root, faults))
 
     run_virtual(main())
+
+
+def scene(faults: FaultPlan | None = None) -> Callable[[Scene], Scene]:
+    """Makes a test of a coroutine: a scene over the test's own directory."""
+
+    def run(acts: Callable[[World], Awaitable[None]], tmp_path: Path) -> None:
+        play(tmp_path, acts, faults)
+
+    return lambda acts: make_test(acts, run, ("tmp_path",), num_given=1)

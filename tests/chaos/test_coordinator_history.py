@@ -28,11 +28,13 @@ from swarm.simulate.virtual.faults import Crash, FaultPlan
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
 from swarm.simulate.virtual.node import Parts
 from swarm.simulate.virtual.run import VirtualRun, run_seed
-from swarm.types import Advice, NodeReport, PolicyVersion, Role
+from swarm.testing.builders import make_report
+from swarm.types import Advice, NodeReport, PolicyVersion
 from swarm.wire.reports import report_to_heartbeat
 from swarm.wire.rollout_groups import version_to_message
 from swarm.wire.run_manifest import RunManifest
 from swarm.wire.v1 import coordinator_service_pb2 as pb
+from tests.worlds.one_ledger import violations
 
 
 def run_with(core: type[CoordinatorCore] = CoordinatorCore, seed: int = 2) -> VirtualRun:
@@ -43,7 +45,7 @@ def run_with(core: type[CoordinatorCore] = CoordinatorCore, seed: int = 2) -> Vi
         coordinator_crash=Crash(node=-1, at_s=10.7, down_s=3.0),
         coordinator_write_s=1.0,
     )
-    return run_seed(seed, 4, 8, plan, Parts(coordinator=core))
+    return run_seed(seed, 4, 8, plan, Parts(coordinator=core, judge_coordinator=violations))
 
 
 def test_every_answer_of_a_coordinator_that_crashes_is_that_of_one_ledger() -> None:
@@ -185,8 +187,8 @@ class StrictCore(CoordinatorCore):
     ids=["durable", "restored", "members", "fork", "missed", "order", "advice"],
 )
 def test_a_broken_coordinator_is_found_out(core: type[CoordinatorCore], what: str) -> None:
-    violations = run_with(core).invariants.violations[COORDINATED]
-    assert any(what in violation for violation in violations), violations
+    found = run_with(core).invariants.violations[COORDINATED]
+    assert any(what in violation for violation in found), found
 
 
 # --- over gRPC, through kill -9 ------------------------------------------------------------------
@@ -260,18 +262,7 @@ class RecordingClient:
             call.accepted = tuple(answer.accepted for answer in answers)
 
     async def beat(self) -> None:
-        report = NodeReport(
-            node_id=self.identity.node_id,
-            name="ada",
-            roles=(Role.TRAINER,),
-            endpoints=(),
-            head=PolicyVersion(policy_id=self.identity.node_id, step=0, digest=bytes(32)),
-            tokens_per_s=1.0,
-            reward_mean=0.0,
-            num_local=0,
-            num_external=0,
-            num_refused=0,
-        )
+        report = make_report(self.identity.node_id)
         with self._history.heartbeat(self.identity.node_id):
             await self.call("Heartbeat", report_to_heartbeat(report))
 
@@ -338,7 +329,7 @@ async def test_many_clients_of_a_killed_coordinator_see_one_ledger(tmp_path: Pat
         await client.close()
         client.begin()
     await more
-    await until(lambda: not history.violations(), "heads on their way")
+    await until(lambda: not violations(history), "heads on their way")
     for watch in watches:
         watch.cancel()
     await asyncio.gather(*watches, return_exceptions=True)
@@ -365,7 +356,7 @@ def test_a_version_that_was_never_answered_may_be_there_or_not_but_not_come_and_
         for is_there in seen:
             with history.read_head("ada") as read:
                 read.head = version(1) if is_there else version(0)
-        assert bool(history.violations()) is not is_possible, seen
+        assert bool(violations(history)) is not is_possible, seen
 
 
 def test_a_watch_owes_its_first_head_when_the_batches_before_it_are_written() -> None:
@@ -383,10 +374,10 @@ def test_a_watch_owes_its_first_head_when_the_batches_before_it_are_written() ->
 
         watching = asyncio.create_task(watch())
         await asyncio.sleep(1e-3)
-        early = coordinator.history.violations()
+        early = violations(coordinator.history)
         await writing
         await asyncio.sleep(1e-3)
-        late = coordinator.history.violations()
+        late = violations(coordinator.history)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         return early, late
@@ -401,4 +392,4 @@ def test_a_serial_that_goes_back_is_found() -> None:
     for serial in (5, 7, 6):
         with history.read_manifest() as call:
             call.serial = serial
-    assert history.violations() == ["a manifest of serial 6 after one of 7"]
+    assert violations(history) == ["a manifest of serial 6 after one of 7"]

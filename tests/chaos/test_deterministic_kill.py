@@ -20,7 +20,7 @@ from swarm.environments.curriculum import TaskMixture, evaluation_tasks
 from swarm.environments.load import build_environments
 from swarm.environments.look_up import LookUpEnvironment
 from swarm.events import Event, GroupPut, GroupsDrawn, Kind, PolicyEvaluated, StepMade, events_of
-from swarm.exchange import stored_rows
+from swarm.exchange import group_database
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.loops import Worker, run_worker
@@ -61,7 +61,7 @@ class Killed(BaseException):
 
 
 class Machine:
-    """What survives a kill, and when the kill comes."""
+    """The parts of a machine that survive a kill, and the moment of the kill."""
 
     def __init__(self, directory: Path, plays: str = "answers") -> None:
         self.plays = plays
@@ -260,7 +260,7 @@ async def live(agent: Agent, machine: Machine, clock: ManualClock) -> None:
 
 
 def curve(machine: Machine) -> list[tuple[object, ...]]:
-    """What each draw led to, as it was told last."""
+    """The last report of each draw's step."""
     steps = machine.of(StepMade)
     rows = {e.draw_step: (e.draw_step, e.step, e.digest, e.loss, e.was_skipped) for e in steps}
     return [rows[draw] for draw in sorted(rows)]
@@ -335,7 +335,7 @@ async def test_what_the_replay_found_comes_back_from_the_disk_of_a_killed_node(t
             await run_once(machine, kill_at)
             with pytest.MonkeyPatch.context() as patch:
                 if forgets:
-                    patch.setattr(stored_rows, "_unpacked", lambda data, count: ())  # pyright: ignore
+                    patch.setattr(group_database, "_unpacked", lambda data, count: ())  # pyright: ignore
                 await run_once(machine)
             steps.append(sorted({(e.draw_step, e.digest) for e in machine.of(StepMade)}))
         if steps[0] != steps[1]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from sealed_groups import Entry, make_entry
 
 from swarm.clock import ManualClock
 from swarm.errors import ConfigError
@@ -22,28 +23,19 @@ from swarm.exchange import group_file
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.interfaces import GroupStore
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
-from swarm.types import Cursor, Digest, Draw, DrawnGroup, ScoredGroup, SealedGroup
+from swarm.types import Cursor, Digest, Draw, DrawnGroup
 
 NUM_LIVES: Final = 6
 NUM_DAMAGES: Final = int(os.environ.get("SWARM_DISK_DAMAGES", "60"))
 NUM_CALLS: Final = 30
 PAGE: Final = 4096
 
-Entry = tuple[ScoredGroup, SealedGroup]
 Call = tuple[Any, ...]
 
 
 def _entry(number: int) -> Entry:
-    identity = make_identity(number % 2)
     text = "".join(random.Random(number).choices("abcdefgh", k=400))  # does not compress away
-    group = make_group(identity.node_id, texts=(text, text[::-1]), task_id=number)
-    sealed = make_sealed(group, identity)
-    is_made_here, size_bytes = number % 2 == 0, sealed.size_bytes
-    scored = make_scored(
-        group, digest=sealed.digest, is_made_here=is_made_here, first_seen_s=float(number), size_bytes=size_bytes
-    )
-    return scored, sealed
+    return make_entry(number, is_made_here=number % 2 == 0, first_seen_s=float(number), texts=(text, text[::-1]))
 
 
 ENTRIES: Final = [_entry(number) for number in range(40)]
@@ -51,7 +43,7 @@ SEALED: Final = {sealed.digest: sealed for _, sealed in ENTRIES}
 
 
 def _calls(rng: random.Random) -> list[Call]:
-    """What one life does: groups come in, are drawn from, and the oldest are forgotten."""
+    """Calls of one life: groups come in, are drawn from, and the oldest are forgotten."""
     calls: list[Call] = []
     num_put = step = 0
     for _ in range(NUM_CALLS):
@@ -107,7 +99,7 @@ async def _contents(store: GroupStore) -> tuple[object, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """What one life did, what a reader would have seen after each of its calls, and its files then."""
+    """Calls of one life, the state that a reader would have seen after each, and its files then."""
 
     calls: Sequence[Call]
     contents: Sequence[tuple[object, ...]]  # before the first call, and after each
@@ -252,7 +244,7 @@ def test_a_changed_file_is_never_believed(lives: list[Life], tmp_path: Path, see
 
 
 async def _after_damage(lives: list[Life], folder: Path, seed: int) -> list[str]:
-    """What a second life hands out that never was."""
+    """Groups and draws that a second life hands out and the first never had."""
     rng = random.Random(f"damage {seed}")
     life, damage = rng.choice(lives), rng.choice(DAMAGES)
     shutil.copytree(life.directory / "dead", folder / "node")

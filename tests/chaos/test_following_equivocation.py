@@ -1,9 +1,8 @@
-"""A trainer that shows its followers different weights for one step: proven, told, and followed no longer."""
+"""A trainer that shows its followers different weights for one step is proven to lie, and followed no longer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,7 @@ from .following_world import (
     Trainer,
     World,
     follower_of,
-    play,
+    scene,
     serves,
     stepped,
     trainer_and_follower,
@@ -109,98 +108,86 @@ async def known_to_all_after_s(generators: list[Generator], most_s: float) -> fl
     return loop.time() - begin_s
 
 
-def test_equivocation_between_2_of_100_followers_is_known_to_all_within_2_lookups(tmp_path: Path) -> None:
-    async def scene(world: World) -> None:
-        trainer, generators = await forked_swarm(world, NUM_FOLLOWERS, 2)
-        seconds = await known_to_all_after_s(generators, 60.0)
-        assert seconds <= 2 * LOOKUP_S, seconds
-        for generator in generators:
-            (event,) = generator.emitted(OwnerEquivocated)
-            assert (event.policy_id, event.step) == (trainer.node_id, trainer.forked_at)
-            assert not generator.agent.reputation.is_allowed(trainer.node_id)
-            assert generator.agent.local.capacity() == 0
-        steps = {generator.number: len(generator.engine.steps) for generator in generators}
-        await trainer.learn(3, from_groups=False)
-        await asyncio.sleep(20)
-        assert steps == {generator.number: len(generator.engine.steps) for generator in generators}, "nobody follows"
-
-    play(tmp_path, scene)
+@scene()
+async def test_equivocation_between_2_of_100_followers_is_known_to_all_within_2_lookups(world: World) -> None:
+    trainer, generators = await forked_swarm(world, NUM_FOLLOWERS, 2)
+    seconds = await known_to_all_after_s(generators, 60.0)
+    assert seconds <= 2 * LOOKUP_S, seconds
+    for generator in generators:
+        (event,) = generator.emitted(OwnerEquivocated)
+        assert (event.policy_id, event.step) == (trainer.node_id, trainer.forked_at)
+        assert not generator.agent.reputation.is_allowed(trainer.node_id)
+        assert generator.agent.local.capacity() == 0
+    steps = {generator.number: len(generator.engine.steps) for generator in generators}
+    await trainer.learn(3, from_groups=False)
+    await asyncio.sleep(20)
+    assert steps == {generator.number: len(generator.engine.steps) for generator in generators}, "nobody follows"
 
 
-def test_one_victim_of_two_followers_is_enough(tmp_path: Path) -> None:
-    async def scene(world: World) -> None:
-        _, generators = await forked_swarm(world, 2, 1)
-        assert await known_to_all_after_s(generators, 60.0) <= 2 * LOOKUP_S
-
-    play(tmp_path, scene)
+@scene()
+async def test_one_victim_of_two_followers_is_enough(world: World) -> None:
+    _, generators = await forked_swarm(world, 2, 1)
+    assert await known_to_all_after_s(generators, 60.0) <= 2 * LOOKUP_S
 
 
-def test_it_is_remembered_over_a_restart_and_shown_to_a_newcomer(tmp_path: Path) -> None:
-    async def scene(world: World) -> None:
-        trainer, generators = await forked_swarm(world, 3, 1)
-        await known_to_all_after_s(generators, 60.0)
-        await generators[0].kill()
-        await generators[0].start()
-        await until(lambda: has_ended(generators[0]), "the restarted one knows")
-        assert own_advert(generators[0].agent).equivocator == trainer.node_id[:16]
-        newcomer = Generator(world, 9, makes_groups=False)
-        await newcomer.start()
-        await until(lambda: has_ended(newcomer), "the newcomer is shown")
-        assert (newcomer.config.dir / FILE).exists()
-
-    play(tmp_path, scene)
+@scene()
+async def test_it_is_remembered_over_a_restart_and_shown_to_a_newcomer(world: World) -> None:
+    trainer, generators = await forked_swarm(world, 3, 1)
+    await known_to_all_after_s(generators, 60.0)
+    await generators[0].kill()
+    await generators[0].start()
+    await until(lambda: has_ended(generators[0]), "the restarted one knows")
+    assert own_advert(generators[0].agent).equivocator == trainer.node_id[:16]
+    newcomer = Generator(world, 9, makes_groups=False)
+    await newcomer.start()
+    await until(lambda: has_ended(newcomer), "the newcomer is shown")
+    assert (newcomer.config.dir / FILE).exists()
 
 
-def test_a_fork_under_another_branch_does_not_go_on(tmp_path: Path) -> None:
+@scene()
+async def test_a_fork_under_another_branch_does_not_go_on(world: World) -> None:
     """No proof: it looks like a restart. But everybody stays with the newest branch that anybody was shown."""
-
-    async def scene(world: World) -> None:
-        generators = [Generator(world, number, makes_groups=False) for number in range(1, 7)]
-        trainer = TwoFaced(world, {generators[0].node_id})
-        await trainer.start()
-        await trainer.publish()
-        for generator in generators:
-            await generator.start()
-        for generator in generators:
-            await serves(generator, trainer)
-        await trainer.fork(branches_on=1)
-        await asyncio.sleep(5)
-        served = [len(generator.engine.steps) for generator in generators]
-        await trainer.learn(5, from_groups=False)
-        await asyncio.sleep(20)
-        assert served[1:] == [len(generator.engine.steps) for generator in generators[1:]]
-
-    play(tmp_path, scene)
+    generators = [Generator(world, number, makes_groups=False) for number in range(1, 7)]
+    trainer = TwoFaced(world, {generators[0].node_id})
+    await trainer.start()
+    await trainer.publish()
+    for generator in generators:
+        await generator.start()
+    for generator in generators:
+        await serves(generator, trainer)
+    await trainer.fork(branches_on=1)
+    await asyncio.sleep(5)
+    served = [len(generator.engine.steps) for generator in generators]
+    await trainer.learn(5, from_groups=False)
+    await asyncio.sleep(20)
+    assert served[1:] == [len(generator.engine.steps) for generator in generators[1:]]
 
 
 # --- honest trainers ---------------------------------------------------------------------------
 
 
-def test_a_trainer_that_makes_steps_again_after_a_crash_is_not_accused(tmp_path: Path) -> None:
+@scene()
+async def test_a_trainer_that_makes_steps_again_after_a_crash_is_not_accused(world: World) -> None:
     """With other weights, three times."""
-
-    async def scene(world: World) -> None:
-        trainer, generator = await trainer_and_follower(world)
-        late = Generator(world, 2, makes_groups=False)
-        await late.start()
-        for _ in range(3):
-            trainer.save()
-            await trainer.learn(3, from_groups=False)
-            await until(lambda: generator.engine.version.step >= trainer.step - 1, "followed", 30)
-            await trainer.kill()
-            await asyncio.sleep(1.0)
-            await trainer.restart()
-            await trainer.learn(2, from_groups=False)
-            await asyncio.sleep(3.0)
-        await serves(generator, trainer)
-        assert not has_ended(generator) and not generator.emitted(OwnerEquivocated)
-        assert generator.agent.reputation.is_allowed(trainer.node_id)
-
-    play(tmp_path, scene)
+    trainer, generator = await trainer_and_follower(world)
+    late = Generator(world, 2, makes_groups=False)
+    await late.start()
+    for _ in range(3):
+        trainer.save()
+        await trainer.learn(3, from_groups=False)
+        await until(lambda: generator.engine.version.step >= trainer.step - 1, "followed", 30)
+        await trainer.kill()
+        await asyncio.sleep(1.0)
+        await trainer.restart()
+        await trainer.learn(2, from_groups=False)
+        await asyncio.sleep(3.0)
+    await serves(generator, trainer)
+    assert not has_ended(generator) and not generator.emitted(OwnerEquivocated)
+    assert generator.agent.reputation.is_allowed(trainer.node_id)
 
 
 class Accuser(HoldsNothing):
-    """Says that it can prove something, and shows what it has."""
+    """A peer that announces a proof, and shows what it has."""
 
     def __init__(self, manifests: list[SealedManifest]) -> None:
         self.manifests, self.num_asked = manifests, 0
@@ -225,22 +212,20 @@ async def accuse(world: World, number: int, manifests: list[SealedManifest]) -> 
     return accuser
 
 
-def test_nobody_can_be_accused_falsely(tmp_path: Path) -> None:
-    async def scene(world: World) -> None:
-        trainer, generator = await trainer_and_follower(world)
-        await trainer.learn(2, from_groups=False)
-        (manifest, sealed), *_ = [
-            pair for pair in trainer.store.manifests(trainer.node_id) if pair[0].version.step == trainer.step
-        ]
-        eve = make_identity(300)
-        forged = seal_body(sealed.body, eve)
-        bent = replace(sealed, body=sealed.body[:-1] + b"x")
-        accusers = [await accuse(world, number, shown) for number, shown in enumerate(([forged], [bent], [sealed] * 2))]
-        accusers += [await accuse(world, 10 + number, []) for number in range(20)]
-        assert manifest.branch
-        await until(lambda: all(accuser.num_asked for accuser in accusers[:3]), "each accuser is asked", 120)
-        await trainer.learn(2, from_groups=False)
-        await serves(generator, trainer)
-        assert not has_ended(generator)
-
-    play(tmp_path, scene)
+@scene()
+async def test_nobody_can_be_accused_falsely(world: World) -> None:
+    trainer, generator = await trainer_and_follower(world)
+    await trainer.learn(2, from_groups=False)
+    (manifest, sealed), *_ = [
+        pair for pair in trainer.store.manifests(trainer.node_id) if pair[0].version.step == trainer.step
+    ]
+    eve = make_identity(300)
+    forged = seal_body(sealed.body, eve)
+    bent = replace(sealed, body=sealed.body[:-1] + b"x")
+    accusers = [await accuse(world, number, shown) for number, shown in enumerate(([forged], [bent], [sealed] * 2))]
+    accusers += [await accuse(world, 10 + number, []) for number in range(20)]
+    assert manifest.branch
+    await until(lambda: all(accuser.num_asked for accuser in accusers[:3]), "each accuser is asked", 120)
+    await trainer.learn(2, from_groups=False)
+    await serves(generator, trainer)
+    assert not has_ended(generator)

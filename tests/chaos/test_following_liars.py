@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -24,11 +23,11 @@ from swarm.types import (
 )
 from swarm.weight_sync.chunk_fetch import MAX_FAILURES, ChunkRequest, Outcome
 
-from .following_world import TRAINER, Generator, Trainer, World, follower_of, play, serves, stepped_far, until
+from .following_world import TRAINER, Generator, Trainer, World, follower_of, scene, serves, stepped_far, until
 
 
 class Liar:
-    """Says that it holds the trainer's lineage. What it serves is scripted."""
+    """A peer that claims to hold the trainer's lineage and serves a script."""
 
     def __init__(self, world: World, number: int, manifests: Callable[[], list[SealedManifest]]) -> None:
         self.world, self.identity, self.manifests = world, make_identity(200 + number), manifests
@@ -82,79 +81,73 @@ class Staller(Liar):
         raise AssertionError
 
 
-def test_sources_that_stall_cost_seconds_and_soon_make_room_for_others(tmp_path: Path) -> None:
-    async def scene(world: World) -> None:
-        trainer = Trainer(world)
-        await trainer.start()
-        trainer.weights = stepped_far(trainer.weights)
-        await trainer.learn(1, from_groups=False)
-        stallers = [Staller(world, n, lambda: [s for _, s in trainer.store.manifests(TRAINER.node_id)]) for n in (0, 1)]
-        for staller in stallers:
-            await staller.start(step=1)
-        generator = Generator(world, 1, makes_groups=False)
-        await generator.start()
-        await serves(generator, trainer, 10.0)
-        assert sum(staller.num_asked for staller in stallers) > 0
-        sources = follower_of(generator).sources
-        for staller in stallers:  # each new version gives it another chance until it is banned
-            for _ in range(MAX_FAILURES):
-                request = ChunkRequest(staller.identity.node_id, b"", world.clock.monotonic_s())
-                sources.end(request, Outcome.FAILED)
-        adverts = await world.directory.view(generator.identity, TOY_RUN_ID, world.clock).lookup()
-        watched = choose_sources(generator.agent, follower_of(generator), adverts)
-        assert {address.node_id for address in watched} == {trainer.node_id}
-
-    play(tmp_path, scene)
+@scene()
+async def test_sources_that_stall_cost_seconds_and_soon_make_room_for_others(world: World) -> None:
+    trainer = Trainer(world)
+    await trainer.start()
+    trainer.weights = stepped_far(trainer.weights)
+    await trainer.learn(1, from_groups=False)
+    stallers = [Staller(world, n, lambda: [s for _, s in trainer.store.manifests(TRAINER.node_id)]) for n in (0, 1)]
+    for staller in stallers:
+        await staller.start(step=1)
+    generator = Generator(world, 1, makes_groups=False)
+    await generator.start()
+    await serves(generator, trainer, 10.0)
+    assert sum(staller.num_asked for staller in stallers) > 0
+    sources = follower_of(generator).sources
+    for staller in stallers:  # each new version gives it another chance until it is banned
+        for _ in range(MAX_FAILURES):
+            request = ChunkRequest(staller.identity.node_id, b"", world.clock.monotonic_s())
+            sources.end(request, Outcome.FAILED)
+    adverts = await world.directory.view(generator.identity, TOY_RUN_ID, world.clock).lookup()
+    watched = choose_sources(generator.agent, follower_of(generator), adverts)
+    assert {address.node_id for address in watched} == {trainer.node_id}
 
 
 @pytest.mark.parametrize("kind", ["forged chunks", "forged manifests", "endless manifests"])
-def test_a_hostile_source_is_dropped_for_long_and_the_version_comes_from_others(tmp_path: Path, kind: str) -> None:
-    async def scene(world: World) -> None:
-        trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
-        await trainer.start()
-        trainer.weights = stepped_far(trainer.weights)
-        await trainer.learn(1, from_groups=False)
+@scene()
+async def test_a_hostile_source_is_dropped_for_long_and_the_version_comes_from_others(world: World, kind: str) -> None:
+    trainer, generator = Trainer(world), Generator(world, 1, makes_groups=False)
+    await trainer.start()
+    trainer.weights = stepped_far(trainer.weights)
+    await trainer.learn(1, from_groups=False)
 
-        def manifests() -> list[SealedManifest]:
-            true = [sealed for _, sealed in trainer.store.manifests(TRAINER.node_id)]
-            return [replace(sealed, body=sealed.body + b"?") for sealed in true] if kind == "forged manifests" else true
+    def manifests() -> list[SealedManifest]:
+        true = [sealed for _, sealed in trainer.store.manifests(TRAINER.node_id)]
+        return [replace(sealed, body=sealed.body + b"?") for sealed in true] if kind == "forged manifests" else true
 
-        liar = Liar(world, 0, manifests)
-        if kind == "endless manifests":
-            liar.repeats_for_ever, liar.chunk_of = True, trainer.store.chunk  # nothing else is wrong with it
-        await liar.start(step=1)
-        await generator.start()
-        await serves(generator, trainer)
-        await until(lambda: follower_of(generator).sources.is_banned(liar.identity.node_id), "it is dropped")
-        asked, watched = liar.num_asked, liar.num_watched
-        await trainer.learn(3, from_groups=False)
-        await serves(generator, trainer)
-        await asyncio.sleep(60.0)
-        assert (liar.num_asked, liar.num_watched) == (asked, watched)
-        assert follower_of(generator).credit.head_step == trainer.version.step
-        assert generator.agent.num_failures == 0
-
-    play(tmp_path, scene)
+    liar = Liar(world, 0, manifests)
+    if kind == "endless manifests":
+        liar.repeats_for_ever, liar.chunk_of = True, trainer.store.chunk  # nothing else is wrong with it
+    await liar.start(step=1)
+    await generator.start()
+    await serves(generator, trainer)
+    await until(lambda: follower_of(generator).sources.is_banned(liar.identity.node_id), "it is dropped")
+    asked, watched = liar.num_asked, liar.num_watched
+    await trainer.learn(3, from_groups=False)
+    await serves(generator, trainer)
+    await asyncio.sleep(60.0)
+    assert (liar.num_asked, liar.num_watched) == (asked, watched)
+    assert follower_of(generator).credit.head_step == trainer.version.step
+    assert generator.agent.num_failures == 0
 
 
-def test_a_source_cannot_lead_back_onto_an_abandoned_branch(tmp_path: Path) -> None:
-    async def scene(world: World) -> None:
-        trainer = Trainer(world)
-        await trainer.start()
-        await trainer.publish()
-        trainer.save()
-        await trainer.learn(6, from_groups=False)
-        abandoned = [sealed for _, sealed in trainer.store.manifests(TRAINER.node_id)]
-        await trainer.kill()
-        await trainer.restart()
-        await trainer.learn(2, from_groups=False)
-        liar = Liar(world, 0, lambda: abandoned)
-        await liar.start(step=6)
-        generator = Generator(world, 1, makes_groups=False)
-        await generator.start()
-        await serves(generator, trainer)
-        await trainer.learn(2, from_groups=False)
-        await serves(generator, trainer)
-        assert max(generator.engine.steps) == 4 and liar.num_watched > 0
-
-    play(tmp_path, scene)
+@scene()
+async def test_a_source_cannot_lead_back_onto_an_abandoned_branch(world: World) -> None:
+    trainer = Trainer(world)
+    await trainer.start()
+    await trainer.publish()
+    trainer.save()
+    await trainer.learn(6, from_groups=False)
+    abandoned = [sealed for _, sealed in trainer.store.manifests(TRAINER.node_id)]
+    await trainer.kill()
+    await trainer.restart()
+    await trainer.learn(2, from_groups=False)
+    liar = Liar(world, 0, lambda: abandoned)
+    await liar.start(step=6)
+    generator = Generator(world, 1, makes_groups=False)
+    await generator.start()
+    await serves(generator, trainer)
+    await trainer.learn(2, from_groups=False)
+    await serves(generator, trainer)
+    assert max(generator.engine.steps) == 4 and liar.num_watched > 0

@@ -17,7 +17,7 @@ from swarm.testing.builders import make_identity
 from swarm.weight_sync.credit import CreditLedger
 
 from . import following_world
-from .following_world import TRAINER, Generator, Trainer, World, made_by, play, until
+from .following_world import TRAINER, Generator, Trainer, World, made_by, play, scene, until
 
 NUM_FOLLOWERS, NUM_HOLDING = 9, 3
 NUM_STEPS = 8
@@ -133,8 +133,9 @@ def test_members_that_hold_credit_and_watch_anew_stop_no_step(tmp_path: Path) ->
 NUM_WATCHING = 40
 
 
-def test_who_watches_anew_on_and_on_has_the_credit_of_all_looked_at_once_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@scene()
+async def test_who_watches_anew_on_and_on_has_the_credit_of_all_looked_at_once_each_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, num_looks = CreditLedger.grant, 0
 
@@ -144,25 +145,21 @@ def test_who_watches_anew_on_and_on_has_the_credit_of_all_looked_at_once_each_ti
         plain(self, capacity)
 
     monkeypatch.setattr(CreditLedger, "grant", grant)
+    trainer = Trainer(world, replay=REPLAY)
+    await trainer.start()
+    await trainer.publish()
 
-    async def scene(world: World) -> None:
-        trainer = Trainer(world, replay=REPLAY)
-        await trainer.start()
-        await trainer.publish()
+    async def watch(number: int) -> None:
+        async for _ in trainer.agent.weight_server.watch(make_identity(200 + number).node_id, TRAINER.node_id, 2):
+            continue
 
-        async def watch(number: int) -> None:
-            async for _ in trainer.agent.weight_server.watch(make_identity(200 + number).node_id, TRAINER.node_id, 2):
-                continue
-
-        watching = [asyncio.create_task(watch(number)) for number in range(NUM_WATCHING)]
-        await until(lambda: len(trainer.agent.credit_ledger.followers) == NUM_WATCHING, "all watch")
-        await asyncio.sleep(1.0)
-        before = num_looks
-        watching.pop().cancel()
-        await asyncio.sleep(0.01)
-        assert num_looks - before < 5, num_looks - before
-        for task in watching:
-            task.cancel()
-        await asyncio.gather(*watching, return_exceptions=True)
-
-    play(tmp_path, scene)
+    watching = [asyncio.create_task(watch(number)) for number in range(NUM_WATCHING)]
+    await until(lambda: len(trainer.agent.credit_ledger.followers) == NUM_WATCHING, "all watch")
+    await asyncio.sleep(1.0)
+    before = num_looks
+    watching.pop().cancel()
+    await asyncio.sleep(0.01)
+    assert num_looks - before < 5, num_looks - before
+    for task in watching:
+        task.cancel()
+    await asyncio.gather(*watching, return_exceptions=True)

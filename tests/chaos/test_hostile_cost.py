@@ -1,4 +1,4 @@
-"""What a group of a few hundred bytes may cost before it is refused: letters that are encoded here, memory, and the
+"""Cost of a group of a few hundred bytes before it is refused: letters that are encoded here, memory, and the
 event loop.
 """
 
@@ -15,8 +15,9 @@ from swarm.clock import ManualClock
 from swarm.config import EnvironmentConfig, GeneratorConfig, NodeConfig
 from swarm.environments.look_up import LookUpEnvironment
 from swarm.environments.sandbox.time_accounts import Allowance, TimeAccounts
-from swarm.exchange import admission, group_form, novelty
+from swarm.exchange import admission, novelty
 from swarm.exchange.admission import Admission
+from swarm.exchange.checks import admission_checks
 from swarm.exchange.novelty import hash_answers
 from swarm.interfaces import EnvironmentShape, Producer
 from swarm.model.tokenizer import CharTokenizer
@@ -141,7 +142,7 @@ async def test_more_turns_than_the_environment_takes_are_not_encoded(is_same: bo
 async def test_letters_are_paid_for_by_the_party_that_sent_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups that are refused for their form, and for nothing that costs reputation; a letter takes a microsecond."""
     tokenizer = CountingTokenizer()
-    monkeypatch.setattr(group_form, "time", SimpleNamespace(thread_time=lambda: tokenizer.num_letters * 1e-6))
+    monkeypatch.setattr(admission_checks, "time", SimpleNamespace(thread_time=lambda: tokenizer.num_letters * 1e-6))
     accounts = TimeAccounts(most_s_per_minute=0.006)
     gate = make_gate(tokenizer, accounts=accounts, origin_of=lambda node: "" if node == OURSELVES.node_id else "evil")
     refused = Counter[RefusalReason]()
@@ -199,7 +200,7 @@ async def test_nothing_of_a_group_without_its_form_is_read_or_kept(
     is_old: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = list[RolloutGroup]()
-    for module in (novelty, group_form):
+    for module in (novelty, admission_checks):
         monkeypatch.setattr(module, "hash_answers", lambda group: (read.append(group), hash_answers(group))[1])
     group = of_texts(" " * 60_000)
     old = replace(group, created_at_s=group.created_at_s - 86_400)
@@ -213,7 +214,7 @@ async def test_no_answer_is_hashed_on_the_event_loop_and_no_group_is_kept_for_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenizer, on_loop = CountingTokenizer(), list[bool]()
-    for module in (novelty, group_form):
+    for module in (novelty, admission_checks):
         monkeypatch.setattr(
             module, "hash_answers", lambda group: (on_loop.append(not tokenizer.is_offloaded), hash_answers(group))[1]
         )

@@ -13,7 +13,7 @@ from swarm.environments.look_up import LookUp, LookUpEnvironment
 from swarm.environments.sandbox import verifier
 from swarm.episode import Actions, TurnStatus
 from swarm.events import GroupPut
-from swarm.exchange import episode_checks
+from swarm.exchange.checks import episode_checks
 from swarm.model.tokenizer import CharTokenizer
 from swarm.peers.peer_table import Peers
 from swarm.peers.reputation import Reputation
@@ -119,22 +119,36 @@ def with_other_token(trace: TokenTrace) -> np.ndarray:
     return ids
 
 
-def without_observation(rollout: Rollout) -> Rollout:
+def keep(rollout: Rollout, is_kept: np.ndarray, **changes: object) -> Rollout:
+    """Some of its tokens alone."""
     trace = rollout.trace
     assert trace is not None and trace.logprobs is not None
-    first = observed(trace)
-    keep = np.ones(trace.token_ids.size, np.bool_)
-    keep[first] = False
-    return replace(
-        rollout,
-        trace=replace(
-            trace,
-            token_ids=trace.token_ids[keep],
-            action_mask=trace.action_mask[keep],
-            logprobs=trace.logprobs[keep],
-            turn_ids=trace.turn_ids[keep],
-        ),
+    kept = replace(
+        trace,
+        token_ids=trace.token_ids[is_kept],
+        action_mask=trace.action_mask[is_kept],
+        logprobs=trace.logprobs[is_kept],
+        turn_ids=trace.turn_ids[is_kept],
     )
+    return replace(rollout, trace=kept, **changes)  # type: ignore[arg-type]
+
+
+def places(rollout: Rollout) -> tuple[np.ndarray, int]:
+    """Of its tokens, and the first observation's."""
+    assert rollout.trace is not None
+    return np.arange(rollout.trace.token_ids.size), observed(rollout.trace)
+
+
+def without_observation(rollout: Rollout) -> Rollout:
+    at, first = places(rollout)
+    return keep(rollout, at != first)
+
+
+def cut_short(rollout: Rollout) -> Rollout:
+    """Its first turn only, as if the environment had ended there."""
+    at, end = places(rollout)
+    turn = {"actions": rollout.actions[:1], "claimed_turns": rollout.claimed_turns[:1]}
+    return keep(rollout, at < end, claimed_reward=0.0, **turn)
 
 
 def episode(actions: Actions, task_id: int = TASK, prompt_of: int = TASK) -> RolloutGroup:
@@ -143,26 +157,6 @@ def episode(actions: Actions, task_id: int = TASK, prompt_of: int = TASK) -> Rol
     mine = honest()
     assert prompt_of == mine.task_id
     return replace(mine, rollouts=(other.rollouts[0], *mine.rollouts[1:]))
-
-
-def cut_short(rollout: Rollout) -> Rollout:
-    """Its first turn only, as if the environment had ended there."""
-    trace = rollout.trace
-    assert trace is not None and trace.logprobs is not None
-    end = observed(trace)
-    return replace(
-        rollout,
-        actions=rollout.actions[:1],
-        claimed_turns=rollout.claimed_turns[:1],
-        claimed_reward=0.0,
-        trace=replace(
-            trace,
-            token_ids=trace.token_ids[:end],
-            action_mask=trace.action_mask[:end],
-            logprobs=trace.logprobs[:end],
-            turn_ids=trace.turn_ids[:end],
-        ),
-    )
 
 
 def continued(rollout: Rollout) -> Rollout:

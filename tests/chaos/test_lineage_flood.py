@@ -86,7 +86,7 @@ class Flooded:
 
 
 def after_the_flood(*, delivers_before: bool) -> tuple[list[ScoredGroup | Refused], Flooded]:
-    """What becomes of the generator's groups once the directory has named 6,600 fresh keys."""
+    """The fate of the generator's groups once the directory has named 6,600 fresh keys."""
 
     async def scene() -> tuple[list[ScoredGroup | Refused], Flooded]:
         flooded = Flooded()

@@ -64,7 +64,7 @@ class Place:
 
 
 def linked_after_s(num_subnets: int) -> float:
-    """How long a node takes to find the one honest newcomer that called it, among keys that called it too."""
+    """Seconds until a node finds the one honest newcomer that called it, among keys that called it too."""
 
     async def scene() -> float:
         place = Place(NUM_HOSTILE, num_subnets)

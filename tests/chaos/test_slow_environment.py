@@ -75,8 +75,9 @@ class Node:
             EnvironmentConfig(name=name, kind="plugin", dataset=f"{folder / 'burn.py'}:Burn")
             for name in ("slow", "quick")
         ]
-        limits = SandboxConfig(timeout_s=30.0, replay_s_per_minute=REPLAY_S)
-        self.verifier = SandboxVerifier(tuple(self.configs), limits)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(verifier, "REPLAY_S_PER_MINUTE", REPLAY_S)
+            self.verifier = SandboxVerifier(tuple(self.configs), SandboxConfig(timeout_s=30.0))
         config = NodeConfig(environments=tuple(self.configs), generator=GeneratorConfig(group_size=2, max_new_tokens=8))
         context = make_context(config, make_identity(3), clock=SystemClock(), offload=asyncio.to_thread)
         self.reputation = Reputation(context.clock, 6000)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from workers import make_report
 
 from swarm.config import EntryConfig, ExchangeConfig, GeneratorConfig, ReplayConfig
 from swarm.events import GroupsDrawn
@@ -82,7 +83,7 @@ class LearningTrainer(Trainer):
             await asyncio.sleep(STEP_S)
             self.weights, self.step = following_world.stepped(self.weights, f"{self.step}"), self.step + 1
             await self.publish()
-            await self.agent.local.report_step(following_world.report_of(self.version, draw.step))
+            await self.agent.local.report_step(make_report(self.version, draw_step=draw.step))
 
     async def _generate(self) -> None:
         num_made = 0

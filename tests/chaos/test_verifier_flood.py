@@ -13,8 +13,8 @@ from waits import until
 from swarm.clock import SystemClock
 from swarm.config import EnvironmentConfig, NodeConfig, SandboxConfig
 from swarm.environments.load import build_environment
+from swarm.environments.sandbox.scoring_process import NUM_SPARE
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
-from swarm.environments.sandbox.spare_processes import NUM_SPARE
 from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.identity import Identity
 from swarm.interfaces import Producer
@@ -99,7 +99,7 @@ async def attack(node: Node, num_subnets: int) -> list[asyncio.Task[ScoredGroup 
 
 
 async def number_before(node: Node, honest: Identity, flood: list[asyncio.Task[ScoredGroup | Refused]]) -> int:
-    """How many groups of the flood were judged before an honest one was admitted."""
+    """Number of the flood's groups that were judged before an honest one was admitted."""
     assert isinstance(await node.admit(honest, GOOD), ScoredGroup)
     num_before = sum(task.done() for task in flood)
     results = await asyncio.gather(*flood)
@@ -184,7 +184,7 @@ async def test_spare_processes_are_few_and_end_with_the_verifier(node: Node) -> 
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it runs or waits; what ended with its parent is perhaps collected by nobody."""
+    """True if the process runs or waits; nobody may collect a process that ended with its parent."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):

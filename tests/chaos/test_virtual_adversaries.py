@@ -2,8 +2,9 @@
 
 import pytest
 
-from swarm.simulate.virtual.adversaries import ADMISSIBLE, ATTACKS, INADMISSIBLE
-from swarm.simulate.virtual.faults import FaultPlan, Turncoat
+from swarm.report.invariants import SHARES
+from swarm.simulate.virtual.adversaries import ATTACKS, INADMISSIBLE
+from swarm.simulate.virtual.faults import Crash, FaultPlan, Turncoat
 from swarm.simulate.virtual.run import VirtualRun, run_seed
 
 NUM_NODES, NUM_ROUNDS = 5, 6
@@ -24,5 +25,21 @@ def test_invariants_hold_beside_nodes_that_turn(attack: str) -> None:
         assert run.refusals.keys() & {"bad_tokens", "text_mismatch"}, run.refusals
 
 
-def test_a_run_with_nodes_that_turn_repeats_bit_for_bit() -> None:
-    assert run_attack(ADMISSIBLE[0]).log_digest == run_attack(ADMISSIBLE[0]).log_digest
+FLOOD = (Turncoat(attack="flood"),) * 5
+PLANS = {
+    "perfect network": FaultPlan(turncoats=FLOOD),
+    "losses and restarts": FaultPlan(
+        turncoats=FLOOD,
+        latency_s=0.05,
+        drop_rate=0.02,
+        crashes=tuple(Crash(node=node, at_s=14.0 + 4 * node, down_s=3.0) for node in range(3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
+def test_keys_that_flood_with_right_answers_have_an_eighth_of_the_places(plan: FaultPlan) -> None:
+    run = run_seed(8, 4, 10, plan)
+    details = {verdict.name: verdict.detail for verdict in run.invariants.verdicts()}
+    assert run.invariants.hold, run.invariants.violations
+    assert not details[SHARES].startswith("0 "), "some of theirs are drawn"

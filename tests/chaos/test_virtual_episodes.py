@@ -1,26 +1,23 @@
 """Episodes of several turns in the virtual swarm: what must hold, holds under every plan; each invariant can fail."""
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 import pytest
 
 from swarm.episode import EpisodeOutcome
-from swarm.exchange import own_groups, reward_recheck
+from swarm.exchange import own_groups
+from swarm.exchange.checks import reward_recheck
 from swarm.exchange.draw_journal import DrawJournal
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.exchange.replay_tables import ReplayEntry
 from swarm.generation import episode_player
 from swarm.objectives import draw_batch as batches
-from swarm.objectives import turn_columns
 from swarm.report.invariants import HONEST, REPEAT, TRAINED, TURNS, WHOLE_EPISODES
 from swarm.simulate.virtual.episode_plan import EpisodePlan
 from swarm.simulate.virtual.faults import Crash, FaultPlan, SeamRates, Turncoat
@@ -29,31 +26,18 @@ from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.node import Parts
 from swarm.simulate.virtual.run import VirtualRun, run_seed
 from swarm.types import Draw, NodeId, Rollout
+from tests.worlds.fault_sweep import failures
 
 NUM_PLANS = int(os.environ.get("SWARM_EPISODE_PLANS", "4"))  # of 24 virtual seconds; 40 in make nightly
-WORTH_A_POOL = 10  # plans: a process of it takes as long to begin as two of them take
-NUM_NODES, NUM_ROUNDS = 10, 6
 
 EPISODES = EpisodePlan(environments=(("calculator", 4), ("grid_world", 6), ("look_up", 5)))
 Break = Callable[[pytest.MonkeyPatch], None]
 
 
-def _broken(seed: int) -> str:
-    """Empty when every invariant held under that seed's plan; else what broke and how to replay it."""
-    logging.disable(logging.CRITICAL)
-    run = run_seed(seed, NUM_NODES, NUM_ROUNDS, has_episodes=True)
-    broken = [f"{verdict.name}: {verdict.detail}" for verdict in run.invariants.verdicts() if not verdict.holds]
-    return "\n".join([run.command, *broken]) if broken else ""
-
-
+@pytest.mark.timeout(900)
 def test_invariants_hold_under_every_fault_plan_with_episodes() -> None:
-    if NUM_PLANS < WORTH_A_POOL:
-        failures = [found for found in map(_broken, range(NUM_PLANS)) if found]
-        logging.disable(logging.NOTSET)
-    else:
-        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-            failures = [found for found in pool.map(_broken, range(NUM_PLANS), chunksize=4) if found]
-    assert not failures, "\n\n".join(failures[:5])
+    found = failures(range(NUM_PLANS), has_episodes=True)
+    assert not found, "\n\n".join(found[:5])
 
 
 def run_episodes(seed: int = 5, num_nodes: int = 3, num_rounds: int = 6, **plan: Any) -> VirtualRun:
@@ -64,7 +48,6 @@ def test_same_seed_gives_the_same_event_log_bit_for_bit() -> None:
     first, second = (run_seed(3, 4, 3, has_episodes=True) for _ in range(2))
     assert first.plan.episodes is not None
     assert first.log_digest == second.log_digest
-    assert first.command == "swarm simulate --virtual --episodes --nodes 4 --rounds 3 --seed 3"
 
 
 def test_all_else_of_a_plan_is_as_without_episodes() -> None:
@@ -103,13 +86,13 @@ def _trains_observations(patch: pytest.MonkeyPatch) -> None:
 
 
 def _shifts_turn_rewards(patch: pytest.MonkeyPatch) -> None:
-    transitions = turn_columns._transitions
+    transitions = batches._transitions
 
     def late(rollout: Rollout, outcome: EpisodeOutcome | None) -> Any:
         found = transitions(rollout, outcome)
         return [found[-1], *found[:-1]]
 
-    patch.setattr(turn_columns, "_transitions", late)
+    patch.setattr(batches, "_transitions", late)
 
 
 def _forgets_outcomes(patch: pytest.MonkeyPatch) -> None:
@@ -153,7 +136,7 @@ def test_a_broken_part_turns_its_invariant_red(
 
 
 class ForgetfulStore(MemoryGroupStore):
-    """What was replayed is not on its disk."""
+    """A store that keeps no replayed outcome on its disk."""
 
     async def draws(self, from_step: int) -> list[Draw]:
         return [

@@ -1,14 +1,11 @@
 """Virtual swarms in which nobody can dial most nodes: what must hold then, holds, and can fail."""
 
 import asyncio
-import logging
 import os
 import random
 from collections.abc import AsyncGenerator, Callable, Generator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from itertools import count
-from multiprocessing import get_context
 
 import pytest
 
@@ -26,26 +23,16 @@ from swarm.simulate.virtual.reach_checks import SNAPSHOT_S, _groups
 from swarm.simulate.virtual.run import draw_plan, run_seed
 from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, NodeId, StreamFilter
+from tests.worlds.fault_sweep import NUM_NODES, NUM_ROUNDS, failures
 
 NUM_PLANS = int(os.environ.get("SWARM_FAULT_PLANS", "16")) // 4  # half of test_virtual_swarm.py's have such nodes, too
-NUM_NODES = 10
 FEW = 12
-NUM_ROUNDS = 6
-
-
-def _broken(seed: int) -> str:
-    """Empty when every invariant held under that seed's plan; else what broke and how to replay it."""
-    logging.disable(logging.CRITICAL)
-    run = run_seed(seed, NUM_NODES, NUM_ROUNDS, outward_share=0.7)
-    broken = [f"{verdict.name}: {verdict.detail}" for verdict in run.invariants.verdicts() if not verdict.holds]
-    return "\n".join([run.command, *broken]) if broken else ""
 
 
 @pytest.mark.timeout(900)
 def test_invariants_hold_where_nobody_can_dial_seven_nodes_in_ten() -> None:
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        failures = [found for found in pool.map(_broken, range(NUM_PLANS), chunksize=2) if found]
-    assert not failures, "\n\n".join(failures[:5])
+    found = failures(range(NUM_PLANS), outward_share=0.7)
+    assert not found, "\n\n".join(found[:5])
 
 
 def test_half_of_the_plans_have_such_nodes_and_all_else_of_a_plan_is_as_without() -> None:
@@ -55,12 +42,6 @@ def test_half_of_the_plans_have_such_nodes_and_all_else_of_a_plan_is_as_without(
         without = with_outward(plan, None, random.Random(seed), NUM_NODES, 0.0)
         assert plan.outward_share is not None or plan == without
     assert {fault.vice for plan in plans for fault in plan.relay_faults} == set(RelayVice)
-
-
-def test_the_same_seed_gives_the_same_event_log_bit_for_bit() -> None:
-    first, second = (run_seed(11, NUM_NODES, NUM_ROUNDS, outward_share=0.7) for _ in range(2))
-    assert first.log_digest == second.log_digest
-    assert first.command == "swarm simulate --virtual --outward 0.7 --nodes 10 --rounds 6 --seed 11"
 
 
 def test_where_nobody_can_be_dialled_the_coordinator_relays_for_all() -> None:

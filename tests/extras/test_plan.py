@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from logged_events import make
 from typer.testing import CliRunner
 
 from swarm.cli.main import app
@@ -107,18 +108,8 @@ def write(directory: Path, name: str, events: list[Event], batch: int) -> None:
     (directory / name / "node.toml").write_text(settings)
 
 
-def put(at_s: float, num_tokens: int = 50) -> GroupPut:
-    return GroupPut(
-        at_s=at_s,
-        digest="g",
-        producer="x",
-        policy_id=TRAINER_ID,
-        env="sums",
-        oldest_step=0,
-        size_bytes=700,
-        reward_mean=0.5,
-        num_tokens=num_tokens,
-    )
+def put(at_s: float) -> GroupPut:
+    return make(GroupPut, at_s=at_s, policy_id=TRAINER_ID, size_bytes=700, num_tokens=50)
 
 
 def applied(num_bytes: int) -> VersionApplied:
@@ -127,22 +118,17 @@ def applied(num_bytes: int) -> VersionApplied:
 
 
 def step_made(step: int, seconds: dict[str, float]) -> StepMade:
-    return StepMade(
-        at_s=step, step=step, draw_step=step, digest="d", loss=0.0, grad_norm=0.0, num_tokens=1, seconds=seconds
-    )
+    return make(StepMade, at_s=step, step=step, draw_step=step, seconds=seconds)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A trainer, and a generator that makes 2 groups of 50 tokens in 4 s, and at first only each 8 s."""
     seconds = {"draw_wait": 9.0, "learn": 1.75, "publish": 0.25, "score": 1.0}
-    groups = tuple(
-        GroupUse(digest="g", producer="x", policy_id="x", age_steps=0, is_own_policy=is_own_policy)
-        for is_own_policy in (True, True, False)
-    )
+    groups = tuple(make(GroupUse, is_own_policy=is_own_policy) for is_own_policy in (True, True, False))
     trainer: list[Event] = [VersionPublished(policy_id=TRAINER_ID, step=0, digest="d")]
     for step in (1, 2, 3):
-        draw = GroupsDrawn(draw_step=step, groups=groups, num_zero_variance=1, max_age_steps=3, max_reuse=1)
+        draw = make(GroupsDrawn, draw_step=step, groups=groups, num_zero_variance=1)
         trainer += [draw, step_made(step, seconds)]
     made = [put(at_s + 0.01 * n) for at_s in [*range(0, 80, 8), *range(80, 120, 4)] for n in range(2)]
     write(tmp_path / "swarm", "ada", trainer, batch=4)

@@ -1,4 +1,4 @@
-"""What holds of any plan: the answer is minimal, more generators never add lag, and what would be enough is."""
+"""Claims about any plan: it is minimal, more generators never add lag, and the number given as enough is enough."""
 
 from dataclasses import replace
 

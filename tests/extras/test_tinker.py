@@ -32,7 +32,7 @@ Reply = tuple[int, Any]
 
 
 class Client:
-    """What the SDK does, by hand."""
+    """The calls of the SDK, made by hand."""
 
     def __init__(self, port: int, store: Path, key: str = KEY) -> None:
         self.port, self.store, self.key = port, store, key
@@ -40,7 +40,7 @@ class Client:
         self.session_ids: list[str] = []
 
     def folder(self, path: str) -> Path:
-        """Where the server keeps what it calls by a path."""
+        """The folder of a checkpoint that the server names by a path."""
         return self.store / path.removeprefix("tinker://")
 
     def post(self, path: str, body: Any, **headers: str) -> Reply:
@@ -55,7 +55,7 @@ class Client:
             connection.close()
 
     def result(self, path: str, body: Any) -> Any:
-        """What became of a request that is answered later."""
+        """The result of a request that is answered later."""
         status, promise = self.post(path, body)
         assert status == 200, promise
         return self.retrieve(promise["request_id"])
@@ -65,6 +65,18 @@ class Client:
             status, reply = self.post("retrieve_future", {"request_id": request_id})
             if status != 408:
                 return reply
+
+    def refusal(self, path: str, body: Any) -> str:
+        """Why a request is refused, at once or later."""
+        status, reply = self.post(path, body)
+        return str(reply["detail"] if status != 200 else self.retrieve(reply["request_id"])["error"])
+
+    def sampler(self, session_id: str, number: int = 0, **weights: str) -> str:
+        """A sampler of the base model, or of other weights."""
+        body = {"session_id": session_id, "sampling_session_seq_id": number, **(weights or {"base_model": NAME})}
+        status, made = self.post("create_sampling_session", body)
+        assert status == 200, made
+        return str(made["sampling_session_id"])
 
     def session(self) -> str:
         status, reply = self.post("create_session", {"tags": [], "user_metadata": {}, "sdk_version": "0"})
@@ -343,9 +355,8 @@ def test_no_refusal_leaves_a_gap_in_the_order_of_a_model(fresh: Client) -> None:
     )
     for seq_id, (endpoint, body, needle) in enumerate(refused, 1):
         numbered = body if isinstance(body, bytes) else {"model_id": model_id, "seq_id": seq_id, **body}
-        status, reply = fresh.post(endpoint, numbered)
-        said = reply["detail"] if status != 200 else fresh.retrieve(reply["request_id"])["error"]
-        assert needle in said, said
+        refusal = fresh.refusal(endpoint, numbered)
+        assert needle in refusal, refusal
     fresh.seq_id = len(refused)
     assert "no gradient" in fresh.in_order("optim_step", model_id, adam_params={})["error"]
 
@@ -440,25 +451,16 @@ def test_samples_are_of_the_weights_that_were_saved_with_the_logprobs_that_train
     assert ids_of(sampled(fresh, newer, 0, prompt, num_samples=16)) != ids_of(
         sampled(fresh, saved, 2, prompt, num_samples=16)
     )
-    status, base = fresh.post(
-        "create_sampling_session", {"session_id": session_id, "sampling_session_seq_id": 2, "base_model": NAME}
-    )
-    assert status == 200 and len(ids_of(sampled(fresh, base["sampling_session_id"], 0, prompt))) == 3
+    assert len(ids_of(sampled(fresh, fresh.sampler(session_id, 2), 0, prompt))) == 3
     path = fresh.in_order("save_weights_for_sampler", model_id, path="named")["path"]
-    status, named = fresh.post(
-        "create_sampling_session", {"session_id": session_id, "sampling_session_seq_id": 3, "model_path": path}
-    )
-    assert ids_of(sampled(fresh, named["sampling_session_id"], 0, prompt, num_samples=16)) == ids_of(
+    named = fresh.sampler(session_id, 3, model_path=path)
+    assert ids_of(sampled(fresh, named, 0, prompt, num_samples=16)) == ids_of(
         sampled(fresh, newer, 1, prompt, num_samples=16)
     )
 
 
 def test_a_stop_string_and_a_stop_token_end_an_answer(fresh: Client) -> None:
-    session_id = fresh.session()
-    _, made = fresh.post(
-        "create_sampling_session", {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": NAME}
-    )
-    sampler_id, prompt = made["sampling_session_id"], [5]
+    sampler_id, prompt = fresh.sampler(fresh.session()), [5]
     whole = sampled(fresh, sampler_id, 0, prompt, num_samples=1, max_tokens=40)
     (ids,) = ids_of(whole)
     at = next(place for place, token in enumerate(ids) if token > 256)  # the first \boxed{}
@@ -499,9 +501,8 @@ def test_data_that_cannot_be_trained_on_are_refused_with_their_place(
     model_id = fresh.model(fresh.session())
     datum = {"tokens": [1, 2], "target_tokens": np.array([2, 3]), **change}
     fresh.seq_id += 1
-    status, reply = fresh.post("forward_backward", message_of(model_id, 1, [datum], "cross_entropy"))
-    said = reply["detail"] if status != 200 else fresh.retrieve(reply["request_id"])["error"]
-    assert "data.0" in said and needle in said, said
+    refusal = fresh.refusal("forward_backward", message_of(model_id, 1, [datum], "cross_entropy"))
+    assert "data.0" in refusal and needle in refusal, refusal
 
 
 @pytest.mark.parametrize(
@@ -521,9 +522,8 @@ def test_a_loss_that_is_not_served_is_refused_by_name(
     fresh: Client, loss: str, config: dict[str, float], needle: str
 ) -> None:
     model_id = fresh.model(fresh.session())
-    status, reply = fresh.post("forward_backward", message_of(model_id, 1, [datum_of()], loss, config=config))
-    said = reply["detail"] if status != 200 else fresh.retrieve(reply["request_id"])["error"]
-    assert needle in said, said
+    refusal = fresh.refusal("forward_backward", message_of(model_id, 1, [datum_of()], loss, config=config))
+    assert needle in refusal, refusal
 
 
 @pytest.mark.parametrize(
@@ -550,9 +550,8 @@ def test_a_request_that_cannot_be_honoured_is_refused_by_field(
     plain = {"session_id": fresh.session(), "model_seq_id": 0, "base_model": NAME, "lora_config": {"rank": 2}}
     if endpoint == "load_weights":
         del plain["lora_config"]
-    status, reply = fresh.post(endpoint, {**plain, **body})
-    said = reply["detail"] if status != 200 else fresh.retrieve(reply["request_id"])["error"]
-    assert needle in said, said
+    refusal = fresh.refusal(endpoint, {**plain, **body})
+    assert needle in refusal, refusal
 
 
 @pytest.mark.parametrize(
@@ -565,12 +564,8 @@ def test_a_request_that_cannot_be_honoured_is_refused_by_field(
     ],
 )
 def test_samples_that_cannot_be_made_are_refused(fresh: Client, params: dict[str, Any], needle: str) -> None:
-    session_id = fresh.session()
-    _, made = fresh.post(
-        "create_sampling_session", {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": NAME}
-    )
     body = {
-        "sampling_session_id": made["sampling_session_id"],
+        "sampling_session_id": fresh.sampler(fresh.session()),
         "seq_id": 0,
         "prompt": {"chunks": [{"tokens": [1]}]},
         "sampling_params": params,

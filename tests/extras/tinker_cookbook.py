@@ -64,7 +64,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_for(what: str, found: Any) -> Any:
-    """What `found` gives as soon as it gives something."""
+    """The first value of `found` that is not None."""
     ends_s = time.monotonic() + HANG_S
     while not (given := found()):
         assert time.monotonic() < ends_s, f"{what}: not there after {HANG_S:g} s"

@@ -90,7 +90,7 @@ def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _write_card(folder: Path, name: str, below: str) -> None:
-    """What `datasets` reads of a folder: its configurations and splits."""
+    """Writes the card from which `datasets` reads a folder's configurations and splits."""
     lines = [
         "---",
         "configs:",

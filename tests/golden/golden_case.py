@@ -149,7 +149,7 @@ def ppo_min(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
 
 
 def zero() -> Tensor:
-    """Where a sum starts."""
+    """Start of a sum."""
     return torch.zeros((), dtype=torch.float64)
 
 

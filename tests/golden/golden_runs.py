@@ -1,7 +1,7 @@
-"""What a recipe and its formula make of the same random steps; shared by the tests of gradients and of mutants.
+"""Gradients of a recipe and of its formula on the same random steps; shared by the tests of gradients and of mutants.
 
 A formula file has `loss(case)` and may have
-    MEMORY: what stateful parts remember, or a list of such, taken in turn by the seeds;
+    MEMORY: memory of stateful parts, or a list of memories that the seeds take in turn;
     NUM_SEEDS: more random steps;
     VARIANTS: [(overrides of constants, their loss(case))], for constants that the defaults hardly show;
     INERT: {change: reason} for changes of the recipe that cannot show.
@@ -33,7 +33,7 @@ Step = tuple[Batch, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of a loss with respect to log-probs [N, L] and entropies [N, L]."""
+    """Gradients of a loss by log-probs [N, L] and entropies [N, L]."""
 
     loss: float
     logprobs: Tensor
@@ -54,7 +54,7 @@ def formula(name: str) -> ModuleType:
 
 @dataclass(frozen=True)
 class Compared:
-    """A recipe with some constants replaced, and what its formula says on every step: (label, step, gradients)."""
+    """A recipe with some constants replaced, and its formula's gradients on every step: (label, step, gradients)."""
 
     recipe: Recipe
     cases: list[tuple[str, Step, Gradients]]
@@ -117,7 +117,7 @@ def gradients(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor) -
 
 
 def probed(recipe: Recipe, batch: Batch) -> dict[str, Tensor]:
-    """What the recipe's probes say of the step's hidden states and logits: name -> [N, L]."""
+    """Results of the recipe's probes on the step's hidden states and logits: name -> [N, L]."""
     if not recipe.probes:
         return {}
     (hidden, logits), mask = predictions(batch), batch.mask

@@ -61,7 +61,7 @@ def _without_a_part(recipe: Recipe) -> Iterator[Mutant]:
 
 
 def _swapped(recipe: Recipe) -> Iterator[Mutant]:
-    """Another ratio and another advantage: of those that are most alike, where there are such."""
+    """Another ratio and another advantage, as similar as possible."""
     token, sequence = (load_recipe(name).ratio for name in ("grpo", "gspo"))
     scored, centred = (load_recipe(name).advantage for name in ("grpo", "dr_grpo"))
     ratio = sequence if type(recipe.ratio) is type(token) else token
@@ -121,7 +121,7 @@ NEEDLESS = {
     "rec.TwoSidedGate.__call__": "compared only",
     "clip.covariances": "ranked only",
 }
-"""Functions whose `detach` says what is meant but changes no gradient, and why."""
+"""Functions whose `detach` states an intention but changes no gradient, with the reason."""
 
 DETACHED_BY_ENGINE = (RewardPart, AdvantagePart, ShapePart, CorrectionPart)
 
@@ -147,7 +147,7 @@ def _place(code: CodeType) -> str | None:
 
 
 def _is_detached_anyway(frame: FrameType | None) -> bool:
-    """Whether this code runs inside a part whose value the engine detaches."""
+    """True where this code runs inside a part whose value the engine detaches."""
     while frame is not None:
         if isinstance(frame.f_locals.get("self"), DETACHED_BY_ENGINE):
             return True

@@ -76,7 +76,7 @@ def test_no_mutant_of_a_recipe_passes_for_it(name: str) -> None:
 
 
 def test_no_mistake_in_the_code_of_a_part_goes_unnoticed() -> None:
-    """What one recipe cannot show, another must that uses the same function."""
+    """A mistake that one recipe cannot show must show in another recipe with the same function."""
     unnoticed, noticed, needless = set[str](), set[str](), set[str]()
     for name in list_recipes():
         compared = truth(name)[0]

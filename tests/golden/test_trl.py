@@ -36,7 +36,7 @@ TOLERANCE = {"sapo_soft_gate": 1e-5}  # TRL holds its temperatures in float32
 
 
 def trainer(scores: tuple[Tensor, Tensor], settings: dict[str, Any]) -> Any:
-    """What `_compute_loss` reads of a trainer; the model is replaced by its answer."""
+    """Attributes of a trainer that `_compute_loss` reads; the model is replaced by its answer."""
     options = SimpleNamespace(
         use_bias_correction_kl=False,
         delta=None,

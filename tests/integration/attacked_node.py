@@ -172,5 +172,5 @@ class AttackedNode:
 
 
 def batch_of(draw: Draw) -> Batch:
-    """What a learner computes with."""
+    """The batch that a learner makes of the groups."""
     return make_batch(draw, ToyTokenizer(), task_of=toy_task)

@@ -26,7 +26,7 @@ from waits import until, written
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def forks(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[ForkServer | None]:
-    """What the processes of all tests are forked from: the imports of a node alone take as long as most tests.
+    """The process that those of all tests are forked from: the imports of a node alone take as long as most tests.
 
     It lives in the event loop of the session, and so does each test that uses it.
     """

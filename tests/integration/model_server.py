@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from engines import START, sharp_network
 from safetensors.torch import load_file
 
 from swarm.errors import ConfigError
@@ -20,31 +20,18 @@ from swarm.generation.openai_engine import OpenAIGenerator
 from swarm.generation.openai_weights import DiskWeights, LoraAdapters
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.model.lora import add_adapters
-from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import load_published, snapshot
-from swarm.types import Canary, FloatArray, PolicyVersion, Sampling
+from swarm.types import PolicyVersion, Sampling
 
-START = PolicyVersion(policy_id="a", step=4)
 NEXT = PolicyVersion(policy_id="a", step=5)
 TOKENIZER = CharTokenizer()
-PROMPTS = [[5, 6, 7], [9], [10, 11, 12, 13, 14, 15, 16, 17, 18]]
-TEXTS = [[5, 6, 7, 8, 20, 21], [30, 31, 2, 40]]
 RANK = 2
-
-
-def network_of(seed: int) -> torch.nn.Module:
-    network = tiny_network(seed)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(6.0)
-    return network
 
 
 def adapted(seed: int) -> torch.nn.Module:
     """The first network with adapters that change it."""
-    network = network_of(0)
+    network = sharp_network(0)
     add_adapters(network, RANK, seed=seed)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -62,7 +49,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, dialect: str, network: torch.nn.Module | None = None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.dialect = dialect
-        self.network = network or network_of(0)
+        self.network = network or sharp_network(0)
         self.engines = {"tiny": TransformersGenerator(self.network, TOKENIZER, START, 0)}
         self.weight_version = "default"
         self.key = ""
@@ -217,16 +204,5 @@ def engine_on(server: Server, folder: Path) -> OpenAIGenerator:
     return OpenAIGenerator(client, found, taking, TOKENIZER, START, 0, max_rows=3, tolerance=1e-3)
 
 
-def full_forward(network: torch.nn.Module, ids: list[int]) -> FloatArray:
-    with torch.no_grad():
-        logits = network(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1].float()
-    picked = torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), torch.tensor(ids[1:])]
-    return np.concatenate([np.array([np.nan], np.float32), picked.numpy()])
-
-
-def canaries_of(network: torch.nn.Module) -> list[Canary]:
-    return [Canary(token_ids=np.array(text, np.int32), logprobs=full_forward(network, text)) for text in TEXTS]
-
-
 def newer_of(dialect: str) -> torch.nn.Module:
-    return network_of(7) if dialect == "sglang" else adapted(7)
+    return sharp_network(7) if dialect == "sglang" else adapted(7)

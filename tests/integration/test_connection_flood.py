@@ -15,18 +15,18 @@ from swarm.clock import SystemClock
 from swarm.errors import SwarmError, Unavailable
 from swarm.identity import Identity
 from swarm.telemetry.page_server import CONNECTIONS_PER_SUBNET, MAX_CONNECTIONS, Page, PageServer
-from swarm.testing.call_flood import RawConnection, Tally
-from swarm.testing.connection_flood import (
-    HALF_CLIENT_HELLO,
-    ConnectionFlood,
-    allow_open_files,
-    loopback_addresses,
-)
 from swarm.wire import server as wire_server
 from swarm.wire.connection_limits import ConnectionBounds
 from swarm.wire.server import ServerLimits, Sessions, start_server
 from swarm.wire.session import open_channel
 from swarm.wire.v1.session_service_pb2 import ChallengeRequest
+from tests.attacks.call_flood import RawConnection, Tally
+from tests.attacks.connection_flood import (
+    HALF_CLIENT_HELLO,
+    ConnectionFlood,
+    allow_open_files,
+    loopback_addresses,
+)
 
 RUN = "test-run"
 # A twentieth of the bounds of a real server.
@@ -50,7 +50,7 @@ class Server:
         await channel.close()
 
     async def keep_joining(self, num_tries: int) -> bool:
-        """Whether one of that many tries got a session."""
+        """True where one of that many tries got a session."""
         for _ in range(num_tries):
             try:
                 await self.join(2.0)

@@ -31,6 +31,7 @@ from swarm.peers.coordinator_client import GrpcCoordinatorClient
 from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
 from swarm.telemetry.page_server import MAX_REQUEST_BYTES
+from swarm.testing.builders import make_report
 from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
 from swarm.version_history import MAX_RECORDED
 from swarm.wire.join_link import JoinLink, fetch_manifest, node_config_from_manifest
@@ -50,14 +51,12 @@ def config_in(directory: Path, **changes: object) -> CoordinatorConfig:
 
 
 def report_of(identity: Identity, name: str = "ada", step: int = 3, edges: tuple[EdgeReport, ...] = ()) -> NodeReport:
-    return NodeReport(
-        node_id=identity.node_id,
+    return make_report(
+        identity.node_id,
         name=name,
         roles=(Role.TRAINER, Role.GENERATOR),
-        endpoints=("127.0.0.1:4000",),
         head=PolicyVersion(policy_id=identity.node_id, step=step, digest=b"\x01" * 32),
         tokens_per_s=12.5,
-        reward_mean=0.5,
         num_local=4,
         num_external=2,
         num_refused=1,

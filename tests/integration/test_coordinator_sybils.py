@@ -24,9 +24,10 @@ from swarm.config import (
 )
 from swarm.identity import Identity
 from swarm.peers.coordinator_client import GrpcCoordinatorClient
-from swarm.testing.call_flood import forwarding
-from swarm.testing.connection_flood import loopback_addresses
-from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
+from swarm.testing.builders import make_report
+from swarm.types import EdgeReport, NodeReport, PolicyVersion
+from tests.attacks.call_flood import forwarding
+from tests.attacks.connection_flood import loopback_addresses
 
 RUN = "sybils"
 MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 4)]
@@ -48,19 +49,7 @@ def version(identity: Identity, step: int = 0) -> PolicyVersion:
 
 
 def report_of(identity: Identity, edges: tuple[EdgeReport, ...] = ()) -> NodeReport:
-    return NodeReport(
-        node_id=identity.node_id,
-        name="ada",
-        roles=(Role.TRAINER,),
-        endpoints=("127.0.0.1:4000",),
-        head=version(identity),
-        tokens_per_s=1.0,
-        reward_mean=0.5,
-        num_local=0,
-        num_external=0,
-        num_refused=0,
-        edges=edges,
-    )
+    return make_report(identity.node_id, edges=edges)
 
 
 def edge(source: Identity, ess: float) -> EdgeReport:

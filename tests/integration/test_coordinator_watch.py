@@ -23,7 +23,8 @@ from swarm.config import CoordinatorConfig, CoordinatorLink, DirectoryConfig, Mo
 from swarm.errors import Unavailable
 from swarm.identity import Identity
 from swarm.peers.coordinator_client import FIRST_BACKOFF_S, GrpcCoordinatorClient
-from swarm.types import NodeReport, PolicyVersion, Role
+from swarm.testing.builders import make_report
+from swarm.types import NodeReport, PolicyVersion
 from swarm.wire.server import Sessions, SessionServer, start_server
 from swarm.wire.session import CERTIFICATE_NAME, AuthenticatedChannel, fetch_certificate
 from swarm.wire.v1 import coordinator_service_pb2 as pb
@@ -48,18 +49,7 @@ def v(identity: Identity, step: int, byte: int = 1) -> PolicyVersion:
 
 
 def report_of(identity: Identity) -> NodeReport:
-    return NodeReport(
-        node_id=identity.node_id,
-        name="ada",
-        roles=(Role.TRAINER,),
-        endpoints=("127.0.0.1:4000",),
-        head=v(identity, 0),
-        tokens_per_s=1.0,
-        reward_mean=0.5,
-        num_local=0,
-        num_external=0,
-        num_refused=0,
-    )
+    return make_report(identity.node_id)
 
 
 def client_at(listen: str, fingerprint: str, identity: Identity) -> GrpcCoordinatorClient:

@@ -1,4 +1,4 @@
-"""What a hostile DHT peer sends is refused, bounded, and hides nobody."""
+"""Messages of a hostile DHT peer are refused, bounded, and hide nobody."""
 
 import asyncio
 import contextlib

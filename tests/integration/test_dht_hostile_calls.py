@@ -85,7 +85,7 @@ async def test_a_kilobyte_of_tables_in_tables_ends_no_node(how: str) -> None:
 
 
 def slowest_call(directory: Any) -> list[float]:
-    """How long a node's answers to calls of others took, of its event loop: none of them waits for anything."""
+    """Seconds of the event loop that a node's answers to calls of others took: none of them waits for anything."""
     handlers, took_s = directory._peer._p2p._client.control.unary_handlers, list[float]()
     for name, handle in list(handlers.items()):
 

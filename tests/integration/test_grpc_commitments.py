@@ -7,10 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from waits import until
 
-from swarm.clock import SystemClock
-from swarm.config import ExchangeConfig, NodeConfig
+from swarm.config import NodeConfig
 from swarm.exchange.agent import Agent
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.exchange.novelty import Novelty, commitment_of
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
@@ -21,13 +19,10 @@ from swarm.testing.builders import HoldsNothing, make_group, make_identity
 from swarm.testing.nodes import make_agent, make_context
 from swarm.types import Cursor, Digest, NodeId, RolloutGroup, SealedGroup, StreamFilter
 from swarm.wire.envelopes import seal_group
+from tests.worlds.grpc_world import transport_of
 
 ALICE, BOB, EVE = (make_identity(number) for number in range(1, 4))
 CONFIG = NodeConfig()
-
-
-def transport_of(identity: Identity) -> GrpcTransport:
-    return GrpcTransport(identity, CONFIG.run_id, ExchangeConfig(), SystemClock())
 
 
 def agent_of(identity: Identity) -> Agent:
@@ -43,21 +38,17 @@ def original(number: int = 0) -> RolloutGroup:
 
 @pytest.mark.parametrize("wants", [True, False], ids=["asked for", "not asked for"])
 async def test_commitments_to_own_groups_come_ahead_of_all_of_them(wants: bool) -> None:
-    agent, server, client = agent_of(ALICE), transport_of(ALICE), transport_of(BOB)
+    agent, server, client = agent_of(ALICE), transport_of(ALICE, CONFIG.run_id), transport_of(BOB, CONFIG.run_id)
     groups = [original(number) for number in range(3)]
     for group in groups:
         await agent.own_groups.put(group)
     (endpoint,) = await server.serve(agent.streams)
-    try:
-        peer = await client.connect(PeerAddress(node_id=ALICE.node_id, endpoint=endpoint), 5.0)
-        items: list[StreamItem] = []
-        async for item in peer.subscribe(Cursor(), StreamFilter(wants_commitments=wants)):
-            items.append(item)
-            if sum(item.sealed is not None for item in items) == len(groups):
-                break
-    finally:
-        await client.stop()
-        await server.stop()
+    peer = await client.connect(PeerAddress(node_id=ALICE.node_id, endpoint=endpoint), 5.0)
+    items: list[StreamItem] = []
+    async for item in peer.subscribe(Cursor(), StreamFilter(wants_commitments=wants)):
+        items.append(item)
+        if sum(item.sealed is not None for item in items) == len(groups):
+            break
     if wants:
         assert items[0].commitments == tuple(map(commitment_of, groups)) and not items[0].digest
     assert [bool(item.digest) for item in items] == [False] * wants + [True] * len(groups)
@@ -106,8 +97,8 @@ async def test_the_original_wins_although_the_copy_came_first(monkeypatch: pytes
 
     monkeypatch.setattr(Novelty, "commit", note)
     author, victim, thief = agent_of(ALICE), agent_of(BOB), Thief()
-    servers = {ALICE: transport_of(ALICE), EVE: transport_of(EVE)}
-    client, slow, rng = transport_of(BOB), SlowBodies(author), random.Random(0)
+    servers = {ALICE: transport_of(ALICE, CONFIG.run_id), EVE: transport_of(EVE, CONFIG.run_id)}
+    client, slow, rng = transport_of(BOB, CONFIG.run_id), SlowBodies(author), random.Random(0)
     handlers = {ALICE: slow, EVE: thief}
     async with asyncio.TaskGroup() as tasks:
         streams: list[NeighbourStream] = []
@@ -128,6 +119,4 @@ async def test_the_original_wins_although_the_copy_came_first(monkeypatch: pytes
         held = [*victim.replay.digests]
         for stream in streams:
             stream.stop()
-    for transport in (*servers.values(), client):
-        await transport.stop()
     assert held == [*author.replay.digests]

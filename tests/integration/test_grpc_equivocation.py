@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 from waits import until
 
-from swarm.clock import SystemClock
-from swarm.config import ExchangeConfig, NodeConfig, WeightsConfig
+from swarm.config import NodeConfig, WeightsConfig
 from swarm.exchange.agent import Agent
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
 from swarm.loops.fetch_weights import SourceWatcher
@@ -25,6 +23,7 @@ from swarm.weights.manifest import seal_body, with_branch
 from swarm.weights.publish import Publisher
 from swarm.weights.store import WeightStore
 from swarm.weights.tensors import HostTensor, TensorSpec, published_digest
+from tests.worlds.grpc_world import transport_of
 
 TRAINER, ALICE, BOB, CAROL = (make_identity(number) for number in range(1, 5))
 
@@ -50,41 +49,29 @@ def version_of(seed: int) -> list[SealedManifest]:
     return [seal_body(with_branch(body, 7), TRAINER) for body in bodies]
 
 
-class Network:
-    """Real sockets of a few nodes."""
+async def serve(identity: Identity, handler: HoldsNothing | Agent) -> PeerAddress:
+    answers = handler.streams if isinstance(handler, Agent) else handler
+    (endpoint,) = await transport_of(identity, NodeConfig().run_id).serve(answers)
+    return PeerAddress(node_id=identity.node_id, endpoint=endpoint)
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.transports: list[GrpcTransport] = []
 
-    def transport(self, identity: Identity) -> GrpcTransport:
-        self.transports.append(GrpcTransport(identity, NodeConfig().run_id, ExchangeConfig(), SystemClock()))
-        return self.transports[-1]
+async def follower(root: Path, identity: Identity) -> Agent:
+    config = NodeConfig(dir=root / identity.node_id[:8], roles=(Role.GENERATOR,), weights=WeightsConfig(publish=False))
+    context = make_context(config, identity)
+    store = WeightStore(config.dir / "weights", config.weights.store_bytes)
+    agent = make_agent(context, MemoryGroupStore(context.clock, 10**8), weights=store)
+    assert agent.weight_follower is not None
+    head = PolicyVersion(policy_id=TRAINER.node_id, step=1, digest=b"d" * 32)
+    await agent.weight_follower.on_adverts([make_advert(TRAINER.node_id, head=head)])
+    return agent
 
-    async def serve(self, identity: Identity, handler: HoldsNothing | Agent) -> PeerAddress:
-        answers = handler.streams if isinstance(handler, Agent) else handler
-        (endpoint,) = await self.transport(identity).serve(answers)
-        return PeerAddress(node_id=identity.node_id, endpoint=endpoint)
 
-    async def follower(self, identity: Identity) -> Agent:
-        config = NodeConfig(
-            dir=self.root / identity.node_id[:8], roles=(Role.GENERATOR,), weights=WeightsConfig(publish=False)
-        )
-        context = make_context(config, identity)
-        store = WeightStore(config.dir / "weights", config.weights.store_bytes)
-        agent = make_agent(context, MemoryGroupStore(context.clock, 10**8), weights=store)
-        assert agent.weight_follower is not None
-        head = PolicyVersion(policy_id=TRAINER.node_id, step=1, digest=b"d" * 32)
-        await agent.weight_follower.on_adverts([make_advert(TRAINER.node_id, head=head)])
-        return agent
-
-    def watch(self, agent: Agent, identity: Identity, source: PeerAddress) -> "asyncio.Task[None]":
-        assert agent.weight_follower is not None
-        watcher = SourceWatcher(agent, agent.weight_follower, self.transport(identity), source, random.Random(0))
-        return asyncio.create_task(watcher.run())
-
-    async def stop(self) -> None:
-        await asyncio.gather(*(transport.stop() for transport in self.transports))
+def watch(agent: Agent, identity: Identity, source: PeerAddress) -> "asyncio.Task[None]":
+    assert agent.weight_follower is not None
+    watcher = SourceWatcher(
+        agent, agent.weight_follower, transport_of(identity, NodeConfig().run_id), source, random.Random(0)
+    )
+    return asyncio.create_task(watcher.run())
 
 
 def has_ended(agent: Agent) -> bool:
@@ -93,11 +80,11 @@ def has_ended(agent: Agent) -> bool:
 
 async def test_who_sees_both_versions_leaves_and_shows_others_why(tmp_path: Path) -> None:
     """Alice is shown one version by the trainer and another by a follower; Carol watches Alice alone."""
-    network, tasks = Network(tmp_path), list[asyncio.Task[None]]()
+    tasks = list[asyncio.Task[None]]()
     try:
-        trainer = await network.serve(TRAINER, Shows(version_of(1)))
-        bob = await network.serve(BOB, Shows(version_of(2)))
-        alice, carol = await network.follower(ALICE), await network.follower(CAROL)
+        trainer = await serve(TRAINER, Shows(version_of(1)))
+        bob = await serve(BOB, Shows(version_of(2)))
+        alice, carol = await follower(tmp_path, ALICE), await follower(tmp_path, CAROL)
         num_seen = 0
         assert alice.weight_follower is not None
         on_manifest = alice.weight_follower.on_manifest
@@ -109,10 +96,10 @@ async def test_who_sees_both_versions_leaves_and_shows_others_why(tmp_path: Path
             return news
 
         alice.weight_follower.on_manifest = count  # type: ignore[method-assign, assignment]
-        tasks += [network.watch(alice, ALICE, source) for source in (trainer, bob)]
+        tasks += [watch(alice, ALICE, source) for source in (trainer, bob)]
         await until(lambda: num_seen >= 2)
         assert has_ended(alice)
-        tasks.append(network.watch(carol, CAROL, await network.serve(ALICE, alice)))
+        tasks.append(watch(carol, CAROL, await serve(ALICE, alice)))
         await until(lambda: has_ended(carol))
         for agent in (alice, carol):
             assert own_advert(agent).equivocator == TRAINER.node_id[:16]
@@ -121,4 +108,3 @@ async def test_who_sees_both_versions_leaves_and_shows_others_why(tmp_path: Path
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await network.stop()

@@ -1,13 +1,10 @@
 """Hostile clients and servers on real connections: each is refused, and the honest ones go on."""
 
 import asyncio
-import functools
-import hashlib
 import secrets
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -15,37 +12,22 @@ import pytest
 from waits import PROMPT_S, until
 
 from swarm.clock import ManualClock, SystemClock
-from swarm.config import ExchangeConfig
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
 from swarm.exchange.exchange_servicer import STREAMS_PER_PEER
-from swarm.exchange.grpc_transport import GrpcTransport, PeerHooks
-from swarm.identity import DOMAIN_GROUP, DOMAIN_HELLO, Identity
-from swarm.interfaces import PeerAddress, StreamItem
+from swarm.exchange.grpc_transport import PeerHooks
+from swarm.identity import DOMAIN_HELLO, Identity
+from swarm.interfaces import StreamItem
 from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
 from swarm.wire import session
 from swarm.wire.envelopes import sealed_to_bytes
-from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
+from swarm.wire.server import ServerLimits, Sessions, start_server
 from swarm.wire.session import PROTOCOL_VERSION, SESSION_KEY, AuthenticatedChannel, hello_message, open_channel
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 from swarm.wire.v1 import session_service_pb2 as session_pb
 from swarm.wire.v1 import session_service_pb2_grpc as session_grpc
-
-RUN = "test-run"
-
-
-def sealed_of(identity: Identity, body: bytes) -> SealedGroup:
-    digest = hashlib.sha256(body).digest()
-    signature = identity.sign(DOMAIN_GROUP, b"\1" + digest)
-    return SealedGroup(
-        digest=digest,
-        producer=identity.node_id,
-        public_key=identity.public_key,
-        signature=signature,
-        is_compressed=False,
-        body=body,
-    )
+from tests.worlds.grpc_world import RUN, ServedNode, client_of, sealed_of, serving, status_of
 
 
 class Endless(HoldsNothing):
@@ -76,32 +58,15 @@ class Endless(HoldsNothing):
         return self.sealed
 
 
-@dataclass
-class Node:
-    identity: Identity
-    handler: Endless
-    endpoint: str
-    clock: ManualClock
-
-    async def open(self, identity: Identity | None = None, run_id: str = RUN) -> AuthenticatedChannel:
-        return await open_channel(self.endpoint, self.identity.node_id, identity or Identity.create(), run_id, 5.0)
+Node = ServedNode[Endless, ManualClock]
 
 
 @pytest.fixture
-async def node() -> AsyncIterator[Node]:
-    identity, clock = Identity.create(), ManualClock()
-    handler = Endless(sealed_of(identity, bytes(100_000)))
+async def node() -> Node:
+    identity = Identity.create()
     limits = ServerLimits(handshake_timeout_s=0.5, idle_timeout_s=0.5)
-    transport = GrpcTransport(identity, RUN, ExchangeConfig(), clock, limits=limits, stall_timeout_s=1.0)
-    (endpoint,) = await transport.serve(handler)
-    yield Node(identity, handler, endpoint, clock)
-    await transport.stop()
-
-
-async def status_of(call: Any) -> grpc.StatusCode:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code()
+    handler = Endless(sealed_of(identity, bytes(100_000)))
+    return await serving(identity, handler, ManualClock(), limits=limits, stall_timeout_s=1.0)
 
 
 async def read_one(channel: AuthenticatedChannel, metadata: Any) -> pb.SubscribeResponse:
@@ -123,7 +88,6 @@ async def test_client_without_a_session_is_refused(node: Node):
     for metadata in (None, ((SESSION_KEY, b""),), ((SESSION_KEY, secrets.token_bytes(32)),)):
         assert await status_of(read_one(channel, metadata)) is grpc.StatusCode.UNAUTHENTICATED
     assert node.handler.num_sent == 0
-    await channel.close()
 
 
 async def test_stolen_session_token_is_refused_on_another_connection(node: Node):
@@ -131,8 +95,6 @@ async def test_stolen_session_token_is_refused_on_another_connection(node: Node)
     stolen = await victim.metadata(5.0)
     assert await status_of(read_one(thief, stolen)) is grpc.StatusCode.UNAUTHENTICATED
     assert (await read_one(victim, stolen)).cursor.epoch == "e"
-    await victim.close()
-    await thief.close()
 
 
 async def test_a_peer_that_is_not_allowed_is_refused_at_hello_and_in_its_session_until_it_is_again():
@@ -144,24 +106,19 @@ async def test_a_peer_that_is_not_allowed_is_refused_at_hello_and_in_its_session
             raise Unavailable("its reputation is low")
 
     hooks = PeerHooks(require_allowed=require_allowed)
-    transport = GrpcTransport(identity, RUN, ExchangeConfig(), SystemClock(), hooks=hooks)
-    (endpoint,) = await transport.serve(Endless(sealed_of(identity, bytes(100))))
-    open_as = functools.partial(open_channel, endpoint, identity.node_id, run_id=RUN, timeout_s=5.0)
-    channel, other = await open_as(identity=liar), await open_as(identity=honest)
+    node = await serving(identity, Endless(sealed_of(identity, bytes(100))), SystemClock(), hooks=hooks)
+    channel, other = await node.open(liar), await node.open(honest)
     metadata = await channel.metadata(5.0)
     await read_one(channel, metadata)
     refused.add(liar.node_id)
     assert await status_of(read_one(channel, metadata)) is grpc.StatusCode.UNAVAILABLE
     with pytest.raises(Unavailable, match="reputation") as caught:
-        await open_as(identity=liar)
+        await node.open(liar)
     assert not isinstance(caught.value, Unauthenticated)
     await read_one(other, await other.metadata(5.0))
     refused.clear()
     await read_one(channel, metadata)
-    await (await open_as(identity=liar)).close()
-    await channel.close()
-    await other.close()
-    await transport.stop()
+    await node.open(liar)
 
 
 async def test_session_expires_and_the_client_renews_it(node: Node):
@@ -170,7 +127,6 @@ async def test_session_expires_and_the_client_renews_it(node: Node):
     await read_one(channel, old)
     node.clock.advance(901.0)
     assert await status_of(read_one(channel, old)) is grpc.StatusCode.UNAUTHENTICATED
-    await channel.close()
 
 
 async def test_clients_session_is_renewed_before_it_expires(node: Node):
@@ -183,7 +139,6 @@ async def test_clients_session_is_renewed_before_it_expires(node: Node):
     renewed = await channel.metadata(5.0)
     assert renewed != first
     await read_one(channel, renewed)
-    await channel.close()
 
 
 async def test_replayed_hello_is_refused(node: Node):
@@ -202,7 +157,6 @@ async def test_replayed_hello_is_refused(node: Node):
     assert await status_of(stub.Hello(hello)) is grpc.StatusCode.UNAUTHENTICATED
     await stub.Challenge(session_pb.ChallengeRequest(client_nonce=bytes(32)))
     assert await status_of(stub.Hello(hello)) is grpc.StatusCode.UNAUTHENTICATED
-    await channel.close()
 
 
 async def test_hello_with_the_key_of_another_is_refused(node: Node):
@@ -236,7 +190,6 @@ async def test_hello_of_another_protocol_version_is_answered_with_both_versions_
     assert failed.value.details() == (
         f"the client speaks protocol version {version or 1}, this node {PROTOCOL_VERSION}: {REMEDY}"
     )
-    await channel.close()
 
 
 async def test_client_ends_at_a_server_of_another_protocol_version(node: Node, monkeypatch: pytest.MonkeyPatch):
@@ -254,7 +207,6 @@ async def test_challenge_with_a_bad_nonce_is_refused(node: Node, nonce: bytes):
     stub: Any = session_grpc.SessionServiceStub(channel.channel)
     request = session_pb.ChallengeRequest(client_nonce=nonce)
     assert await status_of(stub.Challenge(request)) is grpc.StatusCode.UNAUTHENTICATED
-    await channel.close()
 
 
 async def test_message_of_100_mb_is_refused_before_it_is_parsed(node: Node):
@@ -265,8 +217,6 @@ async def test_message_of_100_mb_is_refused_before_it_is_parsed(node: Node):
     assert await status_of(send(bytes(100_000_000))) is grpc.StatusCode.RESOURCE_EXHAUSTED
     channel = await node.open()
     assert (await read_one(channel, await channel.metadata(5.0))).cursor.epoch == "e"
-    await raw.close()
-    await channel.close()
 
 
 def _server_certificate(endpoint: str) -> bytes:
@@ -304,14 +254,12 @@ async def test_subscriber_that_does_not_read_is_cut_and_costs_bounded_streams(no
     assert (await read_one(honest, await honest.metadata(5.0))).cursor.epoch == "e"
     for call in calls:
         call.cancel()
-    for each in (channel, anew, honest):
-        await each.close()
 
 
 async def test_handshakes_are_bounded_per_address():
     clock = ManualClock()
     sessions = Sessions(Identity.create(), RUN, clock, ServerLimits(handshakes_per_minute=4))
-    server, port = await start_server("127.0.0.1:0", sessions, [])
+    _, port = await start_server("127.0.0.1:0", sessions, [])
     node_id = sessions.identity.node_id
     endpoint = f"127.0.0.1:{port}"
     for _ in range(2):
@@ -320,7 +268,6 @@ async def test_handshakes_are_bounded_per_address():
         await open_channel(endpoint, node_id, Identity.create(), RUN, 5.0)
     clock.advance(30.0)
     await (await open_channel(endpoint, node_id, Identity.create(), RUN, 5.0)).close()
-    await server.stop(0)
 
 
 # --- servers -----------------------------------------------------------------------------------
@@ -336,11 +283,9 @@ async def test_server_in_the_middle_is_unauthenticated(node: Node):
             return await stub.Challenge(request)
 
     relay = Relay(Identity.create(), RUN, SystemClock())
-    server, port = await start_server("127.0.0.1:0", relay, [])
+    _, port = await start_server("127.0.0.1:0", relay, [])
     with pytest.raises(Unauthenticated, match="did not sign the certificate"):
         await open_channel(f"127.0.0.1:{port}", node.identity.node_id, Identity.create(), RUN, 5.0)
-    await server.stop(0)
-    await channel.close()
 
 
 async def test_server_that_never_answers_costs_the_timeout():
@@ -383,15 +328,6 @@ class LyingServer(pb_grpc.ExchangeServiceServicer):
     Subscribe = Fetch
 
 
-async def connect_to(*responses: Any) -> tuple[SessionServer, GrpcTransport, Any]:
-    sessions = Sessions(Identity.create(), RUN, SystemClock())
-    add: Any = pb_grpc.add_ExchangeServiceServicer_to_server
-    server, port = await start_server("127.0.0.1:0", sessions, [lambda s: add(LyingServer(*responses), s)])
-    client = GrpcTransport(Identity.create(), RUN, ExchangeConfig(), SystemClock())
-    address = PeerAddress(node_id=sessions.identity.node_id, endpoint=f"127.0.0.1:{port}")
-    return server, client, await client.connect(address, 5.0)
-
-
 CHUNK = pb.FetchResponse(total_bytes=100, offset=0, data=bytes(50))
 OTHER = sealed_to_bytes(sealed_of(Identity.from_seed(bytes(32)), b"other content"))
 
@@ -413,11 +349,9 @@ OTHER = sealed_to_bytes(sealed_of(Identity.from_seed(bytes(32)), b"other content
     ids=["huge", "overlong", "growing", "repeated", "gap", "empty", "zeros", "other", "fat chunk", "nothing"],
 )
 async def test_lying_fetch_is_refused(responses: list[Any], error: type[Exception]):
-    server, client, peer = await connect_to(*responses)
+    peer = await client_of(LyingServer(*responses))
     with pytest.raises(error):
         await peer.fetch(bytes(32), 4 * 2**20, 5.0)
-    await client.stop()
-    await server.stop(0)
 
 
 @pytest.mark.parametrize(
@@ -431,9 +365,7 @@ async def test_lying_fetch_is_refused(responses: list[Any], error: type[Exceptio
     ids=["digest", "cursor", "key", "over 4 MiB"],
 )
 async def test_lying_subscription_ends(response: pb.SubscribeResponse):
-    server, client, peer = await connect_to(response)
+    peer = await client_of(LyingServer(response))
     with pytest.raises(Unavailable):
         async for _ in peer.subscribe(Cursor(), StreamFilter()):
             raise AssertionError("an item came through")
-    await client.stop()
-    await server.stop(0)

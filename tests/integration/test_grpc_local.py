@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sealed_groups import assert_same_group, assert_same_scored
 
 from swarm.activity import Activity
 from swarm.episode import Actions, EpisodeOutcome, Message
@@ -184,18 +185,6 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     await server.stop()
 
 
-def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:
-    for name in ("run_id", "producer", "policy_id", "env", "task_id", "tokenizer_digest", "verifier", "created_at_s"):
-        assert getattr(left, name) == getattr(right, name), name
-    np.testing.assert_array_equal(left.prompt_ids, right.prompt_ids)
-    for a, b in zip(left.rollouts, right.rollouts, strict=True):
-        assert (a.text, a.sampling, a.finish) == (b.text, b.sampling, b.finish)
-        np.testing.assert_equal(a.claimed_reward, b.claimed_reward)
-        assert a.trace is not None and b.trace is not None and a.trace.spans == b.trace.spans
-        for name in ("token_ids", "action_mask", "logprobs", "turn_ids"):
-            np.testing.assert_array_equal(getattr(a.trace, name), getattr(b.trace, name))
-
-
 def assert_same_draw(left: Draw, right: Draw) -> None:
     assert (left.step, left.num_zero_variance, left.source_weights) == (
         right.step,
@@ -204,10 +193,7 @@ def assert_same_draw(left: Draw, right: Draw) -> None:
     )
     for a, b in zip(left.groups, right.groups, strict=True):
         assert (a.age_steps, a.use, a.is_established) == (b.age_steps, b.use, b.is_established)
-        for name in ("digest", "correction", "is_made_here", "first_seen_s", "size_bytes"):
-            assert getattr(a.scored, name) == getattr(b.scored, name), name
-        np.testing.assert_array_equal(a.scored.rewards, b.scored.rewards)
-        assert_same_group(a.scored.group, b.scored.group)
+        assert_same_scored(a.scored, b.scored)
 
 
 async def test_unscored_group_arrives_whole(bench: Bench):

@@ -4,18 +4,18 @@ Another implementation joins by adding a factory to NETWORKS.
 """
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from sealed_groups import seal_bytes
 from waits import PROMPT_S, hold, until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import NotHeld, TooLarge, Unauthenticated, Unavailable
-from swarm.identity import DOMAIN_GROUP, Identity
+from swarm.identity import Identity
 from swarm.interfaces import ExchangeHandler, PeerAddress, PeerClient, StreamItem, Transport
 from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.reservation_table import RelayLimits
@@ -23,19 +23,6 @@ from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
 
 MakeTransport = Callable[[Identity], Transport]
-
-
-def sealed_of(identity: Identity, body: bytes) -> SealedGroup:
-    """A signed body that no transport looks into."""
-    digest = hashlib.sha256(body).digest()
-    return SealedGroup(
-        digest=digest,
-        producer=identity.node_id,
-        public_key=identity.public_key,
-        signature=identity.sign(DOMAIN_GROUP, b"\1" + digest),
-        is_compressed=False,
-        body=body,
-    )
 
 
 @dataclass
@@ -165,7 +152,7 @@ async def first(stream: AsyncIterator[StreamItem], count: int) -> list[StreamIte
 async def test_connection_names_the_peer_and_the_handler_sees_the_client(pair: Pair):
     peer = await pair.client.connect(pair.address, 5.0)
     assert peer.node_id == pair.server_identity.node_id
-    await pair.log.append(sealed_of(pair.server_identity, b"body"))
+    await pair.log.append(seal_bytes(b"body", pair.server_identity))
     for wanted in (
         StreamFilter(relay=True),
         StreamFilter(wants_zero_variance=True),
@@ -176,7 +163,7 @@ async def test_connection_names_the_peer_and_the_handler_sees_the_client(pair: P
 
 
 async def test_subscription_replays_then_follows_and_resumes_by_cursor(pair: Pair):
-    groups = [sealed_of(pair.server_identity, bytes([i]) * 100) for i in range(6)]
+    groups = [seal_bytes(bytes([i]) * 100, pair.server_identity) for i in range(6)]
     for sealed in groups[:3]:
         await pair.log.append(sealed)
     peer = await pair.client.connect(pair.address, 5.0)
@@ -194,7 +181,7 @@ async def test_subscription_replays_then_follows_and_resumes_by_cursor(pair: Pai
 
 
 async def test_large_group_is_noticed_and_fetched_whole(pair: Pair):
-    large = sealed_of(pair.server_identity, b"0123456789abcdef" * (5 * 2**16 + 1))
+    large = seal_bytes(b"0123456789abcdef" * (5 * 2**16 + 1), pair.server_identity)
     await pair.log.append(large)
     peer = await pair.client.connect(pair.address, 5.0)
     (item,) = await first(peer.subscribe(Cursor(), StreamFilter()), 1)
@@ -210,7 +197,7 @@ async def test_fetch_of_what_is_not_held_says_so(pair: Pair):
 
 
 async def test_fetch_above_the_bound_is_refused(pair: Pair):
-    large = sealed_of(pair.server_identity, bytes(3 * 2**20))
+    large = seal_bytes(bytes(3 * 2**20), pair.server_identity)
     await pair.log.append(large)
     peer = await pair.client.connect(pair.address, 5.0)
     with pytest.raises(TooLarge):
@@ -227,7 +214,7 @@ async def test_other_node_than_expected_is_unauthenticated(pair: Pair):
 
 
 async def test_stopped_server_ends_streams_with_unavailable(pair: Pair):
-    await pair.log.append(sealed_of(pair.server_identity, b"x"))
+    await pair.log.append(seal_bytes(b"x", pair.server_identity))
     peer = await pair.client.connect(pair.address, 5.0)
     stream: Any = peer.subscribe(Cursor(), StreamFilter())
     await anext(stream)
@@ -240,7 +227,7 @@ async def test_stopped_server_ends_streams_with_unavailable(pair: Pair):
 
 
 async def test_closed_client_ends_its_own_streams_and_the_handlers(pair: Pair):
-    await pair.log.append(sealed_of(pair.server_identity, b"x"))
+    await pair.log.append(seal_bytes(b"x", pair.server_identity))
     peer = await pair.client.connect(pair.address, 5.0)
     stream: Any = peer.subscribe(Cursor(), StreamFilter())
     await anext(stream)
@@ -264,7 +251,7 @@ async def test_cancelled_reader_is_cancelled_and_frees_the_stream(pair: Pair):
 
 async def test_reader_that_stops_reading_stops_the_handler(pair: Pair):
     for index in range(400):
-        await pair.log.append(sealed_of(pair.server_identity, index.to_bytes(2, "big") * 2**16))
+        await pair.log.append(seal_bytes(index.to_bytes(2, "big") * 2**16, pair.server_identity))
     peer = await pair.client.connect(pair.address, 5.0)
     stream: Any = peer.subscribe(Cursor(), StreamFilter())
     await anext(stream)
@@ -283,7 +270,7 @@ async def test_reader_that_stops_reading_stops_the_handler(pair: Pair):
 
 
 async def test_many_peers_are_served_at_once(pair: Pair, make_transport: MakeTransport):
-    await pair.log.append(sealed_of(pair.server_identity, b"x" * 1000))
+    await pair.log.append(seal_bytes(b"x" * 1000, pair.server_identity))
 
     async def read(transport: Transport) -> NodeId:
         peer = await transport.connect(pair.address, 10.0)

@@ -13,11 +13,9 @@ import pytest
 from waits import PROMPT_S, until
 
 from swarm.clock import SystemClock
-from swarm.config import ExchangeConfig
 from swarm.errors import Forged, NotHeld, SwarmError, Unavailable
 from swarm.exchange import exchange_servicer
 from swarm.exchange.exchange_servicer import STREAMS_PER_PEER
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, Transport
 from swarm.simulate.virtual.faults import FaultPlan
@@ -26,15 +24,15 @@ from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.testing.builders import HoldsNothing
 from swarm.types import Credit, Cursor, Digest, NodeId, SealedManifest, StreamFilter
 from swarm.weight_sync.weight_server import CHUNKS_PER_PEER, CHUNKS_TOTAL
-from swarm.wire.server import ServerLimits, Sessions, SessionServer, start_server
-from swarm.wire.session import CERTIFICATE_NAME, SESSION_KEY, AuthenticatedChannel, fetch_certificate, open_channel
+from swarm.wire.server import Sessions
+from swarm.wire.session import CERTIFICATE_NAME, SESSION_KEY, AuthenticatedChannel, fetch_certificate
 from swarm.wire.v1 import exchange_service_pb2 as pb
 from swarm.wire.v1 import exchange_service_pb2_grpc as pb_grpc
 from swarm.wire.v1 import policy_pb2
 from swarm.wire.v1 import session_service_pb2_grpc as session_grpc
 from swarm.wire.weights import MAX_CHUNK_BYTES, MAX_MANIFEST_BYTES, MAX_WINDOW
+from tests.worlds.grpc_world import RUN, ServedNode, client_of, serving, status_of, transport_of
 
-RUN = "test-run"
 LINEAGE = "f" * 64
 STALL_S = 0.6
 
@@ -115,7 +113,7 @@ class Holder(HoldsNothing):
 
 def _grpc() -> MakeTransport:
     def make(identity: Identity) -> Transport:
-        return GrpcTransport(identity, RUN, ExchangeConfig(), SystemClock(), stall_timeout_s=STALL_S)
+        return transport_of(identity, stall_timeout_s=STALL_S)
 
     return make
 
@@ -185,24 +183,14 @@ async def test_watcher_that_is_not_welcome_is_told_unavailable_not_unauthenticat
         await pair.peer.fetch_chunk(bytes(32), 5.0)
 
 
-async def test_watch_ends_with_unavailable_when_the_holder_stops_or_the_client_closes(pair: Pair):
+@pytest.mark.parametrize("ends", ["holder", "client"])
+async def test_watch_ends_with_unavailable_when_the_holder_stops_or_the_client_closes(pair: Pair, ends: str):
     await pair.holder.append(manifest(1))
     stream = pair.peer.watch(LINEAGE, 0)
     await anext(stream)
     waiting = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
-    await pair.server.stop()
-    with pytest.raises(Unavailable):
-        await waiting
-
-
-async def test_closed_client_ends_its_watch_and_the_handlers(pair: Pair):
-    await pair.holder.append(manifest(1))
-    stream = pair.peer.watch(LINEAGE, 0)
-    await anext(stream)
-    waiting = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(0)
-    await pair.peer.close()
+    await (pair.server.stop() if ends == "holder" else pair.peer.close())
     with pytest.raises(Unavailable):
         await waiting
     await until(lambda: pair.holder.num_open == 0, most_s=PROMPT_S)
@@ -290,14 +278,7 @@ async def test_closed_client_is_unavailable_for_every_call(pair: Pair):
 # --- hostile watchers over gRPC ----------------------------------------------------------------
 
 
-@dataclass
-class Node:
-    identity: Identity
-    holder: Holder
-    endpoint: str
-
-    async def open(self, identity: Identity | None = None) -> AuthenticatedChannel:
-        return await open_channel(self.endpoint, self.identity.node_id, identity or Identity.create(), RUN, 5.0)
+Node = ServedNode[Holder, SystemClock]
 
 
 async def open_narrow(node: Node) -> AuthenticatedChannel:
@@ -317,28 +298,12 @@ async def open_narrow(node: Node) -> AuthenticatedChannel:
 
 
 @pytest.fixture
-async def node() -> AsyncIterator[Node]:
-    identity, holder = Identity.create(), Holder()
-    transport = GrpcTransport(
-        identity, RUN, ExchangeConfig(), SystemClock(), limits=ServerLimits(), stall_timeout_s=STALL_S
-    )
-    (endpoint,) = await transport.serve(holder)
-    yield Node(identity, holder, endpoint)
-    await transport.stop()
+async def node() -> Node:
+    return await serving(Identity.create(), Holder(), SystemClock(), stall_timeout_s=STALL_S)
 
 
 def stub_of(channel: AuthenticatedChannel) -> Any:
     return pb_grpc.ExchangeServiceStub(channel.channel)
-
-
-async def code_of(call: Any) -> grpc.StatusCode:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        if hasattr(call, "__await__"):
-            await call
-        else:
-            async for _ in call:
-                raise AssertionError("an item came through")
-    return caught.value.code()
 
 
 async def body_of(call: Any) -> bytes:
@@ -346,17 +311,16 @@ async def body_of(call: Any) -> bytes:
 
 
 async def test_nothing_is_given_without_a_session(node: Node):
-    (digest,) = node.holder.hold(b"secret")
-    await node.holder.append(manifest(1))
+    (digest,) = node.handler.hold(b"secret")
+    await node.handler.append(manifest(1))
     channel = await node.open()
     for metadata in (None, ((SESSION_KEY, bytes(32)),)):
         stub = stub_of(channel)
         watch = stub.Watch(pb.WatchRequest(policy_id=LINEAGE), metadata=metadata)
-        assert await code_of(watch) is grpc.StatusCode.UNAUTHENTICATED
+        assert await status_of(watch) is grpc.StatusCode.UNAUTHENTICATED
         fetched = stub.FetchChunk(pb.FetchChunkRequest(digest=digest), metadata=metadata)
-        assert await code_of(fetched) is grpc.StatusCode.UNAUTHENTICATED
-    assert node.holder.asked == [] and node.holder.num_asked_chunks == 0
-    await channel.close()
+        assert await status_of(fetched) is grpc.StatusCode.UNAUTHENTICATED
+    assert node.handler.asked == [] and node.handler.num_asked_chunks == 0
 
 
 @pytest.mark.parametrize(
@@ -374,33 +338,29 @@ async def test_request_out_of_bounds_never_reaches_the_handler(node: Node, reque
     channel = await node.open()
     stub = stub_of(channel)
     method = stub.Watch if isinstance(request_, pb.WatchRequest) else stub.FetchChunk
-    assert await code_of(method(request_, metadata=await channel.metadata(5.0))) is grpc.StatusCode.INVALID_ARGUMENT
-    assert node.holder.asked == [] and node.holder.num_asked_chunks == 0
-    await channel.close()
+    assert await status_of(method(request_, metadata=await channel.metadata(5.0))) is grpc.StatusCode.INVALID_ARGUMENT
+    assert node.handler.asked == [] and node.handler.num_asked_chunks == 0
 
 
 async def test_watches_of_one_peer_are_bounded_and_a_slow_reader_is_cut(node: Node):
-    await node.holder.append(*(manifest(number, 2**20) for number in range(200)))
+    await node.handler.append(*(manifest(number, 2**20) for number in range(200)))
     channel = await node.open()
     metadata = await channel.metadata(5.0)
     calls = [stub_of(channel).Watch(pb.WatchRequest(policy_id=LINEAGE), metadata=metadata) for _ in range(7)]
     assert len(calls) == STREAMS_PER_PEER + 1
-    await until(lambda: node.holder.num_open == STREAMS_PER_PEER)
+    await until(lambda: node.handler.num_open == STREAMS_PER_PEER)
     assert (await calls[-1].read()).manifest.body == manifest(0, 2**20).body, "the oldest made room"
-    assert node.holder.num_open == STREAMS_PER_PEER
-    await until(lambda: node.holder.num_open == 0, most_s=PROMPT_S)  # nobody reads
-    assert node.holder.num_read < 150 * STREAMS_PER_PEER
+    assert node.handler.num_open == STREAMS_PER_PEER
+    await until(lambda: node.handler.num_open == 0, most_s=PROMPT_S)  # nobody reads
+    assert node.handler.num_read < 150 * STREAMS_PER_PEER
     honest = await node.open()
     call = stub_of(honest).Watch(pb.WatchRequest(policy_id=LINEAGE), metadata=await honest.metadata(5.0))
     assert (await call.read()).manifest.body == manifest(0, 2**20).body
-    for each in [*calls, call]:
-        each.cancel()
-    await asyncio.gather(channel.close(), honest.close())
 
 
 async def test_where_all_streams_are_taken_who_has_the_most_makes_room(node: Node, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(exchange_servicer, "STREAMS_TOTAL", STREAMS_PER_PEER)
-    await node.holder.append(manifest(1))
+    await node.handler.append(manifest(1))
     channels = [await node.open() for _ in range(4)]
 
     async def watch(channel: AuthenticatedChannel) -> Any:
@@ -413,32 +373,28 @@ async def test_where_all_streams_are_taken_who_has_the_most_makes_room(node: Nod
         calls.append(await watch(channel))
         assert (await calls[-1].read()).manifest.body == manifest(1).body
         assert await loser.code() is grpc.StatusCode.UNAVAILABLE
-    assert await code_of(await watch(channels[0])) is grpc.StatusCode.UNAVAILABLE  # it has more than the others
-    assert node.holder.num_open == STREAMS_PER_PEER
-    for call in calls:
-        call.cancel()
-    await asyncio.gather(*(channel.close() for channel in channels))
+    assert await status_of(await watch(channels[0])) is grpc.StatusCode.UNAVAILABLE  # it has more than the others
+    assert node.handler.num_open == STREAMS_PER_PEER
 
 
 async def test_chunks_of_one_peer_at_a_time_are_bounded_and_those_of_another_still_come(node: Node):
-    (digest,) = node.holder.hold(chunk(1))
-    node.holder.gate.clear()
+    (digest,) = node.handler.hold(chunk(1))
+    node.handler.gate.clear()
     greedy, honest = await node.open(), await node.open()
     request = pb.FetchChunkRequest(digest=digest)
     metadata = await greedy.metadata(5.0)
     calls = [stub_of(greedy).FetchChunk(request, metadata=metadata) for _ in range(CHUNKS_PER_PEER)]
-    await until(lambda: node.holder.num_serving == CHUNKS_PER_PEER)
-    assert await code_of(stub_of(greedy).FetchChunk(request, metadata=metadata)) is grpc.StatusCode.UNAVAILABLE
+    await until(lambda: node.handler.num_serving == CHUNKS_PER_PEER)
+    assert await status_of(stub_of(greedy).FetchChunk(request, metadata=metadata)) is grpc.StatusCode.UNAVAILABLE
     other = stub_of(honest).FetchChunk(request, metadata=await honest.metadata(5.0))
-    node.holder.gate.set()
+    node.handler.gate.set()
     for call in (other, *calls):
         assert await body_of(call) == chunk(1)
     assert await body_of(stub_of(greedy).FetchChunk(request, metadata=metadata)) == chunk(1)
-    await asyncio.gather(greedy.close(), honest.close())
 
 
 async def test_chunks_that_nobody_reads_lose_their_places_to_the_calls_that_wait(node: Node):
-    (digest,) = node.holder.hold(chunk(1))
+    (digest,) = node.handler.hold(chunk(1))
     request = pb.FetchChunkRequest(digest=digest)
     channels = [await open_narrow(node) for _ in range(CHUNKS_TOTAL // CHUNKS_PER_PEER)]
     unread: list[Any] = []
@@ -447,15 +403,14 @@ async def test_chunks_that_nobody_reads_lose_their_places_to_the_calls_that_wait
         stalling = channel.channel.unary_stream("/swarm.wire.v1.ExchangeService/FetchChunk")  # and never read
         metadata = await channel.metadata(5.0)
         unread += [stalling(request.SerializeToString(), metadata=metadata) for _ in range(CHUNKS_PER_PEER)]
-    await until(lambda: node.holder.num_asked_chunks == CHUNKS_TOTAL and node.holder.num_serving == 0, most_s=PROMPT_S)
+    await until(
+        lambda: node.handler.num_asked_chunks == CHUNKS_TOTAL and node.handler.num_serving == 0, most_s=PROMPT_S
+    )
     honest = await node.open()
     waiting = stub_of(honest).FetchChunk(request, metadata=await honest.metadata(5.0))
     assert await body_of(waiting) == chunk(1)
     seconds = asyncio.get_running_loop().time() - began_s
     assert STALL_S < seconds < PROMPT_S  # it had to wait until one of them was cut
-    for each in unread:
-        each.cancel()
-    await asyncio.gather(*(channel.close() for channel in [*channels, honest]))
 
 
 # --- hostile holders over gRPC -----------------------------------------------------------------
@@ -480,15 +435,6 @@ class LyingServer(pb_grpc.ExchangeServiceServicer):
         await context.write(self.responses[0])
 
 
-async def connect_to(servicer: Any) -> tuple[SessionServer, GrpcTransport, PeerClient]:
-    sessions = Sessions(Identity.create(), RUN, SystemClock())
-    add: Any = pb_grpc.add_ExchangeServiceServicer_to_server
-    server, port = await start_server("127.0.0.1:0", sessions, [lambda s: add(servicer, s)])
-    client = GrpcTransport(Identity.create(), RUN, ExchangeConfig(), SystemClock())
-    address = PeerAddress(node_id=sessions.identity.node_id, endpoint=f"127.0.0.1:{port}")
-    return server, client, await client.connect(address, 5.0)
-
-
 def sealed_message(body: bytes, key: int = 32, signature: int = 64) -> pb.WatchResponse:
     return pb.WatchResponse(
         manifest=policy_pb2.SealedManifest(public_key=bytes(key), signature=bytes(signature), body=body)
@@ -509,17 +455,15 @@ def sealed_message(body: bytes, key: int = 32, signature: int = 64) -> pb.WatchR
     ids=["nothing", "key", "signature", "empty", "over the bound", "granted", "step"],
 )
 async def test_endless_garbage_ends_the_watch_at_its_first_item(response: pb.WatchResponse):
-    server, client, peer = await connect_to(LyingServer(response))
+    peer = await client_of(LyingServer(response))
     with pytest.raises(Unavailable):
         async for _ in peer.watch(LINEAGE, 0):
             raise AssertionError("an item came through")
-    await client.stop()
-    await server.stop(0)
 
 
 async def test_endless_well_formed_garbage_costs_what_the_reader_reads():
     servicer = LyingServer(sealed_message(bytes(2**20)))
-    server, client, peer = await connect_to(servicer)
+    peer = await client_of(servicer)
     assert len(await first(peer.watch(LINEAGE, 0), 3)) == 3
     stream = peer.watch(LINEAGE, 0)
     await anext(stream)
@@ -529,8 +473,6 @@ async def test_endless_well_formed_garbage_costs_what_the_reader_reads():
         await asyncio.sleep(0.2)
     assert sent < 100  # MiB, of both streams
     await stream.aclose()  # type: ignore[attr-defined]
-    await client.stop()
-    await server.stop(0)
 
 
 async def test_manifest_of_100_mb_is_refused_before_it_is_parsed():
@@ -543,22 +485,18 @@ async def test_manifest_of_100_mb_is_refused_before_it_is_parsed():
         "127.0.0.1:0", grpc.ssl_server_credentials([(certificate.key_pem, certificate.pem)])
     )
     await unlimited.start()
-    client = GrpcTransport(Identity.create(), RUN, ExchangeConfig(), SystemClock())
+    client = transport_of()
     address = PeerAddress(node_id=sessions.identity.node_id, endpoint=f"127.0.0.1:{port}")
     peer = await client.connect(address, 5.0)
     with pytest.raises(Unavailable, match="larger than max"):
         await anext(peer.watch(LINEAGE, 0))
-    await client.stop()
-    await unlimited.stop(0)
 
 
 @pytest.mark.parametrize("data", [b"", b"other", bytes(MAX_CHUNK_BYTES + 1), bytes(5 * 2**20)])
 async def test_lying_chunk_never_comes_through(data: bytes):
-    server, client, peer = await connect_to(LyingServer(pb.FetchChunkResponse(total_bytes=len(data), data=data)))
+    peer = await client_of(LyingServer(pb.FetchChunkResponse(total_bytes=len(data), data=data)))
     with pytest.raises(Unavailable):
         await peer.fetch_chunk(digest_of(b"asked"), 5.0)
     if len(data) > MAX_CHUNK_BYTES:
         with pytest.raises(Unavailable):
             await peer.fetch_chunk(digest_of(data), 5.0)
-    await client.stop()
-    await server.stop(0)

@@ -17,15 +17,16 @@ from coordinator.service import STREAMS_PER_CONNECTION
 from swarm.config import CoordinatorConfig, DirectoryConfig, EntryConfig, EnvironmentConfig, ModelConfig, NodeConfig
 from swarm.errors import SwarmError
 from swarm.identity import Identity
-from swarm.testing.call_flood import RawConnection, forwarding
-from swarm.testing.connection_flood import loopback_addresses
-from swarm.types import EdgeReport, NodeReport, PolicyVersion
+from swarm.testing.builders import make_report
+from swarm.types import EdgeReport, NodeReport
 from swarm.wire import server as wire_server
 from swarm.wire.connection_limits import ConnectionLimiter
 from swarm.wire.reports import report_to_heartbeat
 from swarm.wire.request_deadline import RequestDeadline
 from swarm.wire.session import AuthenticatedChannel, open_channel
 from swarm.wire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+from tests.attacks.call_flood import RawConnection, forwarding
+from tests.attacks.connection_flood import loopback_addresses
 
 NUM_SUBNETS = 4
 KEYS_PER_SUBNET = 3
@@ -48,19 +49,7 @@ def heaviest_report(identity: Identity) -> NodeReport:
         )
         for number in range(64)
     )
-    return NodeReport(
-        node_id=identity.node_id,
-        name="eve",
-        roles=(),
-        endpoints=(),
-        head=PolicyVersion(policy_id=identity.node_id, step=0, digest=bytes(32)),
-        tokens_per_s=0.0,
-        reward_mean=0.0,
-        num_local=0,
-        num_external=0,
-        num_refused=0,
-        edges=edges,
-    )
+    return make_report(identity.node_id, name="eve", edges=edges)
 
 
 async def flood(channel: AuthenticatedChannel, identity: Identity) -> None:
@@ -102,7 +91,7 @@ async def beat(channel: AuthenticatedChannel, identity: Identity) -> None:
 
 
 async def beat_or_not(channel: AuthenticatedChannel, identity: Identity) -> bool:
-    """Whether the server took a heartbeat; False where it takes no call of anybody."""
+    """True if the server took a heartbeat; False where it takes no call of anybody."""
     try:
         await beat(channel, identity)
     except grpc.aio.AioRpcError as error:

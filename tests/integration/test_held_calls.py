@@ -9,22 +9,19 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from swarm.clock import SystemClock
-from swarm.config import ExchangeConfig
 from swarm.errors import SwarmError
-from swarm.exchange.grpc_transport import GrpcTransport
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.testing.builders import HoldsNothing, make_identity, make_sealed
-from swarm.testing.call_flood import RawConnection
-from swarm.testing.connection_flood import loopback_addresses
 from swarm.types import Cursor, NodeId, StreamFilter
 from swarm.wire import server as wire_server
 from swarm.wire.connection_limits import ConnectionLimiter
 from swarm.wire.request_deadline import RequestDeadline
 from swarm.wire.server import ServerLimits
+from tests.attacks.call_flood import RawConnection
+from tests.attacks.connection_flood import loopback_addresses
+from tests.worlds.grpc_world import transport_of
 
-RUN = "held-calls"
 NUM_CONNECTIONS = 200
 SERVER = make_identity(1)
 
@@ -45,8 +42,7 @@ class Producer(HoldsNothing):
 
 async def stream_of(identity: Identity, endpoint: str, stack: AsyncExitStack) -> AsyncIterator[StreamItem] | None:
     """A stream whose first group has come; None where there is no place for it."""
-    transport = GrpcTransport(identity, RUN, ExchangeConfig(), SystemClock())
-    stack.push_async_callback(transport.stop)
+    transport = transport_of(identity)
     try:
         client = await transport.connect(PeerAddress(node_id=SERVER.node_id, endpoint=endpoint), 2.0)
         stream = client.subscribe(Cursor(), StreamFilter())
@@ -66,10 +62,8 @@ async def test_connections_without_a_key_that_hold_all_calls_they_may_keep_no_ne
     monkeypatch.setattr(wire_server, "RequestDeadline", lambda _: waiting)
     monkeypatch.setattr(ConnectionLimiter, "look", lambda self: 0)  # nor is an attacker cut meanwhile
     handler = Producer()
-    server = GrpcTransport(SERVER, RUN, ExchangeConfig(), SystemClock(), limits=limits)
-    (endpoint,) = await server.serve(handler)
+    (endpoint,) = await transport_of(SERVER, limits=limits).serve(handler)
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(server.stop)
         before = await stream_of(make_identity(2), endpoint, stack)
         assert before is not None
         for number, source in enumerate(loopback_addresses(NUM_CONNECTIONS), 1):

@@ -74,19 +74,18 @@ async def test_a_long_word_costs_a_verifier_no_process_and_those_behind_it_nothi
         dataset=f"{tmp_path / 'rule.py'}:score",
         params={"path": str(tmp_path / "records.jsonl")},
     )
-    verifier = SandboxVerifier((environment,), SandboxConfig())
-    try:
-        async with AnsweredNode(tmp_path / "node", environment, verifier) as node:
-            eve, alice = await node.follow(EVE), await node.follow(ALICE)
-            for _ in range(NUM_SENT):
-                eve.send(node.answered(EVE, BURNING))
-            await node.judged(NUM_SENT)
-            alice.send(node.answered(ALICE, "0"))
-            await node.judged(NUM_SENT + 1)
-            assert node.agent.ingest.num_admitted == NUM_SENT + 1, "the honest one passes"
-            assert not node.refused and verifier.num_replaced == 0
-    finally:
-        await verifier.close()
+    async with (
+        SandboxVerifier((environment,), SandboxConfig()) as verifier,
+        AnsweredNode(tmp_path / "node", environment, verifier) as node,
+    ):
+        eve, alice = await node.follow(EVE), await node.follow(ALICE)
+        for _ in range(NUM_SENT):
+            eve.send(node.answered(EVE, BURNING))
+        await node.judged(NUM_SENT)
+        alice.send(node.answered(ALICE, "0"))
+        await node.judged(NUM_SENT + 1)
+        assert node.agent.ingest.num_admitted == NUM_SENT + 1, "the honest one passes"
+        assert not node.refused and verifier.num_replaced == 0
 
 
 async def test_what_a_library_pays_though_it_is_wrong_is_not_admitted_as_right(tmp_path: Path) -> None:

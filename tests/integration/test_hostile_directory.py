@@ -5,24 +5,25 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from attacked_relay import ADDRESSES, RUN, Caller, relaying
 
 from swarm.clock import ManualClock, SystemClock
 from swarm.config import DirectoryConfig, ExchangeConfig
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
 from swarm.loops.relayed_directory import LOOKUP_EVERY_S, RelayedDirectory
-from swarm.peers.dht_records import _NEWCOMERS_PER_S, MAX_RECORDS_PER_SHARD, Entry
+from swarm.peers.dht_records import MAX_RECORDS_PER_SHARD, Entry
 from swarm.peers.discovery_dht import HivemindDirectory
 from swarm.relay.relaying_transport import RelayingTransport
 from swarm.testing.builders import HoldsNothing, make_advert, make_identity
+from swarm.trust_policy import NEWCOMER_CHECKS_PER_S
 from swarm.types import NodeId
 from swarm.wire.adverts import author_of, open_advert, seal_advert
 from swarm.wire.v1 import relay_service_pb2 as pb
+from tests.worlds.relay_world import ADDRESSES, RUN, Caller, relaying
 
 NODE, HOSTILE, HONEST = (make_identity(number) for number in (1, 2, 3))
 NUM_HONEST = 20
-NEWCOMERS = int(_NEWCOMERS_PER_S)
+NEWCOMERS = int(NEWCOMER_CHECKS_PER_S)
 
 
 def sealed(clock: ManualClock, how_many: int, ttl_s: float = 90.0) -> list[bytes]:

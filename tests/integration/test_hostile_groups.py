@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from attacked_node import VICTIM, AttackedNode, batch_of
 
-from swarm.exchange.admission_checks import AdmissionLimits
+from swarm.exchange.checks.admission_limits import AdmissionLimits
 from swarm.objectives.batch import Batch
 from swarm.testing.builders import TOY_NOW_S, ToyTokenizer, make_group, make_identity
 from swarm.types import PolicyVersion, RefusalReason, RolloutGroup, TokenTrace, VersionSpan

@@ -18,8 +18,8 @@ from waits import until
 from swarm.config import ReplayConfig, WeightsConfig
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
-from swarm.peers.parties import SHARE
 from swarm.testing.builders import make_group, make_identity
+from swarm.trust_policy import SHARE
 from swarm.types import Credit, NodeId, PolicyVersion, RefusalReason, Role, RolloutGroup, VersionSpan
 from swarm.weights.publish import Publisher
 from swarm.weights.store import WeightStore

@@ -42,7 +42,7 @@ from swarm.wire.run_manifest import (
     SignedManifest,
     check_succession,
     manifest_of,
-    read_manifest,
+    open_manifest,
     sign_manifest,
     write_toml,
 )
@@ -273,7 +273,8 @@ def test_a_manifest_of_a_release_that_counted_no_serials_opens_and_admits_everyb
     for later in ("serial", "expires_at_s", "next_key", "entry", "anchors"):
         del data[later]
     text = json.dumps(data).encode()
-    manifest = read_manifest(text, identity.public_key, identity.sign(DOMAIN_MANIFEST, text), identity.node_id, RUN)
+    signature = identity.sign(DOMAIN_MANIFEST, text)
+    manifest = open_manifest(text, identity.public_key, signature, identity.node_id, RUN).manifest
     assert (manifest.serial, manifest.expires_at_s, manifest.next_key, manifest.entry.kind) == (0, 0.0, "", "open")
 
 

@@ -1,4 +1,4 @@
-"""`swarm doctor LINK`: whom of the run it calls, and what it says of them."""
+"""`swarm doctor LINK`: the peers of the run that it calls, and its report on them."""
 
 import socket
 from dataclasses import replace

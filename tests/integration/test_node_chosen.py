@@ -68,7 +68,7 @@ async def run_node(
 
 
 def curve(process: Process) -> set[tuple[object, ...]]:
-    """What every step did."""
+    """The figures of every step."""
     steps = events_of(StepMade, process.events)
     return {(e.draw_step, e.step, e.digest, e.loss, e.num_tokens) for e in steps}
 

@@ -130,7 +130,7 @@ async def test_a_fault_of_a_side_loop_ends_no_node(tmp_path: Path, name: str, mo
 async def test_a_node_that_leaves_takes_its_address_out_of_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else all others dial it in vain until its advert ends, 90 s later."""
+    """Without this all others would dial it until its advert ends, 90 s later."""
     monkeypatch.setattr(Daemon, "_run_worker", lambda _: asyncio.Event().wait())  # its model takes long to load
     config = node_config(tmp_path / "node").model_copy(update={"directory": DirectoryConfig()})
     async with Daemon(config) as daemon:

@@ -1,4 +1,4 @@
-"""What the launcher of a worker's ranks tells the agent."""
+"""Exit codes by which the launcher of a worker's ranks informs the agent."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What older releases left on disk is gone on with; tests/recorded says how a release is recorded."""
+"""A node goes on with the directories of older releases; tests/recorded says how a release is recorded."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def drawn(events: list[Event]) -> dict[int, list[str]]:
 
 
 def learned(events: list[Event]) -> list[tuple[int, int, int]]:
-    """What is equal on every machine of a step that is made again from the same draw."""
+    """The figures that are equal on every machine for a step that is made again from the same draw."""
     return [(event.draw_step, event.num_tokens, len(event.ages_steps)) for event in events_of(StepMade, events)]
 
 

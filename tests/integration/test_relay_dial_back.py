@@ -1,4 +1,4 @@
-"""What callers have a relay dial or look up for them: its own machine, addresses of others, adverts without end."""
+"""Dials and look-ups that callers ask of a relay: its own machine, addresses of others, adverts without end."""
 
 import asyncio
 import secrets
@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
-from attacked_relay import ADDRESSES, CODES, NODE, RUN, Caller, code_of, relaying
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
@@ -16,6 +15,7 @@ from swarm.relay.relaying_transport import RelayingTransport
 from swarm.testing.builders import HoldsNothing, make_advert
 from swarm.wire.adverts import seal_advert
 from swarm.wire.v1 import relay_service_pb2 as pb
+from tests.worlds.relay_world import ADDRESSES, CODES, NODE, RUN, Caller, code_of, relaying
 
 
 async def dial_back(caller: Caller, port: int) -> pb.DialBackResponse | grpc.StatusCode:

@@ -1,28 +1,30 @@
-"""What callers take of a relay, and through it of a node that nobody can dial: places, tickets a second, handshakes."""
+"""Callers that flood a relay, and through it a node: places, tickets, handshakes, calls that are none."""
 
 import asyncio
+import secrets
 import socket
 from contextlib import suppress
 from typing import Any
 
 import grpc
 import pytest
-from attacked_relay import ADDRESSES, CODES, NODE, RELAY, RUN, code_of, relaying
 from waits import until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
+from swarm.relay import relay_servicer
 from swarm.relay.relaying_transport import RelayingTransport
 from swarm.relay.reservation_table import RelayLimits
 from swarm.relay.tunnel import FRAME_BYTES
-from swarm.testing.builders import make_identity
-from swarm.testing.call_flood import forwarding
+from swarm.wire import server as wire_server
 from swarm.wire.server import ServerLimits
 from swarm.wire.v1 import relay_service_pb2 as pb
 from swarm.wire.v1 import session_service_pb2
 from swarm.wire.v1.session_service_pb2_grpc import SessionServiceStub
+from tests.attacks.call_flood import forwarding
+from tests.worlds.relay_world import ADDRESSES, CODES, NODE, RELAY, RUN, code_of, relaying
 
 # --- bounds that others fill --------------------------------------------------------------------------------
 
@@ -57,17 +59,6 @@ async def test_free_keys_of_one_subnet_take_few_reservations_and_make_room() -> 
         newcomer = await relay.caller(ADDRESSES[2])
         assert await newcomer.reserve() is not None
         assert relay.servicer.status()["reservations"] == 6
-
-
-async def test_an_established_node_has_a_reservation_where_strangers_of_its_network_have_all() -> None:
-    known = make_identity(7)
-    async with relaying(reservations_per_subnet=3) as relay:
-        relay.servicer.table._standing = lambda node_id: int(node_id == known.node_id)
-        strangers = [await relay.caller() for _ in range(3)]
-        for stranger in strangers:
-            await stranger.reserve()
-        await (await relay.caller(identity=known)).reserve()
-        assert relay.servicer.status()["reservations"] == 3 and known.node_id in relay.servicer.table._held
 
 
 async def test_a_second_process_of_a_node_takes_its_reservation_and_nothing_of_others() -> None:
@@ -118,7 +109,7 @@ async def test_callers_of_a_few_subnets_do_not_make_a_relay_look_as_if_it_floode
             for _ in range(220):
                 with suppress(grpc.RpcError):  # a relay may refuse who floods it; who is held is the claim
                     call = await attacker.connect()
-                    await asyncio.sleep(0.005)  # so that the node is told of it
+                    await asyncio.sleep(0.005)  # so that the node gets a ticket
                     call.cancel()
                 if table.get(NODE.node_id) is not held:
                     break
@@ -132,10 +123,7 @@ async def test_a_connection_that_makes_room_just_as_it_is_taken_leaves_no_call_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with relaying() as relay:
-        node, caller = await relay.caller(), await relay.caller()
-        await node.reserve()
-        asking = await caller.connect(node.identity)
-        ticket = await node.tickets.get()
+        node, _, asking, ticket = await relay.asked_for()
         own, pair = relay.servicer.table._connections_to[node.identity.node_id], socket.socketpair
 
         def taken_too_late() -> Any:
@@ -151,10 +139,8 @@ async def test_a_connection_that_makes_room_just_as_it_is_taken_leaves_no_call_b
 
 async def test_a_connection_that_nobody_reads_ends_and_holds_few_bytes() -> None:
     async with relaying(idle_s=0.5, bytes_per_s=2**30) as relay:
-        node, caller = await relay.caller(), await relay.caller()
-        await node.reserve()
-        asking = await caller.connect(node.identity)
-        taken = await node.accept(await node.tickets.get())
+        node, _, asking, ticket = await relay.asked_for()
+        taken = await node.accept(ticket)
 
         async def send() -> None:
             try:
@@ -218,3 +204,94 @@ async def test_who_asks_for_all_connections_of_a_node_does_not_cost_it_its_reser
         assert len(table) == 1
         for call in calls:
             call.cancel()
+
+
+# --- tickets and first messages --------------------------------------------------------------------------------------
+
+
+async def test_calls_without_a_session_or_a_whole_first_message_end_and_hold_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay_servicer, "FIRST_MESSAGE_S", 0.2)
+    async with relaying() as relay:
+        caller = await relay.caller()
+        for method in ("Connect", "Accept"):
+            stranger = getattr(caller.stub, method)()
+            assert await code_of(stranger) is CODES.UNAUTHENTICATED
+            assert await code_of(getattr(caller.stub, method)(metadata=caller.metadata)) is CODES.UNAVAILABLE, "late"
+            ended = getattr(caller.stub, method)(metadata=caller.metadata)
+            await ended.done_writing()
+            assert await code_of(ended) is CODES.UNAVAILABLE
+        for first in (
+            pb.ConnectRequest(node_id="nobody"),
+            pb.ConnectRequest(node_id=NODE.node_id, data=b"x"),
+            pb.ConnectRequest(node_id=NODE.node_id, data=bytes(2**15)),
+        ):
+            assert await code_of(await caller.connect(first=first)) is CODES.RESOURCE_EXHAUSTED
+        for nobody in (NODE, RELAY, caller.identity):
+            assert await code_of(await caller.connect(nobody)) is CODES.NOT_FOUND
+        assert relay.num_connections == 0 and not relay.servicer.table._connections_to
+
+
+async def test_a_node_that_connects_to_itself_has_one_connection_and_its_end() -> None:
+    async with relaying() as relay:
+        caller = await relay.caller()
+        await caller.reserve()
+        near = await caller.connect(caller.identity)
+        far = await caller.accept(await caller.tickets.get())
+        await near.write(pb.ConnectRequest(data=b"round"))
+        assert (await far.read()).data == b"round"
+        assert relay.num_connections == 1
+        assert (await near.read()).port == relay.port
+        far.cancel()
+        assert await code_of(near) is CODES.OK
+        assert relay.num_connections == 0
+
+
+async def test_a_ticket_is_good_once_and_for_its_node_alone() -> None:
+    async with relaying() as relay:
+        node, thief, caller = [await relay.caller() for _ in range(3)]
+        await node.reserve()
+        await thief.reserve()
+        asking = await caller.connect(node.identity)
+        ticket = await node.tickets.get()
+        stolen = await thief.accept(ticket)
+        await until(lambda: stolen.done() or not relay.servicer._asked)
+        assert stolen.done() and await code_of(stolen) is CODES.NOT_FOUND
+        assert await code_of(await thief.accept(secrets.token_bytes(16))) is CODES.NOT_FOUND
+        taken = await node.accept(ticket)
+        await asking.write(pb.ConnectRequest(data=b"hello"))
+        assert (await taken.read()).data == b"hello"
+        assert await code_of(await node.accept(ticket)) is CODES.NOT_FOUND
+
+
+async def test_who_shows_tickets_on_and_on_is_cut_and_who_was_told_of_callers_that_left_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay_servicer, "ACCEPT_S", 0.05)
+    monkeypatch.setattr(wire_server, "REFUSALS_BURST", 6.0)
+    num_shown = 40
+    async with relaying() as relay:
+        node, attacker, caller = (
+            await relay.caller(ADDRESSES[0]),
+            await relay.caller(ADDRESSES[1]),
+            await relay.caller(),
+        )
+        await node.reserve()
+        for _ in range(num_shown // 2):
+            assert await code_of(await caller.connect(node.identity)) is CODES.UNAVAILABLE  # nobody took it
+            assert await code_of(await node.accept(await node.tickets.get())) is CODES.NOT_FOUND
+        assert relay.servicer.status()["reservations"] == 1, "it goes on"
+        codes: list[grpc.StatusCode] = []
+
+        async def show() -> None:
+            call = attacker.stub.Accept(metadata=attacker.metadata)
+            try:
+                await call.write(pb.AcceptRequest(ticket=secrets.token_bytes(16)))
+                codes.append(await call.code())
+            except (grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
+                codes.append(CODES.UNAVAILABLE)
+
+        for _ in range(num_shown):  # one after the other: what is under way at the cut depends on the machine
+            await show()
+        assert codes.count(CODES.NOT_FOUND) < num_shown // 2

@@ -1,89 +1,38 @@
-"""Ends of relayed connections that are sockets, at a port of the relay: whoever reaches it, and whoever does not."""
+"""Ends of relayed connections: sockets at the port of the relay, or calls; what was written before an end arrives."""
 
 import asyncio
-import secrets
+import random
 import socket
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from attacked_relay import ADDRESSES, CODES, HERE, NODE, Caller, Relay, code_of, relaying
-from waits import PROMPT_S, until
+from waits import PROMPT_S, hold, until
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.errors import ConfigError, Unavailable
+from swarm.identity import Identity
 from swarm.interfaces import PeerAddress
 from swarm.relay import relay_client, ticket_port
-from swarm.relay.relaying_transport import RelayingTransport
+from swarm.relay.relay_client import RelayReservation
+from swarm.relay.relaying_transport import RelayedSocket, RelayingTransport
 from swarm.relay.ticket_port import GREETING, TicketPort, show_ticket
 from swarm.testing.builders import make_identity
 from swarm.wire.host_names import dial
-from swarm.wire.v1 import relay_service_pb2 as pb
-
-
-def port_of(relay: Relay) -> int:
-    return relay.servicer._port.number
+from tests.worlds.relay_world import ADDRESSES, CODES, HERE, NODE, RUN, Relay, code_of, relaying
 
 
 async def ended(connection: socket.socket) -> bool:
-    """Whether the other side closes it."""
+    """True once the other side closes the connection."""
     try:
         return await asyncio.get_running_loop().sock_recv(connection, 1) == b""
     except OSError:
         return True
 
 
-async def asked_for(relay: Relay) -> tuple[Caller, Caller, Any, bytes]:
-    """A node, who asks for it, the call, and the ticket that the node was given."""
-    node, caller = await relay.caller(), await relay.caller()
-    await node.reserve()
-    asking = await caller.connect(node.identity)
-    return node, caller, asking, await node.tickets.get()
-
-
 # --- which way bytes go ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("far_by", ["socket", "call"])
-@pytest.mark.parametrize("near_by", ["socket", "call"])
-async def test_bytes_pass_whichever_way_each_end_has_and_the_last_ones_too(near_by: str, far_by: str) -> None:
-    loop, many = asyncio.get_running_loop(), secrets.token_bytes(2**19)
-    async with relaying() as relay:
-        node, _, asking, ticket = await asked_for(relay)
-        far: Any = await (show_ticket(HERE, port_of(relay), ticket) if far_by == "socket" else node.accept(ticket))
-        first = await asking.read()
-        near = await show_ticket(HERE, first.port, first.ticket) if near_by == "socket" else asking
-
-        async def send(end: Any, data: bytes, message: Any) -> None:
-            if isinstance(end, socket.socket):
-                await loop.sock_sendall(end, data)
-                return
-            for at in range(0, len(data), 2**15):
-                await end.write(message(data=data[at : at + 2**15]))
-
-        async def receive(end: Any, num_bytes: int) -> bytes:
-            found = bytearray()
-            while len(found) < num_bytes:
-                is_socket = isinstance(end, socket.socket)
-                found += await loop.sock_recv(end, 2**16) if is_socket else (await end.read()).data
-            return bytes(found)
-
-        _, found = await asyncio.gather(send(near, many, pb.ConnectRequest), receive(far, len(many)))
-        assert found == many
-        _, found = await asyncio.gather(send(far, many, pb.AcceptRequest), receive(near, len(many)))
-        assert found == many
-        await send(far, b"the last", pb.AcceptRequest)
-        if far_by == "socket":
-            far.close()
-        else:
-            await far.done_writing()
-        assert await receive(near, 8) == b"the last"
-        if near_by == "socket":
-            assert await ended(near)
-            near.close()
-        assert await code_of(asking) is CODES.OK
-        await until(lambda: relay.num_connections == 0, most_s=PROMPT_S)
 
 
 class Firewall:
@@ -117,7 +66,7 @@ async def test_where_the_port_is_not_reached_bytes_go_by_the_calls_and_it_is_wai
     async with relaying() as relay:
         firewall = Firewall()
         relay._stack.callback(firewall.close)
-        relay.servicer._port.number = firewall.port
+        relay.port = firewall.port
         await relay.node()
         for _ in range(3):
             assert await relay.reaches(ADDRESSES[1]) == ""
@@ -146,7 +95,7 @@ async def test_sockets_that_show_nothing_are_few_and_keep_nobody_out(monkeypatch
     monkeypatch.setattr(ticket_port, "MAX_SILENT", 24)
     monkeypatch.setattr(ticket_port, "MAX_SILENT_OF_SUBNET", 8)
     async with relaying() as relay:
-        _, _, asking, ticket = await asked_for(relay)
+        _, _, asking, ticket = await relay.asked_for()
         port = relay.servicer._port
         with ExitStack() as stack:
             held = [
@@ -189,24 +138,24 @@ async def test_a_socket_that_shows_its_ticket_byte_by_byte_is_turned_away(monkey
 @pytest.mark.parametrize("shown", [b"GET / HTTP/1.1\r\nHost: relay\r\n\r\n", bytes(64), GREETING + bytes(16)])
 async def test_what_is_no_ticket_ends_the_socket_and_nothing_else(shown: bytes) -> None:
     async with relaying() as relay:
-        _, _, asking, ticket = await asked_for(relay)
-        with await dial(HERE, port_of(relay)) as stranger:
+        _, _, asking, ticket = await relay.asked_for()
+        with await dial(HERE, relay.port) as stranger:
             await asyncio.get_running_loop().sock_sendall(stranger, shown)
             assert await ended(stranger)
-        with await show_ticket(HERE, port_of(relay), ticket):
+        with await show_ticket(HERE, relay.port, ticket):
             assert len((await asking.read()).ticket) == 16
 
 
 async def test_a_ticket_is_good_once_whichever_way_it_is_shown() -> None:
     async with relaying() as relay:
-        node, _, asking, ticket = await asked_for(relay)
-        with await show_ticket(HERE, port_of(relay), ticket):
+        node, _, asking, ticket = await relay.asked_for()
+        with await show_ticket(HERE, relay.port, ticket):
             first = await asking.read()
-            with pytest.raises(OSError, match=r"it ended|reset"):
-                await show_ticket(HERE, port_of(relay), ticket)
+            with pytest.raises(OSError, match=r"connection ended|reset"):
+                await show_ticket(HERE, relay.port, ticket)
             assert await code_of(await node.accept(ticket)) is CODES.NOT_FOUND
             with await show_ticket(HERE, first.port, first.ticket):
-                with pytest.raises(OSError, match=r"it ended|reset"):
+                with pytest.raises(OSError, match=r"connection ended|reset"):
                     await show_ticket(HERE, first.port, first.ticket)
                 assert relay.num_connections == 1
         assert await code_of(asking) is CODES.OK
@@ -214,17 +163,17 @@ async def test_a_ticket_is_good_once_whichever_way_it_is_shown() -> None:
 
 async def test_tickets_of_a_connection_that_is_over_lead_nowhere() -> None:
     async with relaying() as relay:
-        node, caller, asking, ticket = await asked_for(relay)
+        node, caller, asking, ticket = await relay.asked_for()
         asking.cancel()
         await until(lambda: relay.num_connections == 0, most_s=PROMPT_S)
-        with pytest.raises(OSError, match=r"it ended|reset"):
-            await show_ticket(HERE, port_of(relay), ticket)
+        with pytest.raises(OSError, match=r"connection ended|reset"):
+            await show_ticket(HERE, relay.port, ticket)
         asking = await caller.connect(node.identity)
-        with await show_ticket(HERE, port_of(relay), await node.tickets.get()) as far:
+        with await show_ticket(HERE, relay.port, await node.tickets.get()) as far:
             first = await asking.read()
             asking.cancel()
             assert await ended(far)
-        with pytest.raises(OSError, match=r"it ended|reset"):
+        with pytest.raises(OSError, match=r"connection ended|reset"):
             await show_ticket(HERE, first.port, first.ticket)
         assert not relay.servicer._port._awaited and not relay.servicer._asked
 
@@ -235,9 +184,9 @@ async def test_tickets_of_a_connection_that_is_over_lead_nowhere() -> None:
 async def test_bytes_of_sockets_are_of_the_budget() -> None:
     rate = 2**18
     async with relaying(bytes_per_s=rate, burst_bytes=2**17) as relay:
-        _, _, asking, ticket = await asked_for(relay)
+        _, _, asking, ticket = await relay.asked_for()
         loop = asyncio.get_running_loop()
-        with await show_ticket(HERE, port_of(relay), ticket) as far:
+        with await show_ticket(HERE, relay.port, ticket) as far:
             first = await asking.read()
             with await show_ticket(HERE, first.port, first.ticket) as near:
 
@@ -263,7 +212,7 @@ async def test_where_little_passes_each_of_many_hears_of_its_other_end_all_the_t
         fars, nears = [], []
         for _ in range(num_connections):
             asking = await caller.connect(node.identity)
-            fars.append(await show_ticket(HERE, port_of(relay), await node.tickets.get()))
+            fars.append(await show_ticket(HERE, relay.port, await node.tickets.get()))
             first = await asking.read()
             nears.append(await show_ticket(HERE, first.port, first.ticket))
 
@@ -302,14 +251,14 @@ async def test_a_connection_of_sockets_makes_room_and_is_told_why() -> None:
         attacker = await relay.caller(ADDRESSES[1])
         for _ in range(2):
             asking.append(await attacker.connect(node.identity))
-            await take(port_of(relay), await node.tickets.get())
+            await take(relay.port, await node.tickets.get())
             first = await asking[-1].read()
             await take(first.port, first.ticket)
         honest = await relay.caller(ADDRESSES[2])
         newest = await honest.connect(node.identity)
         await until(lambda: newest.done() or not node.tickets.empty())
         assert not newest.done(), "it has a place"
-        await take(port_of(relay), await node.tickets.get())
+        await take(relay.port, await node.tickets.get())
         assert len((await newest.read()).ticket) == 16
         assert await code_of(asking[1]) is CODES.UNAVAILABLE and "made room" in await asking[1].details()
         assert await ended(ends[2]) and await ended(ends[3])
@@ -323,7 +272,7 @@ async def test_why_a_connection_of_sockets_ended_reaches_who_dialled() -> None:
         transport = RelayingTransport(make_identity(9), "relay-floods", ExchangeConfig(), SystemClock())
         through = PeerAddress(node_id=NODE.node_id, endpoint=f"{relay.address.endpoint}/{relay.address.node_id}")
         dialling = asyncio.ensure_future(transport.connect(through, 10.0))
-        with await show_ticket(HERE, port_of(relay), await node.tickets.get()):
+        with await show_ticket(HERE, relay.port, await node.tickets.get()):
             await until(lambda: relay.num_connections == 1)
             own = relay.servicer.table._connections
             (connection,) = [each for subnet in own.parties for each in own.of(subnet)]
@@ -355,7 +304,7 @@ async def test_the_port_is_where_the_server_is(host: str) -> None:
 
 async def test_a_relay_without_reservations_has_no_port() -> None:
     async with relaying(reservations=0) as relay:
-        assert port_of(relay) == 0
+        assert relay.port == 0
 
 
 async def test_a_relay_that_is_the_dialler_itself_is_reached_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,3 +321,77 @@ async def test_a_relay_that_is_the_dialler_itself_is_reached_where_it_listens(mo
         client = await relay.transport.connect(PeerAddress(node_id=NODE.node_id, endpoint=endpoint), 5.0)
         await client.close()
         assert set(hosts) == {HERE} and relay.servicer.status()["sockets"] == 2
+
+
+# --- ends that close -------------------------------------------------------------------------------------------------
+
+
+SENT = random.Random(0).randbytes(400_000)
+SLOW = {"bytes_per_s": 2**18, "burst_bytes": 2**16}
+WAY = ("socket", "call")
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def no_socket(*_: Any) -> None:
+    """Bytes go by the call."""
+
+
+@asynccontextmanager
+async def connected(relay: Relay, *, near: str, far: str) -> AsyncGenerator[tuple[Streams, Streams, RelayReservation]]:
+    """The caller's end and the node's of a relayed connection, each by "socket" or "call"; the node's reservation."""
+    transports = [RelayingTransport(each, RUN, ExchangeConfig(), SystemClock()) for each in (Identity.create(), NODE)]
+    for transport, way in zip(transports, (near, far), strict=True):
+        if way == "call":
+            transport._relays.socket_to = no_socket  # type: ignore[method-assign, assignment]
+    taken = asyncio.Queue[Streams]()
+    server = await asyncio.start_server(lambda *ends: taken.put_nowait(ends), "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    reservation = RelayReservation(transports[1]._relays, relay.address, f"{host}:{port}")
+    holding = await hold(reservation)
+    writers: list[asyncio.StreamWriter] = []
+    try:
+        async with RelayedSocket(transports[0]._relays, relay.address, NODE.node_id, 6.0) as path:
+            own = await asyncio.open_unix_connection(path)
+            writers.append(own[1])
+            other = await taken.get()
+            writers.append(other[1])
+            yield own, other, reservation
+    finally:
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+        for writer in writers:
+            writer.close()
+        server.close()
+        for transport in transports:
+            await transport.stop()
+
+
+@pytest.mark.parametrize("sender", ["caller", "node"])
+@pytest.mark.parametrize("far", WAY)
+@pytest.mark.parametrize("near", WAY)
+async def test_what_was_written_before_an_end_closed_arrives(near: str, far: str, sender: str) -> None:
+    async with relaying(**SLOW) as relay, connected(relay, near=near, far=far) as (*ends, _):
+        (_, near_writer), (far_reader, _) = ends
+        near_writer.write(b"x")  # as a client of TLS: it begins
+        await far_reader.readexactly(1)
+        (reader, _), (_, writer) = ends if sender == "node" else reversed(ends)
+        writer.write(SENT)
+        writer.close()
+        received = await reader.read(-1)
+        assert received == SENT, len(received)
+        await until(lambda: not relay.num_connections, most_s=PROMPT_S)
+
+
+@pytest.mark.parametrize("far", WAY)
+async def test_a_relay_that_reads_nothing_keeps_no_connection_of_a_node_that_ended_it(
+    far: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_client, "IDLE_S", 1.0)
+    async with relaying(idle_s=1e6) as relay, connected(relay, near="socket", far=far) as (near, other, reservation):
+        near[1].write(b"x")
+        await other[0].readexactly(1)
+        other[1].write(bytes(2**24))
+        await asyncio.sleep(0.5)  # all buffers are full
+        other[1].transport.abort()
+        await asyncio.sleep(1.5)
+        assert len(reservation._tasks) == 0

@@ -1,4 +1,4 @@
-"""What callers, nodes and strangers at its port have a relay hold: places, memory, files, tickets, turns."""
+"""Resources that hostile callers, nodes and strangers tie up at a relay: places, memory, files, tickets, turns."""
 
 import asyncio
 import errno
@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from attacked_relay import ADDRESSES, CODES, HERE, Caller, Relay, code_of, relaying
 from waits import PROMPT_S, until
 
 from swarm.errors import SwarmError
@@ -19,6 +18,7 @@ from swarm.relay.tunnel import FRAME_BYTES, SOCKET_BYTES
 from swarm.wire import session
 from swarm.wire.server import Sessions
 from swarm.wire.v1 import relay_service_pb2 as pb
+from tests.worlds.relay_world import ADDRESSES, CODES, HERE, Caller, Relay, code_of, relaying
 
 # --- what a relay holds ---------------------------------------------------------------------------------------
 
@@ -51,10 +51,7 @@ def no_file_is_free(*_: Any) -> Any:
 
 async def test_without_a_free_file_calls_are_refused_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     async with relaying() as relay:
-        node, caller = await relay.caller(), await relay.caller()
-        await node.reserve()
-        asking = await caller.connect(node.identity)
-        ticket = await node.tickets.get()
+        node, _, asking, ticket = await relay.asked_for()
         monkeypatch.setattr(socket, "socketpair", no_file_is_free)
         assert await code_of(await node.accept(ticket)) is CODES.UNAVAILABLE
         monkeypatch.undo()
@@ -140,7 +137,7 @@ async def test_the_kernel_keeps_less_of_each_of_many_connections(monkeypatch: py
         for number in range(1, 13):
             caller = caller if number % 6 else await relay.caller()
             calls.append(await caller.connect(node.identity))
-            ticket, port = await node.tickets.get(), relay.servicer._port.number
+            ticket, port = await node.tickets.get(), relay.port
             relay._stack.enter_context(await show_ticket(HERE, port, ticket))
             taken = await calls[-1].read()
             relay._stack.enter_context(await show_ticket(HERE, port, taken.ticket))
@@ -165,7 +162,7 @@ async def test_tickets_shown_on_sockets_stand_for_none_that_are_none(monkeypatch
         await node.reserve()
         for _ in range(3):
             asking = await caller.connect(node.identity)
-            with await show_ticket(HERE, relay.servicer._port.number, await node.tickets.get()):
+            with await show_ticket(HERE, relay.port, await node.tickets.get()):
                 await asking.read()
             asking.cancel()
         await until(lambda: not relay.num_connections, most_s=PROMPT_S)

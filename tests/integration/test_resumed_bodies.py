@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from swarm.clock import ManualClock, SystemClock
-from swarm.config import ExchangeConfig
+from swarm.clock import ManualClock
 from swarm.errors import Forged, Unavailable
 from swarm.exchange import exchange_servicer, grpc_peer
 from swarm.exchange.exchange_servicer import FETCH_BYTES
@@ -23,7 +22,7 @@ from swarm.testing.builders import HoldsNothing
 from swarm.types import Digest, NodeId, SealedGroup
 from swarm.wire.envelopes import sealed_to_bytes
 from swarm.wire.weights import MAX_CHUNK_BYTES
-from tests.integration.test_grpc_hostile import sealed_of
+from tests.worlds.grpc_world import sealed_of, transport_of
 
 RUN = "resumed"
 HOLD_AT = 2 * FETCH_BYTES + FETCH_BYTES // 2  # in the middle of the third piece
@@ -126,12 +125,11 @@ class Pair:
 @pytest.fixture
 async def pair() -> AsyncIterator[Pair]:
     holder = Holder()
-    server = GrpcTransport(OWNER, RUN, ExchangeConfig(), SystemClock())
-    client = GrpcTransport(Identity.create(), RUN, ExchangeConfig(), SystemClock())
+    server, client = transport_of(OWNER), transport_of()
     (endpoint,) = await server.serve(holder)
     async with Line(endpoint) as line:
         yield Pair(holder, client, line)
-        await asyncio.gather(server.stop(), client.stop())
+        await asyncio.gather(server.stop(), client.stop())  # before the line, whose connections end with theirs
 
 
 async def fetch_group(peer: PeerClient) -> bytes:

@@ -38,7 +38,7 @@ TOKENIZER = CharTokenizer()
 
 
 class Broken(AggregatePart):
-    """Where the draw has `at` groups its loss, or only the gradient of one group's tokens, is not finite."""
+    """A recipe whose loss, or one group's gradient alone, is not finite for a draw of `at` groups."""
 
     equation = "L = sum(l)"
     inner: AggregatePart
@@ -57,7 +57,7 @@ class Broken(AggregatePart):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What is trained, and how."""
+    """A model, a recipe and the way in which they are trained."""
 
     recipe: str
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -155,7 +155,7 @@ def steps(one: PolicyLearner, case: Case, first: int, last: int) -> list[StepRep
 
 
 def figures(case: Case, reports: list[StepReport]) -> list[dict[str, Any]]:
-    """What must be equal of them: no seconds, digests or costs, and of bfloat16 no counts of tokens at a bound."""
+    """The figures that must be equal: no seconds, digests or costs, and in bfloat16 no counts of tokens at a bound."""
     costs = {"padding_share", "num_micro_batches"}
     return [
         {
@@ -212,7 +212,7 @@ def lead(one: Any, case: Case, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What two processes left: for each case what was reported, the published weights and a checkpoint."""
+    """The folder of two processes: for each case the reports, the published weights and a checkpoint."""
     root = tmp_path_factory.mktemp("together")
     alone = learner(CASES["token"], root / "alone" / "token")
     steps(alone, CASES["token"], 1, SAVED_AT)

@@ -8,8 +8,7 @@ import pytest
 
 from swarm.events import Event, NodeStarted, StepMade
 from swarm.simulate.local import run
-from swarm.simulate.local.processes import SimulationFailed
-from swarm.simulate.local.silence import SilenceWatch
+from swarm.simulate.local.processes import SilenceWatch, SimulationFailed
 from swarm.simulate.presets import SimulationOptions
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]

@@ -15,7 +15,7 @@ ENDED = "stopped by a signal: the coordinator and every node have ended; what th
 
 
 def has_step(out: Path) -> bool:
-    """Whether a node made an optimizer step."""
+    """True if a node made an optimizer step."""
     path = out / "swarm" / "ada" / "events.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     return any(json.loads(line)["kind"] == "step" for line in lines if line.endswith("\n"))

@@ -93,7 +93,7 @@ class ScoringNode(AttackedNode):
 
 
 async def refused_before_all_own(node: ScoringNode, announced: list[SealedGroup], own: list[SealedGroup]) -> int:
-    """How many of the announced groups were refused before all that the relay made were admitted."""
+    """Announced groups that were refused before all of the relay's own were admitted."""
     transport = GrpcTransport(RELAY, node.config.run_id, node.config.exchange, SystemClock())
     (endpoint,) = await transport.serve(Relay(announced, own))
     try:

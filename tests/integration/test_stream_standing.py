@@ -18,9 +18,9 @@ from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
 from swarm.peers.peer_table import Peers
 from swarm.testing.builders import HoldsNothing, make_identity
-from swarm.testing.call_flood import forwarding
-from swarm.testing.connection_flood import loopback_addresses
 from swarm.types import Cursor, NodeId, StreamFilter
+from tests.attacks.call_flood import forwarding
+from tests.attacks.connection_flood import loopback_addresses
 
 RUN = "stream-standing"
 NUM_PLACES = 8
@@ -28,7 +28,7 @@ SERVER, HONEST = make_identity(1), make_identity(2)
 
 
 class Quiet(HoldsNothing):
-    """Says that a stream is open, and then nothing."""
+    """A handler that opens a stream and sends nothing on it."""
 
     async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         yield StreamItem(cursor=Cursor(epoch="e", sequence=1), digest=bytes(32), size_bytes=1, sealed=None)

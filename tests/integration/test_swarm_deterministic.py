@@ -103,7 +103,7 @@ def kill_worker(process: Process) -> None:
 
 
 def steps(events: list[Event]) -> list[tuple[object, ...]]:
-    """What every step did, those made again among them."""
+    """The figures of every step, those made again among them."""
     made = events_of(StepMade, events)
     return [(e.draw_step, e.step, e.digest, e.loss, e.grad_norm, e.num_tokens) for e in made]
 

@@ -164,7 +164,7 @@ async def _terminate(swarm: Any, process: Process, has_worker: bool) -> None:
 
 
 def made_a_step(process: Process) -> bool:
-    """Whether the newest start of a node has made one."""
+    """True if the newest start of a node has made a step."""
     process.read_events()
     kinds = [kind_of(event) for event in process.events if isinstance(event, (NodeStarted, StepMade))]
     is_started = kinds.count("started") == process.num_starts and bool(process.status())

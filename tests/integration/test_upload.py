@@ -8,33 +8,20 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
+from sealed_groups import seal_bytes
 
 from swarm.clock import SystemClock
 from swarm.config import ExchangeConfig
 from swarm.exchange.grpc_transport import GrpcTransport, PeerHooks
-from swarm.identity import DOMAIN_GROUP, Identity
+from swarm.identity import Identity
 from swarm.interfaces import PeerAddress, PeerClient, StreamItem
-from swarm.peers.upload_limit import BURST_S
+from swarm.peers.send_order import BURST_S
 from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
 
 RATE = 1_000_000
 SIZE = 100_000
 FOR_S = 3.0
-
-
-def sealed_of(identity: Identity, body: bytes) -> SealedGroup:
-    """A signed body that no transport looks into."""
-    digest = hashlib.sha256(body).digest()
-    signature = identity.sign(DOMAIN_GROUP, b"\1" + digest)
-    return SealedGroup(
-        digest=digest,
-        producer=identity.node_id,
-        public_key=identity.public_key,
-        signature=signature,
-        is_compressed=False,
-        body=body,
-    )
 
 
 @dataclass
@@ -87,7 +74,7 @@ class Reader:
 async def test_all_that_leaves_keeps_to_one_rate_and_givers_go_first(rate: int) -> None:
     giver, taker, owner = Identity.create(), Identity.create(), Identity.create()
     body = random.Random(0).randbytes(SIZE)
-    held = Endless(sealed_of(owner, body), body)
+    held = Endless(seal_bytes(body, owner), body)
     config = ExchangeConfig(max_upload_bytes_per_s=rate, relay_reservations=0)
     hooks = PeerHooks(is_giver=lambda node_id: node_id == giver.node_id)
     server = GrpcTransport(owner, "run", config, SystemClock(), hooks=hooks)

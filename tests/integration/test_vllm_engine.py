@@ -225,12 +225,12 @@ sys.stdin.read()
         time.sleep(0.05)
 
 
-def test_an_engine_whose_step_takes_too_long_ends_itself(python: str, tmp_path: Path) -> None:
+def test_an_engine_whose_step_takes_too_long_ends_itself(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = _config(tmp_path, python, ModelConfig(source=str(_small_folder(tmp_path)), dtype="float32"), max_rows=8)
-    no_step_is_so_short = config.engine.model_copy(update={"stall_s": 1e-5})
-    engine = VllmGenerator.from_config(
-        config.model_copy(update={"engine": no_step_is_so_short}), CharTokenizer(), START
-    )
+    monkeypatch.setattr("swarm.generation.vllm_engine.STALL_S", 1e-5)  # no step is so short
+    engine = VllmGenerator.from_config(config, CharTokenizer(), START)
     first = engine.pid
     with pytest.raises(RolloutFailed, match="ended twice over one call of generate"):
         engine.generate(PROMPTS, 2, Sampling(max_new_tokens=8))
@@ -282,7 +282,7 @@ class Real:
                     parameter.sub_(rate * (parameter.float().std() + 1e-3) * parameter.grad.sign())
 
     def version(self, step: int) -> tuple[PolicyVersion, dict[str, torch.Tensor]]:
-        """What the learner's side holds now."""
+        """The version and the tensors that the learner's side holds now."""
         tensors = snapshot(self.model.network)
         return PolicyVersion(policy_id=START.policy_id, step=step, digest=weights_digest(tensors)), tensors
 

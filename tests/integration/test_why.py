@@ -2,19 +2,27 @@
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ailing_node import ask, count, make_config, pair, run_nodes, train_alone
+import pytest
+from ailing_node import Until, ask, count, make_config, pair, run_nodes, train_alone
 from typer.testing import CliRunner
 
 from node.daemon import Daemon
+from node.status import problems, read_status
 from swarm.cli.main import app
 from swarm.config import NodeConfig, load_config
 from swarm.diagnosis import Gravity, diagnose, read_snapshot
 from swarm.events import Event, StepMade
 from swarm.process import lock_directory
+
+
+def put_in_vain(daemons: list[Daemon], _: list[list[Event]]) -> bool:
+    """Until so many own groups gave the learner nothing that it is no chance."""
+    return daemons[0].agent.own_groups.since_step.num_put >= 110
 
 
 async def test_nothing_is_blamed_on_a_training_that_went_well(tmp_path: Path) -> None:
@@ -57,11 +65,7 @@ def test_a_node_that_has_written_nothing_yet_is_said_to_start(tmp_path: Path) ->
 
 async def test_the_command_that_it_prints_ends_the_ailment(tmp_path: Path) -> None:
     """Answers are cut off; the line that is printed goes into node.toml, and steps are made."""
-
-    def in_vain(daemons: list[Daemon], _: list[list[Event]]) -> bool:
-        return daemons[0].agent.own_groups.since_step.num_put >= 110
-
-    directory = await train_alone(tmp_path, in_vain, max_new_tokens=2)
+    directory = await train_alone(tmp_path, put_in_vain, max_new_tokens=2)
     (found, *_) = ask(directory, runs=False)
     assert found.name == "cut_off" and "under [generator] set max_new_tokens = 8" in found.fix
     path = directory / "node.toml"
@@ -70,6 +74,42 @@ async def test_the_command_that_it_prints_ends_the_ailment(tmp_path: Path) -> No
     config = load_config(NodeConfig, path)
     await run_nodes([config], count(StepMade, 3))
     assert ask(directory, runs=True) == [], "healed"
+
+
+@pytest.mark.parametrize(
+    ("expected", "body", "overrides", "until"),
+    [
+        (
+            "ended_with_error",
+            "return 1.0 if answer == reference or len(answer) < 3 else {}[answer]",
+            (),
+            lambda *_: False,
+        ),
+        ("reference_worth_nothing", "return 0.5", (), put_in_vain),
+        ("replay.max_age_s", "", ("replay.max_age_s=0.001",), put_in_vain),
+    ],
+)
+async def test_an_ailment_of_a_real_training_is_named(
+    tmp_path: Path, expected: str, body: str, overrides: tuple[str, ...], until: Until
+) -> None:
+    directory = await train_alone(tmp_path, until, *overrides, body=body)
+    (found, *_) = ask(directory, runs=True)
+    assert expected in (found.name, found.key), found
+
+
+async def test_nodes_that_sample_otherwise_name_the_key_that_differs(tmp_path: Path) -> None:
+    configs = pair(tmp_path, {"generator": {"temperature": 0.7}})
+    await run_nodes(configs, lambda daemons, _: sum(daemons[1].status()["refusals"].values()) >= 8)
+    (found, *_) = ask(configs[1].dir, runs=True)
+    assert found.name == "settings_differ" and "generator.temperature" in found.claim
+
+
+async def test_a_status_alone_tells_that_groups_came_in_vain(tmp_path: Path) -> None:
+    directory = await train_alone(tmp_path, put_in_vain, body="return 0.5")
+    status = read_status(directory)
+    shutil.copy(directory / "status.json", tmp_path)  # no events, no configuration
+    (problem,) = problems(status, status["at_s"], 300.0, True, tmp_path)
+    assert problem.startswith("waits for own groups: ") and problem.endswith(" generated, 0 with differing rewards")
 
 
 async def test_a_stopped_node_had_the_relays_of_its_last_moment(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class Peer(HoldsNothing):
 
 
 async def finding_of(own_skew_s: float, peer_skews_s: list[float]) -> str:
-    """What a node says of its clock that dialled peers with such clocks."""
+    """The finding on its clock of a node that dialled peers with these clocks."""
     clock = SkewedClock(own_skew_s)
     clocks = PeerClocks(clock, Parties())
     hooks = PeerHooks(note_clock=clocks.note)

@@ -1,4 +1,4 @@
-"""What changes under a running swarm: a relay dies, a laptop has another address, a router another one."""
+"""Changes under a running swarm: a relay dies, a laptop and a router get other addresses."""
 
 from pathlib import Path
 

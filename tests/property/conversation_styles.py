@@ -27,7 +27,7 @@ Parts = list[Control | str]
 
 
 def parts(text: str) -> Parts:
-    """What a style writes itself: every `<...>` and `[...]` of it is a control token."""
+    """The text that a style itself writes: every `<...>` and `[...]` of it is a control token."""
     found = re.split(r"(<[^<>]+>|\[/?[A-Z_]+\])", text)
     return [Control(piece) if index % 2 else piece for index, piece in enumerate(found)]
 
@@ -39,7 +39,7 @@ def around(opening: str, closing: str, change: Callable[[str], str] = str) -> Ca
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """How a model's conversations are written."""
+    """The form in which a model's conversations are written."""
 
     name: str
     ends: tuple[str, ...]  # the first closes a turn
@@ -73,7 +73,7 @@ class Style:
         return [*written, *parts(self.opening)]
 
     def observation(self, messages: Sequence[Message], is_ended: bool) -> Parts:
-        """What stands between two turns."""
+        """The text between two turns."""
         written: Parts = [self.behind_end] if is_ended else [Control(self.ends[0]), self.behind_end]
         prefix = messages[-1].content if messages and messages[-1].role == "assistant" else None
         shown = [(self._role(m.role), m.content) for m in (messages if prefix is None else messages[:-1])]

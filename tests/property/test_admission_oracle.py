@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.hostile_groups import BLOCK, Findings, play_block
-from swarm.exchange.admission_checks import AdmissionLimits, check_form
+from swarm.exchange.checks.admission_checks import check_form
+from swarm.exchange.checks.admission_limits import AdmissionLimits
 from swarm.identity import Identity
 from swarm.interfaces import Tokenizer
 from swarm.model.tokenizer import HfTokenizer
 from swarm.testing.builders import ToyTokenizer, make_group, make_identity
-from swarm.testing.hostile_groups import Kind, Vocabulary
 from swarm.types import FinishReason, RefusalReason, Rollout, RolloutGroup
 from swarm.wire.envelopes import open_group, seal_group
+from tests.attacks.hostile_groups import Kind, Vocabulary
 
 EVE = make_identity(5)
 LIMITS = AdmissionLimits(group_size=2, max_new_tokens=8)

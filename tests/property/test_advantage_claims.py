@@ -1,4 +1,4 @@
-"""What advantage estimators promise, checked exactly: every group that a small policy can draw, with its chance.
+"""Promises of advantage estimators, checked exactly: every group that a small policy can draw, with its chance.
 
 Derivation: a softmax policy over three answers. The gradient of the expected reward with respect to its
 logits is p_a (r_a - sum_b p_b r_b); a group's estimate is the mean over its members of A_i (e_i - p).

@@ -4,11 +4,11 @@ import copy
 
 import numpy as np
 import torch
+from engines import sharp_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.generation.transformers_engine import TransformersGenerator
-from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.types import FinishReason, PolicyVersion, Rollout, Sampling
 
@@ -16,16 +16,7 @@ VERSION = PolicyVersion(policy_id="a", step=0)
 TOKENIZER = CharTokenizer()
 
 
-def _noisy() -> torch.nn.Module:
-    network = tiny_network(0)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(6.0)
-    return network
-
-
-NETWORK = _noisy()
+NETWORK = sharp_network()
 
 
 def _made(max_rows: int, prompts: list[list[int]], num_samples: int, sampling: Sampling) -> list[list[Rollout]]:

@@ -37,8 +37,7 @@ class Bench:
         )
         rule = EntryRule(EntryConfig(members=MEMBERS[:num_members]), "local", ManualClock())
         self.parties = Parties(rule)
-        self.buffer = ReplayBuffer(self.config, OWN, 0, ManualClock())
-        self.buffer.limit_shares(DrawShares(self.parties))
+        self.buffer = ReplayBuffer(self.config, OWN, 0, ManualClock(), DrawShares(self.parties))
         self.num_made, self.step = 0, 0
         self.places: list[DrawPlace] = []
         self.drawn: Counter[str] = Counter()  # groups by producer

@@ -1,4 +1,4 @@
-"""What every recipe must satisfy, whatever its formula: order, padding, accumulation, the on-policy case.
+"""Properties of every recipe, whatever its formula: order, padding, accumulation, the on-policy case.
 
 A property is one test of all recipes: of its time a third was pytest's around a thousand small ones.
 """
@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +20,9 @@ from swarm.objectives import coefficients as objective
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import Coefficients, with_advantages
 from swarm.objectives.methods import list_recipes, load_recipe
-from swarm.objectives.part import Scope, Scored, TokenLosses, WeightPart
+from swarm.objectives.part import Scope
+from swarm.objectives.parts.kl import EntropyBonus, KlPenalty
+from swarm.objectives.parts.likelihood import Likelihood
 from swarm.objectives.parts.ratio import NoRatio
 from swarm.objectives.recipe import Recipe
 from swarm.testing.batches import toy_batch
@@ -79,7 +81,7 @@ def steps(width: int = 0) -> Iterator[tuple[Batch, Tensor, Tensor]]:
 
 
 def coefficients(recipe: Recipe, batch: Batch, logprobs: Tensor, entropy: Tensor) -> Coefficients:
-    """The engine's, with a positive number of each token, few of them large, for what probes would say."""
+    """The engine's, with a positive number of each token, few of them large, in place of probes."""
     probes = dict.fromkeys(recipe.probes, (0.1 - batch.behavior_logprobs) ** 8)
     return objective.coefficients(recipe, batch, logprobs, entropy, probes)
 
@@ -187,15 +189,6 @@ def test_micro_batches_add_up_to_the_whole(by_group: bool) -> None:
     of_every_recipe(check)
 
 
-class PolicyGradient(WeightPart):
-    """What a trust region is on-policy: nothing."""
-
-    equation: ClassVar[str] = "L_t = -A log pi_t"
-
-    def __call__(self, scored: Scored) -> TokenLosses:
-        return TokenLosses(losses=-scored.advantages * scored.logprobs, bounded=torch.zeros_like(scored.mask))
-
-
 def on_policy(recipe: Recipe) -> tuple[Batch, Tensor, Tensor]:
     batch, _, entropy = random_batch(0)
     mu = batch.behavior_logprobs
@@ -233,7 +226,7 @@ def listed(recipe: Recipe, reasons: dict[str, str]) -> set[str]:
 def is_plain_on_policy(recipe: Recipe) -> bool:
     batch, logprobs, entropy = on_policy(recipe)
     found = coefficients(recipe, batch, logprobs, entropy)
-    plain = replace(recipe, ratio=NoRatio(), weight=PolicyGradient(), corrections=())
+    plain = replace(recipe, ratio=NoRatio(), weight=Likelihood(), corrections=())
     expected = coefficients(plain, batch, logprobs, entropy)
     return torch.allclose(found.logprobs, expected.logprobs, rtol=1e-9, atol=1e-12) and not found.bounded.any()
 
@@ -316,6 +309,16 @@ def test_a_constant_is_overridden_by_address_and_a_plug_in_by_place() -> None:
     assert recipe.constants["weight.high"] == 1 and recipe.constants["weight.low"] == 0.2
     assert recipe.constants["advantage.floor"] == 1e-4
     assert load_recipe("grpo").constants["weight.high"] == 0.2
+
+
+def test_two_parts_of_one_class_are_refused_because_they_would_share_address_and_memory() -> None:
+    grpo = load_recipe("grpo")
+    twice = (EntropyBonus(strength=0.1), EntropyBonus(strength=0.2))
+    with pytest.raises(ConfigError, match=r"grpo has two parts called EntropyBonus"):
+        replace(grpo, terms=twice)
+    both = replace(grpo, terms=(EntropyBonus(strength=0.1), KlPenalty(strength=0.2)))
+    assert both.constants["terms.entropy_bonus.strength"] == 0.1
+    assert both.with_params({"terms.entropy_bonus.strength": 0.3}).terms[1] == both.terms[1]
 
 
 def test_no_recipe_changed_the_steps_that_all_of_them_share() -> None:

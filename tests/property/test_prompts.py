@@ -11,7 +11,7 @@ from swarm.objectives.methods.fg_expo import GaussianAccuracy
 from swarm.objectives.methods.reinforce_ada import SuccessiveElimination
 from swarm.objectives.methods.rollout_gdro import RobustCounts, best_counts
 from swarm.objectives.part import PromptPart
-from swarm.objectives.parts.prompts import Bins, bin_of, pass_at
+from swarm.objectives.parts.prompts import Bins
 
 KEYS = st.integers(0, 12).map(lambda number: f"sums/{number}")
 REWARDS = st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=2, max_size=16)
@@ -71,26 +71,6 @@ def test_no_response_moved_to_another_prompt_lowers_the_variance(
             lost = variances[giver] / (counts[giver] - 1) - variances[giver] / counts[giver]
             gained = variances[taker] / counts[taker] - variances[taker] / (counts[taker] + 1)
             assert gained <= lost + 1e-12
-
-
-@given(num_right=st.integers(0, 30), num_wrong=st.integers(0, 30), k=st.integers(1, 20))
-def test_pass_at_k_grows_with_k_and_with_right_answers(num_right: int, num_wrong: int, k: int) -> None:
-    total = num_right + num_wrong
-    if total == 0:
-        return
-    value = pass_at(num_right, total, k)
-    assert 0 <= value <= 1
-    assert pass_at(num_right, total, k + 1) >= value - 1e-12
-    if num_wrong:
-        assert pass_at(num_right + 1, total, k) >= value - 1e-12
-
-
-@given(value=st.floats(0, 1), before=st.integers(0, 9), margin=st.floats(0, 0.2))
-def test_a_bin_is_left_only_for_one_that_holds_the_value(value: float, before: int, margin: float) -> None:
-    found = bin_of(value, 10, before, margin)
-    assert found in (before, bin_of(value, 10, None, margin))
-    if abs(value - (before + 0.5) / 10) < 0.05 + margin - 1e-9:
-        assert found == before
 
 
 @given(history=st.lists(st.tuples(KEYS, st.floats(0, 1), st.integers(1, 8)), max_size=30))

@@ -44,9 +44,7 @@ class ReplayMachine(RuleBasedStateMachine):
                 "sampler": sampler,
             }
         )
-        self.buffers = [ReplayBuffer(self.config, OWN, 3, self.clock) for _ in range(2)]
-        for buffer in self.buffers:
-            buffer.limit_stored_bytes(8000)
+        self.buffers = [ReplayBuffer(self.config, OWN, 3, self.clock, max_stored_bytes=8000) for _ in range(2)]
         self.heads = {name: PolicyVersion(policy_id=name, step=0) for name in (OWN, *PEERS)}
         self.uses: Counter[bytes] = Counter()
         self.zero_variance_seen: set[bytes] = set()

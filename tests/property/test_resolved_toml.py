@@ -1,4 +1,4 @@
-"""What `swarm check --print` writes is the same configuration again, and says where each value came from."""
+"""`swarm check --print` writes the same configuration again, with the source of each value."""
 
 import tomllib
 from pathlib import Path

@@ -7,31 +7,15 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sealed_groups import make_entry
 
 from swarm.clock import ManualClock
 from swarm.exchange.group_store import SqliteGroupStore
 from swarm.interfaces import GroupStore
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
-from swarm.types import Cursor, Digest, Draw, DrawnGroup, ScoredGroup, SealedGroup
+from swarm.types import Cursor, Digest, Draw, DrawnGroup
 
-ENTRIES: list[tuple[ScoredGroup, SealedGroup]] = []
-for number in range(8):
-    identity = make_identity(number % 2)
-    group = make_group(identity.node_id, task_id=number)
-    sealed_group = make_sealed(group, identity)
-    ENTRIES.append(
-        (
-            make_scored(
-                group,
-                digest=sealed_group.digest,
-                is_made_here=number % 2 == 0,
-                first_seen_s=float(number),
-                size_bytes=sealed_group.size_bytes,
-            ),
-            sealed_group,
-        )
-    )
+ENTRIES = [make_entry(n, is_made_here=n % 2 == 0, first_seen_s=float(n)) for n in range(8)]
 SIZE_BYTES = max(sealed.size_bytes for _, sealed in ENTRIES)
 
 OPERATIONS = st.lists(

@@ -22,8 +22,8 @@ from swarm.episode import Message
 from swarm.model.conversations import Conversations
 from swarm.model.source import resolve_source
 from swarm.model.tokenizer import RENDERER, HfTokenizer
-from swarm.testing.hostile_actions import hostile_actions
 from swarm.types import Task
+from tests.attacks.hostile_actions import hostile_actions
 
 from .conversation_styles import STYLES, TEMPLATES, Control, Parts, Style, write_folder
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from swarm.types import PolicyVersion
 from swarm.weights import delta, segment
+from swarm.weights.apply import VerifiedVersion, stage
 from swarm.weights.codec import Codec, decode, encode
 from swarm.weights.delta import decode_delta, encode_delta
+from swarm.weights.payload import MalformedPayload, Unusable
 from swarm.weights.publish import publish
 from swarm.weights.tensors import DTYPES, HostTensor, TensorSpec, Weights, published_digest, specs_of
-from swarm.weights.unusable import MalformedPayload, Unusable
-from swarm.weights.verify import VerifiedVersion, stage
 
 SHAPES = [(), (0,), (1,), (3, 0), (7,), (64,), (65,), (3, 5), (40, 33), (300,)]
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from swarm.errors import TooLarge
 from swarm.types import ApplyReport, Credit, PolicyVersion, SealedManifest
-from swarm.weights import chunks
 from swarm.weights.manifest import Limits
-from swarm.wire.local import apply_report_from_json, apply_report_to_json
+from swarm.weights.payload import CHUNK_BYTES
+from swarm.wire.local import apply_report_from_json, report_to_json
 from swarm.wire.rollout_groups import MAX_STEP, Malformed
 from swarm.wire.session import MAX_MESSAGE_BYTES
 from swarm.wire.v1 import exchange_service_pb2 as pb
@@ -66,7 +66,7 @@ def test_request_to_watch_round_trips_with_its_window_within_bounds(policy_id: s
 
 @given(reports)
 def test_any_report_of_an_engine_round_trips_as_plain_json(report: ApplyReport) -> None:
-    data = apply_report_to_json(report)
+    data = report_to_json(report)
     assert apply_report_from_json(data) == report
     assert json.loads(data)["version"]["digest"] == "64" * 32
 
@@ -133,7 +133,7 @@ def test_manifests_beyond_their_bounds_are_neither_sent_nor_taken() -> None:
 
 def test_bounds_of_the_wire_are_those_of_the_manifests_and_chunks_it_carries() -> None:
     assert Limits().manifest_bytes == MAX_MANIFEST_BYTES < MAX_MESSAGE_BYTES
-    assert MAX_CHUNK_BYTES == chunks.CHUNK_BYTES
+    assert MAX_CHUNK_BYTES == CHUNK_BYTES
 
 
 @given(st.binary(max_size=40))

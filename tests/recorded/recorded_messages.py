@@ -33,7 +33,8 @@ from swarm.weights.tensors import HostTensor, TensorSpec
 from swarm.wire.adverts import open_advert, seal_advert
 from swarm.wire.envelopes import open_group, seal_group, sealed_from_bytes, sealed_to_bytes
 from swarm.wire.reports import advice_from_message, advice_to_message, heartbeat_to_report, report_to_heartbeat
-from swarm.wire.run_manifest import RunManifest, manifest_of, read_manifest
+from swarm.wire.run_manifest import RunManifest, manifest_of
+from swarm.wire.run_manifest import open_manifest as open_run_manifest
 from swarm.wire.v1 import coordinator_service_pb2, exchange_service_pb2
 from swarm.wire.weights import watched_from_message, watched_to_message
 
@@ -115,7 +116,7 @@ def _seal_run_manifest(manifest: RunManifest) -> bytes:
 
 
 def _open_run_manifest(data: bytes) -> RunManifest:
-    return read_manifest(data[96:], data[:32], data[32:96], ADA.node_id, "recorded")
+    return open_run_manifest(data[96:], data[:32], data[32:96], ADA.node_id, "recorded").manifest
 
 
 def _node() -> NodeConfig:

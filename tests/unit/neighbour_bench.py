@@ -5,6 +5,8 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from scenes import Scene, make_test
+
 from swarm.config import NodeConfig
 from swarm.errors import Unavailable
 from swarm.events import Event
@@ -58,7 +60,7 @@ class Bench:
 
 
 class Neighbour:
-    """Says its items, from wherever the follower left off, and then nothing."""
+    """A neighbour that sends its items from the follower's cursor on, and then nothing."""
 
     def __init__(self, node_id: NodeId, items: list[StreamItem], after_s: float = 0.0) -> None:
         self.node_id = node_id
@@ -110,3 +112,8 @@ def play(scene: Callable[["Bench"], Awaitable[None]], parts: dict[str, Any] | No
             await asyncio.gather(loop, return_exceptions=True)
 
     run_virtual(main())
+
+
+def scene(parts: dict[str, Any] | None = None, **sections: Any) -> Callable[[Scene], Scene]:
+    """Makes a test of a coroutine: a scene beside the node's loop."""
+    return lambda acts: make_test(acts, lambda act: play(act, parts, **sections), num_given=1)

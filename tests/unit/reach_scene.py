@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from scenes import Scene as TestScene
+from scenes import make_test
 
 from swarm.config import CoordinatorLink, EntryConfig, ExchangeConfig, NodeConfig
 from swarm.errors import Unavailable
@@ -38,7 +40,7 @@ def no(host: str = OWN_HOST) -> DialBack:
 
 @dataclass(eq=False)
 class RelayAtWork:
-    """What one relay does with us."""
+    """The behaviour of one relay towards this node."""
 
     gives_reservation: bool = True
     refuses: bool = False
@@ -147,6 +149,11 @@ def play(scene: Callable[[], Coroutine[Any, Any, None]], monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Reach, "_network", network)
     run_virtual(scene())
+
+
+def scene(acts: TestScene) -> TestScene:
+    """Makes a test of a coroutine: a scene on a network that does not change."""
+    return make_test(acts, lambda act, monkeypatch: play(act, monkeypatch), ("monkeypatch",))
 
 
 async def keep(reach: Reach, seconds: float) -> None:

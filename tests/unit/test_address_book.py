@@ -1,4 +1,4 @@
-"""Which addresses are dialled: failures pause an endpoint, claims are bounded per subnet and in all."""
+"""Choice of addresses to dial: failures pause an endpoint, claims are bounded per subnet and in all."""
 
 import json
 import random
@@ -42,7 +42,7 @@ def peer(number: int, endpoint: str = "") -> PeerAddress:
 
 
 def dials(book: AddressBook, clock: ManualClock, addresses: list[PeerAddress], seconds: int) -> int:
-    """How many dials that all fail are made to claimed addresses when each is tried once a second."""
+    """Number of dials, all of which fail, to claimed addresses when each is tried once a second."""
     before = book.num_failed
     for _ in range(seconds):
         for address in addresses:

@@ -1,4 +1,4 @@
-"""What a configuration may announce is what peers will dial."""
+"""A configuration may announce exactly the addresses that peers will dial."""
 
 import pytest
 

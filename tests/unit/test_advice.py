@@ -5,7 +5,7 @@ import math
 import pytest
 
 from coordinator.advice import AdvisorLimits, OffPolicyAdvisor
-from swarm.config import GuardConfig
+from swarm.config import GuardLimits
 from swarm.types import EdgeReport
 
 SOURCE, OTHER = "5" * 64, "6" * 64
@@ -155,7 +155,7 @@ def test_a_node_is_not_advised_about_itself() -> None:
 
 
 def test_the_advisor_shares_the_learners_thresholds_and_intervenes_later_than_they_do() -> None:
-    limits, learner = AdvisorLimits(), GuardConfig()
+    limits, learner = AdvisorLimits(), GuardLimits()
     assert (limits.alarm_ess, limits.tight_ess) == (learner.alarm_ess, learner.tight_ess) == (0.05, 0.5)
     assert (limits.alarm_kl, limits.tight_kl) == (learner.alarm_kl, learner.tight_kl) == (1.0, 0.1)
     assert limits.alarm_ess < limits.intervene_ess == 0.30 < limits.tight_ess

@@ -1,4 +1,4 @@
-"""How far the correction across tokenizers is from the truth, by enumeration; docs/recipes.md shows this table.
+"""Error of the correction across tokenizers, by enumeration; docs/recipes.md shows this table.
 
 Two policies over tokens of two vocabularies write texts of "a" and "b". The probability of a text is a sum over all
 ways to cut it, which only enumeration can give; a sender reports the probability of the one way it took. Compared is

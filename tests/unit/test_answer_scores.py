@@ -1,4 +1,4 @@
-"""How likely the policy finds the right answer before each turn, and how far an observation moves it after one."""
+"""The policy's likelihood of the right answer before each turn, and its shift by the observation after one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +12,8 @@ from swarm.environments.load import build_environment
 from swarm.environments.look_up import LookUpEnvironment
 from swarm.environments.replay import replay
 from swarm.episode import Actions
-from swarm.learn.answer_scores import _begins, asked_batch
-from swarm.learn.feedback_shifts import NOTHING, masked_batch
 from swarm.learn.learner import PolicyLearner
+from swarm.learn.requested_scores import NOTHING, _begins, asked_batch, masked_batch
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer, text_ids
 from swarm.objectives.batch import Batch

@@ -15,7 +15,7 @@ def test_every_benchmark_is_listed_with_its_question() -> None:
     assert shown.exit_code == 0, shown.output
     names = [path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")]
     assert "staleness" in names and all(name in shown.output for name in names)
-    assert "How old may data be?" in shown.output
+    assert "Age that data may have" in shown.output
 
 
 def test_what_follows_the_name_reaches_the_benchmark(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,17 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks._groups import GROUP_SIZE, GroupMaker
+from benchmarks._recheck import measure_rechecks
+from benchmarks._tcp import HEADER_BYTES, TcpCounts, tcp_counts
+from benchmarks.exchange import Case, Repetition, Result, parse_cases, table
 from swarm.identity import Identity
 from swarm.types import RolloutGroup
 from swarm.wire.envelopes import open_group
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))  # the benchmarks are not in the wheel; last, so that an installed swarm stays the one tested
-
-from benchmarks._groups import GROUP_SIZE, GroupMaker  # noqa: E402
-from benchmarks._recheck import measure_rechecks  # noqa: E402
-from benchmarks._tcp import HEADER_BYTES, TcpCounts, tcp_counts  # noqa: E402
-from benchmarks.exchange import Case, Repetition, Result, parse_cases, table  # noqa: E402
 
 
 @pytest.mark.parametrize("target_bytes", [2048, 16384])

@@ -3,8 +3,6 @@
 import io
 import itertools
 import json
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,19 +10,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from swarm.interfaces import Generator, Observe
+from benchmarks._runs import Runs
+from benchmarks._sharing_run import ARMS, MODES, Job, Outcome, Setting, Swarm, own_tasks, run
+from benchmarks._sharing_start import specialist_weights, warm_weights
+from benchmarks._statistics import Estimate, estimate, t_quantile
+from benchmarks._trained_policy import GROUP_SIZE
+from benchmarks.sharing import QUICK, goal, jobs, main, markdown, rows, runs_of
 from swarm.model.version_digest import PublishedTensors
-from swarm.types import Draw, Rollout, Sampling
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))  # the benchmarks are not in the wheel; last, so that an installed swarm stays the one tested
-
-from benchmarks._runs import RunFile  # noqa: E402
-from benchmarks._sharing_run import ARMS, GROUP_SIZE, MODES, Arm, Job, Outcome, Setting, Swarm, own_tasks, run  # noqa: E402
-from benchmarks._sharing_start import shipped_start, specialist_weights  # noqa: E402
-from benchmarks._sharing_table import goal, markdown, rows  # noqa: E402
-from benchmarks._statistics import Estimate, estimate, t_quantile  # noqa: E402
-from benchmarks.sharing import QUICK, decode, jobs, main, workers  # noqa: E402
+from swarm.types import Draw
 
 MICRO = Setting(num_rounds=1, evaluate_every=1, num_problems=2, num_warm=1)
 
@@ -37,28 +30,8 @@ def specialists(tmp_path_factory: pytest.TempPathFactory) -> list[PublishedTenso
 
 
 def _swarm(mode: str, arm: str, seed: int, folder: Path, specialists: list[PublishedTensors]) -> Swarm:
-    weights = specialists if mode == "spec" else [shipped_start()] * 4
+    weights = specialists if mode == "spec" else [warm_weights(0)] * 4
     return Swarm(Job(setting=MICRO, mode=mode, arm=arm, seed=seed), weights, folder)
-
-
-def _count_tokens(generator: Generator) -> list[int]:
-    """Lengths of all rollouts that the generator makes from now on."""
-    lengths: list[int] = []
-    inner = generator.generate
-
-    def generate(
-        prompts: list[list[int]],
-        num_samples: int,
-        sampling: Sampling,
-        numbers: Sequence[int] | None = None,
-        observe: Observe | None = None,
-    ) -> list[list[Rollout]]:
-        groups = inner(prompts, num_samples, sampling, numbers, observe)
-        lengths.extend(len(r.trace.token_ids) for group in groups for r in group if r.trace is not None)
-        return groups
-
-    generator.generate = generate  # type: ignore[method-assign]
-    return lengths
 
 
 def _tokens_to_train(draw: Draw, external: str) -> int:
@@ -74,18 +47,18 @@ def _tokens_to_train(draw: Draw, external: str) -> int:
 
 @pytest.mark.parametrize(("arm", "mode"), list(zip(ARMS, itertools.cycle(MODES), strict=False)))
 async def test_a_round_draws_and_counts_as_its_arm_says(
-    mode: str, arm: Arm, tmp_path: Path, specialists: list[PublishedTensors]
+    mode: str, arm: str, tmp_path: Path, specialists: list[PublishedTensors]
 ) -> None:
     for seed in range(20):  # up to one whose first round teaches something: four groups may all be of zero variance
-        swarm = _swarm(mode, arm.name, seed, tmp_path, specialists)
-        lengths = [_count_tokens(node.generator) for node in swarm.nodes]
+        swarm = _swarm(mode, arm, seed, tmp_path, specialists)
         draws = await swarm.play(1)
-        signal = [node.counts.num_generated - node.counts.num_zero_variance for node in swarm.nodes]
+        signal = [node.counts["num_generated"] - node.counts["num_zero_variance"] for node in swarm.nodes]
         if sum(signal) > 0:
             break
     else:
         pytest.fail("no seed of 20 gives a first round with signal")
-    for node, draw, own_lengths in zip(swarm.nodes, draws, lengths, strict=True):
+    wanted = ARMS[arm]
+    for node, draw in zip(swarm.nodes, draws, strict=True):
         counts = node.counts
         local = [drawn.scored for drawn in draw.groups if drawn.scored.is_made_here]
         external = [drawn.scored for drawn in draw.groups if not drawn.scored.is_made_here]
@@ -93,28 +66,23 @@ async def test_a_round_draws_and_counts_as_its_arm_says(
         assert all(group.group.producer != node.name for group in external)
         assert all(group.has_signal for group in (*local, *external))
         assert len({group.digest for group in (*local, *external)}) == len(draw.groups)
-        assert len(local) == counts.num_local == min(arm.num_local, signal[node.number])
-        assert len(external) == counts.num_external == min(arm.num_external, sum(signal) - signal[node.number])
-        assert counts.num_generated == arm.num_generated and len(own_lengths) == GROUP_SIZE * arm.num_generated
-        assert counts.generated_tokens == sum(own_lengths)
-        assert counts.num_zero_variance == draw.num_zero_variance
-        assert counts.trained_tokens == _tokens_to_train(draw, arm.external)
-        assert node.learner.version.step == (1 if draw.groups else 0) == 1 - counts.num_skipped
-        assert node.generator.version == node.learner.version
+        assert len(local) == counts["num_local"] == min(wanted.num_local, signal[node.number])
+        assert len(external) == counts["num_external"] == min(wanted.num_external, sum(signal) - signal[node.number])
+        assert counts["num_generated"] == wanted.num_generated
+        assert counts["num_zero_variance"] == draw.num_zero_variance
+        assert counts["trained_tokens"] == _tokens_to_train(draw, wanted.external)
+        assert node.policy.learner.version.step == (1 if draw.groups else 0) == 1 - counts["num_skipped"]
+        assert node.policy.generator.version == node.policy.learner.version
         if mode == "heteroq":
             assert {group.group.env for group in local} <= set(own_tasks(node.number, 4))
-
-
-def test_only_the_arms_without_externals_are_local() -> None:
-    assert [arm.name for arm in ARMS if arm.num_external == 0] == ["4/0", "4/0 of 12"]
-    assert {arm.num_local + arm.num_external for arm in ARMS} == {4}
 
 
 async def test_arms_of_one_seed_start_with_the_same_questions_and_answers(tmp_path: Path) -> None:
     texts: dict[str, list[tuple[str, int, str]]] = {}
     for arm in ("4/0", "2/2"):
         swarm = _swarm("homo", arm, 0, tmp_path, [])
-        made = await swarm._generate(swarm.nodes[0], 1)
+        made = await swarm.generate(swarm.nodes[0], 1)
+        assert swarm.nodes[0].counts["generated_tokens"] == sum(group.group.num_tokens for group in made)
         texts[arm] = [(g.group.env, g.group.task_id, r.text) for g in made for r in g.group.rollouts]
     assert texts["2/2"] == texts["4/0"][: 2 * GROUP_SIZE]
 
@@ -141,29 +109,33 @@ def test_a_run_is_reproducible_and_survives_its_file(tmp_path: Path) -> None:
     assert first.rounds == (0, 1) and first.tokens_at == (0, first.generated_tokens)
     assert first.num_generated == 8 and first.trained_tokens > 0
     assert first.final == pytest.approx(np.mean(list(first.final_by_task.values())))
-    path = tmp_path / "runs" / "sharing.jsonl"
-    RunFile(path=path, decode=decode).append(first)
-    with path.open("a") as file:
+    runs = _runs(tmp_path / "runs" / "sharing.jsonl")
+    runs.append(first)
+    with runs.path.open("a") as file:
         file.write(json.dumps({"job": "cut"})[:8])  # as a kill leaves it
-    RunFile(path=path, decode=decode).append(second)
-    assert RunFile(path=path, decode=decode).read() == [first, second]
+    runs.append(second)
+    assert runs.read() == [first, second]
+
+
+def _runs(path: Path) -> Runs[Outcome]:
+    return runs_of([], path, 1)
 
 
 def test_a_file_of_another_version_is_named(tmp_path: Path) -> None:
     path = tmp_path / "old.jsonl"
     path.write_text('{"mode": "homo"}\n')
     with pytest.raises(ValueError, match=r"old\.jsonl:1: not a run of this version"):
-        RunFile(path=path, decode=decode).read()
+        _runs(path).read()
 
 
 def test_finished_runs_are_not_made_again(tmp_path: Path) -> None:
-    path = tmp_path / "sharing.jsonl"
     wanted = jobs(MICRO, 1, ["homo"], ["4/0", "2/2"])
+    runs = runs_of(wanted, tmp_path / "sharing.jsonl", 1)
     for job in wanted:
-        RunFile(path=path, decode=decode).append(_outcome(job.arm, 0, [0.1, 0.2], job=job))
-    before = path.read_bytes()
-    workers(wanted, 1).measure(wanted, RunFile(path=path, decode=decode), Console(file=io.StringIO()))
-    assert path.read_bytes() == before
+        runs.append(_outcome(job.arm, 0, [0.1, 0.2], job=job))
+    before = runs.path.read_bytes()
+    runs.make(wanted, Console(file=io.StringIO()))
+    assert runs.path.read_bytes() == before
 
 
 def _outcome(arm: str, seed: int, accuracy: list[float], mode: str = "homo", job: Job | None = None) -> Outcome:
@@ -197,7 +169,7 @@ def test_gains_are_paired_by_seed_and_skip_seeds_without_a_partner() -> None:
     runs = [_outcome("4/0", 0, [0.0, 0.2]), _outcome("4/0", 1, [0.0, 0.6])]
     runs += [_outcome("2/2", 0, [0.0, 0.4]), _outcome("2/2", 1, [0.0, 0.81]), _outcome("2/2", 2, [0.0, 0.0])]
     baseline, shared = rows(runs)
-    assert baseline.auc_gain is None and shared.auc.n == 3
+    assert baseline.auc_gain is None and len(shared.runs) == 3
     assert shared.auc_gain is not None and shared.final_gain is not None
     assert shared.auc_gain.n == 2 and shared.auc_gain.mean == pytest.approx(0.1025)
     assert shared.final_gain.mean == pytest.approx(0.205)
@@ -231,14 +203,13 @@ def test_the_table_leaves_out_runs_of_another_setting_and_seeds_not_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "sharing.jsonl"
-    options = ["--quick", "--table", "--json", "--seeds", "1", "--out", str(path)]
-    assert main(options) == 1  # nothing there yet
+    options = ["--quick", "--table", "--seeds", "1", "--out", str(path)]
+    with pytest.raises(SystemExit, match="1"):
+        main(options)
+    assert "holds no run" in capsys.readouterr().err
     full = Job(setting=Setting(), mode="homo", arm="4/0", seed=0)
     for outcome in (_outcome("4/0", 0, [0.1]), _outcome("4/0", 1, [0.3]), _outcome("4/0", 0, [0.9], job=full)):
-        RunFile(path=path, decode=decode).append(outcome)
-    capsys.readouterr()
-    assert main(options) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert [run["accuracy"] for run in report["runs"]] == [[0.1]] and report["rows"][0]["auc"]["n"] == 1
-    assert main([option for option in options if option != "--json"]) == 0
-    assert "30 rounds, seeds 0 on 1 warm start(s), 1 runs" in capsys.readouterr().out
+        _runs(path).append(outcome)
+    main(options)
+    shown = capsys.readouterr().out
+    assert "30 rounds, seeds 0 on 1 warm start(s), 1 runs" in shown and "| homo | 4/0 | 1 | 0.100 |" in shown

@@ -1,18 +1,15 @@
 """The staleness benchmark: batches have the age that the job says, and tables compare like with like."""
 
 import asyncio
-import sys
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))  # the benchmarks are not in the wheel; last, so that an installed swarm stays the one tested
-
-from benchmarks._staleness_run import METHODS, Job, Outcome, Setting, StaleRun, run  # noqa: E402
-from benchmarks._staleness_table import cells, markdown, plot  # noqa: E402
-from benchmarks.staleness import QUICK, decode, jobs, quick_jobs  # noqa: E402
+from benchmarks._runs import decode
+from benchmarks._staleness_run import METHODS, Job, Outcome, Setting, StaleRun, run
+from benchmarks.staleness import QUICK, cells, jobs, markdown, plot, quick_jobs
 
 SHORT = Setting(num_updates=8, evaluate_every=4, num_problems=2, num_warm=1)
 JOB = Job(setting=SHORT, method="PPO-clip", schedule="one", source="own", age=3, learning_rate=3e-4, seed=0)
@@ -33,7 +30,7 @@ def test_every_batch_is_as_old_as_the_job_says_once_there_is_data_of_that_age(
     per_batch = stale.job.updates_per_batch
     assert set(ages) <= {min(age, number * per_batch) for number in range(num_batches)}
     assert ages[-1] == age
-    updates = stale.policy.learner.version.step
+    updates = stale.policy.policy.learner.version.step
     assert updates == len(ages), "one version for each batch, however many updates made it"
 
 
@@ -41,7 +38,7 @@ def test_half_of_the_groups_are_external_where_the_job_says_so(tmp_path: Path) -
     stale = StaleRun(replace(JOB, source="external", age=0), tmp_path)
     report = asyncio.run(stale.advance(1))
     assert report is not None and report.num_external > 0 and report.num_local > 0
-    assert stale.peer is not None and stale.peer.learner.version.step <= 1
+    assert stale.peer is not None and stale.peer.policy.learner.version.step <= 1
 
 
 def test_the_guard_shortens_the_queue_and_counts_what_it_drops(tmp_path: Path) -> None:
@@ -58,12 +55,9 @@ def test_the_guard_shortens_the_queue_and_counts_what_it_drops(tmp_path: Path) -
 
 
 def test_a_run_is_whole_and_survives_json() -> None:
-    import json
-    from dataclasses import asdict
-
     outcome = run(JOB)
     assert outcome.updates == (0, 4, 8) and len(outcome.accuracy) == len(outcome.ess_share) == 3
-    assert decode(json.loads(json.dumps(asdict(outcome)))) == outcome
+    assert decode(Outcome, json.loads(json.dumps(asdict(outcome)))) == outcome
 
 
 def outcome(method: str, seed: int, accuracy: tuple[float, ...], **job: object) -> Outcome:
@@ -109,7 +103,7 @@ def test_differences_are_paired_by_seed_within_one_condition(tmp_path: Path) -> 
 def test_the_whole_plan_has_what_the_table_needs() -> None:
     wanted = jobs(3)
     assert len(set(wanted)) == len(wanted)
-    for name in (method.name for method in METHODS):
+    for name in METHODS:
         ages = {job.age for job in wanted if job.method == name and job.schedule == "one" and job.source == "own"}
         assert ages == {0, 1, 4, 16, 64}
     assert {job.setting for job in quick_jobs(1)} == {QUICK}

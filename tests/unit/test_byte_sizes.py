@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm.cli.machine_options import machine_overrides
+from swarm.cli.shared_options import machine_overrides
 from swarm.config import NodeConfig, apply_overrides, parse_config
 from swarm.config.byte_sizes import byte_words, parse_bytes
 from swarm.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Who may begin how many groups of a trainer's lineage: its own generator, and those who follow it."""
+"""Capacity of a trainer's lineage: the groups that its own generator and its followers may begin."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -12,6 +12,7 @@ from swarm.exchange.draw_journal import DrawJournal
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.peers.peer_table import Peers
 from swarm.testing.builders import make_identity
+from swarm.testing.nodes import make_context
 from swarm.types import Role
 from swarm.weight_sync.credit import CreditLedger
 
@@ -47,7 +48,7 @@ def allowance(
     credit_ledger.grant(num_given)
     buffer = ReplayBuffer(replay, make_identity(1).node_id, 0, clock)
     peers, journal = Peers(make_identity(1).node_id), cast("DrawJournal", NoDraw(is_under_way))
-    return GenerationCapacity(config, buffer, journal, credit_ledger, peers)
+    return GenerationCapacity(make_context(config), buffer, journal, credit_ledger, peers)
 
 
 @pytest.mark.parametrize(("num_followers", "theirs"), [(0, 0), (1, 4), (2, 6), (3, 6), (8, 8)])

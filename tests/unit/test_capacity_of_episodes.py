@@ -15,6 +15,7 @@ from swarm.exchange.draw_journal import DrawJournal
 from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.peers.peer_table import Peers
 from swarm.testing.builders import make_group, make_identity, make_scored
+from swarm.testing.nodes import make_context
 from swarm.types import Digest, NodeId, PolicyVersion, Role
 from swarm.weight_sync.credit import CreditLedger
 
@@ -56,14 +57,13 @@ class Run:
             config.max_age_s,
             16,
             num_waiting=self.buffer.num_waiting,
-            most_taken_off=lambda: self.buffer.most_taken_off,
+            most_taken_off=self.buffer.most_taken_off,
         )
-        self.buffer.share_room(self.ledger)
         node = NodeConfig(roles=(Role.TRAINER,), replay=config, weights=WeightsConfig(publish=True))
         self.journal = SimpleNamespace(is_under_way=False)
         self.peers = Peers(OWN)
         self.capacity = GenerationCapacity(
-            node, self.buffer, cast("DrawJournal", self.journal), self.ledger, self.peers
+            make_context(node), self.buffer, cast("DrawJournal", self.journal), self.ledger, self.peers
         )
         self.followers = [Follower(peer) for peer in FOLLOWERS[:num_followers]]
         self.lines = {each.node_id: self.ledger.open(each.node_id, BATCH) for each in self.followers}
@@ -87,7 +87,7 @@ class Run:
             for follower in self.followers:
                 follower.fetches.append((now_s + FETCH_S, self.head_step))
         if not self.journal.is_under_way:
-            draw = self.buffer.draw(self.head_step + 1, self._head, lambda _: self._head, {})
+            draw = self.buffer.draw(self.head_step + 1, self._head, lambda _: self._head, {}, self.ledger)
             if draw is not None:
                 self.drawn_of.update(each.scored.group.producer for each in draw.groups)
                 self.lost.update(self.turns_of[digest] for digest in draw.too_old_digests)

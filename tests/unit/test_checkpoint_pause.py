@@ -1,63 +1,45 @@
-"""How often checkpoints are written: by steps, by the bytes that they cost, and not at the end where nobody asks."""
+"""Frequency of checkpoints: by steps, by the bytes that they cost, and not at the end where nobody asks."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from workers import PlainLearner, QuietExchange, make_worker
 
 from swarm.clock import ManualClock
 from swarm.config import NodeConfig
-from swarm.interfaces import LocalExchange
 from swarm.learn.checkpoint import LONGEST_PAUSE_S, SMALL_BYTES, checkpoint_pause_s
-from swarm.loops import Worker
 from swarm.loops.learn_loop import learn_loop
-from swarm.types import Attempt, Draw, PolicyVersion, StepReport
+from swarm.types import Draw, PolicyVersion, StepReport
 
 STEP_S = 7.0
 
 
-class Draws:
+class Draws(QuietExchange):
     """The agent's side: draws without end, some of them journalled already."""
 
-    def __init__(self, clock: ManualClock, num_journalled: int) -> None:
-        self.clock, self.num_journalled = clock, num_journalled
+    def __init__(self, num_journalled: int) -> None:
+        super().__init__()
+        self.num_journalled = num_journalled
 
-    async def redraw(self, next_draw: int) -> list[Draw]:
-        return [_draw(step) for step in range(next_draw, self.num_journalled + 1)]
-
-    async def begin_again(self, step: int, passed: object = None) -> Attempt:
-        return Attempt()
+    async def redraw(self, from_step: int) -> list[Draw]:
+        return [_draw(step) for step in range(from_step, self.num_journalled + 1)]
 
     async def draw(self, version: PolicyVersion) -> Draw:
         return _draw(version.step + 1)
 
-    async def publish(self, *_: object) -> None: ...
 
-    async def report_step(self, report: StepReport) -> None: ...
-
-    async def report_evaluations(self, evaluations: object) -> None: ...
-
-    async def report_checkpoint(self, next_draw: int, error: str) -> None: ...
-
-
-class Steps:
+class Steps(PlainLearner):
     """A learner whose steps take STEP_S; notes when it was saved."""
 
     def __init__(self, clock: ManualClock) -> None:
-        self.version, self.next_draw = PolicyVersion(policy_id="a" * 64, step=0), 1
+        super().__init__()
         self.clock, self.saved = clock, list[int]()
 
     def step(self, draw: Draw) -> StepReport:
         self.clock.advance(STEP_S)
-        self.version, self.next_draw = PolicyVersion(policy_id="a" * 64, step=draw.step), draw.step + 1
-        figures: dict[str, Any] = {"diagnostics": {}, "seconds": {}, "was_skipped": False}
-        return StepReport(version=self.version, loss=0.0, grad_norm=0.0, num_tokens=1, **figures)
-
-    def snapshot(self) -> tuple[PolicyVersion, object]:
-        return self.version, None
-
-    def evaluated(self, evaluations: object) -> None: ...
+        return super().step(draw)
 
     def save(self) -> None:
         self.saved.append(self.version.step)
@@ -72,23 +54,9 @@ async def saved_at(pause_s: float, num_journalled: int = 0, **changes: Any) -> S
     """Steps after which a run of 40 steps, a checkpoint every 2 of them at most, was saved."""
     clock = ManualClock()
     learner = Steps(clock)
-    data = {"learner": {"checkpoint_every": 2, "num_steps": 40}, **changes}
-
-    async def offload(work: Any, *arguments: Any) -> Any:
-        return work(*arguments)
-
-    parts: dict[str, Any] = {"generator": None, "tokenizer": None, "evaluation_tasks": {}, "learner": learner}
-    worker = Worker(
-        config=NodeConfig.model_validate(data),
-        exchange=cast("LocalExchange", Draws(clock, num_journalled)),
-        produce=lambda first, count: [],
-        evaluate=lambda tasks: [],
-        clock=clock,
-        offload=cast("Any", offload),
-        saves_when_stopped=True,
-        checkpoint_pause_s=pause_s,
-        **parts,
-    )
+    config = NodeConfig.model_validate({"learner": {"checkpoint_every": 2, "num_steps": 40}, **changes})
+    options: dict[str, Any] = {"clock": clock, "saves_when_stopped": True, "checkpoint_pause_s": pause_s}
+    worker = make_worker(config, Draws(num_journalled), learner, **options)
     await learn_loop(worker, cast("Any", learner))
     return learner.saved
 
@@ -111,13 +79,7 @@ async def test_without_one_at_the_end_nothing_is_written_that_nobody_asked_for()
 
 
 @pytest.mark.parametrize(
-    ("size", "rate", "pause_s"),
-    [
-        (SMALL_BYTES, 1, 0.0),
-        (1_600_000_000, 2_000_000, 800.0),
-        (1_600_000_000, 0, 0.0),
-        (84_000_000_000, 2_000_000, LONGEST_PAUSE_S),
-    ],
+    ("size", "pause_s"), [(SMALL_BYTES, 0.0), (1_600_000_000, 800.0), (84_000_000_000, LONGEST_PAUSE_S)]
 )
-def test_a_pause_is_as_long_as_the_bytes_take_at_their_rate(size: int, rate: int, pause_s: float) -> None:
-    assert checkpoint_pause_s(size, rate) == pause_s
+def test_a_pause_is_as_long_as_the_bytes_take_at_their_rate(size: int, pause_s: float) -> None:
+    assert checkpoint_pause_s(size) == pause_s

@@ -1,4 +1,4 @@
-"""Which source is asked for a chunk of weights, and what an outcome changes."""
+"""Choice of the source of a chunk, and the effect of outcomes on it."""
 
 from swarm.clock import ManualClock
 from swarm.weight_sync.chunk_fetch import (
@@ -12,7 +12,7 @@ from swarm.weight_sync.chunk_fetch import (
     ChunkSources,
     Outcome,
 )
-from swarm.weights.chunks import CHUNK_BYTES
+from swarm.weights.payload import CHUNK_BYTES
 
 
 def serve(sources: ChunkSources, peer: str, seconds: float, num_bytes: int = CHUNK_BYTES) -> None:
@@ -123,16 +123,6 @@ def test_a_slow_link_gets_more_time_until_its_chunks_are_timely_and_the_origin_h
     slow.connect("origin", is_origin=True)
     serve(slow, "origin", 4.0)
     assert slow.hedge_after_s("origin") == 12.0
-
-
-def test_while_every_source_is_busy_nothing_is_looked_for() -> None:
-    sources = ChunkSources(ManualClock())
-    assert not sources.free
-    sources.connect("origin", is_origin=True)
-    for _ in range(MAX_PER_SOURCE):
-        assert sources.free
-        sources.begin("origin", b"c")
-    assert not sources.free
 
 
 def test_a_chunk_that_everybody_lacks_cannot_be_had() -> None:

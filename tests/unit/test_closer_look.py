@@ -1,4 +1,4 @@
-"""What a step made of single tokens: the figures are those of the step, and what is kept of them is bounded."""
+"""Figures of single tokens of a step: they are those of the step itself, and a bounded number is kept."""
 
 from pathlib import Path
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engines import sharp_network
 from waits import HANG_S
 
 from swarm.errors import Unavailable
@@ -16,7 +17,6 @@ from swarm.generation import continuous_batching
 from swarm.generation.continuous_batching import Decoding
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Completion, CompletionRequest
-from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import snapshot
 from swarm.types import FinishReason, PolicyVersion, Sampling
@@ -32,18 +32,8 @@ KINDS = [
 ]
 
 
-def network_of(seed: int) -> torch.nn.Module:
-    """Random weights large enough that logits depend visibly on the whole context."""
-    network = tiny_network(seed)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(6.0)
-    return network
-
-
 def engine(**options: Any) -> TransformersGenerator:
-    return TransformersGenerator(network_of(0), TOKENIZER, VERSION, 0, **options)
+    return TransformersGenerator(sharp_network(0), TOKENIZER, VERSION, 0, **options)
 
 
 def requests() -> list[CompletionRequest]:
@@ -79,7 +69,7 @@ def test_a_completion_depends_on_nothing_but_its_request() -> None:
 
 
 def test_log_probs_are_those_of_a_full_forward_at_the_temperature_before_truncation() -> None:
-    network = network_of(0)
+    network = sharp_network(0)
     for request in requests():
         completion = alone(request)
         ids = torch.tensor([[*request.prompt_ids, *completion.token_ids]])
@@ -302,7 +292,7 @@ def test_new_weights_in_the_middle_are_named_where_they_begin() -> None:
     call = own.complete(CompletionRequest(prompt_ids=[5], sampling=LONG, seed=0))
     hold.let_go(5)
     hold.let_stand()
-    own.load(NEXT, snapshot(network_of(1)))
+    own.load(NEXT, snapshot(sharp_network(1)))
     hold.let_all_go()
     completion = call.result()
     own.close()

@@ -1,13 +1,19 @@
-"""A configuration that cannot be read says why, in one line; one that is changed is validated as a whole."""
+"""An unreadable configuration is an error of one line with the reason; removed keys are named with their constants."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.manifest_signing import sign_next
 from swarm.cli.main import app
-from swarm.config import CoordinatorConfig, NodeConfig, load_config
+from swarm.config import CoordinatorConfig, LearnerConfig, ModelConfig, NodeConfig, load_config, parse_config
 from swarm.errors import ConfigError
+from swarm.identity import DOMAIN_MANIFEST, Identity
+from swarm.wire.held_manifest import save_held
+from swarm.wire.run_manifest import SignedManifest, manifest_of, open_manifest
 
 
 @pytest.mark.parametrize(
@@ -47,3 +53,45 @@ def test_a_port_that_nobody_dials_for_a_relay_is_refused_with_the_ones_that_are(
     path.write_text(f"[exchange]\nrelay_port = {port}")
     with pytest.raises(ConfigError, match=r"relay_port: .*expected 443, 1024 to 65535, or 0 .*got"):
         load_config(NodeConfig, path)
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "constant"),
+    [
+        (table, key, constant)
+        for table, each in NodeConfig.model_fields.items()
+        for key, constant in getattr(each.default, "removed", {}).items()
+    ],
+)
+def test_a_removed_key_counts_as_left_out_at_its_constant_and_is_named_with_it_at_another_value(
+    table: str, key: str, constant: object, tmp_path: Path
+) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(f"[{table}]\n{key} = {json.dumps(constant)}\n")
+    assert load_config(NodeConfig, path) == NodeConfig()
+    assert parse_config(CoordinatorConfig, {"node": {table: {key: constant}}}, "run") == CoordinatorConfig()
+    path.write_text(f'[{table}]\n{key} = "another"\n')
+    named = f"{table}.{key}: no longer a key, every node has {json.dumps(constant)}; leave it out"
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'{path}: {named}')}$"):
+        load_config(NodeConfig, path)
+
+
+def test_a_manifest_of_an_earlier_release_is_taken_and_stays_the_one_that_is_signed(tmp_path: Path) -> None:
+    identity = Identity.create()
+    config = CoordinatorConfig(dir=tmp_path, run_id="demo")
+    manifest = manifest_of(NodeConfig(model=ModelConfig(source="tiny")), "demo", "", 1.0)
+    data = json.loads(manifest.to_bytes())
+    data["learner"] |= LearnerConfig.removed
+
+    def signed() -> SignedManifest:
+        body = json.dumps(data).encode()
+        signature = identity.sign(DOMAIN_MANIFEST, body)
+        return open_manifest(body, identity.public_key, signature, identity.node_id, "demo")
+
+    held = signed()
+    assert held.manifest == manifest
+    save_held(tmp_path, held)
+    assert sign_next(config, identity, manifest, 2.0).data == held.data, "it says the same"
+    data["learner"]["betas"] = [0.9, 0.95]
+    with pytest.raises(ConfigError, match=r"manifest: learner\.betas"):
+        signed()

@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the models say: it is current, its defaults are theirs, its bounds hold."""
+"""docs/configuration.md agrees with the models: it is current, its defaults are theirs, its bounds hold."""
 
 import re
 import tomllib
@@ -57,7 +57,7 @@ def test_every_bound_is_the_one_that_is_enforced() -> None:
             most = float(number)
             assert not is_refused(section, key, words, most) and is_refused(section, key, words, most + step), key
             num_bounds += 1
-    assert num_bounds > 80
+    assert num_bounds > 60
 
 
 def is_refused(section: str, key: str, words: str, number: float) -> bool:

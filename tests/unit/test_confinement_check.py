@@ -78,11 +78,8 @@ def has_user_namespaces() -> bool:
 
 
 async def limits_of(config: NodeConfig) -> dict[str, bool]:
-    verifier = SandboxVerifier(config.environments, config.sandbox)
-    try:
+    async with SandboxVerifier(config.environments, config.sandbox) as verifier:
         return await verifier.limits_in_force()
-    finally:
-        await verifier.close()
 
 
 @pytest.mark.parametrize(

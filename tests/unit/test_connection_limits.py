@@ -1,4 +1,4 @@
-"""Which connections have to go: shares by subnet and address, and the places of those who proved themselves."""
+"""Connections to cut: shares by subnet and address, and the places of proven nodes."""
 
 import contextlib
 import errno
@@ -35,7 +35,7 @@ def connections_of(host: str, num: int, *, subnet: str = "", since_s: float = 0.
 
 
 def cut(connections: list[Connection], known: tuple[str, ...] = (), now_s: float = 1.0) -> dict[str, int]:
-    """How many connections of each address have to go."""
+    """Connections to cut, by address."""
     excess = find_excess(connections, BOUNDS, known, now_s)
     counts: dict[str, int] = {}
     for connection, _ in excess:

@@ -1,4 +1,4 @@
-"""What is pinned in several files is pinned alike."""
+"""A version that several files pin is the same in all."""
 
 import re
 import tomllib

@@ -17,7 +17,8 @@ from coordinator.sqlite_store import SqliteCoordinatorStore
 from coordinator.store import CoordinatorStore, MemoryCoordinatorStore
 from swarm.clock import ManualClock
 from swarm.errors import ConfigError, StorageFull, Unauthenticated
-from swarm.types import EdgeReport, NodeReport, PolicyVersion, Role
+from swarm.testing.builders import make_report
+from swarm.types import EdgeReport, NodeReport, PolicyVersion
 
 ADA, BOB = "a" * 64, "b" * 64
 
@@ -28,10 +29,8 @@ def v(step: int, byte: int = 1) -> PolicyVersion:
 
 def report(step: int = 1, accuracy: float = 0.5, ess: float = 0.2) -> NodeReport:
     edge = EdgeReport(source=BOB, num_groups=4, age_mean_steps=2.0, ess_share=ess, mismatch_kl=0.01, reward_mean=0.5)
-    return NodeReport(
-        node_id=ADA,
-        name="ada",
-        roles=(Role.TRAINER,),
+    return make_report(
+        ADA,
         endpoints=("h:1",),
         head=v(step),
         tokens_per_s=1.5,

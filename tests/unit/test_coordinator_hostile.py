@@ -1,4 +1,4 @@
-"""What unknown nodes can make the coordinator do: nothing beyond their one vote, and no local path of a joiner."""
+"""Unknown nodes at the coordinator: they get nothing beyond their one vote, and no local path of a joiner."""
 
 from typing import Any
 

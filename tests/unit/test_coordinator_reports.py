@@ -1,4 +1,4 @@
-"""Reports on their way to the coordinator's disk: what waits for it, what it is told, and what is not kept at all."""
+"""Reports on their way to the coordinator's disk: waiting, answered, and not kept at all."""
 
 import asyncio
 import json
@@ -24,24 +24,13 @@ from swarm.errors import StorageFull
 from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
 from swarm.telemetry import Telemetry
-from swarm.types import EdgeReport, NodeReport, PolicyVersion
+from swarm.testing.builders import make_report
+from swarm.types import EdgeReport, PolicyVersion
 from swarm.wire.reports import heartbeat_to_report, report_to_heartbeat
 
 ADA, EVE = "a" * 64, "e" * 64
 EDGE = EdgeReport(source=ADA, num_groups=4, age_mean_steps=2.0, ess_share=0.2, mismatch_kl=0.01, reward_mean=0.5)
-REPORT = NodeReport(
-    node_id=ADA,
-    name="ada",
-    roles=(),
-    endpoints=(),
-    head=PolicyVersion(policy_id=ADA, step=1, digest=bytes(32)),
-    tokens_per_s=1.0,
-    reward_mean=0.5,
-    num_local=0,
-    num_external=0,
-    num_refused=0,
-    edges=(EDGE,),
-)
+REPORT = make_report(ADA, head=PolicyVersion(policy_id=ADA, step=1, digest=bytes(32)), edges=(EDGE,))
 
 
 class Caller:

@@ -8,6 +8,7 @@ from coordinator.ledger import Ledger
 from coordinator.membership import Membership
 from swarm.clock import ManualClock
 from swarm.errors import Unavailable
+from swarm.testing.builders import make_report
 from swarm.types import NodeReport, PolicyVersion
 
 HONEST = "ab" * 32
@@ -18,18 +19,7 @@ def key(number: int) -> str:
 
 
 def report(node_id: str) -> NodeReport:
-    return NodeReport(
-        node_id=node_id,
-        name="ada",
-        roles=(),
-        endpoints=(),
-        head=version(node_id),
-        tokens_per_s=0.0,
-        reward_mean=0.0,
-        num_local=0,
-        num_external=0,
-        num_refused=0,
-    )
+    return make_report(node_id)
 
 
 def version(owner: str, step: int = 0) -> PolicyVersion:

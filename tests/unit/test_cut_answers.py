@@ -43,7 +43,7 @@ class LastLetter(ScriptedVerifier):
 
 
 async def admitted(texts: Sequence[str]) -> ScoredGroup | Refused:
-    """What admission makes of answers of another tokenizer, which claims 1 for each that has the right letter."""
+    """Admission's verdict on answers of another tokenizer, which claims 1 for each that has the right letter."""
     context = make_context(NodeConfig(generator=GeneratorConfig(group_size=len(texts), max_new_tokens=LIMIT)))
     node = make_admission(context, MemoryGroupStore(context.clock, 10**8), tokenizer=OURS, verifier=LastLetter())
     group = make_group(EVE.node_id, tokenizer=ToyTokenizer("theirs"), task_id=7)

@@ -1,31 +1,26 @@
 """The transformers engine with its network on a device: the contract of engines, and the samples of the host."""
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from engines import PROMPTS, START, sharp_network, transformers_bench
 
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import CompletionRequest
-from swarm.interfaces import Generator as Engine
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
-from swarm.model.version_digest import snapshot
 from swarm.testing import engine_contract
-from swarm.testing.engine_contract import CONTRACT, Check, EngineBench
-from swarm.testing.pretended_device import device_named
-from swarm.types import Canary, PolicyVersion, Rollout, Sampling
+from swarm.testing.engine_contract import CONTRACT, Check
+from swarm.types import Rollout, Sampling
+from tests.worlds.pretended_device import device_named
 
 CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["pretended", pytest.param("cuda", marks=CUDA)]
-START = PolicyVersion(policy_id="a", step=4)
 TOKENIZER = CharTokenizer()
 tiny_network()  # the model library is imported here, not within the limit of a test
-PROMPTS = [[5, 6, 7], [9], [10, 11, 12, 13, 14, 15, 16, 17, 18]]
-TEXTS = [[5, 6, 7, 8, 20, 21], [30, 31, 2, 40], [12] * 9]
 
 
 SHORT = (
@@ -35,47 +30,8 @@ SHORT = (
 )
 
 
-def network(seed: int, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """Random weights large enough that logits depend visibly on the whole context."""
-    made = tiny_network(seed)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(6.0)
-    return made.to(dtype)
-
-
-def engine(device: torch.device | str, seed: int = 0, dtype: torch.dtype = torch.float32) -> TransformersGenerator:
-    return TransformersGenerator(network(seed, dtype).to(device), TOKENIZER, START, 0, max_rows=8)
-
-
-def bench_on(device: torch.device, dtype: torch.dtype) -> EngineBench:
-    """New weights and canaries come from the host, as those of another node do."""
-    scores = engine("cpu", 7, dtype).score(TEXTS)
-    newer = snapshot(network(7, dtype))
-
-    @contextmanager
-    def on_token(one: Engine, call: Callable[[], None]) -> Generator[None]:
-        assert isinstance(one, TransformersGenerator)
-        handle = one._network.register_forward_hook(lambda *_: call())
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    return EngineBench(
-        make=lambda: engine(device, 0, dtype),
-        start=START,
-        prompts=PROMPTS,
-        eos_ids=TOKENIZER.eos_ids,
-        newer=newer,
-        canaries=[Canary(token_ids=np.array(t, np.int32), logprobs=s) for t, s in zip(TEXTS, scores, strict=True)],
-        misfit={name: tensor[:1] for name, tensor in newer.items()},
-        on_token=on_token,
-        max_rows=8,
-        tolerance_nats=1e-4 if dtype is torch.float32 else 0.25,
-        is_reproducible=dtype is torch.float32,
-    )
+def engine(device: torch.device | str) -> TransformersGenerator:
+    return TransformersGenerator(sharp_network().to(device), TOKENIZER, START, 0, max_rows=8)
 
 
 def cases() -> Iterator[Any]:
@@ -90,7 +46,7 @@ def cases() -> Iterator[Any]:
 @pytest.mark.parametrize(("check", "name", "dtype"), [*cases()])
 def test_an_engine_on_a_device_keeps_the_contract(check: Check, name: str, dtype: torch.dtype) -> None:
     with device_named(name) as device:
-        check(bench_on(device, dtype))
+        check(transformers_bench(dtype, device=device))
 
 
 def ids_of(groups: list[list[Rollout]]) -> list[list[int]]:

@@ -24,8 +24,8 @@ from swarm.objectives.requirements import NOT_YET
 from swarm.telemetry.shown_updates import ShownUpdate
 from swarm.testing.builders import make_group, make_scored
 from swarm.testing.episodes import make_episode_group
-from swarm.testing.pretended_device import device_named
 from swarm.types import Draw, DrawnGroup, Sampling, StepReport
+from tests.worlds.pretended_device import device_named
 
 CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["pretended", pytest.param("cuda", marks=CUDA)]
@@ -37,7 +37,7 @@ KINDS = ("grpo", "poise", "alp", "mdpo", "prompt_gdro")
 
 
 def every_recipe() -> list[Any]:
-    """Those that a run can supply; all but a few kinds only in a sweep."""
+    """The recipes that a run can supply; all but a few kinds only in a sweep."""
     names = [name for name in list_recipes() if not load_recipe(name).needs & NOT_YET and name not in NEED_A_NODE]
     return [name if name in KINDS else pytest.param(name, marks=pytest.mark.sweep) for name in names]
 
@@ -157,7 +157,7 @@ def test_a_bfloat16_step_on_a_device_is_nearly_that_of_the_host(
 def test_a_checkpoint_of_a_device_goes_on_there_and_on_the_host(
     tmp_path: Path, name: str, recipe: str, dtype: torch.dtype
 ) -> None:
-    """What is read has the bits that were written; a step after it is as close as two kernels are."""
+    """The bits read are those written; a step after it is as close as two kernels are."""
     with device_named(name) as device:
         first = learner(tmp_path, device, recipe, dtype)
         first.step(draw(1))
@@ -218,5 +218,5 @@ def test_a_product_that_torch_does_not_have_is_no_error() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_adds_half_precision_products_in_float32() -> None:
-    """Where it does not, a step is right and slower."""
+    """A GPU that does not makes a right step more slowly."""
     assert has_wide_product(torch.device("cuda"), torch.bfloat16)

@@ -9,13 +9,12 @@ from swarm.identity import Identity
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import PublishedTensors, snapshot, weights_digest
-from swarm.testing.pretended_device import device_named
 from swarm.types import PolicyVersion, SealedManifest
-from swarm.weights.apply import Applier
+from swarm.weights.apply import Applier, VerifiedVersion
 from swarm.weights.manifest import seal_body
 from swarm.weights.publish import Publisher
 from swarm.weights.tensors import TorchWeights, published_digest
-from swarm.weights.verify import VerifiedVersion
+from tests.worlds.pretended_device import device_named
 
 CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["pretended", pytest.param("cuda", marks=CUDA)]

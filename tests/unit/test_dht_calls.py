@@ -11,7 +11,7 @@ pytest.importorskip("hivemind", reason="discovery through the DHT is an extra")
 
 
 class Wire:
-    """What is written can be read."""
+    """A pipe in memory: written bytes can be read."""
 
     def __init__(self) -> None:
         self.reader = asyncio.StreamReader()

@@ -1,4 +1,4 @@
-"""What a look-up keeps when most replicas of a shard are hostile and answer with fresh keys without end."""
+"""A look-up's records when most replicas of a shard are hostile and answer with fresh keys without end."""
 
 import hashlib
 from collections.abc import Iterator, Sequence

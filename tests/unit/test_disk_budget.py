@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.disk_budget import LEAST_GROUPS_BYTES, disk_budget, disk_line, within_budget
-from node.takes import takes_line
+from node.disk_budget import LEAST_GROUPS_BYTES, disk_budget, disk_line, takes_line, within_budget
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
 from swarm.telemetry.event_log import KEPT_OLD_FILES, MAX_FILE_BYTES

@@ -15,7 +15,7 @@ from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import GroupStore
 from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
-from swarm.peers.task_quota import TaskQuota
+from swarm.peers.quotas import TaskQuota
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.testing.builders import make_group, make_identity, make_scored
 from swarm.types import Correction, Draw, PolicyVersion, ScoredGroup
@@ -32,8 +32,7 @@ class Bench:
         self.config = ReplayConfig.model_validate({"local_groups": 1, "external_groups": 4, **settings})
         rule = EntryRule(EntryConfig(members=(ADA, BELL, CURIE)), "local", ManualClock())
         self.shares = DrawShares(Parties(rule), self.config.max_reuse)
-        self.buffer = ReplayBuffer(self.config, OWN, 0, ManualClock())
-        self.buffer.limit_shares(self.shares)
+        self.buffer = ReplayBuffer(self.config, OWN, 0, ManualClock(), self.shares)
         self.num_made, self.step = 0, 0
 
     def scored(
@@ -51,7 +50,7 @@ class Bench:
         )
 
     def add(self, producer: str, count: int = 1, **what: object) -> int:
-        """How many of them are held."""
+        """Adds groups, and returns the number held."""
         return sum(self.buffer.add(self.scored(producer, **what)) for _ in range(count))  # type: ignore[arg-type]
 
     def draw(self) -> Draw | None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engines import sharp_network
 from waits import HANG_S
 
 from swarm.clock import ManualClock
@@ -18,7 +19,6 @@ from swarm.generation.produce import UNSCORED, evaluate, produce, try_tasks
 from swarm.generation.sampling import truncate
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.interfaces import Generator, Observation
-from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import snapshot
 from swarm.types import EpisodeLimits, FinishReason, PolicyVersion, Rollout, Sampling, Task
@@ -29,18 +29,8 @@ PROMPTS = [[5, 6, 7], [9], [10, 11, 12, 13, 14, 15, 16, 17, 18], [20, 21, 22, 23
 WARM = Sampling(temperature=0.7, max_new_tokens=12)
 
 
-def noisy_network(seed: int = 0) -> torch.nn.Module:
-    """Random weights large enough that logits depend visibly on the whole context."""
-    network = tiny_network(seed)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(6.0)
-    return network
-
-
 def engine(seed: int = 0, **options: Any) -> TransformersGenerator:
-    return TransformersGenerator(noisy_network(), TOKENIZER, VERSION, seed, **options)
+    return TransformersGenerator(sharp_network(), TOKENIZER, VERSION, seed, **options)
 
 
 def tokens_of(rollout: Rollout) -> list[int]:
@@ -63,7 +53,7 @@ def full_forward(network: torch.nn.Module, prompt: list[int], response: list[int
 
 def test_logprobs_equal_an_uncached_forward_to_1e_4_nats() -> None:
     groups = engine().generate(PROMPTS, 4, WARM)
-    network = noisy_network()
+    network = sharp_network()
     lengths = set()
     for prompt, group in zip(PROMPTS, groups, strict=True):
         assert len(group) == 4
@@ -110,7 +100,7 @@ def test_a_number_fixes_the_samples_whatever_was_asked_before() -> None:
 
 
 def test_greedy_equals_generate_of_transformers() -> None:
-    network: Any = noisy_network()
+    network: Any = sharp_network()
     expected: list[str] = []
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
@@ -125,7 +115,7 @@ def test_sampled_frequencies_are_the_probabilities() -> None:
     groups = engine(max_rows=4096).generate([PROMPTS[0]], 4096, Sampling(max_new_tokens=1))
     counts = np.bincount([tokens_of(r)[0] for r in groups[0]], minlength=TOKENIZER.vocab_size) / 4096
     with torch.no_grad():
-        logits = noisy_network()(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1]
+        logits = sharp_network()(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1]
     expected = torch.softmax(logits.float(), -1).numpy()
     # 5 standard errors of a share with 4096 draws
     assert (np.abs(counts - expected) <= 5 * np.sqrt(expected * (1 - expected) / 4096) + 1e-4).all()
@@ -165,7 +155,7 @@ def test_sampling_it_cannot_do_is_refused(sampling: Sampling) -> None:
 def test_loading_swaps_version_and_weights_and_a_misfit_changes_neither() -> None:
     generator: Generator = engine()
     newer = PolicyVersion(policy_id="a", step=1)
-    other = noisy_network(seed=7)
+    other = sharp_network(seed=7)
     before = generator.greedy(PROMPTS, 8)
     with pytest.raises(ConfigError):
         generator.load(newer, {"model.norm.weight": torch.zeros(96)})
@@ -185,7 +175,7 @@ def test_a_load_that_fails_half_way_leaves_the_old_weights(
 ) -> None:
     generator = engine()
     before, newer = generator.greedy(PROMPTS, 8), PolicyVersion(policy_id="a", step=1)
-    run, weights = getattr(transformers_engine, step), snapshot(noisy_network(seed=7))
+    run, weights = getattr(transformers_engine, step), snapshot(sharp_network(seed=7))
 
     def fail_once(*arguments: object) -> None:
         monkeypatch.setattr(transformers_engine, step, run)
@@ -202,7 +192,7 @@ def test_a_load_that_fails_half_way_leaves_the_old_weights(
 
 
 def test_cancel_ends_a_call_and_marks_the_unfinished_aborted() -> None:
-    network = noisy_network()
+    network = sharp_network()
     generator = TransformersGenerator(network, TOKENIZER, VERSION, 0)
     num_forwards = 0
 
@@ -227,7 +217,7 @@ def test_cancel_ends_a_call_and_marks_the_unfinished_aborted() -> None:
 
 
 def test_each_prompt_is_prefilled_once() -> None:
-    network = noisy_network()
+    network = sharp_network()
     shapes: list[tuple[int, ...]] = []
 
     def note(_module: object, _args: object, kwargs: dict[str, torch.Tensor]) -> None:

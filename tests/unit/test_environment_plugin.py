@@ -50,11 +50,8 @@ def test_it_takes_part_in_the_training_mixture(documented: EnvironmentConfig) ->
 
 @pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux only")
 async def test_it_is_scored_in_the_sandbox(documented: EnvironmentConfig) -> None:
-    verifier = SandboxVerifier((documented,), SandboxConfig())
-    try:
+    async with SandboxVerifier((documented,), SandboxConfig()) as verifier:
         verdict = await verifier.verify("sums", 12, answers("3", "5"))
-    finally:
-        await verifier.close()
     assert verdict.rewards.tolist() == [1.0, 0.0] and verdict.verifier.startswith("sums/1 ")
 
 

@@ -12,17 +12,17 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
+from engines import sharp_network
 
 from swarm.generation import continuous_batching
 from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.generation.turn_by_turn import play_episodes
 from swarm.interfaces import Observation
 from swarm.model.conversations import conversation_ids
-from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import snapshot
-from swarm.testing.mixed_cache import scored_with_one_cache
 from swarm.types import FinishReason, PolicyVersion, Rollout, Sampling, TokenTrace
+from tests.worlds.mixed_cache import scored_with_one_cache
 
 START = PolicyVersion(policy_id="a", step=0)
 NEXT = PolicyVersion(policy_id="a", step=1)
@@ -31,15 +31,6 @@ PROMPTS = [[5, 6, 7], [9, 10, 11, 12, 13], [20]]
 SAMPLING = Sampling(temperature=1.3, max_new_tokens=6)
 NUM_TURNS = 4
 ONE, SUMMED_UP, TWO_ROLES = (0, 0, 0, 0), (0, 1, 2, 3), (0, 1, 0, 1)  # conversation of each turn
-
-
-def _noisy(seed: int = 0) -> torch.nn.Module:
-    network = tiny_network(seed)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(6.0)
-    return network
 
 
 class Rule:
@@ -68,7 +59,7 @@ class Rule:
 
 
 def engine(max_rows: int = 64, network: torch.nn.Module | None = None) -> TransformersGenerator:
-    return TransformersGenerator(network or _noisy(), TOKENIZER, START, 3, max_rows=max_rows)
+    return TransformersGenerator(network or sharp_network(), TOKENIZER, START, 3, max_rows=max_rows)
 
 
 def play(rule: Rule, *, max_rows: int = 64, num_samples: int = 3, made_by: TransformersGenerator | None = None):
@@ -116,7 +107,7 @@ def test_an_episode_is_actions_and_what_was_observed_between_them() -> None:
 
 @pytest.mark.parametrize("of_turns", [ONE, SUMMED_UP, TWO_ROLES])
 def test_logprobs_of_actions_are_those_of_their_whole_conversation(of_turns: Sequence[int]) -> None:
-    network = _noisy()
+    network = sharp_network()
     scorer = TransformersGenerator(network, TOKENIZER, START, 0)
     temperature_1 = Sampling(temperature=1.0, max_new_tokens=6)
     observe = Rule(conversations=of_turns).observe
@@ -138,7 +129,7 @@ def test_logprobs_of_actions_are_those_of_their_whole_conversation(of_turns: Seq
 def test_late_answers_change_no_bit_where_that_is_asked_for(
     is_deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which rows run together is decided by tokens alone; a matrix of another height has other low bits."""
+    """Tokens alone decide which rows run together; a matrix of another height has other low bits."""
     waiting = deque[tuple[int, Callable[[], None]]]()  # looks at which an answer comes
     num_looks, num_asked = count(), count()
     is_stalled = continuous_batching.Decoding.is_stalled.fget
@@ -151,7 +142,7 @@ def test_late_answers_change_no_bit_where_that_is_asked_for(
         return is_stalled(decoding)
 
     def bits(answer: Callable[[Callable[[], None]], None]) -> list[bytes]:
-        generator = TransformersGenerator(_noisy(), TOKENIZER, START, 3, is_deterministic=is_deterministic)
+        generator = TransformersGenerator(sharp_network(), TOKENIZER, START, 3, is_deterministic=is_deterministic)
         logprobs = [trace_of(rollout).logprobs for rollout in play(Rule(answer), num_samples=8, made_by=generator)]
         return [each.tobytes() for each in logprobs if each is not None]
 
@@ -201,7 +192,7 @@ def test_an_episode_whose_cache_was_dropped_goes_on_the_same(
 ) -> None:
     expected = play(Rule(conversations=of_turns))
     widths: list[int] = []
-    network = _noisy()
+    network = sharp_network()
 
     def note(_module: object, _args: object, kwargs: dict[str, torch.Tensor]) -> None:
         widths.append(kwargs["input_ids"].shape[1])
@@ -223,7 +214,7 @@ def test_an_episode_whose_cache_was_dropped_goes_on_the_same(
 
 
 def test_new_weights_between_two_turns_make_the_whole_next_turn() -> None:
-    network, newer = _noisy(), snapshot(_noisy(1))
+    network, newer = sharp_network(), snapshot(sharp_network(1))
     generator = engine(network=network)
     loaded = threading.Event()
 
@@ -242,7 +233,9 @@ def test_new_weights_between_two_turns_make_the_whole_next_turn() -> None:
     spans = {span.version.step: span.start for span in trace.spans}
     second = int(np.flatnonzero(trace.turn_ids == 1)[0])
     assert spans == {0: 0, 1: second}
-    scores = TransformersGenerator(_noisy(1), TOKENIZER, NEXT, 0).score([[*PROMPTS[1], *trace.token_ids.tolist()]])[0]
+    scores = TransformersGenerator(sharp_network(1), TOKENIZER, NEXT, 0).score(
+        [[*PROMPTS[1], *trace.token_ids.tolist()]]
+    )[0]
     assert trace.logprobs is not None
     # Nothing of the old weights is left in the cache: it was computed again.
     np.testing.assert_allclose(trace.logprobs[second:], scores[len(PROMPTS[1]) :][second:], atol=1e-4)
@@ -250,7 +243,7 @@ def test_new_weights_between_two_turns_make_the_whole_next_turn() -> None:
 
 def test_new_weights_inside_a_turn_mix_only_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to the turn's end tokens follow from a cache that both made; from the next turn on from the new ones alone."""
-    network, newer = _noisy(), _noisy(1)
+    network, newer = sharp_network(), sharp_network(1)
     generator = engine(network=network)
     steps = iter(range(100))
 
@@ -271,7 +264,7 @@ def test_new_weights_inside_a_turn_mix_only_until_its_end(monkeypatch: pytest.Mo
     first_end = int(np.flatnonzero(~trace.action_mask)[0])
     assert 0 < changed < first_end and len(rollout.actions) == 3
     ids, start = [*PROMPTS[1], *trace.token_ids.tolist()], len(PROMPTS[1])
-    mixed = scored_with_one_cache([_noisy(), newer], ids, [start + changed - 1])[start:]
+    mixed = scored_with_one_cache([sharp_network(), newer], ids, [start + changed - 1])[start:]
     whole = TransformersGenerator(newer, TOKENIZER, NEXT, 0).score([ids])[0][start:]
     ours = trace.logprobs
     assert ours is not None

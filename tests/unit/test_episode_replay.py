@@ -99,7 +99,7 @@ def test_a_dropped_episode_is_replayed() -> None:
 
 
 class Wild(Guessing):
-    """Says too much, and pays what it was made with."""
+    """An environment of long observations that pays the reward it was made with."""
 
     def __init__(self, rewards: Mapping[str, float], reward: float = 0.0) -> None:
         super().__init__()

@@ -5,27 +5,25 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from workers import PlainLearner, QuietExchange, make_worker
 
-from swarm.clock import ManualClock
 from swarm.config import EvaluationConfig, LearnerConfig, NodeConfig
 from swarm.episode import Actions, EpisodeOutcome, Transition
 from swarm.errors import RolloutFailed
 from swarm.interfaces import Verdict
 from swarm.loops.learn_loop import learn_loop
-from swarm.loops.worker import Worker
 from swarm.telemetry.shown_episodes import NUM_SHOWN, ShownEpisode
-from swarm.testing.nodes import inline
 from swarm.types import Evaluation, PolicyVersion, Task
 
 NUM_PROBLEMS = 50
 
 
-class BrokenSandbox:
+class BrokenSandbox(QuietExchange):
     """The agent of a node whose sandbox scores the first so many answers; the first 30 of them are right."""
 
     def __init__(self, num_scored: int) -> None:
+        super().__init__()
         self._num_scored = num_scored
-        self.reported: list[Evaluation] = []
 
     async def verify(self, env: str, task_id: int, episodes: Sequence[Actions]) -> Verdict:
         if task_id >= self._num_scored:
@@ -34,26 +32,13 @@ class BrokenSandbox:
         task = Task(env=env, task_id=task_id, messages=())
         return Verdict(task=task, outcomes=(outcome,) * len(episodes), verifier="fake/1", reference="7")
 
-    async def redraw(self, from_step: int) -> list[object]:
-        return []
 
-    async def publish(self, version: PolicyVersion, manifests: Sequence[bytes] = ()) -> None:
-        """Nobody follows."""
-
-    async def report_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
-        self.reported += evaluations
-
-
-class DoneLearner:
+class DoneLearner(PlainLearner):
     """A learner that begins, is evaluated, and has nothing to do."""
 
     def __init__(self) -> None:
-        self.version = PolicyVersion(policy_id="own", step=0)
-        self.next_draw = 1
+        super().__init__()
         self.taken_in: list[Evaluation] = []
-
-    def snapshot(self) -> tuple[PolicyVersion, object]:
-        return self.version, None
 
     def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
         self.taken_in += evaluations
@@ -77,25 +62,17 @@ async def test_answers_that_could_not_be_scored_are_no_wrong_ones(
     exchange, learner = BrokenSandbox(num_scored), DoneLearner()
     tasks = [Task(env="sort", task_id=number, messages=()) for number in range(NUM_PROBLEMS)]
     shown: list[ShownEpisode] = []
-    parts: dict[str, Any] = {
-        "generator": None,
-        "tokenizer": None,
-        "evaluation_tasks": {("sort", "held_out"): tasks},
-        "exchange": exchange,
-        "learner": learner,
-    }
-    worker = Worker(
-        config=config,
-        produce=lambda first, count: [],
+    worker = make_worker(
+        config,
+        exchange,
+        learner,
+        evaluation_tasks={("sort", "held_out"): tasks},
         evaluate=lambda tasks: [[("7",)]] * len(tasks),
         show=shown.extend,
-        clock=ManualClock(),
-        offload=inline,
-        **parts,
     )
     await learn_loop(worker, cast(Any, learner))
-    assert [(each.num_problems, each.accuracy) for each in exchange.reported] == reported
-    assert all(each.majority_baseline == 1.0 for each in exchange.reported)
+    assert [(each.num_problems, each.accuracy) for each in exchange.evaluations] == reported
+    assert all(each.majority_baseline == 1.0 for each in exchange.evaluations)
     assert all((each.num_tries, each.num_right) == (1, 1) for each in shown)
     assert [(each.task_id, each.actions) for each in shown] == [(n, ("7",)) for n in range(min(num_scored, NUM_SHOWN))]
     assert len(learner.taken_in) == taken_in, "by less than half of the problems the guard decides nothing"

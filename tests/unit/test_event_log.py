@@ -63,9 +63,9 @@ def test_a_peer_with_endless_names_is_written_by_reason_alone(tmp_path: Path) ->
     for number in range(5000):
         refuse(events, producer=f"{number:064x}")
     events.close()
-    told = read_events(path)
-    assert len(told) == MAX_REFUSED_KINDS + 1
-    assert events_of(GroupRefused, told)[-1].producer == "" and count_refusals(told) == {"false_reward": 5000}
+    written = read_events(path)
+    assert len(written) == MAX_REFUSED_KINDS + 1
+    assert events_of(GroupRefused, written)[-1].producer == "" and count_refusals(written) == {"false_reward": 5000}
 
 
 def test_disk_use_is_bounded_and_no_refusal_is_forgotten_with_its_file(tmp_path: Path) -> None:

@@ -18,19 +18,8 @@ from swarm.objectives.fallbacks import MAIN, RecipeSet, merged
 from swarm.objectives.methods import load_recipe
 from swarm.objectives.part import CorrectionPart, Memory, Requirement, Scored
 from swarm.objectives.recipe import Recipe
-from swarm.types import (
-    Correction,
-    Draw,
-    DrawnGroup,
-    FinishReason,
-    PolicyVersion,
-    Rollout,
-    RolloutGroup,
-    Sampling,
-    ScoredGroup,
-    TokenTrace,
-    VersionSpan,
-)
+from swarm.testing.builders import make_group, make_scored
+from swarm.types import Correction, Draw, DrawnGroup
 
 TOKENIZER = CharTokenizer()
 PLAIN, NEEDY = load_recipe("sapo_swarm"), load_recipe("grpo")
@@ -61,49 +50,16 @@ def counted(needed: bool) -> Recipe:
     return replace(PLAIN, corrections=(Counted(needed=needed),))
 
 
-def drawn(seed: int, correction: Correction) -> DrawnGroup:
-    rng = np.random.default_rng(seed)
-    rollouts = tuple(rollout(rng) for _ in range(3))
-    group = RolloutGroup(
-        run_id="run",
-        producer="a" * 64,
-        policy_id="a" * 64,
-        env="char",
-        task_id=seed,
-        tokenizer_digest=TOKENIZER.digest,
-        prompt_ids=rng.integers(2, TOKENIZER.vocab_size, 5).astype(np.int32),
-        rollouts=rollouts,
-        verifier="char/1",
-        created_at_s=0.0,
-    )
-    scored = ScoredGroup(
-        digest=bytes(32),
-        group=group,
-        rewards=np.array([1.0, 0.0, 0.25], np.float32),
-        correction=correction,
-        is_made_here=correction is Correction.EXACT,
-        first_seen_s=0.0,
-        size_bytes=1,
-    )
-    return DrawnGroup(scored=scored, age_steps=0, use=1)
-
-
-def rollout(rng: np.random.Generator) -> Rollout:
-    text = "".join(rng.choice(list("abc"), int(rng.integers(1, 6))))
-    ids = np.array(TOKENIZER.encode_response(text), np.int32)
-    trace = TokenTrace(
-        token_ids=ids,
-        action_mask=np.ones(ids.shape, bool),
-        logprobs=-3 - rng.random(ids.size).astype(np.float32),
-        turn_ids=np.zeros(ids.shape, np.int16),
-        spans=(VersionSpan(start=0, version=PolicyVersion(policy_id="a" * 64, step=0)),),
-    )
-    return Rollout(actions=(text,), trace=trace, sampling=Sampling(), finish=FinishReason.STOP, claimed_reward=0.0)
-
-
 def draw(step: int = 1, kinds: tuple[Correction, ...] = KINDS) -> Draw:
-    groups = tuple(drawn(10 * step + index, kind) for index, kind in enumerate(kinds))
-    return Draw(step=step, groups=groups, num_zero_variance=0)
+    groups: list[DrawnGroup] = []
+    for index, kind in enumerate(kinds):
+        rng = np.random.default_rng(10 * step + index)
+        texts = ["".join(rng.choice(list("abc"), int(rng.integers(1, 6)))) for _ in range(3)]
+        group = make_group("a" * 64, task_id=10 * step + index, tokenizer=TOKENIZER, texts=texts, logprob=-3.5)
+        is_made_here = kind is Correction.EXACT
+        scored = make_scored(group, rewards=[1.0, 0.0, 0.25], correction=kind, is_made_here=is_made_here)
+        groups.append(DrawnGroup(scored=scored, age_steps=0, use=1))
+    return Draw(step=step, groups=tuple(groups), num_zero_variance=0)
 
 
 def learner(folder: Path, recipe: Recipe | RecipeSet, **changes: Any) -> PolicyLearner:
@@ -117,7 +73,7 @@ def learner(folder: Path, recipe: Recipe | RecipeSet, **changes: Any) -> PolicyL
         replay=ReplayConfig(external="all"),
         policy_id="a" * 64,
         dir=folder,
-    )
+    ).resume()
 
 
 def by_kind(main: Recipe, **fallbacks: Recipe) -> RecipeSet:
@@ -150,15 +106,7 @@ def test_what_parts_remember_is_kept_apart_by_kind_and_survives_a_restart(tmp_pa
     one.step(draw(1))
     one.step(draw(2))
     one.save()
-    again = PolicyLearner(
-        load_model(ModelConfig(source="tiny", dtype="float32")).network,
-        TOKENIZER,
-        mixed,
-        LearnerConfig(learning_rate=1e-3, token_budget=64),
-        ReplayConfig(external="all"),
-        "a" * 64,
-        tmp_path,
-    ).resume()
+    again = learner(tmp_path, mixed)
     again.save()
     for each in (one, again):
         memory = each._memory

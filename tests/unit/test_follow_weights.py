@@ -1,7 +1,8 @@
-"""How a worker without a trainer takes versions and generates: pull, push, in turn, and what it gives up."""
+"""A worker without a trainer takes versions and generates: by pull, by push, in turn; and batches that it gives up."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -133,10 +134,11 @@ def swarm_of(
     return FollowWeightsLoop(worker, applier), exchange, engine, applier  # type: ignore[arg-type]
 
 
-async def running(follower: FollowWeightsLoop, play: Callable[[], Awaitable[None]]) -> None:
+@asynccontextmanager
+async def running(follower: FollowWeightsLoop) -> AsyncGenerator[None]:
     task = asyncio.create_task(follower.run())
     try:
-        await play()
+        yield
         assert not task.done(), task
     finally:
         task.cancel()
@@ -146,15 +148,13 @@ async def running(follower: FollowWeightsLoop, play: Callable[[], Awaitable[None
 async def test_pull_takes_the_newest_version_before_each_batch() -> None:
     follower, exchange, engine, applier = swarm_of("pull")
 
-    async def play() -> None:
+    async with running(follower):
         for step in (1, 4, 5):
             engine.gate.set()
             await until(lambda: not engine.gate.is_set())
             exchange.publish(step)  # in the middle of a batch: nothing is taken before it has ended
             engine.gate.set()
             await until(lambda step=step: applier.version.step == step)
-
-    await running(follower, play)
     assert applier.taken == [0, 1, 4, 5] and set(exchange.put_steps) <= {0, 1, 4, 5}
 
 
@@ -164,7 +164,7 @@ async def test_pull_gives_up_a_batch_that_would_arrive_too_old_and_takes_nothing
     monkeypatch.setattr(update_weights, "POLL_S", 0.01)
     follower, exchange, engine, applier = swarm_of("pull", max_age_steps=2)
 
-    async def play() -> None:
+    async with running(follower):
         await until(lambda: applier.taken == [0])
         await asyncio.sleep(0.02)  # a batch is in the making
         exchange.publish(2)
@@ -175,8 +175,6 @@ async def test_pull_gives_up_a_batch_that_would_arrive_too_old_and_takes_nothing
         assert not exchange.put_steps
         engine.gate.set()
         await until(lambda: exchange.put_steps == [3])
-
-    await running(follower, play)
 
 
 async def test_pull_looks_for_no_version_while_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,20 +197,18 @@ async def test_pull_looks_for_no_version_while_one_is_taken(monkeypatch: pytest.
 
     exchange.next_update, worker.offload = counted, slow  # type: ignore[method-assign, assignment]
 
-    async def play() -> None:
+    async with running(follower):
         await until(lambda: applier.taken == [0])
         exchange.publish(1)
         engine.gate.set()
         await until(lambda: applier.taken == [0, 1])
         await until(lambda: num_handed[-3:] == [1, 1, 1], "a look while a batch is made")
 
-    await running(follower, play)
-
 
 async def test_push_takes_versions_while_a_batch_is_made() -> None:
     follower, exchange, engine, applier = swarm_of("push")
 
-    async def play() -> None:
+    async with running(follower):
         await until(lambda: applier.taken == [0])
         exchange.publish(1)
         await until(lambda: applier.taken == [0, 1])  # the gate is still shut
@@ -222,14 +218,12 @@ async def test_push_takes_versions_while_a_batch_is_made() -> None:
         engine.gate.set()
         await until(lambda: len(exchange.put_steps) == 1)
 
-    await running(follower, play)
-
 
 async def test_in_turn_a_version_waits_for_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update_weights, "POLL_S", 0.01)
     follower, exchange, engine, applier = swarm_of("push", in_flight=False)
 
-    async def play() -> None:
+    async with running(follower):
         await until(lambda: applier.taken == [0])
         await asyncio.sleep(0.02)  # a batch is in the making
         exchange.publish(1)
@@ -239,8 +233,6 @@ async def test_in_turn_a_version_waits_for_the_batch(monkeypatch: pytest.MonkeyP
         await until(lambda: applier.taken == [0, 1])
         assert exchange.put_steps == [0] and not engine.num_cancelled
 
-    await running(follower, play)
-
 
 @pytest.mark.parametrize("in_flight", [True, False])
 async def test_a_batch_that_would_arrive_too_old_is_given_up_and_asked_again(
@@ -249,7 +241,7 @@ async def test_a_batch_that_would_arrive_too_old_is_given_up_and_asked_again(
     monkeypatch.setattr(update_weights, "POLL_S", 0.01)
     follower, exchange, engine, applier = swarm_of("push", in_flight=in_flight, max_age_steps=2)
 
-    async def play() -> None:
+    async with running(follower):
         await until(lambda: applier.taken == [0])
         await asyncio.sleep(0.02)
         for step in (1, 2):
@@ -263,36 +255,30 @@ async def test_a_batch_that_would_arrive_too_old_is_given_up_and_asked_again(
         await until(lambda: len(exchange.put_steps) == 1)
         assert exchange.put_steps == [3]
 
-    await running(follower, play)
-
 
 async def test_a_batch_of_a_version_that_is_no_more_is_given_up() -> None:
     follower, exchange, engine, applier = swarm_of("push")
     exchange.publish(5)
 
-    async def play() -> None:
+    async with running(follower):
         await until(lambda: applier.taken == [5])
         await asyncio.sleep(0.02)
         exchange.publish(3)  # the trainer was killed and went on from a checkpoint
         await until(lambda: applier.version.step == 3)
         assert engine.num_cancelled == 1
 
-    await running(follower, play)
-
 
 async def test_a_refused_version_is_reported_and_the_old_one_generates_on(monkeypatch: pytest.MonkeyPatch) -> None:
     follower, exchange, engine, applier = swarm_of("push")
     applier.refused = {1}
 
-    async def play() -> None:
+    async with running(follower):
         await until(lambda: applier.taken == [0])
         exchange.publish(1)
         await until(lambda: bool(exchange.reports[-1].error))
         engine.gate.set()
         await until(lambda: exchange.put_steps == [0])
         await until(lambda: applier.taken == [0, 1])  # tried again after a while
-
-    await running(follower, play)
 
 
 async def test_an_engine_that_is_away_is_waited_for() -> None:
@@ -308,8 +294,6 @@ async def test_an_engine_that_is_away_is_waited_for() -> None:
 
     follower._worker.ask = ask
 
-    async def play() -> None:
+    async with running(follower):
         engine.gate.set()
         await until(lambda: exchange.put_steps == [0])
-
-    await running(follower, play)

@@ -10,7 +10,7 @@ from swarm.clock import SystemClock
 from swarm.config import NodeConfig
 from swarm.flow import Backoff
 from swarm.loops.generate_loop import generate, make_groups
-from swarm.loops.overlap import Overlap
+from swarm.loops.worker import Overlap
 from swarm.testing.builders import make_group
 from swarm.testing.nodes import inline
 from swarm.types import FinishReason, RolloutGroup

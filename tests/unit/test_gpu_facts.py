@@ -1,4 +1,4 @@
-"""What doctor says of a GPU, of its memory and of vLLM's environment; no GPU is needed to say it."""
+"""The doctor's findings on a GPU, its memory and vLLM's environment; no GPU is needed for them."""
 
 import os
 import sys
@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.device_checks import check_compute_dtype, check_engine, check_gpu, check_memory, choice_here
-from node.gpu_facts import GpuFacts, ask_torch, look_for_gpu
+from node.device_checks import (
+    GpuFacts,
+    ask_torch,
+    check_compute_dtype,
+    check_engine,
+    check_gpu,
+    check_memory,
+    choice_here,
+    look_for_gpu,
+)
 from swarm.config import EngineConfig, NodeConfig
 
 GIB = 2**30
@@ -33,7 +41,7 @@ def config(device: str = "auto", **changes: str) -> NodeConfig:
 
 
 def test_a_card_that_torch_uses_is_told_with_its_memory_and_speed() -> None:
-    (found,) = check_gpu(config(), CARD)
+    found = check_gpu(config(), CARD)
     assert found.is_ok
     for part in ("NVIDIA H100", "driver 580.159", "80.0 GiB of which 78.0 free", "CUDA 13.0", "11.5 GB/s to it"):
         assert part in found.detail
@@ -41,19 +49,19 @@ def test_a_card_that_torch_uses_is_told_with_its_memory_and_speed() -> None:
 
 def test_a_card_that_torch_cannot_use_is_fatal_only_where_it_is_asked_for() -> None:
     broken = replace(CARD, count=0, error="a build for the CPU alone")
-    (found,) = check_gpu(config(), broken)
+    found = check_gpu(config(), broken)
     assert not found.is_ok and not found.is_fatal and "a build for the CPU alone" in found.detail
-    assert check_gpu(config("cuda"), broken)[0].is_fatal
-    (none,) = check_gpu(config(), None)
+    assert check_gpu(config("cuda"), broken).is_fatal
+    none = check_gpu(config(), None)
     assert none.is_ok and "on the CPU" in none.detail
-    assert check_gpu(config("cuda:1"), None)[0].is_fatal
-    assert check_gpu(config("cpu"), None)[0].is_ok
+    assert check_gpu(config("cuda:1"), None).is_fatal
+    assert check_gpu(config("cpu"), None).is_ok
 
 
 def test_a_card_without_bfloat16_computes_a_bfloat16_run_in_float32() -> None:
     old = replace(CARD, has_bfloat16=False)
-    assert not check_gpu(config(compute_dtype="bfloat16"), old)[0].is_ok
-    assert check_gpu(config(compute_dtype="auto"), old)[0].is_ok
+    assert not check_gpu(config(compute_dtype="bfloat16"), old).is_ok
+    assert check_gpu(config(compute_dtype="auto"), old).is_ok
 
 
 def test_bfloat16_without_hardware_is_named_where_it_is_asked_for(
@@ -74,8 +82,8 @@ def test_bfloat16_without_hardware_is_named_where_it_is_asked_for(
 
 
 def test_a_second_card_that_is_not_there_is_fatal() -> None:
-    assert check_gpu(config("cuda:0"), CARD)[0].is_ok
-    (found,) = check_gpu(config("cuda:1"), replace(CARD, error="torch can use 1 GPUs", count=0))
+    assert check_gpu(config("cuda:0"), CARD).is_ok
+    found = check_gpu(config("cuda:1"), replace(CARD, error="torch can use 1 GPUs", count=0))
     assert found.is_fatal
 
 

@@ -1,15 +1,14 @@
 """Small messages that become large ones are refused before they are parsed."""
 
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import zstandard
+from sealed_groups import seal_bytes
 
-from swarm.exchange.admission_checks import AdmissionLimits
-from swarm.identity import DOMAIN_GROUP
+from swarm.exchange.checks.admission_limits import AdmissionLimits
 from swarm.testing.builders import make_group, make_identity
 from swarm.types import RefusalReason, Refused, RolloutGroup, SealedGroup
 from swarm.wire import envelopes
@@ -26,16 +25,7 @@ Body = rollout_pb2.GroupBody
 
 def compressed(body: bytes) -> SealedGroup:
     """Any body, signed by a valid key and compressed as well as can be."""
-    packed = zstandard.ZstdCompressor(level=19).compress(body)
-    digest = hashlib.sha256(packed).digest()
-    return SealedGroup(
-        digest=digest,
-        producer=EVE.node_id,
-        public_key=EVE.public_key,
-        signature=EVE.sign(DOMAIN_GROUP, bytes([2]) + digest),
-        is_compressed=True,
-        body=packed,
-    )
+    return seal_bytes(zstandard.ZstdCompressor(level=19).compress(body), EVE, is_compressed=True)
 
 
 def honest_body() -> Body:
@@ -134,16 +124,7 @@ def test_a_few_hundred_bytes_never_become_a_million_objects(name: str, parsed_by
 
 
 def test_a_bomb_that_nobody_compressed_is_refused_before_it_is_parsed(parsed_bytes: list[int]) -> None:
-    body = with_trace(token_ids=[0] * 1_000_000)
-    digest = hashlib.sha256(body).digest()
-    sealed = SealedGroup(
-        digest=digest,
-        producer=EVE.node_id,
-        public_key=EVE.public_key,
-        signature=EVE.sign(DOMAIN_GROUP, bytes([1]) + digest),
-        is_compressed=False,
-        body=body,
-    )
+    sealed = seal_bytes(with_trace(token_ids=[0] * 1_000_000), EVE)
     assert isinstance(open_group(sealed, LIMITS.max_group_bytes, LIMITS.counts), Refused)
     assert not parsed_bytes
 

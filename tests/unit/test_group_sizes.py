@@ -1,10 +1,11 @@
-"""How many rollouts a group may have at admission."""
+"""Bounds on the rollouts of a group at admission."""
 
 import pytest
 
 from swarm.config import GeneratorConfig, NodeConfig, parse_config
 from swarm.errors import ConfigError
-from swarm.exchange.admission_checks import AdmissionLimits, check_form
+from swarm.exchange.checks.admission_checks import check_form
+from swarm.exchange.checks.admission_limits import AdmissionLimits
 from swarm.testing.builders import ToyTokenizer, make_group
 from swarm.types import RefusalReason
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from logged_events import make, write_events
 from typer.testing import CliRunner
 
 from swarm.cli.main import app
@@ -28,7 +29,6 @@ from swarm.exchange.group_store import SqliteGroupStore
 from swarm.identity import Identity
 from swarm.report.group_trace import GroupTrace, trace_group
 from swarm.report.node_directory import EVENTS, open_directories
-from swarm.telemetry import EventLog
 from swarm.testing.builders import make_group, make_scored, make_sealed
 from swarm.trained.samples import STORE
 from swarm.types import Draw, DrawnGroup, EdgeReport
@@ -41,40 +41,26 @@ RUN = CliRunner()
 def directory(path: Path, events: Sequence[Event], node: Identity, start_s: float = 1_700_000_000.0) -> Path:
     path.mkdir()
     node.save(path / "identity.key")
-    clock = ManualClock(start_s)
-    log = EventLog(path / EVENTS, clock)
-    for event in events:
-        log.write(event)
-        clock.advance(10.0)
-    log.close()
+    write_events(path / EVENTS, events, start_s, every_s=10.0)
     return path
 
 
-def stored(digest: str, producer: Identity = ADA) -> dict[str, Any]:
-    given = {"digest": digest, "producer": producer.node_id, "policy_id": producer.node_id, "env": "sort"}
-    return {**given, "oldest_step": 4, "size_bytes": 512, "reward_mean": 0.25, "versions": ((4, "abc"), (5, "def"))}
+def of_group(digest: str, producer: Identity = ADA) -> dict[str, Any]:
+    given = {"digest": digest, "producer": producer.node_id, "policy_id": producer.node_id, "oldest_step": 4}
+    return {**given, "size_bytes": 512, "reward_mean": 0.25, "versions": ((4, "abc"), (5, "def"))}
 
 
-def use(digest: str, is_own_policy: bool = True) -> GroupUse:
-    return GroupUse(
-        digest=digest,
-        producer=ADA.node_id,
-        policy_id=ADA.node_id,
-        age_steps=2,
-        in_flight_steps=1,
-        is_own_policy=is_own_policy,
-    )
+def use(digest: str, **changes: Any) -> GroupUse:
+    ada = {"producer": ADA.node_id, "policy_id": ADA.node_id}
+    return make(GroupUse, digest=digest, **ada, age_steps=2, in_flight_steps=1, **changes)
 
 
 def drawn(step: int, *groups: GroupUse, **changes: Any) -> GroupsDrawn:
-    given: dict[str, Any] = {"draw_step": step, "groups": groups, "max_age_steps": 4, "max_reuse": 1}
-    return GroupsDrawn(**given | changes)
+    return make(GroupsDrawn, draw_step=step, groups=groups, **changes)
 
 
 def step_made(draw: int, **changes: Any) -> StepMade:
-    given: dict[str, Any] = {"step": draw, "draw_step": draw, "digest": f"version{draw}", "loss": 0.0, "grad_norm": 1.0}
-    given["num_tokens"] = 10
-    return StepMade(**given | changes)
+    return make(StepMade, **{"step": draw, "draw_step": draw, "digest": f"version{draw}", **changes})
 
 
 def told(found: GroupTrace) -> list[str]:
@@ -88,7 +74,7 @@ def traced(prefix: str, *paths: Path) -> GroupTrace:
 @pytest.fixture
 def swarm_of_three(tmp_path: Path) -> list[Path]:
     """Ada makes ONE, Bell learns from it, Curie refuses it."""
-    made = GroupPut(**stored(ONE), num_tokens=40, finishes={"stop": 3, "length": 1}, reward_parts={"form": 0.5})
+    made = make(GroupPut, **of_group(ONE), num_tokens=40, finishes={"stop": 3, "length": 1}, reward_parts={"form": 0.5})
     edge = EdgeReport(
         source=ADA.node_id, num_groups=1, age_mean_steps=2.0, ess_share=0.75, mismatch_kl=0.125, reward_mean=0.5
     )
@@ -97,7 +83,7 @@ def swarm_of_three(tmp_path: Path) -> list[Path]:
         directory(
             tmp_path / "bell",
             [
-                GroupAdmitted(**stored(ONE), via=CURIE.node_id, age_s=1.5),
+                make(GroupAdmitted, **of_group(ONE), via=CURIE.node_id, age_s=1.5),
                 drawn(3, use(ONE, is_own_policy=False), use(THREE)),
                 step_made(2),
                 step_made(3, edges=(edge,)),
@@ -150,7 +136,7 @@ def test_what_no_log_holds_is_said(swarm_of_three: list[Path], tmp_path: Path) -
 def test_groups_that_were_never_learned_from_say_why(tmp_path: Path) -> None:
     left_out = step_made(3, num_local=0, num_external=1, diagnostics={"guard_groups_left_out": 1.0}, edges=())
     events = [
-        GroupPut(**stored(ONE), num_tokens=40),
+        make(GroupPut, **of_group(ONE), num_tokens=40),
         drawn(1, zero_variance=(ONE,)),
         drawn(2, too_old=(ONE,)),
         drawn(3, use(ONE)),
@@ -171,7 +157,7 @@ def test_groups_that_were_never_learned_from_say_why(tmp_path: Path) -> None:
 
 
 def test_a_prefix_must_name_one_group(swarm_of_three: list[Path], tmp_path: Path) -> None:
-    other = directory(tmp_path / "other", [GroupPut(**stored(TWO), num_tokens=1)], Identity.create())
+    other = directory(tmp_path / "other", [make(GroupPut, **of_group(TWO), num_tokens=1)], Identity.create())
     with pytest.raises(ConfigError, match="2 groups begin so"):
         traced("11111111", *swarm_of_three, other)
     assert traced("111111112", *swarm_of_three, other).digest == TWO
@@ -189,7 +175,7 @@ async def test_the_store_adds_rewards_weights_and_deletion(tmp_path: Path) -> No
     sealed = make_sealed(group, ADA)
     scored = replace(make_scored(group), digest=sealed.digest, first_seen_s=1_700_000_001.0)
     digest = sealed.digest.hex()
-    event = GroupAdmitted(**stored(digest), via=ADA.node_id, age_s=0.0)
+    event = make(GroupAdmitted, **of_group(digest), via=ADA.node_id, age_s=0.0)
     bell = directory(tmp_path / "bell", [event, drawn(3, use(digest, is_own_policy=False))], BELL)
     clock = ManualClock(1_700_000_500.0)
     store = await SqliteGroupStore.open(bell / STORE, clock, max_bytes=2**20)

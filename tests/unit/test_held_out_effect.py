@@ -1,4 +1,4 @@
-"""What falls of held-out accuracy the guard notices, and how seldom it cries wolf."""
+"""Falls of held-out accuracy that the guard notices, and its rate of false alarms."""
 
 import json
 import logging
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from swarm.learn.held_out_effect import MAX_HELD, Accuracy, Course, HeldOutEffect
+from swarm.learn.held_out_effect import MAX_HELD, HeldOutEffect
 from swarm.types import Evaluation
 
 SIZE = 64  # problems of an evaluation, as configured by default
@@ -38,19 +38,6 @@ def test_the_fall_of_the_attack_by_followers_is_noticed_at_the_first_evaluation(
 def test_a_slow_fall_is_noticed_against_the_best_not_against_the_last() -> None:
     falling = [0.8, 0.8, 0.78, 0.76, 0.74, 0.72, 0.7, 0.68, 0.66, 0.64, 0.62, 0.6, 0.58, 0.56]
     assert course(*falling).has_fallen
-
-
-def test_with_the_last_evaluation_as_the_best_a_slow_fall_would_go_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    after = Course.after
-
-    def forgetful(self: Course, now: Accuracy) -> Course:
-        seen = after(self, now)
-        return seen if seen.num_held else Course(best=now, recent=(now,))
-
-    monkeypatch.setattr(Course, "after", forgetful)
-    test = pytest.raises(AssertionError)
-    with test:
-        test_a_slow_fall_is_noticed_against_the_best_not_against_the_last()
 
 
 def test_others_are_used_again_once_accuracy_is_back_and_when_they_are_not_the_cause() -> None:

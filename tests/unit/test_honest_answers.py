@@ -1,4 +1,4 @@
-"""What an honest engine samples is admitted by another node, however it ends: a few of what the benchmark runs."""
+"""Samples of an honest engine are admitted by another node, however they end: a few of the benchmark's."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.honest_answers import World, environments_of
 from swarm.config import ModelConfig
-from swarm.exchange import episode_checks
+from swarm.exchange.checks import episode_checks
 from swarm.model.network import load_model
 
 

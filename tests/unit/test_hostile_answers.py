@@ -16,7 +16,7 @@ from swarm.environments.formulas import exact_value, is_integral
 from swarm.environments.reasoning_gym import ReasoningGymEnvironment
 from swarm.environments.replay import answer_reward
 from swarm.errors import ConfigError
-from swarm.testing.hostile_answers import TEXT
+from tests.attacks.hostile_answers import TEXT
 
 # Their problems take 50 to 250 ms each; python -m benchmarks.verifiers has them.
 SLOW = {"futoshiki", "intermediate_integration", "polynomial_equations", "puzzle24", "quantum_lock"}

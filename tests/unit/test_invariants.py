@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from logged_events import make
+
 from swarm.events import (
     DrawsAbandoned,
     Event,
@@ -20,11 +22,11 @@ NODE = "ab" * 32
 
 
 def draw(step: int) -> GroupsDrawn:
-    return GroupsDrawn(draw_step=step, groups=(), max_reuse=1, max_age_steps=4)
+    return make(GroupsDrawn, draw_step=step)
 
 
 def step(number: int, of_draw: int, digest: str) -> StepMade:
-    return StepMade(step=number, draw_step=of_draw, digest=digest, loss=0.0, grad_norm=0.0, num_tokens=0)
+    return make(StepMade, step=number, draw_step=of_draw, digest=digest)
 
 
 ABANDONED = DrawsAbandoned(from_step=1, first=2, last=2)

@@ -83,6 +83,14 @@ def test_same_answer(answer: str, reference: str, same: bool) -> None:
     assert is_same_answer(answer, reference) is same
 
 
+def judged(folder: Path, problems: Path, code: str, **changes: Any) -> Environment:
+    """An environment whose answers the function `score` of this code judges."""
+    rule = folder / f"rule_{len(list(folder.iterdir()))}.py"  # a file is imported once
+    rule.write_text(code)
+    section = {"kind": "function", "dataset": f"{rule}:score", "params": {"path": str(problems)}}
+    return build_environment(config(problems, **section, **changes))
+
+
 def test_a_function_judges_and_its_code_names_the_verifier(problems: Path, tmp_path: Path) -> None:
     rule = tmp_path / "rule.py"
     rule.write_text("def score(question, answer, reference):\n    return len(answer) / len(reference)\n")
@@ -101,55 +109,47 @@ def test_a_function_judges_and_its_code_names_the_verifier(problems: Path, tmp_p
 
 
 def test_rewards_of_a_declared_range_are_rescaled_and_no_others_pass(problems: Path, tmp_path: Path) -> None:
-    rule = tmp_path / "rule.py"
-    rule.write_text("def score(question, answer, reference):\n    return float(answer)\n")
-    section = {"kind": "function", "dataset": f"{rule}:score", "params": {"path": str(problems)}}
-    env = build_environment(config(problems, **section, reward_range=(-1.0, 2.0)))
+    code = "def score(question, answer, reference):\n    return float(answer)\n"
+    env = judged(tmp_path, problems, code, reward_range=(-1.0, 2.0))
     assert [answer_reward(env, 0, text) for text in ("-1", "0.5", "2")] == [0.0, 0.5, 1.0]
     for text in ("nan", "inf", "-1.1", "2.1"):
         with pytest.raises(ValueError, match=r"outside of reward_range \[-1, 2\]"):
             answer_reward(env, 0, text)
-    assert env.verifier != build_environment(config(problems, **section)).verifier  # nodes that differ refuse
+    assert env.verifier != judged(tmp_path, problems, code).verifier  # nodes that differ refuse
     for wrong, says in (((1.0, 1.0), "1 is not below 1"), ((0.0, float("inf")), "finite")):
         with pytest.raises(ValueError, match=says):
-            config(problems, **section, reward_range=wrong)
+            judged(tmp_path, problems, code, reward_range=wrong)
     with pytest.raises(ValueError, match=r"kind jsonl has rewards in \[0, 1\]"):
         config(problems, reward_range=(-1.0, 1.0))
 
 
-def test_a_function_may_take_the_whole_record(tmp_path: Path) -> None:
-    path, rule = tmp_path / "problems.jsonl", tmp_path / "rule.py"
-    path.write_text(json.dumps({"question": "2+2?", "answer": "4", "worth": 0.25}) + "\n")
-    rule.write_text("def score(question, answer, reference, record):\n    return record['worth']\n")
-    section = {"kind": "function", "dataset": f"{rule}:score", "params": {"path": str(path)}}
-    assert answer_reward(build_environment(config(path, **section)), 0, "4") == 0.25
-    other = tmp_path / "other.py"
-    other.write_text("def score(prompts, completions):\n    return 1.0\n")
-    section["dataset"] = f"{other}:score"
-    with pytest.raises(
-        ConfigError, match=r"score\(prompts, completions\) cannot be called; write it as score\(question"
-    ):
-        build_environment(config(path, **section))
-
-
 @pytest.mark.parametrize(
-    ("fourth", "expected"), [("record=None", 1.0), ("strict=None", 0.0), ("*more", 0.0)], ids=["record", "own", "more"]
+    ("fourth", "value", "expected"),
+    [
+        ("record", "record['worth']", 0.25),
+        ("record=None", "1.0 if record else 0.0", 1.0),
+        ("strict=None", "1.0 if strict else 0.0", 0.0),  # the function's own
+        ("*more", "1.0 if more else 0.0", 0.0),
+    ],
 )
-def test_a_fourth_argument_that_is_the_functions_own_stays_so(tmp_path: Path, fourth: str, expected: float) -> None:
-    path, rule = tmp_path / "problems.jsonl", tmp_path / "rule.py"
-    path.write_text(json.dumps({"question": "2+2?", "answer": "4"}) + "\n")
-    name = fourth.strip("*").partition("=")[0]
-    rule.write_text(f"def score(question, answer, reference, {fourth}):\n    return 1.0 if {name} else 0.0\n")
-    section = {"kind": "function", "dataset": f"{rule}:score", "params": {"path": str(path)}}
-    assert answer_reward(build_environment(config(path, **section)), 0, "4") == expected
+def test_a_function_may_take_the_whole_record_as_record_alone(
+    tmp_path: Path, fourth: str, value: str, expected: float
+) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text(json.dumps({"question": "2+2?", "answer": "4", "worth": 0.25}) + "\n")
+    env = judged(tmp_path, path, f"def score(question, answer, reference, {fourth}):\n    return {value}\n")
+    assert answer_reward(env, 0, "4") == expected
 
 
-def test_a_function_without_a_return_is_told_what_is_missing(problems: Path, tmp_path: Path) -> None:
-    rule = tmp_path / "rule.py"
-    rule.write_text("def score(question, answer, reference):\n    answer == reference\n")
-    section = {"kind": "function", "dataset": f"{rule}:score", "params": {"path": str(problems)}}
+def test_a_function_that_cannot_be_called_or_returns_nothing_is_refused_with_the_fix(
+    problems: Path, tmp_path: Path
+) -> None:
+    says = r"score\(prompts, completions\) cannot be called; write it as score\(question"
+    with pytest.raises(ConfigError, match=says):
+        judged(tmp_path, problems, "def score(prompts, completions):\n    return 1.0\n")
+    env = judged(tmp_path, problems, "def score(question, answer, reference):\n    answer == reference\n")
     with pytest.raises(TypeError, match="score returned nothing: end it with `return` and a number"):
-        answer_reward(build_environment(config(problems, **section)), 0, "4")
+        answer_reward(env, 0, "4")
 
 
 @pytest.mark.parametrize("content", [[{"type": "text", "text": "2+2?"}], None])

@@ -1,4 +1,4 @@
-"""Which versions existed: one branch of our own lineage, and what admission makes of a group that names another."""
+"""Versions that existed: one branch of our own lineage, and admission's verdict on a group that names another."""
 
 from dataclasses import replace
 

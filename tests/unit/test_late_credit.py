@@ -17,6 +17,7 @@ from swarm.peers.entry import EntryRule
 from swarm.peers.parties import Parties
 from swarm.peers.peer_table import Peers
 from swarm.testing.builders import make_group, make_identity, make_scored
+from swarm.testing.nodes import make_context
 from swarm.types import NodeId, PolicyVersion, Role
 from swarm.weight_sync.credit import CreditLedger
 
@@ -37,14 +38,13 @@ class Course:
         self.seconds_of, self.num_tasks = seconds_of, num_tasks
         self.config = ReplayConfig(local_groups=8, external_groups=0, max_age_steps=2, max_age_s=600.0)
         parties = Parties(EntryRule(EntryConfig(members=tuple(MEMBERS)), "run", self.clock))
-        self.buffer = ReplayBuffer(self.config, OWN, 0, self.clock)
-        self.buffer.limit_shares(DrawShares(parties))
+        self.buffer = ReplayBuffer(self.config, OWN, 0, self.clock, DrawShares(parties))
         self.ledger = CreditLedger(
             self.clock, self.config.max_age_s, 16, num_waiting=self.buffer.num_waiting, parties=parties
         )
         node = NodeConfig(roles=(Role.TRAINER,), replay=self.config, weights=WeightsConfig(publish=True))
         journal, peers = cast("DrawJournal", SimpleNamespace(is_under_way=False)), Peers(OWN)
-        self.capacity = GenerationCapacity(node, self.buffer, journal, self.ledger, peers)
+        self.capacity = GenerationCapacity(make_context(node), self.buffer, journal, self.ledger, peers)
         self.lines = [self.ledger.open(peer, 16) for peer in MEMBERS]
         self.left_s = Counter[NodeId]()  # until the group in work is made
         self.num_made = Counter[NodeId]()

@@ -54,7 +54,7 @@ def learner(
 
 
 def inputs_of_layers(network: torch.nn.Module) -> list[Tensor]:
-    """What each layer is given, hooks that were there before included."""
+    """The inputs of each layer, after hooks that were there before."""
     seen: list[Tensor] = []
     handles = [layer.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for layer in layers_of(network)]
     with torch.no_grad():

@@ -1,8 +1,7 @@
 """One step, its accumulation, its checkpoint."""
 
 import dataclasses
-import logging
-import shutil
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -14,8 +13,8 @@ from torch import nn
 
 from swarm.config import LearnerConfig, ReplayConfig
 from swarm.errors import ConfigError
-from swarm.learn.checkpoint import has_checkpoint
 from swarm.learn.learner import PolicyLearner
+from swarm.learn.packing import pack
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import weights_digest
@@ -23,20 +22,14 @@ from swarm.objectives.methods import list_recipes, load_recipe
 from swarm.objectives.part import AggregatePart, Part, Requirement, Scope, Scored, TokenLosses, WeightPart
 from swarm.objectives.recipe import Recipe
 from swarm.objectives.requirements import NOT_YET
+from swarm.testing.builders import make_group, make_scored
 from swarm.testing.tiny_models import tiny_qwen3
-from swarm.types import (
-    Correction,
-    Draw,
-    DrawnGroup,
-    FinishReason,
-    PolicyVersion,
-    Rollout,
-    RolloutGroup,
-    Sampling,
-    ScoredGroup,
-    TokenTrace,
-    VersionSpan,
-)
+from swarm.types import Correction, Draw, DrawnGroup, FinishReason, Sampling
+
+
+def without_sharing(*given: Any, **options: Any) -> Any:
+    """As `pack`, with one row for each rollout."""
+    return pack(*given, **{**options, "break_even": -math.inf})
 
 
 def representatives() -> list[str]:
@@ -60,48 +53,16 @@ OWN, PEER = "a" * 64, "b" * 64
 TOKENIZER = CharTokenizer()
 
 
-def rollout(rng: np.random.Generator, logprob: float) -> Rollout:
-    length = int(rng.integers(1, 8))
-    trace = TokenTrace(
-        token_ids=rng.integers(1, TOKENIZER.vocab_size, length).astype(np.int32),
-        action_mask=np.ones(length, bool),
-        logprobs=np.full(length, logprob, np.float32) - rng.random(length).astype(np.float32),
-        turn_ids=np.zeros(length, np.int16),
-        spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=OWN, step=0)),),
+def drawn(rng: np.random.Generator, is_made_here: bool = True, correction: Correction = Correction.EXACT) -> DrawnGroup:
+    group = make_group(
+        OWN if is_made_here else PEER,
+        task_id=int(rng.integers(0, 100)),
+        tokenizer=TOKENIZER,
+        texts=["".join(rng.choice(list("abcdefgh"), int(rng.integers(1, 8)))) for _ in range(4)],
+        logprob=-3.5,
+        sampling=Sampling(temperature=float(rng.choice([0.7, 1.0]))),
     )
-    sampling = Sampling(temperature=float(rng.choice([0.7, 1.0])))
-    return Rollout(actions=("7",), trace=trace, sampling=sampling, finish=FinishReason.STOP, claimed_reward=0.0)
-
-
-def drawn(
-    rng: np.random.Generator,
-    is_made_here: bool = True,
-    correction: Correction = Correction.EXACT,
-    rewards: list[float] | None = None,
-    logprob: float = -3.0,
-) -> DrawnGroup:
-    size = 4
-    group = RolloutGroup(
-        run_id="run",
-        producer=OWN if is_made_here else PEER,
-        policy_id=OWN if is_made_here else PEER,
-        env="char",
-        task_id=0,
-        tokenizer_digest=TOKENIZER.digest,
-        prompt_ids=rng.integers(1, TOKENIZER.vocab_size, int(rng.integers(4, 12))).astype(np.int32),
-        rollouts=tuple(rollout(rng, logprob) for _ in range(size)),
-        verifier="char/1",
-        created_at_s=0.0,
-    )
-    scored = ScoredGroup(
-        digest=bytes(32),
-        group=group,
-        rewards=np.array(rewards or [1.0, 0.0, 0.0, 1.0], np.float32),
-        correction=correction,
-        is_made_here=is_made_here,
-        first_seen_s=0.0,
-        size_bytes=1,
-    )
+    scored = make_scored(group, rewards=[1.0, 0.0, 0.0, 1.0], is_made_here=is_made_here, correction=correction)
     return DrawnGroup(scored=scored, age_steps=int(rng.integers(0, 4)), use=1)
 
 
@@ -163,11 +124,14 @@ def test_resume_after_two_steps_ends_at_the_same_bits_as_four_steps(
 
 
 @pytest.mark.parametrize("recipe", [name for name in representatives() if load_recipe(name).ratio.noise is None])
-def test_accumulated_micro_batches_make_the_step_of_one_big_batch(tmp_path: Path, recipe: str) -> None:
+def test_accumulated_micro_batches_make_the_step_of_one_big_batch(
+    tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     big = learner(tmp_path / "a", torch.float64, recipe, token_budget=100_000)
     small = learner(tmp_path / "b", torch.float64, recipe, token_budget=32)
-    unshared = learner(tmp_path / "c", torch.float64, recipe, token_budget=32, share_prompt=False)
-    reports = [one.step(draw(1)) for one in (big, small, unshared)]
+    reports = [one.step(draw(1)) for one in (big, small)]
+    monkeypatch.setattr("swarm.learn.learner.pack", without_sharing)
+    reports.append(learner(tmp_path / "c", torch.float64, recipe, token_budget=32).step(draw(1)))
     counts = [report.diagnostics["num_micro_batches"] for report in reports]
     assert counts[0] < counts[1] and counts[2] > 3, counts
     for report in reports[1:]:
@@ -293,39 +257,6 @@ def test_warm_up_scales_the_first_updates(tmp_path: Path) -> None:
     assert moved(10) == pytest.approx(moved(0) / 10, rel=1e-2)
 
 
-def test_an_unreadable_newest_checkpoint_falls_back_to_the_one_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    one = learner(tmp_path)
-    for step in range(1, 5):
-        one.step(draw(step))
-        one.save()
-    kept = sorted(path.name for path in tmp_path.iterdir())
-    assert kept == ["checkpoint-00000003", "checkpoint-00000004"]
-    (tmp_path / kept[1] / "tensors.safetensors").write_bytes(b"torn")
-    with caplog.at_level(logging.WARNING):
-        assert learner(tmp_path).version.step == 3
-    assert "a checkpoint is damaged" in caplog.text
-    shutil.rmtree(tmp_path / kept[0])
-    with pytest.raises(ConfigError, match="no readable checkpoint"):
-        learner(tmp_path)
-
-
-def test_a_crash_while_saving_leaves_no_checkpoint_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError("disk is full")
-
-    one = learner(tmp_path)
-    one.step(draw(1))
-    with monkeypatch.context() as patch:
-        patch.setattr("swarm.learn.checkpoint.json.dumps", fail)
-        with pytest.raises(OSError, match="disk is full"):
-            one.save()
-    assert not has_checkpoint(tmp_path)
-    one.save()
-    assert learner(tmp_path).version == one.version
-
-
 def test_a_checkpoint_of_another_lineage_or_model_is_refused(tmp_path: Path) -> None:
     learner(tmp_path).save()
     with pytest.raises(ConfigError, match="checkpoint of policy aaaaaaaa"):
@@ -366,12 +297,14 @@ class Spy(WeightPart):
     ],
 )
 def test_coefficients_that_reach_beyond_a_micro_batch_are_computed_once_for_the_step(
-    tmp_path: Path, scope: Scope, share_prompt: bool, is_whole: bool
+    tmp_path: Path, scope: Scope, share_prompt: bool, is_whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not share_prompt:
+        monkeypatch.setattr("swarm.learn.learner.pack", without_sharing)
     recipe, seen = load_recipe("sapo_swarm"), list[int]()
     spy: Any = Spy(inner=recipe.weight, seen=seen, scope=scope)
     settings = arguments(tmp_path, torch.float32, dataclasses.replace(recipe, weight=spy))
-    config = LearnerConfig(token_budget=40, share_prompt=share_prompt)
+    config = LearnerConfig(token_budget=40)
     settings |= {"replay": ReplayConfig(external="all"), "config": config}
     report = PolicyLearner(**settings).step(draw(1, num_own=6))  # what others' groups may weigh is a further reach
     assert report.diagnostics["num_micro_batches"] > 1 and sum(seen) == 24

@@ -1,5 +1,6 @@
 """Packing and scoring: exact whatever the layout of the rows."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -128,7 +129,7 @@ def packed_scores(
     network: Any, batch: Batch, budget: int, share: bool, chunk: int, most_alike: int = 0
 ) -> tuple[Tensor, Tensor]:
     logprobs, entropy = torch.zeros(batch.mask.shape, dtype=torch.float64), torch.zeros(batch.mask.shape).double()
-    for packed in pack(batch, budget, share, most_alike=most_alike):
+    for packed in pack(batch, budget, math.inf if share else -math.inf, most_alike=most_alike):
         if torch.is_grad_enabled():
             hidden = hidden_states(network, packed)
             values, entropies = fused_logprobs(Head.of(network), hidden, packed.targets, packed.temperature, chunk)
@@ -205,7 +206,7 @@ def test_no_chunk_of_logits_exceeds_the_bound(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("budget", [16, 60, 4096])
 def test_plan_covers_each_trained_token_once_within_the_budget(share: bool, budget: int) -> None:
-    plan = pack(RAGGED, budget, share)
+    plan = pack(RAGGED, budget, math.inf if share else -math.inf)
     places = [place for p in plan for place in zip(p.rollouts.tolist(), p.positions.tolist(), strict=True)]
     assert (
         sorted(places) == RAGGED.mask.nonzero().tolist() or sorted(map(list, places)) == RAGGED.mask.nonzero().tolist()
@@ -218,7 +219,7 @@ def test_plan_covers_each_trained_token_once_within_the_budget(share: bool, budg
 
 
 def test_a_shared_prompt_appears_once_and_a_final_token_never() -> None:
-    (packed,) = pack(batch_of([3], [[1, 2, 4]]), 100, True)
+    (packed,) = pack(batch_of([3], [[1, 2, 4]]), 100)
     assert packed.segment_ids.tolist() == [[0, 0, 0, 1, 2, 2, 2]]
     assert packed.position_ids.tolist() == [[0, 1, 2, 3, 3, 4, 5]]
     seen = packed.attention_mask()[0]
@@ -249,7 +250,7 @@ def test_prompts_that_begin_alike_share_that_and_nothing_else(
     wanted = gradients(network, expected)
     for name, gradient in gradients(network, found).items():
         torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
-    plan = pack(batch, budget, True, most_alike=most_alike)
+    plan = pack(batch, budget, most_alike=most_alike)
     assert rows is None or [packed.token_ids.shape[1] for packed in plan] == rows
     assert max(packed.token_ids.shape[1] for packed in plan) <= max(budget, 40), "a response alone may exceed it"
 
@@ -274,7 +275,7 @@ def test_the_example_of_packed_rows() -> None:
 
 def test_prompts_that_begin_alike_share_a_row_where_that_is_worth_it() -> None:
     def num_rows(batch: Batch, num_alike: int, break_even: float, num_ranks: int = 1) -> int:
-        plan = pack(alike(batch, num_alike), 10_000, True, break_even, num_ranks, most_alike=1000)
+        plan = pack(alike(batch, num_alike), 10_000, break_even, num_ranks, most_alike=1000)
         return sum(packed.token_ids.shape[0] for packed in plan)
 
     long = batch_of([5, 5], [[60, 60], [60, 60]])  # rows of 143 tokens; one of 266 looks at 29,858 pairs more
@@ -286,7 +287,7 @@ def test_prompts_that_begin_alike_share_a_row_where_that_is_worth_it() -> None:
 def test_a_prompt_is_shared_only_where_its_copy_costs_more_than_the_longer_row() -> None:
     def rows(prompt: int, response: int) -> int:
         batch = batch_of([prompt], [[response] * 8])
-        return sum(packed.token_ids.shape[0] for packed in pack(batch, 100_000, True, break_even=3000))
+        return sum(packed.token_ids.shape[0] for packed in pack(batch, 100_000, break_even=3000))
 
     assert rows(prompt=500, response=60) == 1
     assert 1 < rows(prompt=32, response=192) < 8
@@ -298,17 +299,15 @@ def test_padding_share_is_below_a_tenth_on_mixed_lengths() -> None:
     prompts = torch.randint(30, 90, (24,), generator=generator).tolist()
     responses = [torch.randint(1, 40, (8,), generator=generator).tolist() for _ in prompts]
     for share in (True, False):
-        plan = pack(batch_of(prompts, responses), 4096, share)
+        plan = pack(batch_of(prompts, responses), 4096, math.inf if share else -math.inf)
         num_padding = sum(packed.num_padding for packed in plan)
         assert num_padding < (1 - MIN_FILL) * sum(packed.token_ids.numel() for packed in plan)
 
 
 def test_a_member_without_trained_tokens_costs_no_compute() -> None:
-    from dataclasses import replace
-
     mask = RAGGED.mask.clone()
     mask[:3] = False
-    plan = pack(replace(RAGGED, mask=mask), 4096, True)
+    plan = pack(replace(RAGGED, mask=mask), 4096)
     assert sum(packed.token_ids.shape[0] for packed in plan) == 2
 
 

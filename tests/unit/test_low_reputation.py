@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from scenes import in_virtual_time
 
 from swarm.errors import Unavailable
 from swarm.exchange.agent import Agent
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.loops import neighbours_loop
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.simulate.virtual.loop import LoopClock, run_virtual
+from swarm.simulate.virtual.loop import LoopClock
 from swarm.testing.builders import make_advert, make_group, make_identity, make_sealed
 from swarm.testing.nodes import make_agent, make_context
 from swarm.types import (
@@ -76,45 +77,41 @@ class Peer:
         self._peers.open.remove(self.node_id)
 
 
-def test_a_liar_is_not_followed_until_its_standing_has_decayed_and_the_others_go_on() -> None:
-    async def main() -> None:
-        clock = LoopClock(asyncio.get_running_loop())
-        agent, peers = agent_on(clock), Lies(clock)
-        following = asyncio.create_task(neighbours_loop(agent, peers, peers, random.Random(0)))  # type: ignore[arg-type]
-        await asyncio.sleep(20.0)
-        assert peers.open == [HONEST.node_id]
-        sent = peers.num_sent
-        assert 0 < sent < 10
-        await asyncio.sleep(30.0)
-        assert peers.num_sent == sent and not agent.ingest.refusals.get(RefusalReason.LOW_REPUTATION)
-        await asyncio.sleep(300.0)
-        assert peers.num_sent > sent, "nobody is condemned for ever"
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-
-    run_virtual(main())
+@in_virtual_time
+async def test_a_liar_is_not_followed_until_its_standing_has_decayed_and_the_others_go_on() -> None:
+    clock = LoopClock(asyncio.get_running_loop())
+    agent, peers = agent_on(clock), Lies(clock)
+    following = asyncio.create_task(neighbours_loop(agent, peers, peers, random.Random(0)))  # type: ignore[arg-type]
+    await asyncio.sleep(20.0)
+    assert peers.open == [HONEST.node_id]
+    sent = peers.num_sent
+    assert 0 < sent < 10
+    await asyncio.sleep(30.0)
+    assert peers.num_sent == sent and not agent.ingest.refusals.get(RefusalReason.LOW_REPUTATION)
+    await asyncio.sleep(300.0)
+    assert peers.num_sent > sent, "nobody is condemned for ever"
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
 
 
 @pytest.mark.parametrize("relay", [False, True])
-def test_a_liar_loses_its_own_stream_at_once_even_when_nothing_is_new(relay: bool) -> None:
-    async def main() -> None:
-        clock = LoopClock(asyncio.get_running_loop())
-        agent = agent_on(clock)
+@in_virtual_time
+async def test_a_liar_loses_its_own_stream_at_once_even_when_nothing_is_new(relay: bool) -> None:
+    clock = LoopClock(asyncio.get_running_loop())
+    agent = agent_on(clock)
 
-        async def read(peer: NodeId) -> list[StreamItem]:
-            return [item async for item in agent.streams.subscribe(peer, Cursor(), StreamFilter(relay=relay))]
+    async def read(peer: NodeId) -> list[StreamItem]:
+        return [item async for item in agent.streams.subscribe(peer, Cursor(), StreamFilter(relay=relay))]
 
-        liar, honest = asyncio.create_task(read(LIAR.node_id)), asyncio.create_task(read(HONEST.node_id))
-        await asyncio.sleep(1.0)
-        for number in range(5):
-            await agent.ingest.receive(lie(number, clock), via=LIAR.node_id)
-        with pytest.raises(Unavailable, match="reputation"):
-            async with asyncio.timeout(1.0):
-                await liar
-        with pytest.raises(Unavailable, match="reputation"):
-            await agent.streams.fetch(LIAR.node_id, bytes(32))
-        assert not honest.done()
-        honest.cancel()
-        await asyncio.gather(honest, return_exceptions=True)
-
-    run_virtual(main())
+    liar, honest = asyncio.create_task(read(LIAR.node_id)), asyncio.create_task(read(HONEST.node_id))
+    await asyncio.sleep(1.0)
+    for number in range(5):
+        await agent.ingest.receive(lie(number, clock), via=LIAR.node_id)
+    with pytest.raises(Unavailable, match="reputation"):
+        async with asyncio.timeout(1.0):
+            await liar
+    with pytest.raises(Unavailable, match="reputation"):
+        await agent.streams.fetch(LIAR.node_id, bytes(32))
+    assert not honest.done()
+    honest.cancel()
+    await asyncio.gather(honest, return_exceptions=True)

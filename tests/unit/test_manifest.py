@@ -24,7 +24,7 @@ from swarm.wire.run_manifest import (
     RunManifest,
     check_manifest,
     manifest_of,
-    read_manifest,
+    open_manifest,
     write_toml,
 )
 
@@ -141,7 +141,7 @@ def test_a_signed_manifest_reads_back_equal() -> None:
     identity, original = Identity.create(), manifest()
     data = original.to_bytes()
     signature = identity.sign(DOMAIN_MANIFEST, data)
-    assert read_manifest(data, identity.public_key, signature, identity.node_id, "demo") == original
+    assert open_manifest(data, identity.public_key, signature, identity.node_id, "demo").manifest == original
 
 
 def test_a_manifest_of_another_signer_domain_content_or_run_is_refused() -> None:
@@ -153,9 +153,9 @@ def test_a_manifest_of_another_signer_domain_content_or_run_is_refused() -> None
         (identity.public_key, signature, data + b" "),
     ):
         with pytest.raises(Unauthenticated):
-            read_manifest(content, key, sealed, identity.node_id, "demo")
+            open_manifest(content, key, sealed, identity.node_id, "demo")
     with pytest.raises(ConfigError, match="run_id"):
-        read_manifest(data, identity.public_key, signature, identity.node_id, "other")
+        open_manifest(data, identity.public_key, signature, identity.node_id, "other")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_manifest_of_another_signer_domain_content_or_run_is_refused() -> None
 def test_a_signature_does_not_make_a_wrong_manifest_right(data: bytes, field: str) -> None:
     identity = Identity.create()
     with pytest.raises(ConfigError, match=field):
-        read_manifest(data, identity.public_key, identity.sign(DOMAIN_MANIFEST, data), identity.node_id, "demo")
+        open_manifest(data, identity.public_key, identity.sign(DOMAIN_MANIFEST, data), identity.node_id, "demo")
 
 
 def test_a_manifest_becomes_a_node_configuration_on_disk(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_the_trainer_that_the_coordinator_names_is_whom_joining_nodes_follow(tmp
         node = NodeConfig(environments=(CHAR,), follow=FollowConfig(policy=trainer))
         identity, data = Identity.create(), manifest_of(node, "demo", "", created_at_s=5.0).to_bytes()
         signature = identity.sign(DOMAIN_MANIFEST, data)
-        signed = read_manifest(data, identity.public_key, signature, identity.node_id, "demo")
+        signed = open_manifest(data, identity.public_key, signature, identity.node_id, "demo").manifest
         joined = NodeConfig.model_validate(node_config_from_manifest(signed, link, (), tmp_path))
         assert joined.follow == FollowConfig(policy=trainer)
 

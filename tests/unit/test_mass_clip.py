@@ -1,4 +1,4 @@
-"""What other nodes' groups weigh in a step: bounded by own groups, of this step or of those before it."""
+"""Weight of other nodes' groups in a step: bounded by own groups, of this step or of those before it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -176,14 +176,6 @@ def test_a_heavy_group_is_clipped_from_the_first_step_on_and_the_report_says_so(
     assert honest["mass_clipped_groups"] == 0 and honest["mass_others_share"] == pytest.approx(2 / 6, abs=0.02)
 
 
-def test_without_the_clip_the_same_group_would_outweigh_all_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mass_clip, "clip_factors", lambda batch, masses: None)
-    monkeypatch.setattr(coefficients, "clip_factors", lambda batch, masses: None)
-    assert learner(tmp_path).step(draw(1, HOSTILE)).diagnostics["mass_others_share"] > 0.75
-
-
 @pytest.mark.parametrize("recipe", ["sapo_swarm", "dapo", "bapo"])
 def test_micro_batches_clip_as_the_whole_step_does(tmp_path: Path, recipe: str) -> None:
     whole, split = learner(tmp_path, recipe), learner(tmp_path, recipe, token_budget=30)
@@ -227,7 +219,7 @@ def test_what_a_newcomer_sends_changes_neither_what_parts_remember_nor_how_other
 
 
 def remembered(dir: Path, texts: list[str], is_established: bool) -> list[float]:
-    """What the recipe and the clip remember after a step."""
+    """Memory of the recipe and the clip after a step."""
     one = learner(dir, "epo")
     one.step(draw(1, texts, is_established))
     band = one._memory["EntropyBand"]  # pyright: ignore[reportPrivateUsage]

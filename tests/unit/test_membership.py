@@ -4,22 +4,12 @@ import pytest
 
 from coordinator.membership import Membership
 from swarm.errors import Unavailable
-from swarm.types import NodeReport, PolicyVersion
+from swarm.testing.builders import make_report
+from swarm.types import NodeReport
 
 
 def report(node_id: str, name: str = "ada") -> NodeReport:
-    return NodeReport(
-        node_id=node_id,
-        name=name,
-        roles=(),
-        endpoints=(),
-        head=PolicyVersion(policy_id=node_id, step=0),
-        tokens_per_s=0.0,
-        reward_mean=0.0,
-        num_local=0,
-        num_external=0,
-        num_refused=0,
-    )
+    return make_report(node_id, name=name)
 
 
 def test_a_lease_runs_until_it_expires_and_a_renewal_extends_it() -> None:

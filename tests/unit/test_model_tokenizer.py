@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -116,56 +115,33 @@ def test_digest_is_of_the_mapping_not_of_the_file_layout(folder: Path) -> None:
     assert HfTokenizer(folder).digest != first
 
 
-def _another_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "config.json").write_text(json.dumps({"vocab_size": 300, "eos_token_id": [257]}))
+CHANGED_FILES = {
+    "another end": ("config.json", json.dumps({"vocab_size": 300, "eos_token_id": [257]})),
+    "an end in the generation config": ("generation_config.json", json.dumps({"eos_token_id": [1]})),
+    "another template": ("chat_template.jinja", TEMPLATE.replace("\n{% endfor", "{% endfor")),
+    "another start token": (
+        "tokenizer_config.json",
+        json.dumps({"eos_token": "<|im_end|>", "bos_token": "<|im_end|>"}),
+    ),
+    "another response end": ("tokenizer_config.json", '{"eos_token": "<|im_start|>", "bos_token": "a"}'),
+}
 
 
-def _an_end_in_generation_config(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
-
-
-def _another_template(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("\n{% endfor", "{% endfor"))
-
-
-def _another_start_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "bos_token": "<|im_end|>"}))
-
-
-def _another_response_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_start|>", "bos_token": "a"}))
-
-
-def _another_tool_syntax(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.model.tokenizer.TOOL_SYNTAX", 1000)
-
-
-def _another_renderer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.model.tokenizer.RENDERER", 1000)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        _another_end,
-        _an_end_in_generation_config,
-        _another_template,
-        _another_start_token,
-        _another_response_end,
-        _another_tool_syntax,
-        _another_renderer,
-    ],
-)
+@pytest.mark.parametrize("change", [*CHANGED_FILES, "TOOL_SYNTAX", "RENDERER"])
 def test_digest_covers_all_that_decides_the_tokens_of_a_conversation(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path, pytest.MonkeyPatch], None]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     (folder / "chat_template.jinja").write_text("{{ bos_token }}" + TEMPLATE)
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "bos_token": "a"}))
     first, tiny = HfTokenizer(folder).digest, CharTokenizer().digest
     assert HfTokenizer(folder).digest == first
-    change(folder, monkeypatch)
+    if change in CHANGED_FILES:
+        name, content = CHANGED_FILES[change]
+        (folder / name).write_text(content)
+    else:
+        monkeypatch.setattr(f"swarm.model.tokenizer.{change}", 1000)
     assert HfTokenizer(folder).digest != first
-    assert (CharTokenizer().digest != tiny) == (change in (_another_tool_syntax, _another_renderer))
+    assert (CharTokenizer().digest != tiny) == (change not in CHANGED_FILES)
 
 
 def test_arguments_of_the_template_change_the_prompt_and_the_digest(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where `swarm-node` looks for a node's state: beside its node.toml, from whatever working directory it is started."""
+"""`swarm-node` finds a node's state beside its node.toml, from whatever working directory it is started."""
 
 from pathlib import Path
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from logged_events import ADA, BELL, make, write_events
 from typer.testing import CliRunner
 
 from swarm.cli.main import app
-from swarm.clock import ManualClock
 from swarm.config import NODE_FILE
 from swarm.errors import ConfigError
 from swarm.events import (
@@ -45,42 +45,40 @@ from swarm.report.invariants import ADMITTED, EXISTED, NO_FAILURE
 from swarm.report.node_directory import EVENTS, NodeReports
 from swarm.report.result import NodeResult, RunResult, SwarmResult
 from swarm.report.tally import NodeTally, node_result
-from swarm.telemetry import EventLog, EventTail
+from swarm.telemetry import EventTail
 from swarm.testing.trained_node import OTHER, make_trained_node
 from swarm.trained.samples import Sample, SampledGroup
 
-ADA, BELL = "a" * 64, "c" * 64
 RUN = CliRunner()
 
 
-def stored(digest: str, producer: str = ADA, **changes: Any) -> dict[str, Any]:
-    given = {"digest": digest, "producer": producer, "policy_id": producer, "env": "sort", "oldest_step": 0}
-    return {**given, "size_bytes": 500, "reward_mean": 0.5, **changes}
+def put(digest: str, producer: str = ADA, **changes: Any) -> GroupPut:
+    return make(
+        GroupPut, **{"digest": digest, "producer": producer, "policy_id": producer, "num_tokens": 40, **changes}
+    )
+
+
+def admitted(digest: str, producer: str = BELL) -> GroupAdmitted:
+    return make(GroupAdmitted, digest=digest, producer=producer, policy_id=producer, via=producer)
 
 
 def use(digest: str, producer: str = ADA) -> GroupUse:
-    return GroupUse(digest=digest, producer=producer, policy_id=producer, age_steps=1, is_own_policy=producer == ADA)
+    return make(GroupUse, digest=digest, producer=producer, policy_id=producer, is_own_policy=producer == ADA)
 
 
 def drawn(step: int, *groups: GroupUse, **changes: Any) -> GroupsDrawn:
-    given: dict[str, Any] = {"draw_step": step, "groups": groups, "max_age_steps": 4, "max_reuse": 1}
-    return GroupsDrawn(**given | changes)
+    return make(GroupsDrawn, draw_step=step, groups=groups, **changes)
+
+
+FIGURES = {
+    **{"reward_mean": 0.5, "entropy_nats": 1.25, "learning_rate": 1e-4, "response_tokens_mean": 12.0},
+    **{"cut_off_share": 0.25, "mismatch_kl_k3": 0.01, "ess_share": 0.9, "age_mean_steps": 1.0},
+}
 
 
 def step_made(step: int, **changes: Any) -> StepMade:
-    figures = {
-        "reward_mean": 0.5,
-        "entropy_nats": 1.25,
-        "learning_rate": 1e-4,
-        "response_tokens_mean": 12.0,
-        "cut_off_share": 0.25,
-        "mismatch_kl_k3": 0.01,
-        "ess_share": 0.9,
-        "age_mean_steps": 1.0,
-    }
-    given: dict[str, Any] = {"step": step, "draw_step": step, "digest": f"d{step}", "loss": 0.0, "grad_norm": 1.0}
-    given |= {"num_tokens": 10, "diagnostics": figures, "seconds": {"score": 1.0}}
-    return StepMade(**given | changes)
+    given = {"step": step, "draw_step": step, "diagnostics": FIGURES, "seconds": {"score": 1.0}, **changes}
+    return make(StepMade, **given)
 
 
 def node_directory(path: Path, events: Sequence[Event], name: str = "ada", node_id: str = ADA) -> Path:
@@ -89,21 +87,16 @@ def node_directory(path: Path, events: Sequence[Event], name: str = "ada", node_
     (path / NODE_FILE).write_text(f'name = {json.dumps(name)}\nrun_id = "letters"\ndir = "{path}"\n')
     status = {"node_id": node_id, "at_s": 0.0, "last_step_at_s": 0.0, "pid": 1, "step": 2, "num_failures": 0}
     (path / "status.json").write_text(json.dumps({**status, "advice": "ok", "name": name}))
-    clock = ManualClock()
-    log = EventLog(path / EVENTS, clock)
-    for event in events:
-        log.write(event)
-        clock.advance(60.0)
-    log.close()
+    write_events(path / EVENTS, events)
     return path
 
 
 COURSE: list[Event] = [
     NodeStarted(node_id=ADA),
-    GroupPut(**stored("aa"), num_tokens=40, finishes={"stop": 3, "length": 1}),
-    GroupPut(**stored("ab"), num_tokens=40, finishes={"stop": 4}),
-    GroupPut(**stored("ac"), num_tokens=40, finishes={"stop": 4}),
-    GroupAdmitted(**stored("ba", BELL), via=BELL, age_s=0.0),
+    put("aa", finishes={"stop": 3, "length": 1}),
+    put("ab", finishes={"stop": 4}),
+    put("ac", finishes={"stop": 4}),
+    admitted("ba"),
     GroupRefused(reason="too_old", producer=BELL, via=BELL, digest="bb"),
     drawn(1, use("aa"), use("ba", BELL), zero_variance=("ab",), too_old=("ac",), num_zero_variance=1),
     step_made(1, num_local=1, num_external=1),
@@ -139,7 +132,7 @@ def test_refusals_that_the_log_summed_up_or_lost_are_nobodys() -> None:
 
 def test_a_flood_of_producers_makes_a_page_no_longer() -> None:
     many = [f"{number:064x}" for number in range(500)]
-    events = [GroupAdmitted(**stored(f"d{each}", each), via=each, age_s=0.0) for each in many]
+    events = [admitted(f"d{each}", each) for each in many]
     refused = [GroupRefused(reason=f"reason {index % 40}", producer=each) for index, each in enumerate(many)]
     uses = drawn(1, *(use(f"d{each}", each) for each in many))
     node = one_node(*events, *refused, uses, step_made(1))
@@ -155,24 +148,16 @@ def test_a_flood_of_producers_makes_a_page_no_longer() -> None:
 
 
 def test_the_time_in_which_a_node_did_not_run_is_not_in_its_speed() -> None:
-    put = GroupPut(**stored("aa"), num_tokens=60)
-    at_s = [
-        (NodeStarted(node_id=ADA), 0.0),
-        (put, 10.0),
-        (put, 20.0),
-        (NodeStarted(node_id=ADA), 5000.0),
-        (put, 5020.0),
-    ]
+    made = put("aa", num_tokens=60)
+    started = NodeStarted(node_id=ADA)
+    at_s = [(started, 0.0), (made, 10.0), (made, 20.0), (started, 5000.0), (made, 5020.0)]
     node = node_result("ada", ADA, (), [replace(event, at_s=s) for event, s in at_s], {})
     assert node.generating_s == 30.0 and node.tokens_generated == 180
 
 
 def test_what_a_node_made_is_told_by_the_minute_also_where_it_does_not_learn() -> None:
     made = [(0.0, 0.25), (20.0, 0.75), (130.0, 1.0)]
-    events = [
-        replace(GroupPut(**stored(f"a{at_s}", reward_mean=reward), num_tokens=30), at_s=6000.0 + at_s)
-        for at_s, reward in made
-    ]
+    events = [put(f"a{at_s}", reward_mean=reward, num_tokens=30, at_s=6000.0 + at_s) for at_s, reward in made]
     node = node_result("ada", ADA, (), events, {}, trains=False)
     assert [(row.minute, row.num_groups, row.reward, row.num_tokens) for row in node.made] == [
         (100, 2, 0.5, 60),
@@ -184,9 +169,8 @@ def test_what_a_node_made_is_told_by_the_minute_also_where_it_does_not_learn() -
 
 
 def test_figures_that_are_not_finite_break_no_page() -> None:
-    odd = PolicyEvaluated(step=1, env="sort", split="all", accuracy=math.nan, num_problems=1, majority_baseline=0.0)
-    put = GroupPut(**stored("aa", reward_mean=math.nan), num_tokens=1)
-    node = one_node(put, odd, step_made(1, grad_norm=math.inf, loss=math.nan))
+    odd = make(PolicyEvaluated, step=1, accuracy=math.nan)
+    node = one_node(put("aa", reward_mean=math.nan), odd, step_made(1, grad_norm=math.inf, loss=math.nan))
     assert (node.evaluations, node.num_generated, node.steps[0].grad_norm) == ((), 0, None)
     swarm = SwarmResult(nodes=(node,), began_at_s=0.0, first_step_at_s=1.0, ended_at_s=2.0)
     assert "nothing was measured" in render_html(RunResult(title="odd", swarm=swarm, invariants=()))
@@ -243,7 +227,7 @@ def test_the_page_of_a_node_has_every_curve_and_no_foreign_markup(tmp_path: Path
 
 def test_several_nodes_are_side_by_side_and_their_names_differ(tmp_path: Path) -> None:
     ada = node_directory(tmp_path / "one", COURSE, "ada")
-    bell = node_directory(tmp_path / "two", [GroupPut(**stored("ba", BELL), num_tokens=4)], "ada", BELL)
+    bell = node_directory(tmp_path / "two", [put("ba", BELL, num_tokens=4)], "ada", BELL)
     result = NodeReports([ada, bell]).read(0)
     assert [node.name for node in result.swarm.nodes] == [f"ada ({ada})", f"ada ({bell})"]
     assert result.holds and result.title.startswith("letters: ada")
@@ -253,7 +237,7 @@ def test_several_nodes_are_side_by_side_and_their_names_differ(tmp_path: Path) -
 
 def test_what_the_other_node_never_made_is_found_where_its_directory_is_there(tmp_path: Path) -> None:
     ada = node_directory(tmp_path / "one", COURSE)
-    bell = node_directory(tmp_path / "two", [GroupPut(**stored("zz", BELL), num_tokens=4)], "bell", BELL)
+    bell = node_directory(tmp_path / "two", [put("zz", BELL, num_tokens=4)], "bell", BELL)
     assert NodeReports([ada]).read(0).holds, "alone it cannot know"
     (violated,) = [verdict for verdict in NodeReports([ada, bell]).read(0).invariants if not verdict.holds]
     assert violated.name == ADMITTED and "its producer never made it" in violated.detail

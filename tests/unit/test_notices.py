@@ -19,7 +19,7 @@ from swarm.simulate.virtual.loop import run_virtual
 from swarm.testing.builders import ScriptedVerifier, make_advert, make_group, make_identity, make_sealed
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
 
-from .neighbour_bench import FIRST, SECOND, Bench, Neighbour, play
+from .neighbour_bench import FIRST, SECOND, Bench, Neighbour, play, scene
 
 SLOW = "slow"
 NEIGHBOUR = "n"
@@ -215,20 +215,17 @@ def test_over_breaks_every_announced_group_is_admitted_once_whatever_waits(
     play(scene, {"verifier": SlowVerifier()}, replay=ReplayConfig(max_age_s=3600.0))
 
 
-def test_what_waits_when_a_stream_ends_is_fetched_by_the_next_one_of_that_neighbour() -> None:
+@scene({"verifier": SlowVerifier()})
+async def test_what_waits_when_a_stream_ends_is_fetched_by_the_next_one_of_that_neighbour(bench: Bench) -> None:
     """More adverts than places change what is asked of a neighbour, and its stream is replaced."""
-
-    async def scene(bench: Bench) -> None:
-        slow = make_group(SECOND.node_id, texts=["7", SLOW] * 4, created_at_s=bench.clock.now_s())
-        behind = make_group(SECOND.node_id, task_id=8, created_at_s=bench.clock.now_s())
-        groups = [make_sealed(group, SECOND) for group in (slow, behind)]
-        bench.add(Relaying(FIRST.node_id, groups, random.Random(0)))
-        await asyncio.sleep(10.0)
-        bench.adverts += [make_advert(make_identity(50 + number).node_id) for number in range(20)]
-        await asyncio.sleep(120.0)
-        assert bench.agent.ingest.num_admitted == 2
-
-    play(scene, {"verifier": SlowVerifier()})
+    slow = make_group(SECOND.node_id, texts=["7", SLOW] * 4, created_at_s=bench.clock.now_s())
+    behind = make_group(SECOND.node_id, task_id=8, created_at_s=bench.clock.now_s())
+    groups = [make_sealed(group, SECOND) for group in (slow, behind)]
+    bench.add(Relaying(FIRST.node_id, groups, random.Random(0)))
+    await asyncio.sleep(10.0)
+    bench.adverts += [make_advert(make_identity(50 + number).node_id) for number in range(20)]
+    await asyncio.sleep(120.0)
+    assert bench.agent.ingest.num_admitted == 2
 
 
 class Stalling(Relaying):
@@ -240,36 +237,33 @@ class Stalling(Relaying):
         raise Unavailable("not in time")
 
 
-def test_neighbours_that_announce_first_and_do_not_deliver_withhold_an_origin_for_seconds_only() -> None:
+@scene()
+async def test_neighbours_that_announce_first_and_do_not_deliver_withhold_an_origin_for_seconds_only(
+    bench: Bench,
+) -> None:
     """Three of them, one after the other; each could have all of FETCH_TIMEOUT_S."""
-
-    async def scene(bench: Bench) -> None:
-        victim = bench.made(1)
-        for number in range(3):
-            bench.add(Stalling(make_identity(30 + number).node_id, [victim], random.Random(number)))
-        honest = Relaying(SECOND.node_id, [victim], random.Random(9))
-        honest.after_s = 1.0
-        bench.add(honest)
-        await asyncio.sleep(25.0)
-        assert bench.agent.ingest.num_admitted == 1
-        await asyncio.sleep(200.0)
-        assert bench.agent.ingest.num_admitted == 1 and not bench.agent.num_failures
-
-    play(scene)
+    victim = bench.made(1)
+    for number in range(3):
+        bench.add(Stalling(make_identity(30 + number).node_id, [victim], random.Random(number)))
+    honest = Relaying(SECOND.node_id, [victim], random.Random(9))
+    honest.after_s = 1.0
+    bench.add(honest)
+    await asyncio.sleep(25.0)
+    assert bench.agent.ingest.num_admitted == 1
+    await asyncio.sleep(200.0)
+    assert bench.agent.ingest.num_admitted == 1 and not bench.agent.num_failures
 
 
-def test_a_neighbour_that_fails_to_deliver_is_asked_again_after_longer_and_longer_waits() -> None:
+@scene()
+async def test_a_neighbour_that_fails_to_deliver_is_asked_again_after_longer_and_longer_waits(bench: Bench) -> None:
     class Refusing(Relaying):
         async def fetch(self, digest: Digest, max_bytes: int, timeout_s: float) -> SealedGroup:
             self.fetched.append(digest)
             raise Unavailable("not now")
 
-    async def scene(bench: Bench) -> None:
-        own = make_sealed(make_group(FIRST.node_id, created_at_s=bench.clock.now_s()), FIRST)
-        neighbour = Refusing(FIRST.node_id, [bench.made(1), own], random.Random(0))
-        bench.add(neighbour)
-        await asyncio.sleep(60.0)
-        assert 5 < len(neighbour.fetched) < 20
-        assert bench.agent.ingest.num_admitted == 1, "what it made itself comes all the same"
-
-    play(scene)
+    own = make_sealed(make_group(FIRST.node_id, created_at_s=bench.clock.now_s()), FIRST)
+    neighbour = Refusing(FIRST.node_id, [bench.made(1), own], random.Random(0))
+    bench.add(neighbour)
+    await asyncio.sleep(60.0)
+    assert 5 < len(neighbour.fetched) < 20
+    assert bench.agent.ingest.num_admitted == 1, "what it made itself comes all the same"

@@ -1,4 +1,4 @@
-"""Whose answers are: copies never displace originals, and honest groups of equal tasks are never taken for copies."""
+"""Authorship of answers: copies never displace originals, and honest groups of equal tasks never count as copies."""
 
 import math
 import os
@@ -122,7 +122,7 @@ class Node:
 
 
 def race(rng: random.Random, node: Node) -> tuple[bool, bool]:
-    """Whether the original is used, and whether a copy is: up to three copies, the original's commitment first."""
+    """(is the original used, is a copy used) with up to three copies, the original's commitment first."""
     original = invented(rng, task_id=rng.randrange(4))
     node.novelty.commit([commitment_of(original)], ALICE.node_id)
     groups = {b"o" + rng.randbytes(31): original}
@@ -140,7 +140,7 @@ def race(rng: random.Random, node: Node) -> tuple[bool, bool]:
 
 
 def displaced(rng: random.Random, node: Node) -> bool:
-    """Whether a copy is used, or the original is not."""
+    """True if a copy is used, or the original is not."""
     is_used, is_copy_used = race(rng, node)
     return is_copy_used or not is_used
 
@@ -164,7 +164,7 @@ def test_a_copy_never_displaces_an_original_whose_commitment_came_first(
 
 
 def test_an_established_thief_uses_what_newcomers_made_and_takes_it_from_nobody() -> None:
-    """What no newcomer can claim ahead, an established node can copy: within its share, and the original stays."""
+    """An established node can copy what no newcomer can claim ahead: within its share, and the original stays."""
     rng, node = informed(only_the_thief)
     results = [race(rng, node) for _ in range(NUM_TRIES // 10)]
     assert all(is_used for is_used, _ in results) and sum(used for _, used in results) > 0.9 * len(results)
@@ -258,7 +258,7 @@ def guessed(rng: random.Random) -> tuple[RolloutGroup, RolloutGroup]:
 
 
 def taken_after_a_guess(node: Node) -> bool:
-    """Whether an honest group is used that contains an answer which a stranger claimed before."""
+    """True if an honest group is used although a stranger claimed one of its answers before."""
     claimed, honest = guessed(random.Random(5))
     node.take(claimed, b"e" * 32)
     node.take(honest, b"h" * 32)
@@ -293,7 +293,7 @@ def measured(num_episodes: int, own: float) -> Node:
 
 
 def taken_after_foreseen(node: Node, num_episodes: int, own: float) -> bool:
-    """Whether a group is used whose episodes a stranger foresaw, and gave before with huge claims of bits."""
+    """True if a group is used although a stranger gave its episodes before, with huge claims of bits."""
     node.take(grid_episodes(EVE.node_id, -90.0, 4), b"e" * 32)
     node.take(grid_episodes(BOB.node_id, own, num_episodes), b"h" * 32)
     return b"h" * 32 in node.used

@@ -4,11 +4,12 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
+from engines import sharp_network
 from waits import HANG_S
 
 from swarm.generation.continuous_batching import Decoding
@@ -30,12 +31,7 @@ class Served:
     """A server, and a client that sends what it is told."""
 
     def __init__(self, max_open: int = 64) -> None:
-        network = tiny_network(0)
-        with torch.no_grad():
-            for parameter in network.parameters():
-                if parameter.dim() == 2:
-                    parameter.mul_(6.0)
-        self.engine = TransformersGenerator(network, TOKENIZER, VERSION, 0, max_rows=8)
+        self.engine = TransformersGenerator(sharp_network(), TOKENIZER, VERSION, 0, max_rows=8)
         model = ServedModel(name="tiny", completer=self.engine, tokenizer=TOKENIZER, context_tokens=128, source="tiny")
         self.app = OpenAiApp(model, KEY, max_open=max_open)
         self._server = HttpServer(self.app.routes)
@@ -72,11 +68,22 @@ class Served:
         return status, json.loads(content)["error"]
 
 
+@contextmanager
+def serving(max_open: int = 64, is_slow: bool = True) -> Generator[tuple[Served, threading.Semaphore]]:
+    """A server of its own, whose engine makes a token for each release."""
+    one = Served(max_open)
+    go = slow(one.engine) if is_slow else threading.Semaphore()
+    try:
+        yield one, go
+    finally:
+        go.release(10_000)
+        one.close()
+
+
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    one = Served()
-    yield one
-    one.close()
+    with serving(is_slow=False) as (one, _):
+        yield one
 
 
 def test_a_chat_answer_is_the_engines_and_names_the_version_that_made_it(served: Served) -> None:
@@ -319,9 +326,7 @@ def begin(one: Served, body: dict[str, Any]) -> socket.socket:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_whose_caller_went_away_leaves_the_engine(stream: bool) -> None:
-    one = Served()
-    go = slow(one.engine)
-    try:
+    with serving() as (one, go):
         connection = begin(one, {"prompt": [5], "max_tokens": 100, "stream": stream})
         go.release(3)
         while not one.engine._completions._calls:
@@ -330,15 +335,10 @@ def test_an_answer_whose_caller_went_away_leaves_the_engine(stream: bool) -> Non
         while one.engine._completions._calls:  # the test's own time limit ends a wait for ever
             go.release()
         assert one.app._num_open == 0
-    finally:
-        go.release(10_000)
-        one.close()
 
 
 def test_more_than_the_bound_wait_elsewhere() -> None:
-    one = Served(max_open=3)
-    go = slow(one.engine)
-    try:
+    with serving(max_open=3) as (one, go):
         connection = begin(one, {"prompt": [5], "max_tokens": 50, "n": 3})
         while one.app._num_open < 3:
             pass
@@ -349,19 +349,15 @@ def test_more_than_the_bound_wait_elsewhere() -> None:
         assert b"200 OK" in connection.recv(4096)
         connection.close()
         one.ask("/v1/completions", {"prompt": [5]})
-    finally:
-        go.release(10_000)
-        one.close()
 
 
 def test_an_engine_that_fails_is_told_with_a_status_or_in_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Served()
     step = Decoding.step
 
     def broken(decoding: Decoding, version: PolicyVersion) -> None:
         raise RuntimeError("out of memory")
 
-    try:
+    with serving(is_slow=False) as (one, _):
         monkeypatch.setattr(Decoding, "step", broken)
         status, error = one.refusal("/v1/completions", {"prompt": [5]})
         assert status == 503 and "out of memory" in error["message"]
@@ -369,14 +365,10 @@ def test_an_engine_that_fails_is_told_with_a_status_or_in_the_stream(monkeypatch
         assert b"out of memory" in content and b"[DONE]" not in content
         monkeypatch.setattr(Decoding, "step", step)
         one.ask("/v1/completions", {"prompt": [5]})
-    finally:
-        one.close()
 
 
 def test_new_weights_in_the_middle_are_named_token_by_token() -> None:
-    one = Served()
-    go = slow(one.engine)
-    try:
+    with serving() as (one, go):
         body = {"prompt": [5], "max_tokens": 12, "return_token_ids": True}
         replies: list[dict[str, Any]] = []
         asking = threading.Thread(target=lambda: replies.append(one.ask("/v1/completions", body)))
@@ -391,6 +383,3 @@ def test_new_weights_in_the_middle_are_named_token_by_token() -> None:
         (choice,) = replies[0]["choices"]
         assert [(span["start"], span["step"]) for span in choice["policy_versions"]] == [(0, 3), (5, 4)]
         assert replies[0]["system_fingerprint"].startswith("ada-4-02")
-    finally:
-        go.release(10_000)
-        one.close()

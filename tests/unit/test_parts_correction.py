@@ -1,11 +1,10 @@
-"""Corrections at their edges: fresh data passes, hostile log-probs stay finite, thresholds act where they say.
+"""Corrections at their edges: fresh data passes, hostile log-probs stay finite, a kept mean is within its budget.
 
-Derivation: by hand from tests/golden/formulas (tis, icepop, rollout correction, dppo, m2po_mask, minirl).
+Their numbers are checked in tests/golden.
 """
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarm.errors import ConfigError
 from swarm.objectives.methods.a3po import InterpolatedMismatch
 from swarm.objectives.methods.dppo import BernoulliDivergenceMask
 from swarm.objectives.methods.icepop import MaskedMismatch
@@ -112,50 +110,9 @@ def test_a_correction_that_reads_the_generator_says_so(correction: type[Correcti
     )
 
 
-def test_weights_by_hand() -> None:
-    scored = make_scored([math.log(0.2), math.log(0.4)], [math.log(0.6), math.log(0.1)])  # rho 3, 1/4; product 3/4
-    assert factors(Mismatch(), scored) == pytest.approx([3.0, 0.25])
-    assert factors(TruncatedMismatch(cap=2.0), scored) == pytest.approx([2.0, 0.25])
-    assert factors(TruncatedSequenceMismatch(cap=0.5), scored) == pytest.approx([0.5, 0.5])
-    assert factors(TruncatedSequenceMismatch(cap=2.0), scored) == pytest.approx([0.75, 0.75])
-    assert factors(MaskedMismatch(low=0.5, high=5.0), scored) == pytest.approx([3.0, 0.0])
-    assert factors(MaskedSequenceMismatch(low=0.5, high=2.0), scored) == pytest.approx([0.75, 0.75])
-    assert factors(MaskedSequenceMismatch(low=0.8, high=2.0), scored) == [0.0, 0.0]
-
-
 def test_a_weight_is_of_the_proximal_policy_where_there_is_one() -> None:
     scored = make_scored([-1.0], [-0.1], proximal=[-1.5])
     assert factors(Mismatch(), scored) == pytest.approx([math.exp(-0.5)])
-
-
-def test_rejections_by_hand() -> None:
-    scored = make_scored([math.log(0.2), math.log(0.4)], [math.log(0.6), math.log(0.1)])  # geometric mean sqrt(3/4)
-    assert factors(GeometricRejection(low=0.8, high=1.0), scored) == [1.0, 1.0]
-    assert factors(GeometricRejection(low=0.9, high=1.0), scored) == [0.0, 0.0]
-    divergence = (3 - math.log(3) - 1 + 0.25 - math.log(0.25) - 1) / 2
-    assert factors(K3Rejection(limit=divergence + 1e-4), scored) == [1.0, 1.0]
-    assert factors(K3Rejection(limit=divergence - 1e-4), scored) == [0.0, 0.0]
-    assert factors(Veto(least=0.24), scored) == [1.0, 1.0]
-    assert factors(Veto(least=0.26), scored) == [0.0, 0.0]
-
-
-@pytest.mark.parametrize(("advantage", "kept"), [(1.0, 1.0), (0.0, 1.0), (-1.0, 0.0)])
-def test_only_negatives_that_the_policy_left_behind_are_masked(advantage: float, kept: float) -> None:
-    assert factors(OffPolicySequenceMask(limit=0.5), make_scored([-1.0, -1.0], [-1.0, -2.2], advantage)) == [kept] * 2
-    assert factors(OffPolicySequenceMask(limit=0.5), make_scored([-1.0, -1.0], [-1.0, -1.9], advantage)) == [1.0] * 2
-
-
-@pytest.mark.parametrize(("advantage", "kept"), [(1.0, [0.0, 1.0, 1.0]), (-1.0, [1.0, 0.0, 1.0])])
-def test_trust_masks_drop_what_the_advantage_pushes_further(advantage: float, kept: list[float]) -> None:
-    """Probabilities 0.3 -> 0.6, 0.6 -> 0.3 and 0.001 -> 0.004: a rare token may change by any factor."""
-    before, after = ([math.log(p) for p in values] for values in ((0.3, 0.6, 0.001), (0.6, 0.3, 0.004)))
-    scored = make_scored(before, after, advantage)
-    assert factors(ProbabilityDifferenceMask(low=0.2, high=0.2), scored) == kept
-    assert factors(BernoulliDivergenceMask(low=0.05, high=0.05), scored) == kept
-    assert factors(ProbabilityBand(width=0.2), scored) == [0.0, 0.0, 1.0]
-    by_ratio = [0.0, 1.0, 0.0] if advantage > 0 else kept
-    assert factors(SignGate(against="behavior"), scored) == by_ratio
-    assert factors(SignGate(), scored) == [1.0, 1.0, 1.0]  # the only update of a batch
 
 
 @given(st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.21, 0.5, 1.0, -0.1, -0.3, -2.0]), min_size=1, max_size=8))
@@ -173,26 +130,3 @@ def test_the_second_moment_of_what_is_kept_is_in_the_budget(gaps: list[float]) -
     if dropped:
         smallest = [square for square in squares if square <= min(dropped) + 1e-9]
         assert sum(smallest) / len(smallest) >= 0.04 * (1 - 1e-5), "one more value would have fitted"
-
-
-@pytest.mark.parametrize(
-    ("part", "constants"),
-    [
-        (TruncatedMismatch, {"cap": 0.0}),
-        (TruncatedSequenceMismatch, {"cap": -1.0}),
-        (MaskedMismatch, {"low": 1.1}),
-        (MaskedSequenceMismatch, {"high": 0.9}),
-        (GeometricRejection, {"low": -0.1}),
-        (K3Rejection, {"limit": -0.1}),
-        (Veto, {"least": 1.0}),
-        (OffPolicySequenceMask, {"against": "mu"}),
-        (ProbabilityDifferenceMask, {"low": -0.1}),
-        (BernoulliDivergenceMask, {"against": "mu"}),
-        (ProbabilityBand, {"width": -0.1}),
-        (SignGate, {"against": "mu"}),
-        (SecondMomentMask, {"budget": 0.0}),
-    ],
-)
-def test_a_constant_that_makes_no_sense_is_refused(part: type[CorrectionPart], constants: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(constants))):
-        part(**constants)

@@ -1,4 +1,4 @@
-"""What another node can move in a step: its claims reach neither our rewards, nor our memory, nor others' tokens."""
+"""Reach of another node in a step: its claims reach neither our rewards, nor our memory, nor others' tokens."""
 
 import math
 from dataclasses import replace

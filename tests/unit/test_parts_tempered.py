@@ -19,25 +19,6 @@ def make_scored(entropy: float, rewards: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0
     return toy_scored(batch, entropy=0.7 * ones, advantages=2 * ones, probes=probes)
 
 
-@pytest.mark.parametrize(
-    ("entropy", "distance", "log_pull"), [(0.46, 0.04, 0.3), (0.2, 0.1, 0.3), (0.55, 0.05, -0.4), (3.0, 0.1, -0.4)]
-)
-def test_the_pull_is_towards_a_flatter_policy_below_the_target_and_a_sharper_one_above(
-    entropy: float, distance: float, log_pull: float
-) -> None:
-    found = TemperedPull(target=0.5)(make_scored(entropy))
-    share = (distance / 0.25) / (1 + distance / 0.25)
-    pull = torch.tensor(log_pull).exp()
-    expected = torch.tensor([(1 - share) * 2 + share * pull, *[(1 - share) * 2] * 3])
-    torch.testing.assert_close(found[:, 0], expected)
-
-
-def test_at_the_target_advantages_stay_and_without_a_correct_rollout_they_vanish() -> None:
-    scored = make_scored(0.5)
-    assert torch.equal(TemperedPull(target=0.5)(scored), scored.advantages)
-    assert not bool(TemperedPull(target=0.5)(make_scored(0.2, (0.0,) * 4)).any())
-
-
 def test_the_entropy_of_the_step_is_what_the_next_one_compares() -> None:
     part = TemperedPull()
     scored = make_scored(0.1)

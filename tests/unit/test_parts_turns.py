@@ -14,7 +14,7 @@ from swarm.environments.load import build_environment, signals_of
 from swarm.environments.replay import replay
 from swarm.episode import TurnStatus
 from swarm.errors import ConfigError
-from swarm.exchange.reward_recheck import to_scored_group
+from swarm.exchange.checks.reward_recheck import to_scored_group
 from swarm.interfaces import Environment
 from swarm.model.tokenizer import CharTokenizer
 from swarm.objectives.batch import Batch
@@ -74,25 +74,6 @@ def test_turns_begin_in_the_same_state_where_the_environment_says_so_and_at_the_
     assert cells[0][1] != cells[3][1]
     unknown = cells[1][2]
     assert [each for row in cells for each in row].count(unknown) == 1
-
-
-def test_gigpo_finds_the_turn_that_decided() -> None:
-    """Two episodes part at their second turn; what they share is not credited at the level of states."""
-    batch = episodes([1, 0, 1, 0], [("door", "gold", "end"), ("door", "pit", "end")] * 2)
-    whole, of_state = 0.5, 0.95 / 2  # G_2 is .95 or 0
-    found = advantages("gigpo", batch)
-    assert found[0] == pytest.approx([whole + 0.95**2 / 2, whole + of_state, whole])
-    assert found[1] == pytest.approx([-whole - 0.95**2 / 2, -whole - of_state, -whole])
-    lone = episodes([1, 0], [("x", "y"), ("z", "w")])
-    assert advantages("gigpo", lone)[0][1] == 0.5, "alone in its state: the episode only"
-
-
-def test_reward_to_go_compares_only_episodes_that_have_the_turn() -> None:
-    batch = episodes([1, 0, 1], [("a", "b"), ("a", "b"), ("a",)])
-    found = advantages("turn_reward_to_go", batch)
-    mean = (0.95 + 0 + 1) / 3
-    assert [row[0] for row in found] == pytest.approx([0.95 - mean, -mean, 1 - mean])
-    assert [found[0][1], found[1][1]] == pytest.approx([0.5, -0.5])
 
 
 def test_a_group_statistic_counts_rollouts_and_never_turns() -> None:

@@ -1,4 +1,4 @@
-"""Which patches a node applies to get from one version to another."""
+"""The patches that lead from one version to another."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from swarm.testing.builders import make_identity
 from swarm.types import PolicyVersion, SealedManifest
-from swarm.weights.chunks import chunk_digest
 from swarm.weights.codec import Codec
 from swarm.weights.manifest import Manifest, layout_digest
 from swarm.weights.patch_graph import Patch, PatchGraph
+from swarm.weights.payload import chunk_digest
 from swarm.weights.publish import is_anchor
 
 OWNER = make_identity(1)
@@ -51,28 +51,6 @@ def size(chain: Sequence[Patch]) -> int:
 
 def test_every_tenth_version_is_an_anchor() -> None:
     assert [step for step in range(31) if is_anchor(step)] == [0, 10, 20, 30]
-
-
-def test_who_holds_the_version_takes_nothing() -> None:
-    assert cheapest([patch(None, 5, 100)], held=5, wanted=5) == ()
-
-
-def test_a_laggard_takes_the_catch_up_patch_where_it_is_smaller_than_replaying() -> None:
-    each = [patch(step - 1, step, 10) for step in range(1, 7)]
-    catch_up, full = patch(0, 6, 40), patch(None, 6, 1000)
-    assert cheapest([*each, catch_up, full], held=0, wanted=6) == (catch_up,)
-    assert cheapest([*each, full], held=0, wanted=6) == tuple(each)
-    assert cheapest([*each, catch_up, full], held=4, wanted=6) == tuple(each[4:])
-
-
-def test_a_newcomer_takes_an_anchor_and_patches() -> None:
-    anchor, onward, full = patch(None, 10, 1000), patch(10, 13, 20), patch(None, 13, 1000)
-    assert cheapest([anchor, onward], held=None, wanted=13) == (anchor, onward)
-    assert cheapest([anchor, onward, full], held=None, wanted=13) == (full,)
-
-
-def test_there_is_no_path_to_what_nobody_offers() -> None:
-    assert cheapest([patch(3, 4, 1)], held=2, wanted=4) is None
 
 
 def test_what_cannot_be_obtained_is_no_edge() -> None:

@@ -1,4 +1,4 @@
-"""Whether a node's clock is wrong: named by a majority of parties, and by nobody alone."""
+"""A wrong clock is named by a majority of parties, and by nobody alone."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What every daemon shares: undone starts, an end by signal, a directory of its own."""
+"""Parts that all daemons share: undone starts, an end by signal, a directory of its own."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""What a node takes in: enough for its draws, no more, and from every neighbour."""
+"""A node's intake: enough for its draws, no more, and from every neighbour."""
 
 from swarm.clock import ManualClock
 from swarm.config import ReplayConfig
@@ -19,7 +19,7 @@ def make_intake_quota(clock: ManualClock, every_s: float = 10.0, **replay: objec
 def offer(
     intake_quota: IntakeQuota, clock: ManualClock, peers: list[str], seconds: int, num_held: int = ENOUGH
 ) -> list[str]:
-    """Whose groups are taken when every peer offers ten per second."""
+    """Producers of the groups that are taken when every peer offers ten per second."""
     taken: list[str] = []
     for tick in range(10 * seconds):
         clock.advance(0.1)

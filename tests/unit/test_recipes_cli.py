@@ -49,7 +49,7 @@ def test_recipes_list_says_the_same_as_recipes() -> None:
 
 
 def test_a_recipe_that_no_run_can_feed_says_so_wherever_it_is_shown() -> None:
-    """What runs supply is computed from the widest configuration, not from the list that marks the recipes."""
+    """Inputs that runs supply are computed from the widest configuration, not from the list that marks recipes."""
     env = EnvironmentConfig(name="sums", kind="char", dataset="sum", num_tasks=100)
     episodes = EnvironmentConfig(name="apps", kind="apps", num_tasks=100)
     widest = NodeConfig(
@@ -136,12 +136,6 @@ def test_check_reads_the_run_of_a_coordinator() -> None:
     bad = swarm("check", "--config", run, "--set", "node.learner.recipe=ngrpo")
     assert bad.exit_code == 2 and "keep_zero_variance" in bad.stderr
     assert "no such file" in swarm("check", "--config", "nowhere.toml").stderr
-
-
-def test_check_includes_what_the_guard_falls_back_to() -> None:
-    check = ["check", "--config", str(LAPTOP), "--set"]
-    assert "guard.safe_recipe: unknown recipe" in swarm(*check, "guard.safe_recipe=best").stderr
-    assert "keep_zero_variance" in swarm(*check, "guard.safe_recipe=ngrpo").stderr
 
 
 @pytest.mark.parametrize("spec", ["mine.py:RECIPE", "mine:RECIPE", "./mine.py:RECIPE"])

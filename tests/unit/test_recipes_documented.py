@@ -11,7 +11,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_table_of_recipes_is_current() -> None:
-    """Where it is not: swarm recipes list --markdown > docs/recipes_table.md."""
+    """Mend it by: swarm recipes list --markdown > docs/recipes_table.md."""
     made = markdown_table([load_recipe(name) for name in list_recipes()])
     shown = (DOCS / "recipes_table.md").read_text(encoding="utf-8")
     missing = [line for line in made.splitlines() if line not in shown.splitlines()]

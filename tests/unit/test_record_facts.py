@@ -1,4 +1,4 @@
-"""What a file of questions and right answers says as a whole."""
+"""Facts about a file of questions and right answers as a whole."""
 
 import json
 from pathlib import Path

@@ -20,7 +20,7 @@ def book_at(clock: ManualClock) -> AddressBook:
 
 
 def is_tried(book: AddressBook, address: PeerAddress) -> bool:
-    """Whether it may be dialled; if so nobody answers."""
+    """True where the book lets us dial it; then nobody answers."""
     if not book.begin_dial(address):
         return False
     book.record_failure(address, "3.3.3.0/24")
@@ -71,7 +71,7 @@ def test_a_relay_that_led_somewhere_once_is_an_address_like_others_after_many_fa
 
 
 def test_dead_adverts_do_not_use_up_the_only_way_out() -> None:
-    """Where only our own relay leads out, all adverts lead through it: 40 nodes that left, and one that is there."""
+    """Our own relay is the only way out, and all adverts lead through it: 40 nodes that left, and one that is there."""
     clock = ManualClock()
     book = book_at(clock)
     nodes = [behind(RELAY, number) for number in range(41)]

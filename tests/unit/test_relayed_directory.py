@@ -6,6 +6,7 @@ import itertools
 from typing import Any, cast
 
 import pytest
+from scenes import in_virtual_time
 
 from swarm.clock import ManualClock
 from swarm.errors import Unavailable
@@ -54,7 +55,7 @@ class DhtPeer:
 
 
 class AtRelays:
-    """What relays were asked; those in `refusing` refuse."""
+    """Calls to relays; those in `refusing` refuse."""
 
     def __init__(self) -> None:
         self.told: list[PeerAddress] = []
@@ -132,35 +133,31 @@ async def test_a_relay_that_takes_its_time_keeps_an_advert_from_nobody_else(monk
     await asyncio.gather(announcing, return_exceptions=True)
 
 
-def test_relays_that_say_nothing_cost_one_time_out_together() -> None:
-    async def scene() -> None:
-        it, loop = Scene(), asyncio.get_running_loop()
-        it.at.silent = set(RELAYS)
-        began_s = loop.time()
-        await it.directory.lookup()
-        await asyncio.wait(it.directory._asked.values())
-        assert it.at.asked == RELAYS
-        assert loop.time() - began_s <= TIMEOUT_S + PATIENCE_S
-
-    run_virtual(scene())
+@in_virtual_time
+async def test_relays_that_say_nothing_cost_one_time_out_together() -> None:
+    it, loop = Scene(), asyncio.get_running_loop()
+    it.at.silent = set(RELAYS)
+    began_s = loop.time()
+    await it.directory.lookup()
+    await asyncio.wait(it.directory._asked.values())
+    assert it.at.asked == RELAYS
+    assert loop.time() - began_s <= TIMEOUT_S + PATIENCE_S
 
 
-def test_what_a_slow_relay_has_is_taken_though_a_quick_one_withholds_everything() -> None:
-    async def scene() -> None:
-        it = Scene()
-        records_at = it.at.records_at
+@in_virtual_time
+async def test_what_a_slow_relay_has_is_taken_though_a_quick_one_withholds_everything() -> None:
+    it = Scene()
+    records_at = it.at.records_at
 
-        async def slowly(relay: PeerAddress) -> list[bytes]:
-            await asyncio.sleep(6.0 if relay == RELAYS[0] else 0.0)
-            return await records_at(relay)
+    async def slowly(relay: PeerAddress) -> list[bytes]:
+        await asyncio.sleep(6.0 if relay == RELAYS[0] else 0.0)
+        return await records_at(relay)
 
-        it.at.records_at = slowly  # type: ignore[method-assign]
-        it.at.withholding = {RELAYS[1]}
-        await it.directory.lookup()
-        await asyncio.wait(it.directory._asked.values())
-        assert it.peer.taken == [b"advert"]
-
-    run_virtual(scene())
+    it.at.records_at = slowly  # type: ignore[method-assign]
+    it.at.withholding = {RELAYS[1]}
+    await it.directory.lookup()
+    await asyncio.wait(it.directory._asked.values())
+    assert it.peer.taken == [b"advert"]
 
 
 async def test_relays_are_left_alone_while_a_peer_of_the_configuration_answers() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from swarm.interfaces import PeerAddress
 from swarm.relay.relay_client import RelaySessions
-from swarm.relay.relayed_socket import RelayedSocket
+from swarm.relay.relaying_transport import RelayedSocket
 from swarm.relay.tunnel import EOF, FRAME_BYTES
 from swarm.testing.builders import make_identity
 from swarm.wire.v1 import relay_service_pb2 as pb
@@ -87,7 +87,7 @@ def connected(path: str) -> socket.socket:
 
 
 def unclosed_after(scene: Coroutine[Any, Any, socket.socket]) -> tuple[list[str], bytes]:
-    """What nobody had closed when the loop of a scene ended, and what its local end could read then."""
+    """Warnings of unclosed sockets after the loop of a scene, and the bytes that its local end could still read."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
         connection = asyncio.run(scene)
@@ -170,7 +170,7 @@ async def test_a_relay_that_takes_no_first_message_ends_the_connection(monkeypat
     async def never(request: Any) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("swarm.relay.relayed_socket.TAKEN_WITHIN_S", 0.05)
+    monkeypatch.setattr("swarm.relay.relaying_transport.TAKEN_WITHIN_S", 0.05)
     sessions = Connects(1)
     sessions.connection.write = never
     relayed = socket_of(sessions)
@@ -203,6 +203,6 @@ async def test_a_dial_that_is_given_up_leaves_no_folder_and_no_socket(
         await asyncio.gather(dialling, return_exceptions=True)
         if was_entered:
             await left.close()
-        num_listening += left._accepted is not None and left._accepted.is_open
+        num_listening += left._accepted is not None and left._accepted._listening.fileno() >= 0
     await asyncio.sleep(0.1)  # a thread that nobody waits for
     assert num_listening == 0 and await asyncio.to_thread(os.listdir, tmp_path) == []

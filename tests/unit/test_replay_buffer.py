@@ -265,17 +265,14 @@ def test_a_run_that_makes_no_draw_remembers_no_more_groups_than_a_restart_reads(
 
 
 def test_what_waits_stays_within_the_bytes_of_the_store_too() -> None:
-    buffer, one = make_buffer(max_bytes=3 * held_bytes(local(0))), held_bytes(local(0))
-    buffer.limit_stored_bytes(2000)
-    assert not buffer.add(local(9, size_bytes=2001))
-    for i in range(4):
-        buffer.add(local(i, size_bytes=1000))
-    assert buffer.num_bytes == 2 * one and buffer.fill == 1.0
-    assert len(buffer.digests) == 2
-    buffer.limit_stored_bytes(10**6)
-    for i in range(4, 8):
-        buffer.add(local(i, size_bytes=1000))
-    assert buffer.num_bytes == 3 * one
+    one = held_bytes(local(0))
+    for max_stored_bytes, num_held in ((2000, 2), (10**6, 3)):
+        config = ReplayConfig(local_groups=2, max_bytes=3 * one)
+        buffer = ReplayBuffer(config, OWN, 0, ManualClock(), max_stored_bytes=max_stored_bytes)
+        assert not buffer.add(local(9, size_bytes=max_stored_bytes + 1))
+        for i in range(4):
+            buffer.add(local(i, size_bytes=1000))
+        assert buffer.num_bytes == num_held * one and buffer.fill == 1.0
 
 
 def test_local_are_the_groups_of_the_own_lineage_whoever_made_them() -> None:

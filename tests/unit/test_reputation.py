@@ -26,13 +26,9 @@ def make_reputation(groups_per_minute: int = 60, max_peers: int = 100) -> tuple[
     return Reputation(clock, groups_per_minute, half_life_s=100.0, max_peers=max_peers), clock
 
 
-def test_an_unknown_peer_is_neither_good_nor_bad() -> None:
-    reputation, _ = make_reputation()
-    assert reputation.score("unknown") == 0.0 and reputation.is_allowed("unknown") and len(reputation) == 0
-
-
 def test_three_false_rewards_make_a_producer_low_until_it_decays() -> None:
     reputation, clock = make_reputation()
+    assert reputation.score("liar") == 0.0 and reputation.is_allowed("liar") and len(reputation) == 0, "unknown"
     for _ in range(2):
         reputation.record_refused(RefusalReason.FALSE_REWARD, "liar", "liar")
     assert reputation.is_allowed("liar")
@@ -57,33 +53,30 @@ def test_a_bad_signature_is_charged_to_the_sender_and_never_to_the_name_on_it() 
     assert not reputation.is_allowed("sender") and reputation.score("victim") == 0.0
 
 
-def test_a_relay_pays_a_share_of_provable_lies_and_none_of_what_honest_nodes_may_disagree_on() -> None:
-    reputation, _ = make_reputation()
-    reputation.record_refused(RefusalReason.MALFORMED, "relay", "liar")
-    assert reputation.score("relay") == -1.0 and reputation.score("liar") == -4.0
-    reputation.record_refused(RefusalReason.VERIFIER_FAILED, "relay", "liar")
-    assert reputation.score("relay") == -1.0 and reputation.score("liar") == -6.0
-
-
-@pytest.mark.parametrize("reason", [RefusalReason.TEXT_MISMATCH, RefusalReason.BAD_TOKENS, RefusalReason.WRONG_PROMPT])
-def test_a_relay_of_another_tokenizer_pays_nothing_for_tokens_that_it_cannot_read(reason: RefusalReason) -> None:
+@pytest.mark.parametrize(
+    ("reason", "of_relay", "of_liar"),
+    [
+        (RefusalReason.MALFORMED, -1.0, -4.0),
+        (RefusalReason.VERIFIER_FAILED, 0.0, -2.0),
+        # a relay of another tokenizer cannot read the tokens
+        *((reason, 0.0, -4.0) for reason in (RefusalReason.TEXT_MISMATCH, RefusalReason.BAD_TOKENS)),
+        (RefusalReason.WRONG_PROMPT, 0.0, -4.0),
+    ],
+)
+def test_a_relay_pays_a_share_of_provable_lies_and_none_of_what_honest_nodes_may_disagree_on(
+    reason: RefusalReason, of_relay: float, of_liar: float
+) -> None:
     reputation, _ = make_reputation()
     reputation.record_refused(reason, "relay", "liar")
-    assert reputation.score("relay") == 0.0 and reputation.score("liar") == -4.0
+    assert (reputation.score("relay"), reputation.score("liar")) == (of_relay, of_liar)
 
 
-def test_good_groups_earn_bounded_credit() -> None:
-    reputation, _ = make_reputation()
+def test_credit_and_blame_are_bounded_so_that_recovery_is_too() -> None:
+    reputation, clock = make_reputation()
     for _ in range(10_000):
         reputation.record_good("worker")
-    assert 3.9 < reputation.score("worker") <= 4.0
-
-
-def test_blame_is_bounded_so_that_recovery_is_too() -> None:
-    reputation, clock = make_reputation()
-    for _ in range(1000):
         reputation.record_refused(RefusalReason.MALFORMED, "flooder", None)
-    assert reputation.score("flooder") == 2 * FLOOR
+    assert 3.9 < reputation.score("worker") <= 4.0 and reputation.score("flooder") == 2 * FLOOR
     clock.advance(101.0)
     assert reputation.is_allowed("flooder")
 

@@ -1,4 +1,4 @@
-"""What a source of rollouts keeps where not enough came in time."""
+"""Groups that a source of rollouts keeps where not enough came in time."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -159,7 +159,6 @@ def test_a_gpu_holds_the_models_and_the_host_what_passes_through() -> None:
 def test_a_pass_is_a_step_up_to_the_budget_and_never_less_than_an_answer() -> None:
     config, lengths = node(), Lengths(prompt=48, response=8)
     assert pass_tokens(config, lengths) == 4 * (48 + 8 * 8)
-    assert pass_tokens(node(learner={"share_prompt": False}), lengths) == 4 * 8 * (48 + 8)
     assert pass_tokens(node(learner={"token_budget": 100}), lengths) == 100
     assert pass_tokens(node(learner={"token_budget": 10}), lengths) == 56
 

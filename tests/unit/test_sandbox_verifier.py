@@ -64,31 +64,46 @@ STRANGER, FRIEND = Producer(node_id=NodeId("a" * 32), is_known=False), Producer(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the worst verifier is made of."""
+    """The folder with the code of the worst verifier."""
     folder = tmp_path_factory.mktemp("obedient")
     (folder / "rule.py").write_text(OBEDIENT)
     (folder / "problems.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))
     return folder
 
 
+def obedient_config(folder: Path) -> EnvironmentConfig:
+    params = {"path": str(folder / "problems.jsonl")}
+    return EnvironmentConfig(name="run", kind="function", dataset=f"{folder / 'rule.py'}:score", params=params)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def obedient(folder: Path) -> AsyncIterator[SandboxVerifier]:
     """One for all tests: a child takes half a second to start, and whatever an answer does, the next one works."""
-    params = {"path": str(folder / "problems.jsonl")}
-    config = EnvironmentConfig(name="run", kind="function", dataset=f"{folder / 'rule.py'}:score", params=params)
-    verifier = SandboxVerifier((config, CHAR), SandboxConfig(timeout_s=2.0, cpu_s=100.0, memory_bytes=512 * 2**20))
-    yield verifier
-    await verifier.close()
+    limits = SandboxConfig(timeout_s=2.0, memory_bytes=512 * 2**20)
+    async with SandboxVerifier((obedient_config(folder), CHAR), limits) as verifier:
+        yield verifier
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def patient(folder: Path) -> AsyncIterator[SandboxVerifier]:
     """The same verifier with time for every request: only the CPU time of an answer ends it."""
-    params = {"path": str(folder / "problems.jsonl")}
-    config = EnvironmentConfig(name="run", kind="function", dataset=f"{folder / 'rule.py'}:score", params=params)
-    verifier = SandboxVerifier((config,), SandboxConfig(timeout_s=60.0, memory_bytes=512 * 2**20))
-    yield verifier
-    await verifier.close()
+    limits = SandboxConfig(timeout_s=60.0, memory_bytes=512 * 2**20)
+    async with SandboxVerifier((obedient_config(folder),), limits) as verifier:
+        yield verifier
+
+
+def slow_verifier(folder: Path, code: str = SLOW) -> SandboxVerifier:
+    (folder / "slow.py").write_text(code)
+    config = EnvironmentConfig(name="slow", kind="plugin", dataset=f"{folder / 'slow.py'}:Slow")
+    return SandboxVerifier((config,), SandboxConfig(timeout_s=60.0))
+
+
+async def is_refused(verifier: SandboxVerifier, code: str, folder: Path) -> bool:
+    """True if an answer fails alone: its process lives on, and the folder holds what it held."""
+    before, num_started = contents(folder), verifier.num_started
+    with pytest.raises(RolloutFailed):
+        await verifier.verify("run", 0, answers(code.replace("{dir}", str(folder)).replace("{home}", str(Path.home()))))
+    return contents(folder) == before and await works(verifier) and verifier.num_started == num_started
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -101,47 +116,31 @@ async def works(verifier: Verifier) -> bool:
 
 
 async def test_sandbox_and_inline_verifier_agree() -> None:
-    inline, sandbox = InlineVerifier(build_environments([CHAR])), SandboxVerifier((CHAR,), SandboxConfig())
-    try:
+    inline = InlineVerifier(build_environments([CHAR]))
+    async with SandboxVerifier((CHAR,), SandboxConfig()) as sandbox:
         for task_id in range(5):
             texts = [(await inline.verify("rev", task_id, [])).reference, "x", "", "\ud800 lone", "n" * 5000]
-            here, there = (
-                await inline.verify("rev", task_id, answers(*texts)),
-                await sandbox.verify("rev", task_id, answers(*texts)),
-            )
+            here, there = [await each.verify("rev", task_id, answers(*texts)) for each in (inline, sandbox)]
             assert (here.task, here.verifier, here.reference) == (there.task, there.verifier, there.reference)
             np.testing.assert_array_equal(here.rewards, there.rewards)
             assert there.rewards.dtype == np.float32 and there.rewards.tolist()[0] == 1.0
-    finally:
-        await sandbox.close()
-
-
-@pytest.mark.parametrize("kind", ["inline", "sandbox"])
-async def test_unknown_environment_and_task_are_lookup_errors(kind: str) -> None:
-    sandbox = SandboxVerifier((CHAR,), SandboxConfig())
-    verifier: Verifier = InlineVerifier(build_environments([CHAR])) if kind == "inline" else sandbox
-    try:
-        for env, task_id in (("other", 1), ("rev", -1), ("rev", 10**9)):
-            with pytest.raises(LookupError):
-                await verifier.verify(env, task_id, answers("x"))
-        assert await works(verifier)
-    finally:
-        await sandbox.close()
+        for verifier in (inline, sandbox):
+            for env, task_id in (("other", 1), ("rev", -1), ("rev", 10**9)):
+                with pytest.raises(LookupError):
+                    await verifier.verify(env, task_id, answers("x"))
+            assert await works(verifier)
 
 
 async def test_the_shape_of_each_environment_is_known_once_a_process_started() -> None:
-    sandbox, built = SandboxVerifier((CHAR,), SandboxConfig()), build_environments([CHAR])["rev"]
-    assert sandbox.shapes == {}
-    try:
+    built = build_environments([CHAR])["rev"]
+    async with SandboxVerifier((CHAR,), SandboxConfig()) as sandbox:
+        assert sandbox.shapes == {}
         await sandbox.limits_in_force()
         assert sandbox.shapes == {"rev": EnvironmentShape(built.verifier, built.max_turns)}
-    finally:
-        await sandbox.close()
 
 
 async def test_every_limit_is_in_force_or_said_not_to_be() -> None:
-    verifier = SandboxVerifier((CHAR,), SandboxConfig())
-    try:
+    async with SandboxVerifier((CHAR,), SandboxConfig()) as verifier:
         limits = await verifier.limits_in_force()
         assert set(limits) == {
             *("cpu", "memory", "open_files", "file_size", "core_dumps", "processes"),
@@ -149,8 +148,6 @@ async def test_every_limit_is_in_force_or_said_not_to_be() -> None:
             "other_files_hidden",
         }
         assert limits["cpu"] and limits["memory"] and limits["file_size"] and limits["no_new_privileges"]
-    finally:
-        await verifier.close()
 
 
 async def test_code_as_an_answer_to_binary_matrix_is_worth_0_and_runs_nothing(tmp_path: Path) -> None:
@@ -165,15 +162,12 @@ async def test_code_as_an_answer_to_binary_matrix_is_worth_0_and_runs_nothing(tm
         "print('x' * 10**6)",
         "(lambda f: f(f))(lambda f: f(f))",
     ]
-    verifier = SandboxVerifier((MATRIX, CHAR), SandboxConfig())
-    try:
+    async with SandboxVerifier((MATRIX, CHAR), SandboxConfig()) as verifier:
         for answer in texts:
             verdict = await verifier.verify("matrix", 0, answers(answer))
             right = await verifier.verify("matrix", 0, answers(verdict.reference))
             assert (verdict.rewards.tolist(), right.rewards.tolist()) == ([0.0], [1.0]), answer
             assert not target.exists() and verifier.num_started == 1, answer
-    finally:
-        await verifier.close()
 
 
 @pytest.mark.parametrize(
@@ -227,11 +221,7 @@ async def test_what_the_kernel_refuses_an_answer_is_an_error_of_that_answer(
 ) -> None:
     if not (await obedient.limits_in_force())["system_calls"]:
         pytest.skip("no seccomp filter on this machine")
-    before, num_started = contents(folder), obedient.num_started
-    with pytest.raises(RolloutFailed):
-        await obedient.verify("run", 0, answers(code.replace("{dir}", str(folder))))
-    assert contents(folder) == before
-    assert await works(obedient) and obedient.num_started == num_started
+    assert await is_refused(obedient, code, folder)
 
 
 @pytest.mark.parametrize(
@@ -266,10 +256,7 @@ async def test_an_answer_reads_no_file_of_the_user(obedient: SandboxVerifier, co
     if not (await obedient.limits_in_force())["file_reads"]:
         pytest.skip("no Landlock on this machine")
     (folder / "secret").write_text("key")
-    num_started = obedient.num_started
-    with pytest.raises(RolloutFailed):
-        await obedient.verify("run", 0, answers(code.replace("{dir}", str(folder)).replace("{home}", str(Path.home()))))
-    assert await works(obedient) and obedient.num_started == num_started
+    assert await is_refused(obedient, code, folder)
 
 
 @pytest.mark.parametrize(
@@ -296,10 +283,7 @@ async def test_an_answer_leaves_nothing_behind_and_finds_out_nothing(
     if not (limits["system_calls"] and limits["other_files_hidden"]):
         pytest.skip("no seccomp filter or no mounts in a namespace on this machine")
     (folder / "secret").write_text("key")
-    num_started = obedient.num_started
-    with pytest.raises(RolloutFailed):
-        await obedient.verify("run", 0, answers(code.replace("{dir}", str(folder))))
-    assert await works(obedient) and obedient.num_started == num_started
+    assert await is_refused(obedient, code, folder)
 
 
 async def test_verifiers_still_import_what_is_installed_and_read_their_records(
@@ -331,13 +315,11 @@ async def test_printing_does_not_reach_the_protocol(obedient: SandboxVerifier) -
     assert await works(obedient)
 
 
-async def test_the_child_is_replaced_when_its_cpu_budget_is_used_up() -> None:
-    verifier = SandboxVerifier((CHAR,), SandboxConfig(cpu_s=1e-6))  # its start alone takes more
-    try:
+async def test_the_child_is_replaced_when_its_cpu_budget_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.environments.sandbox.verifier.PROCESS_CPU_S", 1e-6)  # its start alone takes more
+    async with SandboxVerifier((CHAR,), SandboxConfig()) as verifier:
         assert await works(verifier) and await works(verifier)
         assert verifier.num_replaced == 2
-    finally:
-        await verifier.close()
 
 
 async def test_a_child_killed_from_outside_is_started_again(obedient: SandboxVerifier) -> None:
@@ -380,29 +362,19 @@ async def test_without_the_timer_only_the_wall_clock_of_the_request_ends_an_answ
 
 
 async def test_a_task_that_cannot_be_built_is_no_fault_of_who_answered_it(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(SLOW.replace("burn(0.1)", "[0, 0][task_id]"))
-    config = EnvironmentConfig(name="slow", kind="plugin", dataset=f"{tmp_path / 'slow.py'}:Slow")
-    verifier = SandboxVerifier((config,), SandboxConfig(timeout_s=60.0))
     reason = r"environment slow: task 2 of .* cannot be built: IndexError: .*slow\.py:\d+ in build"
-    try:
+    async with slow_verifier(tmp_path, SLOW.replace("burn(0.1)", "[0, 0][task_id]")) as verifier:
         with pytest.raises(RolloutFailed, match=reason):
             await verifier.verify("slow", 2, answers("0"))
         with pytest.raises(LookupError, match=reason):
             await verifier.verify("slow", 2, answers("0"), FRIEND)
-    finally:
-        await verifier.close()
 
 
 async def test_each_answer_has_its_own_time_and_building_the_task_takes_none_of_it(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(SLOW)
-    config = EnvironmentConfig(name="slow", kind="plugin", dataset=f"{tmp_path / 'slow.py'}:Slow")
-    verifier = SandboxVerifier((config,), SandboxConfig(timeout_s=60.0))
-    try:
+    async with slow_verifier(tmp_path) as verifier:
         assert (await verifier.verify("slow", 1, [("0.02",)] * 10)).rewards.tolist() == [1.0] * 10
         with pytest.raises(RolloutFailed, match=r"answer_cpu_s 0\.05"):
             await verifier.verify("slow", 1, answers("0.02", "30"))
-    finally:
-        await verifier.close()
 
 
 @pytest.mark.parametrize("takes_as_many_as_were_sent", [False, True])
@@ -411,24 +383,17 @@ async def test_actions_that_no_environment_takes_give_the_others_no_time(
 ) -> None:
     """A text of two bytes must not buy 50 ms for the action that never ends, but where the environment takes it."""
     most = "\n    max_turns = 100\n" if takes_as_many_as_were_sent else "\n"
-    (tmp_path / "slow.py").write_text(SLOW + most)
-    config = EnvironmentConfig(name="slow", kind="plugin", dataset=f"{tmp_path / 'slow.py'}:Slow")
-    verifier = SandboxVerifier((config,), SandboxConfig(timeout_s=60.0))
-    try:
+    async with slow_verifier(tmp_path, SLOW + most) as verifier:
         request = verifier.verify("slow", 1, [("0.5", *("",) * 99)])
         if takes_as_many_as_were_sent:
             assert (await request).rewards.tolist() == [1.0]
         else:
             with pytest.raises(RolloutFailed, match=r"answer_cpu_s 0\.05"):
                 await request
-    finally:
-        await verifier.close()
 
 
 async def test_an_environment_that_wants_more_time_than_a_request_has_is_a_config_error(folder: Path) -> None:
-    params = {"path": str(folder / "problems.jsonl")}
-    config = EnvironmentConfig(name="run", kind="function", dataset=f"{folder / 'rule.py'}:score", params=params)
-    verifier = SandboxVerifier((config,), SandboxConfig(timeout_s=0.25))
+    verifier = SandboxVerifier((obedient_config(folder),), SandboxConfig(timeout_s=0.25))
     with pytest.raises(ConfigError, match=r"answer_cpu_s 0\.5 must be above 0 and at most sandbox\.timeout_s 0\.25"):
         await verifier.verify("run", 0, answers("result = 1.0"))
 
@@ -465,24 +430,18 @@ async def test_a_known_producer_does_not_wait_behind_a_flood_of_fresh_keys(
 
 
 async def test_concurrent_requests_get_their_own_verdicts() -> None:
-    verifier = SandboxVerifier((CHAR,), SandboxConfig())
     references = [build_environments([CHAR])["rev"].reference(i) for i in range(20)]
-    try:
+    async with SandboxVerifier((CHAR,), SandboxConfig()) as verifier:
         verdicts = await asyncio.gather(*(verifier.verify("rev", i, answers(references[i], "-")) for i in range(20)))
         assert [v.task.task_id for v in verdicts] == list(range(20))
         assert all(v.rewards.tolist() == [1.0, 0.0] for v in verdicts)
-    finally:
-        await verifier.close()
 
 
 async def test_too_many_bytes_are_refused_before_they_are_sent() -> None:
-    verifier = SandboxVerifier((CHAR,), SandboxConfig())
-    try:
+    async with SandboxVerifier((CHAR,), SandboxConfig()) as verifier:
         with pytest.raises(TooLarge):
             await verifier.verify("rev", 0, answers("x" * (MAX_REQUEST_BYTES + 1)))
         assert verifier.num_started == 0
-    finally:
-        await verifier.close()
 
 
 async def test_an_environment_that_cannot_be_built_is_a_config_error() -> None:

@@ -5,24 +5,20 @@ import threading
 from typing import Any, cast
 
 import pytest
+from workers import PlainLearner, QuietExchange, make_worker
 
-from swarm.clock import ManualClock
 from swarm.config import NodeConfig
-from swarm.interfaces import LocalExchange
-from swarm.loops import Worker
 from swarm.loops.learn_loop import learn_loop
-from swarm.types import Draw, PolicyVersion, StepReport
+from swarm.types import Draw, PolicyVersion
 
 
-class OneDraw:
+class OneDraw(QuietExchange):
     """The agent's side: a single draw, and what it is told."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_drawn = False
         self.saved: list[str] = []
-
-    async def redraw(self, next_draw: int) -> list[Draw]:
-        return []
 
     async def draw(self, version: PolicyVersion) -> Draw:
         if self.is_drawn:
@@ -30,33 +26,17 @@ class OneDraw:
         self.is_drawn = True
         return Draw(step=1, groups=(), num_zero_variance=0)
 
-    async def publish(self, *_: object) -> None: ...
-
-    async def report_step(self, report: StepReport) -> None: ...
-
-    async def report_evaluations(self, evaluations: object) -> None: ...
-
     async def report_checkpoint(self, next_draw: int, error: str) -> None:
         self.saved.append(error)
 
 
-class SlowDisk:
+class SlowDisk(PlainLearner):
     """A learner whose save takes until it is let go; counts saves that are under way together."""
 
     def __init__(self) -> None:
-        self.version, self.next_draw = PolicyVersion(policy_id="a" * 64, step=0), 1
+        super().__init__()
         self.begun, self.may_end = threading.Event(), threading.Event()
         self.num_saves = self.num_together = self.most_together = 0
-
-    def step(self, draw: Draw) -> StepReport:
-        self.version, self.next_draw = PolicyVersion(policy_id="a" * 64, step=1), 2
-        figures: dict[str, Any] = {"diagnostics": {}, "seconds": {}, "was_skipped": False}
-        return StepReport(version=self.version, loss=0.0, grad_norm=0.0, num_tokens=1, **figures)
-
-    def snapshot(self) -> tuple[PolicyVersion, object]:
-        return self.version, None
-
-    def evaluated(self, evaluations: object) -> None: ...
 
     def save(self) -> None:
         self.num_saves += 1
@@ -69,17 +49,8 @@ class SlowDisk:
 
 async def test_a_stop_in_the_middle_of_a_checkpoint_writes_it_once() -> None:
     exchange, learner = OneDraw(), SlowDisk()
-    parts: dict[str, Any] = {"generator": None, "tokenizer": None, "evaluation_tasks": {}, "learner": learner}
-    worker = Worker(
-        config=NodeConfig.model_validate({"learner": {"checkpoint_every": 1, "num_steps": 0}}),
-        exchange=cast("LocalExchange", exchange),
-        produce=lambda first, count: [],
-        evaluate=lambda tasks: [],
-        clock=ManualClock(),
-        offload=asyncio.to_thread,
-        saves_when_stopped=True,
-        **parts,
-    )
+    config = NodeConfig.model_validate({"learner": {"checkpoint_every": 1, "num_steps": 0}})
+    worker = make_worker(config, exchange, learner, offload=asyncio.to_thread, saves_when_stopped=True)
     running = asyncio.ensure_future(learn_loop(worker, cast(Any, learner)))
     assert await asyncio.to_thread(learner.begun.wait, 10.0)
     running.cancel()

@@ -129,7 +129,7 @@ def test_slow_answers_that_a_neighbour_passes_on_send_none_of_its_others_aside()
 
 
 async def place_of(bench: Bench, late: Producer, *before: Producer) -> int:
-    """How many of those who came before are served before a known producer that used more than they did lately."""
+    """Number of earlier callers that are served before a known producer that used more than they did lately."""
     bench.turns.charge(late, 0.02)
     holding = asyncio.create_task(bench.take(make_producer("first", is_known=True)))
     holding_too = [asyncio.create_task(bench.take(make_producer(f"new {number}"))) for number in range(2)]

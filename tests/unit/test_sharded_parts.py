@@ -1,4 +1,4 @@
-"""What processes that share a step must agree on before they send anything: whose turn it is, what a command says."""
+"""Agreement of processes that share a step before they send anything: the turn, and the words of a command."""
 
 import math
 from dataclasses import replace

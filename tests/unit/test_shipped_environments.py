@@ -31,7 +31,7 @@ from swarm.extras.environments.dialogue import DialogueEnvironment
 from swarm.extras.environments.nim import ROLES, NimEnvironment
 from swarm.extras.environments.notes import NotesEnvironment
 from swarm.interfaces import Environment
-from swarm.testing.hostile_actions import hostile_actions
+from tests.attacks.hostile_actions import hostile_actions
 
 Shipped = (
     CalculatorEnvironment
@@ -198,8 +198,7 @@ async def test_the_confined_process_replays_them_all_alike(tmp_path: Path, monke
     records = {"name": "records", "kind": "retry", "params": {"inner": {"kind": "jsonl", "dataset": "records.jsonl"}}}
     configs = [config_of(case, name=f"case{index}") for index, case in enumerate(CASES)]
     configs.append(EnvironmentConfig.model_validate(records))
-    verifier = SandboxVerifier(tuple(configs), SandboxConfig())
-    try:
+    async with SandboxVerifier(tuple(configs), SandboxConfig()) as verifier:
         for config in configs:
             environment = build_environment(config)
             assert isinstance(environment, Shipped)
@@ -207,8 +206,6 @@ async def test_the_confined_process_replays_them_all_alike(tmp_path: Path, monke
             verdict = await verifier.verify(config.name, 0, episodes)
             assert verdict.outcomes == tuple(replay(environment, 0, each) for each in episodes), config.name
             assert verdict.rewards.tolist() == [1.0, 0.0, 0.0] and verdict.verifier == environment.verifier
-    finally:
-        await verifier.close()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,4 +1,4 @@
-"""What ends a side of `make test` that would never end by itself."""
+"""Ends of a side of `make test` that would never end by itself."""
 
 import importlib.util
 import threading

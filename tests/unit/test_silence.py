@@ -6,8 +6,7 @@ from typing import cast
 import pytest
 
 from swarm.clock import ManualClock
-from swarm.simulate.local.processes import Process, SimulationFailed
-from swarm.simulate.local.silence import SilenceWatch
+from swarm.simulate.local.processes import Process, SilenceWatch, SimulationFailed
 
 BOUND_S = 60.0
 

@@ -43,7 +43,7 @@ def simulate(*arguments: object) -> Result:
         ("--preset echo-tiny --compare colocated --kill bell@1", "bell: no such node; the nodes are ada"),
         ("--recipe nope", "learner.recipe: unknown recipe 'nope'"),
         ("--recipe swarm_sampling", "did you mean sapo_swarm,"),
-        ("--set guard.safe_recipe=nope", "guard.safe_recipe: unknown recipe 'nope'"),
+        ("--set guard.safe_recipe=nope", 'guard.safe_recipe: no longer a key, every node has "gspo"'),
         ("--set foo", "--set 'foo': expected key.path=value"),
         ("--set learner.learning_ratex=3", "learner.learning_ratex: unknown key"),
         ("--set learner.lr=1e-3", "learner.lr: unknown key; did you mean learning_rate?"),

@@ -7,8 +7,7 @@ import pytest
 
 from swarm.events import Event, GroupPut, GroupUnscored, StepMade, WorkerDied
 from swarm.simulate.local import run
-from swarm.simulate.local.processes import Process, SimulationFailed
-from swarm.simulate.local.silence import SilenceWatch
+from swarm.simulate.local.processes import Process, SilenceWatch, SimulationFailed
 from swarm.simulate.presets import SimulationOptions
 
 STATUS = {"own_since_step": {"num_put": 648, "num_with_signal": 0, "num_unscored": 0, "error": ""}}

@@ -164,13 +164,12 @@ async def test_a_loop_is_named_with_its_action_in_seconds(tmp_path: Path) -> Non
 
 
 async def test_a_step_of_a_node_that_fails_is_named_by_task_and_action(tmp_path: Path) -> None:
-    verifier = SandboxVerifier((walk(tmp_path, step="while self.place == 6: pass"),), SandboxConfig(timeout_s=60.0))
-    try:
+    async with SandboxVerifier(
+        (walk(tmp_path, step="while self.place == 6: pass"),), SandboxConfig(timeout_s=60.0)
+    ) as verifier:
         await verifier.step("walk", 7, ("go 3",))
         with pytest.raises(RolloutFailed, match="environment walk, task 7, action 2: an answer took more CPU time"):
             await verifier.step("walk", 7, ("go 3", "go 3"))
-    finally:
-        await verifier.close()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What `swarm status` says of a node that runs, starts, is finished, or is no node."""
+"""`swarm status` of a node that runs, starts, is finished, or is no node."""
 
 import io
 import json

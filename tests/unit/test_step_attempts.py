@@ -1,11 +1,12 @@
 """Groups that end the learner's process, in a journal that hands them out again after every restart."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from workers import PlainLearner, make_worker
 
 from swarm.clock import ManualClock
 from swarm.config import EvaluationConfig, LearnerConfig, NodeConfig, ReplayConfig
@@ -13,11 +14,10 @@ from swarm.events import DrawsAbandoned, Event, GroupGivenUp, events_of
 from swarm.exchange import step_attempts
 from swarm.exchange.agent import Agent
 from swarm.exchange.group_store import SqliteGroupStore
-from swarm.loops import Worker
 from swarm.loops.learn_loop import learn_loop
 from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
-from swarm.testing.nodes import inline, make_agent, make_context
-from swarm.types import Digest, Draw, DrawnGroup, PolicyVersion, ScoredGroup, StepReport
+from swarm.testing.nodes import make_agent, make_context
+from swarm.types import Digest, Draw, DrawnGroup, ScoredGroup, StepReport
 
 IDENTITY, PEER, OTHER = make_identity(1), make_identity(2), make_identity(3)
 MOST_LIVES = 12
@@ -27,16 +27,13 @@ class Death(BaseException):
     """The process is gone."""
 
 
-@dataclass
-class FakeLearner:
+class FakeLearner(PlainLearner):
     """Dies of what `is_deadly` says of the digests it computes."""
 
-    is_deadly: Callable[[frozenset[Digest]], bool]
-    num_kills: int = 0  # steps, not dry runs, that something unrelated ends
-    learned: list[frozenset[Digest]] = field(default_factory=list[frozenset[Digest]])
-    tried: list[Digest] = field(default_factory=list[Digest])
-    version: PolicyVersion = field(default_factory=lambda: PolicyVersion(policy_id=IDENTITY.node_id, step=0))
-    next_draw: int = 1
+    def __init__(self, is_deadly: Callable[[frozenset[Digest]], bool], num_kills: int = 0) -> None:
+        super().__init__(IDENTITY.node_id)
+        self.is_deadly, self.num_kills = is_deadly, num_kills  # steps, not dry runs, that something unrelated ends
+        self.learned, self.tried = list[frozenset[Digest]](), list[Digest]()
 
     def _compute(self, draw: Draw) -> frozenset[Digest]:
         digests = frozenset(drawn.scored.digest for drawn in draw.groups)
@@ -53,27 +50,7 @@ class FakeLearner:
             self.num_kills -= 1
             raise Death
         self.learned.append(self._compute(draw))
-        self.next_draw = draw.step + 1
-        self.version = PolicyVersion(policy_id=IDENTITY.node_id, step=self.version.step + 1)
-        return StepReport(
-            version=self.version,
-            loss=0.0,
-            grad_norm=0.0,
-            num_tokens=1,
-            was_skipped=False,
-            diagnostics={},
-            seconds={},
-            draw_step=draw.step,
-        )
-
-    def snapshot(self) -> tuple[PolicyVersion, object]:
-        return self.version, None
-
-    def evaluated(self, evaluations: object) -> None:
-        """Not here."""
-
-    def save(self) -> None:
-        """Kills come before it."""
+        return super().step(draw)
 
 
 class Node:
@@ -114,26 +91,25 @@ class Node:
         store = await self.open()
         context = make_context(self.config, IDENTITY, emit=self.events.append)
         self.agent = make_agent(context, store)
-        parts: dict[str, Any] = {"generator": None, "tokenizer": None, "evaluation_tasks": {}}
-        worker = Worker(
-            config=self.config,
-            exchange=self.agent.local,
-            produce=lambda first, count: [],
-            evaluate=lambda tasks: [],
-            learner=self.learner,
-            clock=context.clock,
-            offload=inline,
-            **parts,
-        )
+        worker = make_worker(self.config, self.agent.local, self.learner, clock=context.clock)
         try:
             await self.agent.restore()
-            await learn_loop(worker, self.learner)
+            await learn_loop(worker, cast(Any, self.learner))
             return True
         except Death:
             self.num_deaths += 1
             return False
         finally:
             await store.close()
+
+    @asynccontextmanager
+    async def resumed(self) -> AsyncGenerator[Agent]:
+        """The agent of one process, without a learner."""
+        store = await self.open()
+        agent = make_agent(make_context(self.config, IDENTITY, emit=self.events.append), store)
+        await agent.restore()
+        yield agent
+        await store.close()
 
     @property
     def given_up(self) -> list[tuple[str, str]]:
@@ -197,29 +173,23 @@ async def test_a_draw_of_killers_alone_is_left_out(tmp_path: Path) -> None:
     await node.fill()
     for _ in range(9):  # the second time it is begun, and each of four groups twice
         assert not await node.live()
-    store = await node.open()
-    agent = make_agent(make_context(node.config, IDENTITY), store)
-    await agent.restore()
-    (draw,) = await agent.local.redraw(1)
-    attempt = await agent.local.begin_again(1)
-    assert {drawn.scored.digest for drawn in draw.groups} <= attempt.left_out == frozenset(node.digests)
-    assert await agent.local.redraw(1) == []
-    await store.close()
+    async with node.resumed() as agent:
+        (draw,) = await agent.local.redraw(1)
+        attempt = await agent.local.begin_again(1)
+        assert {drawn.scored.digest for drawn in draw.groups} <= attempt.left_out == frozenset(node.digests)
+        assert await agent.local.redraw(1) == []
 
 
 async def test_a_worker_that_dies_under_a_living_agent_tells_at_once(tmp_path: Path) -> None:
     node = Node(tmp_path, FakeLearner(lambda digests: False))
     await node.fill()
-    store = await node.open()
-    agent = make_agent(make_context(node.config, IDENTITY, emit=node.events.append), store)
-    await agent.restore()
-    assert (await agent.local.begin_again(1)).trial is None
-    assert (await agent.local.begin_again(1)).trial == node.digests[0]
-    assert (await agent.local.begin_again(1, node.digests[0])).trial == node.digests[1]
-    attempt = await agent.local.begin_again(1)
+    async with node.resumed() as agent:
+        assert (await agent.local.begin_again(1)).trial is None
+        assert (await agent.local.begin_again(1)).trial == node.digests[0]
+        assert (await agent.local.begin_again(1, node.digests[0])).trial == node.digests[1]
+        attempt = await agent.local.begin_again(1)
     assert attempt.trial == node.digests[2] and attempt.left_out == {node.digests[1]}
     assert node.given_up == [(node.digests[1].hex(), PEER.node_id)]
-    await store.close()
 
 
 @pytest.mark.parametrize("num_kills", [1, 2, 3])
@@ -239,40 +209,25 @@ async def test_a_draw_that_kills_though_no_group_of_it_does_is_abandoned(tmp_pat
     for _ in range(1 + step_attempts.MAX_WHOLE):  # the second time it is begun, and what follows the trials
         assert not await node.live()
     assert set(node.learner.tried) == set(node.digests)
-    store = await node.open()
-    agent = make_agent(make_context(node.config, IDENTITY, emit=node.events.append), store)
-    await agent.restore()
-    assert (await agent.local.begin_again(1)).left_out == frozenset(node.digests)
-    assert await agent.local.redraw(1) == []
+    async with node.resumed() as agent:
+        assert (await agent.local.begin_again(1)).left_out == frozenset(node.digests)
+        assert await agent.local.redraw(1) == []
+        assert not node.given_up and len(agent.reputation) == 0
     assert events_of(DrawsAbandoned, node.events) == [DrawsAbandoned(from_step=1, first=1, last=1)]
-    assert not node.given_up and len(agent.reputation) == 0
-    await store.close()
 
 
-async def test_a_stop_in_order_is_no_death(tmp_path: Path) -> None:
+@pytest.mark.parametrize("was_killed", [False, True])
+async def test_a_stop_in_order_is_no_death_and_blames_no_group_that_is_being_tried(
+    tmp_path: Path, was_killed: bool
+) -> None:
     node = Node(tmp_path, FakeLearner(lambda digests: False))
     await node.fill()
-    for _ in range(5):
-        store = await node.open()
-        agent = make_agent(make_context(node.config, IDENTITY), store)
-        await agent.restore()
-        await agent.local.redraw(1)
-        assert (await agent.local.begin_again(1)).trial is None
-        await agent.journal.stop()
-        await store.close()
-
-
-async def test_a_stop_in_order_blames_no_group_that_is_being_tried(tmp_path: Path) -> None:
-    node = Node(tmp_path, FakeLearner(lambda digests: False))
-    await node.fill()
-    for is_killed in (True, False, False):
-        store = await node.open()
-        agent = make_agent(make_context(node.config, IDENTITY, emit=node.events.append), store)
-        await agent.restore()
-        await agent.local.redraw(1)
-        attempt = await agent.local.begin_again(1)
-        if not is_killed:
-            assert attempt.trial is not None
+    for life in range(5):
+        async with node.resumed() as agent:
+            await agent.local.redraw(1)
+            attempt = await agent.local.begin_again(1)
+            if was_killed and life == 0:
+                continue
+            assert (attempt.trial is not None) is was_killed
             await agent.journal.stop()
-        await store.close()
     assert not node.given_up

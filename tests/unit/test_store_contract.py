@@ -5,8 +5,9 @@ import errno
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
+from sealed_groups import Entry, assert_same_scored
+from sealed_groups import make_entry as entry
 
 from swarm.clock import ManualClock
 from swarm.errors import StorageFull
@@ -14,10 +15,7 @@ from swarm.exchange.group_store import SqliteGroupStore
 from swarm.exchange.replay_tables import held_bytes
 from swarm.interfaces import GroupStore
 from swarm.simulate.virtual.group_store import MemoryGroupStore
-from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
-from swarm.types import Cursor, Draw, DrawnGroup, ScoredGroup, SealedGroup
-
-Entry = tuple[ScoredGroup, SealedGroup]
+from swarm.types import Cursor, Draw, DrawnGroup, SealedGroup
 
 
 class Disk:
@@ -60,20 +58,6 @@ async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await bench.store.close()
 
 
-def entry(task_id: int, *, is_made_here: bool = True, first_seen_s: float = 0.0) -> Entry:
-    identity = make_identity(0 if is_made_here else 1)
-    group = make_group(identity.node_id, task_id=task_id)
-    sealed = make_sealed(group, identity)
-    scored = make_scored(
-        group,
-        digest=sealed.digest,
-        is_made_here=is_made_here,
-        first_seen_s=first_seen_s,
-        size_bytes=sealed.size_bytes,
-    )
-    return scored, sealed
-
-
 def draw_of(step: int, entries: list[Entry], zero_variance: tuple[bytes, ...] = ()) -> Draw:
     groups = tuple(
         DrawnGroup(scored=scored, age_steps=step % 3, use=1, is_established=scored.is_made_here or step % 2 == 0)
@@ -86,18 +70,6 @@ def draw_of(step: int, entries: list[Entry], zero_variance: tuple[bytes, ...] = 
         source_weights={"peer": 0.5},
         zero_variance_digests=zero_variance,
     )
-
-
-def assert_same_scored(left: ScoredGroup, right: ScoredGroup) -> None:
-    assert np.array_equal(left.rewards, right.rewards)
-    for name in ("digest", "correction", "is_made_here", "first_seen_s", "size_bytes"):
-        assert getattr(left, name) == getattr(right, name)
-    assert left.group.producer == right.group.producer and left.group.task_id == right.group.task_id
-    for mine, other in zip(left.group.rollouts, right.group.rollouts, strict=True):
-        assert mine.text == other.text and mine.trace is not None and other.trace is not None
-        assert np.array_equal(mine.trace.token_ids, other.trace.token_ids)
-        assert mine.trace.logprobs is not None and other.trace.logprobs is not None
-        assert np.array_equal(mine.trace.logprobs, other.trace.logprobs)
 
 
 async def test_what_was_put_comes_back_byte_for_byte_also_after_reopening(bench: Bench) -> None:

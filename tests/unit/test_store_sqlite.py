@@ -1,4 +1,4 @@
-"""What only the store on disk can promise: kill -9, a limited file, a damaged file, cancellation."""
+"""Promises of the store on disk alone: kill -9, a limited file, a damaged file, cancellation."""
 
 import asyncio
 import os
@@ -11,12 +11,12 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
+from sealed_groups import make_entry as entry
 
 from swarm.clock import ManualClock
 from swarm.errors import ConfigError, StorageFull
 from swarm.exchange.group_store import SqliteGroupStore
-from swarm.testing.builders import make_group, make_identity, make_scored, make_sealed
-from swarm.types import Cursor, Draw, DrawnGroup, ScoredGroup, SealedGroup
+from swarm.types import Cursor, Draw, DrawnGroup
 
 WRITER = """
 import asyncio, sys
@@ -34,12 +34,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def entry(task_id: int) -> tuple[ScoredGroup, SealedGroup]:
-    group = make_group(make_identity().node_id, task_id=task_id)
-    sealed = make_sealed(group)
-    return make_scored(group, digest=sealed.digest, size_bytes=sealed.size_bytes), sealed
 
 
 async def open_store(path: Path, max_bytes: int = 10**9) -> SqliteGroupStore:

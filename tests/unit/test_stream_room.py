@@ -16,7 +16,7 @@ NUM_STREAMS = 8
 
 @dataclass(frozen=True)
 class PeerContext:
-    """What a servicer asks of a call: where it comes from."""
+    """A call's context with its peer's address alone."""
 
     address: str
 
@@ -60,7 +60,7 @@ async def test_keys_of_as_many_subnets_as_places_make_room_for_known_peers_and_k
     held: list[asyncio.Task[str]] = []
 
     async def offer(peer: str) -> bool:
-        """Whether a peer of a subnet of its own gets a stream."""
+        """True if a peer of a subnet of its own gets a stream."""
         task = asyncio.create_task(hold(servicer, peer, f"{len(held) + 1}.0.0.1", opened))
         held.append(task)
         while (name := await opened.get()) != peer:

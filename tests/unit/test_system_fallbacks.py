@@ -18,8 +18,8 @@ import pytest
 from waits import until
 
 from node import expectations
+from node.disk_budget import takes_line
 from node.doctor import _check_system  # pyright: ignore[reportPrivateUsage]
-from node.takes import takes_line
 from swarm import process, system_fallbacks
 from swarm.addresses import has_whole_loopback
 from swarm.config import EnvironmentConfig, NodeConfig, SandboxConfig
@@ -140,12 +140,10 @@ async def test_groups_are_charged_for_the_time_that_passed_where_no_cpu_time_of_
     monkeypatch: Patch,
 ) -> None:
     monkeypatch.setattr(time, "clock_gettime", raising(OSError(errno.EINVAL, "x")))
-    verifier, stranger = SandboxVerifier((CHAR,), SandboxConfig()), Producer(node_id=NodeId("a" * 32), is_known=True)
-    try:
+    stranger = Producer(node_id=NodeId("a" * 32), is_known=True)
+    async with SandboxVerifier((CHAR,), SandboxConfig()) as verifier:
         assert (await verifier.verify("rev", 1, answers("x"), stranger)).rewards.tolist() == [0.0]
         assert verifier.accounts.allowance(stranger) is Allowance.ALL
-    finally:
-        await verifier.close()
 
 
 def test_the_memory_of_the_machine_counts_where_no_control_group_bounds_it(monkeypatch: Patch) -> None:

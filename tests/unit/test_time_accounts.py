@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from swarm.environments.sandbox.time_accounts import FIRST_TRY_S, Allowance, TimeAccounts
+from swarm.environments.sandbox.time_accounts import Allowance, TimeAccounts
 from swarm.interfaces import Producer
+from swarm.trust_policy import FIRST_TRY_S
 from swarm.types import NodeId
 
 MOST_S = 12.0  # of a minute

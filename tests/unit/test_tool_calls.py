@@ -88,7 +88,7 @@ def test_reading_takes_time_linear_in_the_text() -> None:
 
 
 def read_below(depth: int, text: str) -> bool:
-    """Whether a call is malformed where so many others wait on the stack."""
+    """True if a call is malformed while so many others wait on the stack."""
     return read_below(depth - 1, text) if depth else parse_action(text).is_malformed
 
 

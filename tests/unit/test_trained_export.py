@@ -53,6 +53,14 @@ def problems() -> list[Any]:
     return [environments[name].task(number) for name in ("reverse", "sort") for number in range(20)]
 
 
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """An export of the node in `tmp_path / "node"`."""
+    make_trained_node(tmp_path / "node")
+    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
+    return tmp_path / "out"
+
+
 def own_greedy(config: NodeConfig, directory: Path) -> list[str]:
     model = load_trained(directory)
     engine = TransformersGenerator(model.network, model.tokenizer, PolicyVersion(policy_id="x", step=0), seed=0)
@@ -85,10 +93,8 @@ def test_an_exported_model_is_a_source_that_a_run_can_go_on_from(tmp_path: Path,
     assert loaded.tokenizer.digest == CharTokenizer().digest
 
 
-def test_the_exported_tokenizer_of_the_tiny_model_gives_its_ids(tmp_path: Path) -> None:
-    make_trained_node(tmp_path / "node")
-    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
-    theirs, ours = AutoTokenizer.from_pretrained(tmp_path / "out"), CharTokenizer()
+def test_the_exported_tokenizer_of_the_tiny_model_gives_its_ids(out: Path) -> None:
+    theirs, ours = AutoTokenizer.from_pretrained(out), CharTokenizer()
     for task in problems():
         text = task.messages[-1].content
         assert theirs(text)["input_ids"] == ours.encode_prompt(task)
@@ -322,50 +328,42 @@ def sign_as_somebody_else(folder: Path, **changes: Any) -> None:
     (folder / PROVENANCE).write_text(json.dumps(made))
 
 
-def test_a_node_cannot_sign_in_the_name_of_another(tmp_path: Path) -> None:
-    make_trained_node(tmp_path / "node")
-    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
-    sign_as_somebody_else(tmp_path / "out", step=7)
-    assert verify_export(tmp_path / "out").step == 7  # its own name: a reader compares it
+def test_a_node_cannot_sign_in_the_name_of_another(out: Path, tmp_path: Path) -> None:
+    sign_as_somebody_else(out, step=7)
+    assert verify_export(out).step == 7  # its own name: a reader compares it
     victim = Identity.load(tmp_path / "node" / "identity.key").node_id
-    sign_as_somebody_else(tmp_path / "out", node_id=victim)
+    sign_as_somebody_else(out, node_id=victim)
     with pytest.raises(ConfigError, match=f"it says that node {victim} made this model, but .* signed it"):
-        verify_export(tmp_path / "out")
+        verify_export(out)
 
 
-def test_what_is_not_in_the_folder_does_not_verify(tmp_path: Path) -> None:
-    make_trained_node(tmp_path / "node")
-    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
-    card, code = tmp_path / "out" / CARD, tmp_path / "elsewhere"
+def test_what_is_not_in_the_folder_does_not_verify(out: Path, tmp_path: Path) -> None:
+    card, code = out / CARD, tmp_path / "elsewhere"
     code.mkdir()
     (code / "custom.py").write_text("")
-    (tmp_path / "out" / "code").symlink_to(code)
+    (out / "code").symlink_to(code)
     with pytest.raises(ConfigError, match="code: a link or a device, no file or folder: put a copy"):
-        verify_export(tmp_path / "out")
-    (tmp_path / "out" / "code").unlink()
+        verify_export(out)
+    (out / "code").unlink()
     card.rename(code / CARD)
     card.symlink_to(code / CARD)  # the same bytes, today
     with pytest.raises(ConfigError, match=r"README\.md: a link or a device"):
-        verify_export(tmp_path / "out")
+        verify_export(out)
 
 
 @pytest.mark.parametrize("statement", [{"base_model": "tiny"}, {"files": 3}, {"recipe": None}, {"step": "three"}])
-def test_a_signed_statement_without_sense_is_refused(tmp_path: Path, statement: dict[str, Any]) -> None:
-    make_trained_node(tmp_path / "node")
-    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
-    sign_as_somebody_else(tmp_path / "out", **statement)
+def test_a_signed_statement_without_sense_is_refused(out: Path, statement: dict[str, Any]) -> None:
+    sign_as_somebody_else(out, **statement)
     with pytest.raises(ConfigError, match=r"provenance\.json: cannot be read: .*ask for another copy"):
-        verify_export(tmp_path / "out")
+        verify_export(out)
 
 
-def test_text_of_others_does_not_reach_the_terminal_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_trained_node(tmp_path / "node")
-    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
-    sign_as_somebody_else(tmp_path / "out", run_id="\x1b[2Jletters")
-    done = CliRunner().invoke(app, ["verify", str(tmp_path / "out")])
+def test_text_of_others_does_not_reach_the_terminal_as_it_is(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sign_as_somebody_else(out, run_id="\x1b[2Jletters")
+    done = CliRunner().invoke(app, ["verify", str(out)])
     assert "\x1b" not in done.stdout and r"\x1b[2Jletters" in done.stdout
-    (tmp_path / "out" / "\x1b[2J.py").write_text("")
-    done = CliRunner().invoke(app, ["verify", str(tmp_path / "out")])
+    (out / "\x1b[2J.py").write_text("")
+    done = CliRunner().invoke(app, ["verify", str(out)])
     assert "\x1b[2J" not in done.stderr and r"\x1b[2J.py: is not signed" in done.stderr
     monkeypatch.setattr(Conversation, "ask", lambda _, text, show: show(f"{text}\x1b[2J"))  # pyright: ignore
     assert CliRunner().invoke(app, ["chat", "tiny", "-m", "a"]).stdout == "a\\x1b[2J\n"
@@ -382,21 +380,19 @@ def test_the_key_of_another_node_signs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["changed", "added", "removed", "statement", "signature", "absent"])
-def test_a_changed_export_does_not_verify(tmp_path: Path, change: str) -> None:
-    make_trained_node(tmp_path / "node")
-    export_model(tmp_path / "node", tmp_path / "out", "hf", None, 0.0)
-    path, kept = tmp_path / "out" / PROVENANCE, json.loads((tmp_path / "out" / PROVENANCE).read_text())
+def test_a_changed_export_does_not_verify(out: Path, change: str) -> None:
+    path, kept = out / PROVENANCE, json.loads((out / PROVENANCE).read_text())
     match change:
         case "changed":
-            with (tmp_path / "out" / "model.safetensors").open("r+b") as file:
+            with (out / "model.safetensors").open("r+b") as file:
                 file.seek(-1, 2)
                 file.write(b"\x01")
             expected = r"model\.safetensors: was changed"
         case "added":
-            (tmp_path / "out" / "extra.py").write_text("")
+            (out / "extra.py").write_text("")
             expected = r"extra\.py: is not signed"
         case "removed":
-            (tmp_path / "out" / CARD).unlink()
+            (out / CARD).unlink()
             expected = "README.md: is missing"
         case "statement":
             kept["statement"]["step"] = 7
@@ -409,7 +405,7 @@ def test_a_changed_export_does_not_verify(tmp_path: Path, change: str) -> None:
             path.unlink()
             expected = "`swarm export` of a node writes one"
     with pytest.raises(ConfigError, match=expected):
-        verify_export(tmp_path / "out")
+        verify_export(out)
 
 
 def test_what_cannot_be_exported_is_said_with_its_fix(tmp_path: Path) -> None:

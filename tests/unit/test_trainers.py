@@ -1,4 +1,4 @@
-"""Which trainer a follower chooses: the configured one, the previous one, the only one; never one of several."""
+"""Choice of a follower's trainer: the configured one, the previous one, the only one; never one of several."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the learner knows of turns: from the replay through store and local wire into the batch."""
+"""Turns on their way to the learner: from the replay through store and local wire into the batch."""
 
 import sqlite3
 from dataclasses import replace
@@ -13,11 +13,10 @@ from swarm.environments.load import build_environment
 from swarm.environments.replay import replay
 from swarm.environments.tool_calls import render_call
 from swarm.episode import EpisodeOutcome, Message, ToolCall, TurnStatus
+from swarm.exchange.checks.reward_recheck import to_scored_group
 from swarm.exchange.group_store import SqliteGroupStore
-from swarm.exchange.reward_recheck import to_scored_group
 from swarm.model.token_alignment import cut_to_limit
-from swarm.objectives.draw_batch import make_batch
-from swarm.objectives.turn_columns import turn_columns
+from swarm.objectives.draw_batch import make_batch, turn_columns
 from swarm.testing.builders import ToyTokenizer, answer_outcome, make_group, make_scored, make_sealed, toy_task
 from swarm.testing.outcomes import make_outcome, make_scored_episodes, make_turns, make_turns_group
 from swarm.types import Correction, Draw, DrawnGroup, FinishReason, ScoredGroup, SealedGroup
@@ -229,4 +228,4 @@ def test_calls_in_words_of_an_environment_count_as_tool_calls(
     rollout = replace(group.rollouts[0], actions=said)
     scored = replace(make_scored_episodes(outcome), group=replace(group, rollouts=(rollout,)))
     columns = turn_columns([scored])
-    assert columns is not None and columns.num_calls.tolist() == [expected]
+    assert columns["num_calls"].tolist() == [expected]

@@ -1,4 +1,4 @@
-"""What chat templates add around an observation: found by probes, refused where it depends on the history."""
+"""Text that chat templates add around an observation: found by probes, refused where it depends on the history."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Which patches of a trainer are known, and which chain is planned."""
+"""The known patches of a trainer, and the planned chain."""
 
 import random
 from dataclasses import replace
@@ -12,10 +12,10 @@ from swarm.testing.builders import make_identity
 from swarm.types import PolicyVersion
 from swarm.weight_sync.update_planner import MAX_REFUSALS, KnownPatches, News, UpdatePlanner
 from swarm.weights import patch_graph
-from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 from swarm.weights.codec import Codec
 from swarm.weights.manifest import Manifest, layout_digest, seal_manifest
 from swarm.weights.patch_graph import Patch
+from swarm.weights.payload import CHUNK_BYTES, chunk_digest
 from swarm.weights.tensors import TensorSpec
 
 OWNER = make_identity(1)

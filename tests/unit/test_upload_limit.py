@@ -6,9 +6,9 @@ from typing import TypeVar
 
 import pytest
 
-from swarm.peers.parties import SHARE
-from swarm.peers.upload_limit import BURST_S, UploadLimit
+from swarm.peers.send_order import BURST_S, UploadLimit
 from swarm.simulate.virtual.loop import LoopClock, run_virtual
+from swarm.trust_policy import SHARE
 
 RATE = 1000
 Result = TypeVar("Result")

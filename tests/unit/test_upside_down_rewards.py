@@ -1,4 +1,4 @@
-"""Which right answers are worth less than an empty one before a training starts."""
+"""Right answers that are worth less than an empty one before a training starts."""
 
 import pytest
 

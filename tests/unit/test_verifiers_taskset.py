@@ -157,10 +157,7 @@ def test_a_tool_that_waits_for_the_outside_is_an_error(installed: str, tmp_path:
 async def test_it_is_replayed_in_the_confined_process() -> None:
     module = Path(sysconfig.get_path("purelib")) / "swarm_test_sum_tasks.py"  # the process sees what is installed alone
     module.write_text(SUMS, encoding="utf-8")
-    sandbox = SandboxVerifier((config(module.stem),), SandboxConfig(timeout_s=120.0))
-    try:
+    async with SandboxVerifier((config(module.stem),), SandboxConfig(timeout_s=120.0)) as sandbox:
         verdict = await sandbox.verify("sums", 3, ((CALL, "5"), ("5",), ("6",)))
-    finally:
-        await sandbox.close()
         module.unlink()
     assert verdict.rewards.tolist() == [1.0, 1.0, 0.25]

@@ -1,11 +1,11 @@
-"""What is under way on a stream of the in-memory network: order, room, and the end."""
+"""Messages under way on a stream of the in-memory network: order, room, and the end."""
 
 import asyncio
 
 from swarm.errors import Unavailable
 from swarm.interfaces import StreamItem
+from swarm.simulate.virtual.direct_network import WINDOW, UnderWay
 from swarm.simulate.virtual.loop import run_virtual
-from swarm.simulate.virtual.wires import WINDOW, UnderWay
 from swarm.types import Cursor
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,13 +10,11 @@ import pytest
 from swarm.errors import NotHeld, StorageFull, TooLarge, Unauthenticated, Unavailable
 from swarm.interfaces import PeerAddress, StreamItem
 from swarm.simulate.virtual.faults import FaultPlan, Partition
-from swarm.simulate.virtual.loop import run_virtual
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.testing.builders import HoldsNothing
 from swarm.types import Cursor, Digest, NodeId, SealedGroup, StreamFilter
-
-ALICE, BOB = "a" * 64, "b" * 64
+from tests.worlds.memory_pair import ALICE, BOB, dial, play
 
 
 def sealed(number: int, size: int = 100) -> SealedGroup:
@@ -65,26 +63,6 @@ class Holder(HoldsNothing):
         raise NotHeld("not here")
 
 
-Scene = Callable[[MemoryNetwork, MemoryTransport, Any], Awaitable[Any]]
-
-
-def play(scene: Scene, faults: FaultPlan, holder: Any = None, seed: int = 1, log: list[Any] | None = None) -> Any:
-    """Runs a scene with Alice serving and Bob's transport in hand."""
-    holder = holder or Holder(20)
-    events = list[Any]() if log is None else log
-
-    async def main() -> Any:
-        network = MemoryNetwork(seed, faults, lambda *event: events.append(event))
-        await MemoryTransport(network, ALICE).serve(holder)
-        return await scene(network, MemoryTransport(network, BOB), holder)
-
-    return run_virtual(main())
-
-
-async def dial(bob: MemoryTransport) -> Any:
-    return await bob.connect(PeerAddress(node_id=ALICE, endpoint=f"{ALICE[:16]}.memory:1"), 5.0)
-
-
 async def read(client: Any, count: int, start: int = 0) -> list[StreamItem]:
     items: list[StreamItem] = []
     stream = client.subscribe(Cursor(epoch="e", sequence=start), StreamFilter())
@@ -105,7 +83,7 @@ def test_a_perfect_network_delivers_everything_in_order_and_closes_the_server_si
         assert [item.sealed for item in items] == holder.groups
         assert holder.num_open == 0 and network.now_s() == 0.0
 
-    play(scene, FaultPlan())
+    play(scene, FaultPlan(), Holder(20))
 
 
 def test_a_reader_that_stops_reading_holds_the_sender_back() -> None:
@@ -148,7 +126,7 @@ def test_a_dropped_message_breaks_the_connection_and_reading_resumes_on_a_new_on
         assert seen == list(range(1, 21))
         assert network.counts["drop"] > 0
 
-    play(scene, FaultPlan(drop_rate=0.2))
+    play(scene, FaultPlan(drop_rate=0.2), Holder(20))
 
 
 def test_a_corrupted_group_has_other_bytes_and_their_digest() -> None:
@@ -158,14 +136,14 @@ def test_a_corrupted_group_has_other_bytes_and_their_digest() -> None:
         assert item.digest == holder.groups[0].digest != item.sealed.digest
         assert item.sealed.digest == hashlib.sha256(item.sealed.body).digest()
 
-    play(scene, FaultPlan(corrupt_rate=1.0))
+    play(scene, FaultPlan(corrupt_rate=1.0), Holder(20))
 
 
 def test_duplicates_arrive_twice_and_late_notices_after_later_ones() -> None:
     async def scene(network: MemoryNetwork, bob: MemoryTransport, holder: Holder) -> list[int]:
         return [item.cursor.sequence for item in await read(await dial(bob), 20)]
 
-    twice = play(scene, FaultPlan(duplicate_rate=1.0))
+    twice = play(scene, FaultPlan(duplicate_rate=1.0), Holder(20))
     assert twice == [number for number in range(1, 11) for _ in range(2)]
     late = play(scene, FaultPlan(reorder_rate=0.5, reorder_s=3.0), Holder(20, every_s=0.1, notices=True))
     assert sorted(late) == list(range(1, 21)) and late != sorted(late)
@@ -186,7 +164,8 @@ def test_a_partition_breaks_idle_streams_when_it_begins_and_dials_until_it_ends(
         await asyncio.sleep(56.0)
         assert len(await read(await dial(bob), 20)) == 20
 
-    play(scene, FaultPlan(partitions=(Partition(start_s=30.0, end_s=90.0, island=frozenset({1})),)))
+    parted = (Partition(start_s=30.0, end_s=90.0, island=frozenset({1})),)
+    play(scene, FaultPlan(partitions=parted), Holder(20))
 
 
 def test_a_crash_breaks_every_stream_at_once_and_a_restart_answers_again() -> None:
@@ -204,7 +183,7 @@ def test_a_crash_breaks_every_stream_at_once_and_a_restart_answers_again() -> No
         await MemoryTransport(network, ALICE).serve(holder)
         assert len(await read(await dial(bob), 5, start=15)) == 5
 
-    play(scene, FaultPlan())
+    play(scene, FaultPlan(), Holder(20))
 
 
 def test_errors_of_a_fetch_keep_their_meaning() -> None:
@@ -220,14 +199,14 @@ def test_errors_of_a_fetch_keep_their_meaning() -> None:
         with pytest.raises(Unavailable):
             await client.fetch(holder.groups[0].digest, 10**6, 1.0)
 
-    play(scene, FaultPlan())
+    play(scene, FaultPlan(), Holder(20))
 
     async def slow(network: MemoryNetwork, bob: MemoryTransport, holder: Holder) -> None:
         client = await dial(bob)
         with pytest.raises(Unavailable, match=r"1\.0 s"):
             await client.fetch(holder.groups[0].digest, 10**6, 1.0)
 
-    play(slow, FaultPlan(latency_s=2.0))
+    play(slow, FaultPlan(latency_s=2.0), Holder(20))
 
 
 def test_a_server_that_fails_on_purpose_is_unavailable_and_a_bug_in_it_fails_the_run() -> None:
@@ -247,22 +226,6 @@ def test_a_server_that_fails_on_purpose_is_unavailable_and_a_bug_in_it_fails_the
     holder.error = ZeroDivisionError("a bug")
     with pytest.raises(BaseExceptionGroup):
         play(scene, FaultPlan(), holder)
-
-
-def test_a_seed_repeats_every_event_and_another_does_not() -> None:
-    faults = FaultPlan(latency_s=0.01, jitter_s=0.1, duplicate_rate=0.2, reorder_rate=0.2, corrupt_rate=0.1)
-
-    async def scene(network: MemoryNetwork, bob: MemoryTransport, holder: Holder) -> None:
-        client = await dial(bob)
-        await asyncio.gather(*(read(client, 20) for _ in range(3)))
-
-    def events(seed: int) -> list[Any]:
-        log: list[Any] = []
-        play(scene, faults, Holder(40, every_s=0.05), seed, log)
-        return log
-
-    assert events(5) == events(5)
-    assert events(5) != events(6)
 
 
 def test_random_plans_repeat_stay_in_bounds_and_cover_every_fault() -> None:

@@ -2,22 +2,21 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from swarm.errors import Forged, NotHeld, StorageFull, Unavailable
-from swarm.interfaces import PeerAddress
 from swarm.simulate.virtual.faults import FaultPlan, Partition
-from swarm.simulate.virtual.loop import run_virtual
 from swarm.simulate.virtual.network import MemoryNetwork
 from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.testing.builders import HoldsNothing
 from swarm.types import Credit, Digest, NodeId, SealedManifest
+from tests.worlds.memory_pair import dial, play
 
-ALICE, BOB, LINEAGE = "a" * 64, "b" * 64, "f" * 64
+LINEAGE = "f" * 64
 Watched = SealedManifest | Credit
 
 
@@ -58,28 +57,6 @@ class Holder(HoldsNothing):
         return self.chunks[digest]
 
 
-Scene = Callable[[MemoryNetwork, MemoryTransport, Any], Awaitable[Any]]
-
-
-def play(
-    scene: Scene, faults: FaultPlan, holder: Holder | None = None, seed: int = 1, log: list[Any] | None = None
-) -> Any:
-    """Runs a scene with Alice serving and Bob's transport in hand."""
-    holder = holder or Holder(20)
-    events = list[Any]() if log is None else log
-
-    async def main() -> Any:
-        network = MemoryNetwork(seed, faults, lambda *event: events.append(event))
-        await MemoryTransport(network, ALICE).serve(holder)
-        return await scene(network, MemoryTransport(network, BOB), holder)
-
-    return run_virtual(main())
-
-
-async def dial(bob: MemoryTransport) -> Any:
-    return await bob.connect(PeerAddress(node_id=ALICE, endpoint=f"{ALICE[:16]}.memory:1"), 5.0)
-
-
 async def read(client: Any, count: int) -> list[Watched]:
     async with aclosing(client.watch(LINEAGE, 8)) as stream:
         return [await anext(stream) for _ in range(count)]
@@ -93,7 +70,7 @@ def test_a_perfect_network_delivers_everything_in_order() -> None:
             assert await client.fetch_chunk(digest, 1.0) == data
         assert holder.num_open == 0 and network.now_s() == 0.0
 
-    play(scene, FaultPlan())
+    play(scene, FaultPlan(), Holder(20))
 
 
 def test_a_lineage_or_chunk_that_is_not_held_is_said_so() -> None:
@@ -107,7 +84,7 @@ def test_a_lineage_or_chunk_that_is_not_held_is_said_so() -> None:
         with pytest.raises(Unavailable):
             await client.fetch_chunk(next(iter(holder.chunks)), 1.0)
 
-    play(scene, FaultPlan())
+    play(scene, FaultPlan(), Holder(20))
 
 
 def test_a_watcher_that_stops_reading_holds_the_holder_back() -> None:
@@ -136,7 +113,7 @@ def test_a_dropped_connection_ends_watch_and_chunk_and_reading_again_gets_all() 
                 assert not isinstance(error, Forged)
         assert seen == holder.items[:10] and network.counts["drop"] > 3
 
-    play(scene, FaultPlan(drop_rate=0.1))
+    play(scene, FaultPlan(drop_rate=0.1), Holder(20))
 
 
 def test_a_corrupted_manifest_has_other_bytes_under_the_same_signature_and_leave_stays_whole() -> None:
@@ -150,7 +127,7 @@ def test_a_corrupted_manifest_has_other_bytes_under_the_same_signature_and_leave
             differing = sum(a != b for a, b in zip(item.body, sent.body, strict=True))
             assert differing == 1 and item.digest != sent.digest
 
-    play(scene, FaultPlan(corrupt_rate=1.0))
+    play(scene, FaultPlan(corrupt_rate=1.0), Holder(20))
 
 
 def test_a_corrupted_chunk_is_forged_and_never_comes_through() -> None:
@@ -164,7 +141,7 @@ def test_a_corrupted_chunk_is_forged_and_never_comes_through() -> None:
         assert num_forged == network.counts["corrupt"]
         return num_forged
 
-    assert 5 < play(scene, FaultPlan(corrupt_rate=0.4)) < 45
+    assert 5 < play(scene, FaultPlan(corrupt_rate=0.4), Holder(20)) < 45
 
 
 def test_a_manifest_may_arrive_twice_and_nothing_overtakes() -> None:
@@ -172,7 +149,7 @@ def test_a_manifest_may_arrive_twice_and_nothing_overtakes() -> None:
         items = await read(await dial(bob), 40)
         assert items == [item for item in holder.items[:20] for _ in range(2)]
 
-    play(scene, FaultPlan(duplicate_rate=1.0, reorder_rate=0.5, jitter_s=0.2))
+    play(scene, FaultPlan(duplicate_rate=1.0, reorder_rate=0.5, jitter_s=0.2), Holder(20))
 
 
 def test_large_manifests_and_chunks_take_their_time_on_the_uplink_and_a_deadline_holds() -> None:
@@ -206,7 +183,8 @@ def test_a_partition_ends_a_watch_when_it_begins_and_a_chunk_on_its_way() -> Non
         await asyncio.sleep(61.0)
         assert await read(await dial(bob), 40) == holder.items
 
-    play(scene, FaultPlan(partitions=(Partition(start_s=30.0, end_s=90.0, island=frozenset({1})),)))
+    parted = (Partition(start_s=30.0, end_s=90.0, island=frozenset({1})),)
+    play(scene, FaultPlan(partitions=parted), Holder(20))
 
     async def on_its_way(network: MemoryNetwork, bob: MemoryTransport, holder: Holder) -> None:
         client = await dial(bob)
@@ -215,19 +193,7 @@ def test_a_partition_ends_a_watch_when_it_begins_and_a_chunk_on_its_way() -> Non
         assert network.now_s() == pytest.approx(5.0)
 
     parted = (Partition(start_s=5.0, end_s=90.0, island=frozenset({1})),)
-    play(on_its_way, FaultPlan(latency_s=2.0, partitions=parted))
-
-
-def test_a_crash_of_the_holder_ends_its_watches_at_once() -> None:
-    async def scene(network: MemoryNetwork, bob: MemoryTransport, holder: Holder) -> None:
-        reading = asyncio.create_task(read(await dial(bob), 41))
-        await asyncio.sleep(1.0)
-        network.crash(ALICE)
-        with pytest.raises(Unavailable, match="gone"):
-            await reading
-        assert holder.num_open == 0 and network.now_s() == pytest.approx(1.0)
-
-    play(scene, FaultPlan())
+    play(on_its_way, FaultPlan(latency_s=2.0, partitions=parted), Holder(20))
 
 
 def test_a_seed_repeats_every_event_of_watches_and_chunks_and_another_does_not() -> None:

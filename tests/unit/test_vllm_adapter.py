@@ -1,4 +1,4 @@
-"""What the vLLM adapter makes of vLLM's outputs: a scripted LLMEngine in place of vLLM's."""
+"""The vLLM adapter's reading of vLLM's outputs: a scripted LLMEngine in place of vLLM's."""
 
 import queue
 import sys
@@ -125,7 +125,7 @@ def sample(loop: EngineLoop) -> PendingSequence:
 
 
 def answer_to(loop: EngineLoop, call: str, body: object) -> Any:
-    """What the engine process answers to a request."""
+    """The engine process's answer to a request."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     RequestHandler(loop, EngineLimits(max_tokens=64, vocab_size=32), {}, answers.put).handle(
         {"id": 7, "call": call, "body": body}

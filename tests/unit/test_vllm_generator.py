@@ -100,8 +100,11 @@ def engine(tmp_path: Path) -> Iterator[VllmGenerator]:
         stall_s=60.0,
     )
 
+    def note(what: str, done: int = 0, total: int = 0, num_tokens: int = 0) -> None:
+        SIGNS.append(num_tokens)
+
     def launch() -> EngineProcess:
-        return EngineProcess(str(python), settings, tmp_path, 1, lambda done, total, num: SIGNS.append(num))
+        return EngineProcess(str(python), settings, tmp_path, 1, note)
 
     made = VllmGenerator(launch, tmp_path, CharTokenizer(), START, 0, 0.1)
     yield made
@@ -128,7 +131,7 @@ class Background:
         return not self._thread.is_alive()
 
     def result(self) -> Any:
-        """What it gave, or raised."""
+        """The result of the call, or the error that it raised."""
         assert self.is_over(15.0)
         return self._result
 

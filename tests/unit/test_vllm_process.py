@@ -1,4 +1,4 @@
-"""What a vLLM engine that cannot be started says, without vLLM."""
+"""Errors of a vLLM engine that cannot be started, without vLLM."""
 
 import sys
 from pathlib import Path

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from logged_events import ADA, BELL, make, write_events
 from rich.console import Console
 from typer.testing import CliRunner
 from waits import HANG_S
 
 from swarm.cli.main import app
-from swarm.clock import ManualClock
 from swarm.errors import ConfigError
 from swarm.events import (
     Event,
@@ -35,38 +35,26 @@ from swarm.process import LOCK
 from swarm.report.live import NodeProgress
 from swarm.report.tally import NodeTally
 from swarm.report.watch import LINE_EVERY_S, POLL_S, WatchedNode, watch_nodes
-from swarm.telemetry import EventLog
 
-ADA, BELL = "a" * 64, "b" * 64
 NOW_S = 1_700_000_000.0
 
 
-def stored(producer: str) -> dict[str, Any]:
-    given = {"digest": "d", "producer": producer, "policy_id": producer, "env": "sort", "oldest_step": 0}
-    return {**given, "size_bytes": 9, "reward_mean": 0.5}
-
-
 def uses(count: int, producer: str) -> tuple[GroupUse, ...]:
-    own = producer == ADA
-    return (GroupUse(digest="d", producer=producer, policy_id=producer, age_steps=2, is_own_policy=own),) * count
+    return (make(GroupUse, producer=producer, policy_id=producer, age_steps=2, is_own_policy=producer == ADA),) * count
 
 
 COURSE: list[Event] = [
     NodeStarted(node_id=ADA),
-    GroupPut(**stored(ADA), num_tokens=40),
-    GroupPut(**stored(ADA), num_tokens=40),
-    GroupAdmitted(**stored(BELL), via=BELL, age_s=0.0),
+    *(make(GroupPut, num_tokens=40) for _ in range(2)),
+    make(GroupAdmitted, producer=BELL, policy_id=BELL, via=BELL),
     GroupRefused(reason="too_old", producer=BELL),
-    PolicyEvaluated(step=4, env="sort", split="held_out", accuracy=0.25, num_problems=8, majority_baseline=0.0),
-    PolicyEvaluated(step=4, env="sort", split="all", accuracy=0.9, num_problems=8, majority_baseline=0.0),
-    GroupsDrawn(draw_step=5, groups=(*uses(3, ADA), *uses(1, BELL)), max_age_steps=4, max_reuse=1),
-    StepMade(
+    make(PolicyEvaluated, step=4, split="held_out", accuracy=0.25),
+    make(PolicyEvaluated, step=4, accuracy=0.9),
+    make(GroupsDrawn, draw_step=5, groups=(*uses(3, ADA), *uses(1, BELL))),
+    make(
+        StepMade,
         step=5,
         draw_step=5,
-        digest="d5",
-        loss=0.0,
-        grad_norm=1.0,
-        num_tokens=10,
         diagnostics={"reward_mean": 0.75, "ess_share": 0.5},
         ages_steps=(2, 2, 2, 2),
         num_local=3,
@@ -75,13 +63,8 @@ COURSE: list[Event] = [
 ]
 
 
-def write_events(directory: Path, events: Sequence[Event]) -> None:
-    clock = ManualClock(NOW_S)
-    log = EventLog(directory / "events.jsonl", clock)
-    for event in events:
-        log.write(event)
-        clock.advance(2.0)
-    log.close()
+def write_log(directory: Path, events: Sequence[Event]) -> None:
+    write_events(directory / "events.jsonl", events, NOW_S, every_s=2.0)
 
 
 def write_status(directory: Path, **changes: Any) -> None:
@@ -127,7 +110,7 @@ def test_a_node_is_seen_before_it_starts_while_it_runs_and_after_it(tmp_path: Pa
         fcntl.flock(lock[0], fcntl.LOCK_EX)
 
     def learn() -> None:
-        write_events(directory, COURSE)
+        write_log(directory, COURSE)
         write_status(directory)
 
     found = lines_of(directory, start, learn, lambda: None, lambda: os.close(lock[0]))
@@ -147,12 +130,12 @@ def test_a_node_that_made_every_step_has_no_problem(held: Path) -> None:
 
 
 def test_a_node_that_only_generates_shows_what_its_groups_are_worth(held: Path) -> None:
-    write_events(held, COURSE[:3])
+    write_log(held, COURSE[:3])
     assert lines_of(held)[0].startswith("ada not started step 0 reward .50 held out -")
 
 
 def test_a_terminal_shows_who_brings_what_and_is_drawn_again_when_something_changed(held: Path) -> None:
-    write_events(held, COURSE[:1])
+    write_log(held, COURSE[:1])
     write_status(held)
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True, color_system=None)
@@ -161,7 +144,7 @@ def test_a_terminal_shows_who_brings_what_and_is_drawn_again_when_something_chan
     def note() -> None:
         seen.append(len(out.getvalue()))
 
-    waits = scenes(note, note, lambda: (note(), write_events(held, COURSE[1:])), note)
+    waits = scenes(note, note, lambda: (note(), write_log(held, COURSE[1:])), note)
     watch_nodes([WatchedNode(held)], console, waits, lambda: NOW_S)
     text = out.getvalue()
     assert seen[0] == seen[1] == seen[2] < seen[3], "nothing is drawn while nothing changes"
@@ -172,7 +155,7 @@ def test_a_terminal_shows_who_brings_what_and_is_drawn_again_when_something_chan
 
 
 def test_names_and_reasons_cannot_move_the_cursor(held: Path) -> None:
-    write_events(held, [GroupRefused(reason="\x1b[2J\u202ereason\n\x07", producer=BELL)])
+    write_log(held, [GroupRefused(reason="\x1b[2J\u202ereason\n\x07", producer=BELL)])
     write_status(held, name="a\x1b]0;x\x07\nda")
     for is_terminal in (False, True):
         out = io.StringIO()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from swarm.weights.exponent_classes import ClassOrder, ExponentClasses, Scratch, positions_of
+from swarm.weights.payload import StreamReader, pack_bits, pack_planes, packed_size, unpack_bits, unpack_planes
 from swarm.weights.segment import gaps_of
-from swarm.weights.streams import StreamReader, pack_bits, pack_planes, packed_size, unpack_bits, unpack_planes
 from swarm.weights.tensors import DTYPES
 from swarm.weights.ulp_delta import add_ulp_deltas, pack_ulps, read_ulps, ulp_deltas
 

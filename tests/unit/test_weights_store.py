@@ -15,13 +15,12 @@ from swarm.clock import ManualClock
 from swarm.errors import StorageFull
 from swarm.testing.builders import make_identity
 from swarm.types import PolicyVersion, SealedManifest
-from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
 from swarm.weights.codec import Codec, full_bytes
 from swarm.weights.manifest import Manifest, layout_digest, seal_manifest
+from swarm.weights.payload import CHUNK_BYTES, Unusable, UnusableReason, chunk_digest
 from swarm.weights.publish import least_store_bytes
 from swarm.weights.store import GRACE_S, WeightStore
 from swarm.weights.tensors import TensorSpec
-from swarm.weights.unusable import Unusable, UnusableReason
 
 OWNER = make_identity(1)
 MIB = 2**20

@@ -15,15 +15,22 @@ from swarm.identity import Identity
 from swarm.model.version_digest import weights_digest
 from swarm.types import Canary, PolicyVersion, SealedManifest
 from swarm.weights import delta
-from swarm.weights.chunks import CHUNK_BYTES, chunk_digest, split_chunks
+from swarm.weights.apply import VerifiedVersion, stage
 from swarm.weights.codec import Codec, decode, encode
 from swarm.weights.delta import decode_delta, encode_delta
 from swarm.weights.manifest import Limits, Manifest, layout_digest, open_manifest, seal_manifest
+from swarm.weights.payload import (
+    CHUNK_BYTES,
+    MalformedPayload,
+    StreamReader,
+    Unusable,
+    UnusableReason,
+    chunk_digest,
+    pack,
+    split_chunks,
+)
 from swarm.weights.publish import publish
-from swarm.weights.streams import StreamReader, pack
 from swarm.weights.tensors import DTYPES, TensorSpec, TorchWeights, part_of, published_digest, specs_of, to_torch
-from swarm.weights.unusable import MalformedPayload, Unusable, UnusableReason
-from swarm.weights.verify import VerifiedVersion, stage
 
 OWNER = Identity.from_seed(b"o" * 32)
 LIMITS = Limits()
@@ -263,15 +270,6 @@ def test_only_the_owner_of_a_lineage_signs_its_manifests() -> None:
     assert refusal(open_manifest(forged, OWNER.node_id, LIMITS)) is UnusableReason.WRONG_OWNER
     swapped = replace(forged, public_key=sealed.public_key)
     assert refusal(open_manifest(swapped, OWNER.node_id, LIMITS)) is UnusableReason.WRONG_SIGNATURE
-
-
-def test_every_changed_byte_of_a_manifest_breaks_its_signature() -> None:
-    sealed = seal_manifest(a_manifest(), OWNER)
-    for place in range(0, len(sealed.body), 7):
-        body = bytearray(sealed.body)
-        body[place] ^= 1
-        found = open_manifest(replace(sealed, body=bytes(body)), OWNER.node_id, LIMITS)
-        assert refusal(found) is UnusableReason.WRONG_SIGNATURE
 
 
 def signed(body: bytes) -> SealedManifest:

@@ -139,7 +139,7 @@ def forbid_system_calls() -> bool:
 
 
 def python_places() -> list[Path]:
-    """Where this interpreter finds its modules and shared libraries, and this package."""
+    """Places of this interpreter's modules and shared libraries, and this package."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     own = Path(__file__).parents[2]
     libraries = (Path(sys.base_prefix) / "lib", Path(sys.base_exec_prefix) / "lib")

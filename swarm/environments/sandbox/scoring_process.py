@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
@@ -25,6 +26,8 @@ from swarm.interfaces import EnvironmentShape
 
 logger = logging.getLogger(__name__)
 
+NUM_SPARE: Final = 4  # of 2.5 MB each
+PROCESS_CPU_S: Final = 20.0  # of one process before another takes its place: what answers leave behind goes with it
 MAX_REPLY_BYTES: Final = 16 * 2**20
 START_HANG_S: Final = 600.0  # imports: 3 s beside four busy processes; no answer is involved
 # The child sees nothing of our environment. One thread: a thread pool would count against its limits.
@@ -103,7 +106,7 @@ class ScoringProcesses:
 
     @property
     def is_running(self) -> bool:
-        """Whether a `start` needs no imports."""
+        """True if a `start` needs no imports."""
         return self._control is not None
 
     async def _fork(self, theirs: socket.socket) -> int:
@@ -122,7 +125,7 @@ class ScoringProcesses:
         return 0 if status == signal.SIGKILL else status
 
     def _budget_s(self) -> int:
-        return math.ceil(self._limits.cpu_s + self._limits.timeout_s + 1)  # replaced before the kernel would kill it
+        return math.ceil(PROCESS_CPU_S + self._limits.timeout_s + 1)  # replaced before the kernel would kill it
 
     async def _command(self, letter: bytes, number: int, passed: socket.socket | None = None) -> dict[str, Any]:
         """One command to the process that forks, and its reply."""
@@ -185,6 +188,67 @@ class ScoringProcesses:
         with suppress(ProcessLookupError, PermissionError):  # the second on macOS, where all of them have ended
             os.killpg(parent.pid, signal.SIGKILL)  # and all that it forked
         await asyncio.shield(parent.wait())
+
+
+class SpareProcesses:
+    """Pre-forked scoring processes, at most NUM_SPARE and none before the first `take`, and asynchronous shutdown.
+
+    Example:
+        process = spares.take() or await processes.start()
+        ...
+        spares.end(process)  # it is not waited for
+    """
+
+    def __init__(self, processes: ScoringProcesses) -> None:
+        self._processes = processes
+        self._waiting: list[ScoringProcess] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_filling = False
+        self.num_started = 0
+
+    def take(self) -> ScoringProcess | None:
+        """A spare process, or None; either way the spares are refilled in the background."""
+        taken = None
+        while self._waiting and taken is None:
+            process = self._waiting.pop()
+            if process.reader.at_eof():  # killed by somebody else
+                self.end(process)
+            else:
+                taken = process
+        if not self._is_filling:
+            self._is_filling = True
+            self._begin(self._fill())
+        return taken
+
+    def end(self, process: ScoringProcess) -> None:
+        """Shuts a process down in the background; its result is not needed."""
+        process.writer.close()  # at once: `close` may cancel the task before it begins
+        self._begin(self._processes.end(process))
+
+    async def close(self) -> None:
+        """Ends those that wait."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for process in self._waiting:
+            process.writer.close()
+        self._waiting.clear()
+
+    async def _fill(self) -> None:
+        try:
+            while len(self._waiting) < NUM_SPARE:
+                self._waiting.append(await self._processes.start())
+                self.num_started += 1
+        except (RolloutFailed, ConfigError):
+            logger.debug("no spare scoring process could be started", exc_info=True)  # whoever needs one says so
+        finally:
+            self._is_filling = False
+
+    def _begin(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 def _how(error: Exception) -> str:

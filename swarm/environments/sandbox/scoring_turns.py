@@ -16,10 +16,10 @@ from swarm.environments.sandbox.time_accounts import ESTABLISHED, HALF_LIFE_S, M
 from swarm.fairness import FairTable
 from swarm.flow import BoundedTable, DecayingSums
 from swarm.interfaces import Producer
+from swarm.trust_policy import SHARE
 
 NUM_PLACES: Final = 3  # of scoring processes for answers of peers
 SLOW_FOR_S: Final = 60.0  # after an answer that took too long
-SHARE: Final = 8  # of the turns of known ones: one for those who are not established
 
 
 class Lane(IntEnum):
@@ -59,7 +59,7 @@ class ScoringTurns:
         self._num_first = 0  # turns of established ones, one after the other
 
     def lane_of(self, producer: Producer, env: str) -> Lane:
-        """Where the answers of a producer are tried first; slow ones in one environment say nothing of another."""
+        """Lane in which a producer's answers are tried first; slow ones in one environment say nothing of another."""
         keys = [(key, env) for key in _blamed(producer)]
         if any(self._now_s() - self._overran_s.get(key, -SLOW_FOR_S) < SLOW_FOR_S for key in keys):
             return Lane.SLOW
@@ -71,13 +71,13 @@ class ScoringTurns:
         return _Place(self, account, producer.node_id, lane)
 
     def is_unused(self, producer: Producer) -> bool:
-        """Whether nothing was scored lately for a producer that is not known, nor for where it comes from."""
+        """True if nothing was scored lately for a producer that is not known, nor for where it comes from."""
         now_s = self._now_s()
         keys = (account_of(producer), producer.node_id)
         return not producer.is_known and not any(self._used_s.of(key, now_s) for key in keys)
 
     def is_crowded(self, lane: Lane) -> bool:
-        """Whether somebody waits for a place of that kind."""
+        """True if somebody waits for a place of that kind."""
         return bool(self._waiting[lane])
 
     def charge(self, producer: Producer, seconds: float, *, is_slow: bool = False) -> None:
@@ -139,7 +139,7 @@ class ScoringTurns:
             waiter.place.set_result(None)
 
     def _next(self) -> _Waiter | None:
-        """Who can have a place now: first of a lane that holds none, then of the others with known producers last."""
+        """The next waiter: first of a lane that holds no place, then of the other lanes, known producers last."""
         lanes = [lane for lane in Lane if self._waiting[lane] and self._has_room(lane)]
         for lane in sorted(lanes, key=lambda lane: bool(self._holding[lane]) * (1 + (lane is Lane.KNOWN))):
             waiter = self._next_in(lane)
@@ -170,8 +170,9 @@ class ScoringTurns:
 
 
 def _blamed(producer: Producer) -> set[str]:
-    """Who goes aside after slow answers: the key, and while it is not known where it comes from; never a neighbour that
-    passed them on, and with it all others of whom it does."""
+    """Keys that are scored aside after slow answers: the producer, and its origin while the producer is unknown.
+
+    Never a neighbour that passed the answers on: it passes on those of others, too."""
     is_alone = producer.is_known or producer.is_relayed
     return {producer.node_id} if is_alone else {account_of(producer), producer.node_id}
 

@@ -12,20 +12,16 @@ from typing import Final
 
 from swarm.flow import DecayingSums
 from swarm.interfaces import Producer
+from swarm.trust_policy import KEY_TRIES_S, SHARE
 
 HALF_LIFE_S: Final = 30.0  # of the time that counts as used
 MAX_ACCOUNTS: Final = 4096
-SHARE: Final = 8  # of an account's seconds: one for first tries
-# CPU seconds for the texts of a group, and for its replay, where its party has none left: 8 right episodes of a shipped
-# environment take .3 to 7 ms.
-FIRST_TRY_S: Final = 0.01
-_OF_KEY_S: Final = 2 * FIRST_TRY_S  # lately, of a key that is still tried
 ESTABLISHED: Final = "established: "
 _PER_MINUTE: Final = HALF_LIFE_S / math.log(2) / 60  # of what is used evenly over minutes, the sum that counts
 
 
 class Allowance(IntEnum):
-    """What a producer's group may take for now."""
+    """CPU time that a producer's group may take for now."""
 
     NOTHING = 0
     FIRST_TRY = 1  # FIRST_TRY_S of CPU for its texts and for its replay, and no more
@@ -51,14 +47,14 @@ class TimeAccounts:
         self._of_key_s = DecayingSums[str](HALF_LIFE_S, MAX_ACCOUNTS)  # apart: free keys push out one another alone
 
     def allowance(self, producer: Producer) -> Allowance:
-        """What the next group of a producer may take."""
+        """Allowance of a producer's next group."""
         if math.isinf(self._most_s):
             return Allowance.ALL
         account, now_s = account_of(producer), self._now_s()
         if self._spent_s.of(account, now_s) < self._most_s * (SHARE - 1) / SHARE:
             return Allowance.ALL
         has_tries = self._first_tries_s.of(account, now_s) < self._most_s / SHARE
-        is_first = self._of_key_s.of(producer.node_id, now_s) < _OF_KEY_S
+        is_first = self._of_key_s.of(producer.node_id, now_s) < KEY_TRIES_S
         return Allowance.FIRST_TRY if has_tries and is_first else Allowance.NOTHING
 
     def spend(self, producer: Producer, seconds: float, allowance: Allowance) -> None:

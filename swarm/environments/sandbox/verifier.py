@@ -16,30 +16,37 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from swarm.config import EnvironmentConfig, SandboxConfig
 from swarm.environments.replay import MAX_EPISODES
 from swarm.environments.sandbox.child import LEAST_SHARE_S
-from swarm.environments.sandbox.scoring_process import ScoringProcess, ScoringProcesses, read_reply
+from swarm.environments.sandbox.scoring_process import (
+    PROCESS_CPU_S,
+    ScoringProcess,
+    ScoringProcesses,
+    SpareProcesses,
+    read_reply,
+)
 from swarm.environments.sandbox.scoring_turns import Lane, ScoringTurns
-from swarm.environments.sandbox.spare_processes import SpareProcesses
-from swarm.environments.sandbox.time_accounts import FIRST_TRY_S, Allowance, TimeAccounts
+from swarm.environments.sandbox.time_accounts import Allowance, TimeAccounts
 from swarm.episode import Actions, EpisodeOutcome, Message, outcome_from_json
 from swarm.errors import ConfigError, OverBudget, RolloutFailed, TooLarge
 from swarm.flow import BoundedTable
 from swarm.interfaces import Producer, Verdict
+from swarm.trust_policy import FIRST_TRY_S, PROBE_S
 from swarm.types import Task
 
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES: Final = 16 * 2**20
+# CPU seconds of a minute that reading and replaying the groups of one party may take: a quarter of a core. What is
+# beyond is refused uncharged.
+REPLAY_S_PER_MINUTE: Final = 15.0
 # Of the CPU time that all answers of a request may take (8 ms for 8 answers of 50 ms): a first try. Honest answers
 # take a tenth of a millisecond to a few; beyond it the whole request is scored again among the slow ones.
 FIRST_SHARE: Final = 0.02
 FIRST_MOST_S: Final = 0.1  # of it, however much an environment declares for an action
-# CPU seconds of the very first try of those whom nobody knows: 8 honest answers right after a fork take .9 ms.
-PROBE_S: Final = 0.003
 FIRST_TIMEOUT_SHARE: Final = 0.2  # of timeout_s
 MOST_PLAYING: Final = 16  # processes of own episodes, where steps take longer than SLOW_STEP_S
 SLOW_STEP_S: Final = 0.02
@@ -58,7 +65,7 @@ class SandboxVerifier:
     """An `interfaces.Verifier` over confined, long-lived processes, started when first needed.
 
     One scores the answers of this node, others those of peers (`ScoringTurns` says whose), one of these what took too
-    long in a first try. A process is replaced when it used `limits.cpu_s` of CPU, and killed when one answer takes more
+    long in a first try. A process is replaced when it used PROCESS_CPU_S of CPU, and killed when one answer takes more
     CPU than its environment allows, or a request longer than `limits.timeout_s`.
     """
 
@@ -72,7 +79,7 @@ class SandboxVerifier:
         self._own: list[ScoringProcess] = []  # at most one; empty while it is busy
         self._turns = ScoringTurns(lambda: asyncio.get_running_loop().time())
         # of each party; admission counts what it reads of texts in them, too
-        self.accounts = TimeAccounts(lambda: asyncio.get_running_loop().time(), limits.replay_s_per_minute)
+        self.accounts = TimeAccounts(lambda: asyncio.get_running_loop().time(), REPLAY_S_PER_MINUTE)
         self._external: list[ScoringProcess] = []  # those that wait for a request
         self._slow: list[ScoringProcess] = []  # at most one; empty while it is busy
         self._playing: list[ScoringProcess] = []  # those of own episodes that wait for a request
@@ -88,17 +95,9 @@ class SandboxVerifier:
     async def verify(
         self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
     ) -> Verdict:
-        """Rebuilds the task and replays each episode.
-
-        Args:
-            env: name of the environment.
-            task_id: of the task.
-            episodes: the actions of each; hostile.
-            producer: of the actions; None: this node.
+        """As `swarm.interfaces.Verifier.verify`.
 
         Raises:
-            LookupError: unknown environment or task.
-            RolloutFailed: the verifier crashed, ran out of memory or out of time on these actions.
             TooLarge: the actions together are beyond MAX_REQUEST_BYTES; nothing was sent.
             OverBudget: the producer's actions have taken all the time that they may for now.
             ConfigError: the environments cannot be built.
@@ -161,6 +160,12 @@ class SandboxVerifier:
                 self._own.append(await self._start(self._own))
             return dict(self._own[0].limits)
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
         """Ends the processes; a later request would start others."""
         pools = (self._own, self._external, self._slow, self._playing)
@@ -215,7 +220,7 @@ class SandboxVerifier:
         return allowance
 
     def _over_budget(self) -> OverBudget:
-        return OverBudget(f"its groups have taken {self._limits.replay_s_per_minute:g} s of a minute to replay")
+        return OverBudget(f"its groups have taken {REPLAY_S_PER_MINUTE:g} s of a minute to replay")
 
     async def _ask_one_of(
         self, idle: list[ScoringProcess], request: "_Request", producer: Producer | None = None
@@ -243,7 +248,7 @@ class SandboxVerifier:
             result = _result_of(request, reply)
             used_s = reply.get("cpu_s")
             process.cpu_s = used_s if isinstance(used_s, float) else float("inf")
-            if process.cpu_s < self._limits.cpu_s:
+            if process.cpu_s < PROCESS_CPU_S:
                 idle.append(process)
                 return result
             logger.debug("scoring process replaced", extra={"cpu_s": process.cpu_s})

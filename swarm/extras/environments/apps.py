@@ -30,7 +30,7 @@ Calls = tuple[ToolCall, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Desk:
-    """What the apps hold; changed by replacing it as a whole."""
+    """Contents of the apps; a change replaces the whole value."""
 
     mails: tuple[tuple[str, str], ...]  # who wrote, and what
     sent: tuple[tuple[str, str], ...] = ()  # to whom, and what

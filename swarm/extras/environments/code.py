@@ -34,7 +34,7 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Puzzle:
-    """What a function is to do, and the hidden tests of it."""
+    """A function's description, and its hidden tests."""
 
     operations: tuple[Operation, ...]
     tests: tuple[tuple[Numbers, object], ...]
@@ -152,7 +152,7 @@ class Programming:
 
 
 def judge(program: str, puzzle: Puzzle) -> tuple[int, ProgramFailed | None]:
-    """How many tests a program passes, and its first error. All tests together have MAX_STEPS steps."""
+    """Number of tests that a program passes, and its first error. All tests together have MAX_STEPS steps."""
     try:
         tree = read_program(program)
     except ProgramFailed as error:

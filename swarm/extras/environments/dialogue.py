@@ -95,7 +95,7 @@ class Booking:
         self._num_questions = 0
 
     def step(self, action: Action) -> Transition:
-        """What the user says, or the end."""
+        """The user's next message, or the end."""
         if action.is_malformed:
             return self._say("I cannot read that.", TurnStatus.MALFORMED)
         if not action.calls:

@@ -61,7 +61,7 @@ class NimEnvironment(NumberedEnvironment):
         return tuple(moves)
 
     def ask(self, heaps: Heaps) -> str:
-        """What a side reads before its first move."""
+        """Text that a side reads before its first move."""
         if self._style == "char":
             return f"nim:{self.show(heaps)}"
         return (
@@ -70,7 +70,7 @@ class NimEnvironment(NumberedEnvironment):
         )
 
     def show(self, heaps: Heaps) -> str:
-        """What a side reads before another move."""
+        """Text that a side reads before another move."""
         if self._style == "char":
             return f"{''.join(map(str, heaps))}="
         return "Heaps: " + ", ".join(f"{name} {count}" for name, count in zip(_NAMES, heaps, strict=False))
@@ -88,7 +88,7 @@ class Game:
         self._has_seen = [True, False]
 
     def step(self, action: Action) -> Transition:
-        """What the other side reads, or the end."""
+        """Text that the other side reads, or the end."""
         move, role = _read(action.text), ROLES[self._mover]
         if not move[1]:
             return self._end(1 - self._mover, 0.0, TurnStatus.MALFORMED)

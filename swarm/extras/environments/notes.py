@@ -82,7 +82,7 @@ class NotesEnvironment(NumberedEnvironment):
         )
 
     def question(self, who: str, notes: str) -> str:
-        """What is asked at the end."""
+        """The question at the end."""
         if self.style == "char":
             return f"q:{notes}:{who}="
         return f"Your notes: {notes or 'none'}\nWhere does {who} live? Answer with one word."

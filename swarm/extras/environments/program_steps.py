@@ -94,7 +94,7 @@ class Run:
         return self._max_steps - self._left
 
     def call(self, name: str, *arguments: object) -> object:
-        """What the program's function of that name returns. Raises ProgramFailed."""
+        """Result of the program's function of that name. Raises ProgramFailed."""
         before = sys.getrecursionlimit()
         sys.setrecursionlimit(max(before, _RECURSION_LIMIT))
         try:
@@ -435,7 +435,7 @@ class Run:
         return [self._value(each, scope) for each in node.args], named
 
     def invoke(self, function: Any, given: list[Any], named: dict[str, Any]) -> Any:
-        """What a function of the program, or of ours, returns."""
+        """Result of a function of the program, or of ours."""
         self.charge(1)
         if isinstance(function, NamedFunction):
             return self._sized(FUNCTIONS[function.name](self, given, named))

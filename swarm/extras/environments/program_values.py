@@ -90,7 +90,7 @@ class NameScope:
 
 @dataclass(eq=False, slots=True)
 class Returned:
-    """What a function is left with."""
+    """Return from a function, with its value."""
 
     value: Any
 

@@ -1,7 +1,7 @@
-"""Capacity planning: how many generators a learner needs, how fast, and on which lines, for a chosen lag bound.
+"""Capacity planning: the generators, their speed and the lines that a learner needs for a chosen lag bound.
 
 Invariant: pure arithmetic over measured figures; every answer comes with the inequality that it follows from and the
-numbers that were put into it. The command `swarm plan` is in `plan_command`.
+numbers that were put into it.
 
 Symbols, in the inequalities as here:
 T      seconds of one optimizer step that waits for no data, publishing its version included
@@ -21,7 +21,7 @@ at the bound and never beyond it. For younger data lower the bound, not the numb
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 _ROUNDING: Final = 1e-9  # relative: what floating point adds to a ratio that is a whole number
@@ -29,7 +29,7 @@ _ROUNDING: Final = 1e-9  # relative: what floating point adds to a ratio that is
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerFigures:
-    """What a learner uses up and publishes.
+    """Groups that a learner uses up, and versions that it publishes.
 
     Example:
         LearnerFigures(step_s=2.0, groups_per_step=8, tokens_per_group=64, max_age_steps=4)
@@ -78,7 +78,7 @@ class Inequality:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What one kind of generator takes."""
+    """The number of generators of one kind that suffices, and the lag that follows."""
 
     generator: GeneratorFigures
     num_generators: int | None  # the fewest that supply the learner; None: no number does
@@ -96,7 +96,7 @@ class Plan:
 
 
 def groups_per_s(learner: LearnerFigures, generator: GeneratorFigures) -> float:
-    """r: what one generator makes, less the share of each step in which it stands still to take a version."""
+    """r: groups that one generator makes, less the share of each step in which it stands still to take a version."""
     return generator.tokens_per_s * max(0.0, 1 - generator.pause_s / learner.step_s) / learner.tokens_per_group
 
 
@@ -140,7 +140,7 @@ def queue_steps(learner: LearnerFigures, supply: float) -> int | None:
 
 
 def plan(learner: LearnerFigures, generator: GeneratorFigures) -> Plan:
-    """The fewest generators of a kind, whether they keep the lag bound, and what would."""
+    """The fewest generators of a kind that supply the learner, with the conditions that they keep or miss."""
     rate = groups_per_s(learner, generator)
     number = fewest(learner.demand, rate)
     counted = number or 1
@@ -190,7 +190,7 @@ def plan(learner: LearnerFigures, generator: GeneratorFigures) -> Plan:
 
 
 def fleet(learner: LearnerFigures, generators: Sequence[GeneratorFigures]) -> Inequality:
-    """Whether these generators together supply the learner."""
+    """The condition that these generators together supply the learner."""
     rates = [groups_per_s(learner, generator) for generator in generators]
     terms = " + ".join(figure(rate) for rate in rates) or "0"
     return Inequality(
@@ -222,11 +222,6 @@ def _least_down(learner: LearnerFigures, generator: GeneratorFigures) -> float |
         return 0.0
     slack_s = min(learner.step_s, _slack_s(learner, generator, "T_fetch"))
     return learner.patch_bytes / slack_s if slack_s > 0 else None
-
-
-def with_speed(generator: GeneratorFigures, tokens_per_s: float) -> GeneratorFigures:
-    """The same machine at another speed, named after it."""
-    return replace(generator, name=f"{figure(tokens_per_s)} tokens/s", tokens_per_s=tokens_per_s)
 
 
 def _ceil(ratio: float) -> int:

@@ -1,4 +1,4 @@
-"""`swarm plan --gpu`: what a node takes of a GPU's memory by use, and which settings would fit.
+"""`swarm plan --gpu`: the memory of a GPU that a node takes, by use, and the settings that would fit.
 
 Invariant: arithmetic alone (`node.run_estimate`); no GPU is looked for, and none has confirmed the figures yet.
 """
@@ -29,7 +29,7 @@ CHANGES: dict[str, dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevicePlan:
-    """One way to configure a node, and what it takes of the device."""
+    """One way to configure a node, and the memory that it takes."""
 
     name: str
     uses: dict[str, int]  # bytes by use
@@ -74,7 +74,7 @@ def _computed_in(config: "NodeConfig") -> str:
 
 
 def print_device_plans(console: Console, config: "NodeConfig", gpu_gib: float, path: Path | None) -> bool:
-    """The table; returns whether something fits."""
+    """Prints the table; true where one of the ways fits."""
     plans = device_plans(config, int(gpu_gib * GIB))
     console.print(
         f"{config.model.source} in {config.model.dtype}, computed in {_computed_in(config)}, {path or 'defaults'}, "

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from swarm.cli.plan import PlanOptions
 from swarm.errors import ConfigError
 from swarm.events import (
     Event,
@@ -36,7 +37,6 @@ from swarm.extras.plan.capacity_plan import (
     figure,
     fleet,
     plan,
-    with_speed,
 )
 
 if TYPE_CHECKING:
@@ -65,11 +65,10 @@ class RunFigures:
 
 
 def read_run(directory: Path, trainer: str = "") -> RunFigures:
-    """Reads the directory that `swarm simulate` wrote, or any with one directory for each node.
+    """Reads a run: a directory with `<node>/events.jsonl` and `<node>/node.toml`, or with those in its folder `swarm`.
 
     Args:
-        directory: has `<node>/events.jsonl` and `<node>/node.toml`, or a folder `swarm` with them.
-        trainer: name of the node whose steps count; empty: the only one that made any.
+        trainer: node whose steps count; empty: the only one that made any.
 
     Raises:
         ConfigError: there is no run, or no such trainer, or several.
@@ -96,7 +95,7 @@ def read_run(directory: Path, trainer: str = "") -> RunFigures:
             GeneratorFigures(
                 name=each,
                 tokens_per_s=speed,
-                groups_per_batch=_groups_per_batch(directory / each),
+                groups_per_batch=1 if (own := _config(directory / each)) is None else own.generator.groups_per_batch,
                 apply_s=_mean(applied[each], lambda e: e.seconds.get("stage", 0.0) + e.seconds.get("load", 0.0)) or 0.0,
                 pause_s=_mean(applied[each], lambda e: e.seconds.get("pause", 0.0)) or 0.0,
             )
@@ -104,7 +103,7 @@ def read_run(directory: Path, trainer: str = "") -> RunFigures:
             if (speed := _tokens_per_s(events)) is not None
         ),
         step_s=median(map(_step_s, steps)) if steps else None,
-        groups_per_step=_mean(draws, _groups_used),
+        groups_per_step=_mean(draws, lambda d: sum(each.is_own_policy for each in d.groups) + d.num_zero_variance),
         tokens_per_group=_mean(puts, lambda put: put.num_tokens),
         bytes_per_group=_mean(puts, lambda put: put.size_bytes),
         patch_bytes=_mean(patches, lambda patch: patch.num_bytes),
@@ -138,12 +137,8 @@ def _step_s(step: StepMade) -> float:
     return learning + seconds.get("publish", 0.0)
 
 
-def _groups_used(draw: GroupsDrawn) -> int:
-    return sum(group.is_own_policy for group in draw.groups) + draw.num_zero_variance
-
-
 def _tokens_per_s(puts: Sequence[GroupPut]) -> float | None:
-    """Of the fastest fifth of a node's batches; None with too few of them to tell."""
+    """Speed of the fastest fifth of a node's batches; None with too few of them."""
     batches = _batches(puts)
     width = len(batches) // _WINDOWS
     if width < _MIN_BATCHES:
@@ -179,82 +174,54 @@ def _config(directory: Path) -> "NodeConfig | None":
         return None  # written by another release
 
 
-def _groups_per_batch(directory: Path) -> int:
-    config = _config(directory)
-    return 1 if config is None else config.generator.groups_per_batch
-
-
 # --- the command -----------------------------------------------------------------------------------
 
 
-def run_plan(
-    *,
-    run: Path | None,
-    trainer: str,
-    max_age: int | None,
-    tokens_per_s: list[float] | None,
-    step_s: float | None,
-    groups_per_step: float | None,
-    tokens_per_group: float | None,
-    groups_per_batch: int | None,
-    bytes_per_group: float | None,
-    patch_bytes: float | None,
-    encode_s: float | None,
-    apply_s: float | None,
-    pause_s: float | None,
-    down: float | None,
-    up: float | None,
-    as_json: bool,
-    gpu: float | None,
-    config: Path | None,
-) -> bool:
+def run_plan(options: PlanOptions) -> bool:
     """Prints the plan; true where one of its kinds of generators, or a way on the GPU, will do.
 
     Raises:
         ConfigError: a figure is missing or out of bounds; names the option.
     """
-    if gpu is not None:
-        return _plan_device(_positive("--gpu", gpu), config, as_json)
-    measured = RunFigures(trainer="", generators=()) if run is None else read_run(run, trainer)
+    run = options.run
+    if options.gpu is not None:
+        return _plan_device(_positive("--gpu", options.gpu), options.config, options.as_json)
+    measured = RunFigures(trainer="", generators=()) if run is None else read_run(run, options.trainer)
+
+    def needed(option: str, given: float | None, of_run: float | None) -> float:
+        return _positive(option, _needed(option, given, of_run, run))
+
+    def other(option: str, given: float | None, of_run: float | None) -> float:
+        return _not_negative(option, given if given is not None else of_run or 0.0)
+
     learner = LearnerFigures(
-        step_s=_positive("--step-s", _needed("--step-s", step_s, measured.step_s, run)),
-        groups_per_step=_positive(
-            "--groups-per-step", _needed("--groups-per-step", groups_per_step, measured.groups_per_step, run)
+        step_s=needed("--step-s", options.step_s, measured.step_s),
+        groups_per_step=needed("--groups-per-step", options.groups_per_step, measured.groups_per_step),
+        tokens_per_group=needed("--tokens-per-group", options.tokens_per_group, measured.tokens_per_group),
+        max_age_steps=int(
+            _not_negative("--max-age", _needed("--max-age", options.max_age, measured.max_age_steps, run))
         ),
-        tokens_per_group=_positive(
-            "--tokens-per-group", _needed("--tokens-per-group", tokens_per_group, measured.tokens_per_group, run)
-        ),
-        max_age_steps=int(_not_negative("--max-age", _needed("--max-age", max_age, measured.max_age_steps, run))),
-        bytes_per_group=_not_negative("--bytes-per-group", _first(bytes_per_group, measured.bytes_per_group, 0.0)),
-        patch_bytes=_not_negative("--patch-bytes", _first(patch_bytes, measured.patch_bytes, 0.0)),
-        encode_s=_not_negative("--encode-s", _first(encode_s, measured.encode_s, 0.0)),
+        bytes_per_group=other("--bytes-per-group", options.bytes_per_group, measured.bytes_per_group),
+        patch_bytes=other("--patch-bytes", options.patch_bytes, measured.patch_bytes),
+        encode_s=other("--encode-s", options.encode_s, measured.encode_s),
     )
-    kinds = _kinds(measured.generators, tokens_per_s, run)
-    if groups_per_batch is not None:
-        _positive("--groups-per-batch", groups_per_batch)
-    changed = {
-        "groups_per_batch": groups_per_batch,
-        "apply_s": None if apply_s is None else _not_negative("--apply-s", apply_s),
-        "pause_s": None if pause_s is None else _not_negative("--pause-s", pause_s),
-        "down_bytes_per_s": None if down is None else _positive("--down", down),
-        "up_bytes_per_s": None if up is None else _positive("--up", up),
-    }
-    given: dict[str, Any] = {name: value for name, value in changed.items() if value is not None}
-    kinds = [replace(kind, **given) for kind in kinds]
+    kinds = [_changed(kind, options) for kind in _kinds(measured.generators, options.tokens_per_s, run)]
     plans = [plan(learner, kind) for kind in kinds]
-    together = fleet(learner, kinds) if run is not None and not tokens_per_s else None
-    if as_json:
-        typer.echo(json.dumps(_as_json(learner, plans, together), indent=2))
+    together = fleet(learner, kinds) if run is not None and not options.tokens_per_s else None
+    if options.as_json:
+        shown = [{**asdict(each), "holds": each.holds} for each in plans]
+        supply = None if together is None else asdict(together)
+        typer.echo(json.dumps(finite({"learner": asdict(learner), "plans": shown, "together": supply}), indent=2))
     else:
         console = Console()
-        if measured.computed_in and step_s is None:
+        if measured.computed_in and options.step_s is None:
             console.print(f"{measured.trainer} computed in {measured.computed_in}", markup=False, soft_wrap=True)
         _print(console, learner, plans, together)
     return any(each.holds for each in plans)
 
 
 def _plan_device(gpu_gib: float, path: Path | None, as_json: bool) -> bool:
-    """Whether a node fits on a GPU in some way; prints how."""
+    """Prints which settings of a node fit on a GPU; true where one does."""
     from swarm.config import NodeConfig, load_config
     from swarm.extras.plan.device_plan import GIB, device_plans, print_device_plans
 
@@ -266,21 +233,32 @@ def _plan_device(gpu_gib: float, path: Path | None, as_json: bool) -> bool:
     return any(plan.fits for plan in plans)
 
 
+def _changed(kind: GeneratorFigures, options: PlanOptions) -> GeneratorFigures:
+    """The generator with the figures that the options give in place of measured ones."""
+    changed = {
+        "groups_per_batch": ("--groups-per-batch", options.groups_per_batch, _positive),
+        "apply_s": ("--apply-s", options.apply_s, _not_negative),
+        "pause_s": ("--pause-s", options.pause_s, _not_negative),
+        "down_bytes_per_s": ("--down", options.down, _positive),
+        "up_bytes_per_s": ("--up", options.up, _positive),
+    }
+    given: dict[str, Any] = {
+        name: check(option, value) for name, (option, value, check) in changed.items() if value is not None
+    }
+    return replace(kind, **given)
+
+
 def _kinds(
-    measured: tuple[GeneratorFigures, ...], tokens_per_s: list[float] | None, run: Path | None
+    measured: tuple[GeneratorFigures, ...], tokens_per_s: Sequence[float], run: Path | None
 ) -> list[GeneratorFigures]:
-    """Those of the run, or one of each given speed that otherwise is like the first of the run."""
-    speeds = [_positive("--tokens-per-s", speed) for speed in tokens_per_s or []]
+    """Generators of the run, or one for each given speed that otherwise is like the first of the run."""
+    speeds = [_positive("--tokens-per-s", speed) for speed in tokens_per_s]
     if speeds:
         like = measured[0] if measured else GeneratorFigures(name="", tokens_per_s=0.0)
-        return [with_speed(like, speed) for speed in speeds]
+        return [replace(like, name=f"{figure(speed)} tokens/s", tokens_per_s=speed) for speed in speeds]
     if not measured:
         _needed("--tokens-per-s", None, None, run)
     return list(measured)
-
-
-def _first(*values: float | None) -> float:
-    return next(value for value in values if value is not None)
 
 
 def _needed(option: str, given: float | None, measured: float | None, run: Path | None) -> float:
@@ -346,13 +324,3 @@ def _print_inequality(console: Console, inequality: Inequality) -> None:
 
 def _or(value: float | None, otherwise: str) -> str:
     return otherwise if value is None else figure(value)
-
-
-def _as_json(learner: LearnerFigures, plans: list[Plan], together: Inequality | None) -> Any:
-    return finite(
-        {
-            "learner": asdict(learner),
-            "plans": [{**asdict(each), "holds": each.holds} for each in plans],
-            "together": None if together is None else asdict(together),
-        }
-    )

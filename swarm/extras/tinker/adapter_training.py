@@ -29,7 +29,7 @@ Ids = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterShape:
-    """What an adapter is made of."""
+    """The parts of an adapter."""
 
     rank: int  # > 0
     alpha: float  # scale of what it adds, times the rank

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -16,7 +16,7 @@ from swarm.types import Role
 if TYPE_CHECKING:
     from swarm.extras.tinker.tinker_app import TinkerApp
     from swarm.extras.tinker.tinker_nodes import SamplingNodes
-    from swarm.extras.tinker.tinker_sampling import Publish
+    from swarm.extras.tinker.tinker_samplers import Publish
     from swarm.serving.http_server import HttpServer
     from swarm.trained.model import TrainedModel, WhichStep
 
@@ -25,7 +25,7 @@ console = Console()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TinkerSettings:
-    """Where and how a model is served."""
+    """Address, key and limits of a served model."""
 
     name: str  # as clients call it
     listen: str
@@ -45,13 +45,25 @@ class StartedTinker:
     key: str  # of its clients
 
 
-def serve_tinker(target: str, step: "WhichStep", node: Path | None, samplers: Path | None, **options: Any) -> None:
-    """Serves until Ctrl-C or SIGTERM (blocking); `options` are those of TinkerSettings.
+def serve_tinker(
+    target: str,
+    step: "WhichStep",
+    node: Path | None,
+    samplers: Path | None,
+    *,
+    name: str,
+    listen: str,
+    key: str,
+    max_rows: int,
+    device: str,
+    store: Path,
+) -> None:
+    """Serves until Ctrl-C or SIGTERM (blocking); options as in TinkerSettings.
 
     Raises:
         ConfigError: names the option and the fix.
     """
-    settings = TinkerSettings(**options)
+    settings = TinkerSettings(name=name, listen=listen, key=key, max_rows=max_rows, device=device, store=store)
     from swarm.trained.model import load_target
 
     if node is None or samplers is None:
@@ -91,7 +103,6 @@ def start_tinker(
     nodes: "SamplingNodes | None" = None,
 ) -> StartedTinker:
     """Serves a model in a thread of its own, and says where. Raises ConfigError where nothing can listen there."""
-    from swarm.extras.tinker.tinker_samplers import Samplers
     from swarm.extras.tinker.tinker_store import TinkerStore
     from swarm.model.compute_dtype import place
     from swarm.model.lora import merge_adapters
@@ -101,7 +112,7 @@ def start_tinker(
 
     with needs_packages():
         from swarm.extras.tinker.tinker_app import KEY_PREFIX, TinkerApp
-        from swarm.extras.tinker.tinker_model import TinkerModel
+        from swarm.extras.tinker.tinker_samplers import Samplers, TinkerModel
 
     merge_adapters(model.network)
     model.network.requires_grad_(False)

@@ -8,7 +8,7 @@
     POST /api/v1/create_sampling_session, asample
     POST /api/v1/retrieve_future            what became of one of them
 
-Endpoints of models are in `tinker_training.py`, those of samplers in `tinker_sampling.py`.
+Endpoints of models are in `tinker_training.py`, those of samplers in `tinker_samplers.py`.
 
 Invariant: every table is bounded.
 
@@ -25,10 +25,8 @@ from starlette.routing import Route
 from swarm.clock import Clock
 from swarm.extras.tinker.tinker_futures import Promises
 from swarm.extras.tinker.tinker_http import Endpoint, body_of, guarded, read_json
-from swarm.extras.tinker.tinker_model import TinkerModel
 from swarm.extras.tinker.tinker_requests import CreateSession, InSession, OfRequest
-from swarm.extras.tinker.tinker_samplers import Samplers
-from swarm.extras.tinker.tinker_sampling import Publish, TinkerSamples
+from swarm.extras.tinker.tinker_samplers import Publish, Samplers, TinkerModel, TinkerSamples
 from swarm.extras.tinker.tinker_sessions import TinkerSessions
 from swarm.extras.tinker.tinker_store import TinkerStore
 from swarm.extras.tinker.tinker_training import TinkerTraining

@@ -52,7 +52,7 @@ class Promises:
         task.add_done_callback(lambda task: self._keep(request_id, task))
 
     async def wait(self, request_id: str, timeout_s: float) -> Reply | None:
-        """What came of it; None where that takes longer. Raises RequestRefused where nothing is known of it."""
+        """The reply; None where it takes longer. Raises RequestRefused where nothing is known of the request."""
         task = self._open.get(request_id)
         if task is not None:
             await asyncio.wait({task}, timeout=timeout_s)

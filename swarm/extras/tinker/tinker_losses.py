@@ -140,7 +140,7 @@ def parts_of_similar_length(data: Sequence[TrainingDatum]) -> list[list[int]]:
 
 
 def batch_of(loss: str, data: Sequence[TrainingDatum], part: Sequence[int], device: torch.device) -> Batch:
-    """What the recipe of a loss sees: a rollout for each datum of a part, its targets in their order.
+    """The batch of a loss's recipe: a rollout for each datum of a part, its targets in their order.
 
     Raises:
         RequestRefused: a datum lacks a tensor of this loss, or has one of another shape.

@@ -93,7 +93,6 @@ class _Versions:
             open_weight_store(config).put_chunk,
             [loaded.tokenizer.encode_prompt(task) for task in canaries[:NUM_CANARIES]],
             self._engine.score,
-            config.weights.anchor_every,
         )
         self._one_at_a_time = asyncio.Lock()
         self._newest: PolicyVersion | None = None

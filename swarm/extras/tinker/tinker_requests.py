@@ -74,7 +74,7 @@ class OfModel(_Request):
 
 
 class InOrder(OfModel):
-    """What a model is asked for in the order of `seq_id`, which begins at 1."""
+    """A request to a model, in the order of `seq_id`, which begins at 1."""
 
     seq_id: Annotated[int, Field(ge=1, lt=2**31)]
 

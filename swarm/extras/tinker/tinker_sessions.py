@@ -62,7 +62,7 @@ class TinkerSessions:
         return session_id
 
     def note_seen(self, session_id: str, status: int = 404) -> None:
-        """Its client is there. Raises RequestRefused with a status where there is no such session."""
+        """Its client is there. Raises RequestRefused with a status where the session is unknown."""
         self._seen(session_id, status)
 
     def end(self, session_id: str) -> None:
@@ -85,7 +85,7 @@ class TinkerSessions:
         return session.models[model_id]
 
     def add(self, training: ModelInTraining) -> None:
-        """Takes a model. Raises RequestRefused where its session ended meanwhile."""
+        """Takes a model. Raises RequestRefused where its session has ended."""
         self._seen(training.session_id).models[training.model_id] = training
 
     @contextmanager

@@ -34,7 +34,7 @@ _OPTIMIZER: Final = "optimizer.safetensors"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedWeights:
-    """What a folder says of itself."""
+    """The description in a folder."""
 
     path: str  # tinker://...
     base_model: str
@@ -99,7 +99,7 @@ class TinkerStore:
         return saved.path
 
     def find(self, path: str) -> SavedWeights:
-        """What there is at a path. Raises RequestRefused."""
+        """The weights at a path. Raises RequestRefused."""
         folder = self._at(path)
         try:
             about: dict[str, Any] = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
@@ -123,7 +123,7 @@ class TinkerStore:
         return network
 
     def state(self, saved: SavedWeights) -> dict[str, Tensor]:
-        """What `AdapterTraining.load_state` takes. Raises RequestRefused where it was saved for sampling alone."""
+        """State for `AdapterTraining.load_state`. Raises RequestRefused where it was saved for sampling alone."""
         try:
             return load_file(self._at(saved.path) / _OPTIMIZER)
         except (OSError, SafetensorError):

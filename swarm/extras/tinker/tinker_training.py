@@ -21,7 +21,6 @@ from swarm.extras.tinker.adapter_training import AdamSettings, AdapterShape, Ada
 from swarm.extras.tinker.tinker_futures import Promises, Reply
 from swarm.extras.tinker.tinker_http import Endpoint, body_and_beginning, decoded, read_json
 from swarm.extras.tinker.tinker_losses import batch_of, parts_of_similar_length, recipe_of
-from swarm.extras.tinker.tinker_model import TinkerModel
 from swarm.extras.tinker.tinker_requests import (
     CreateModel,
     InOrder,
@@ -35,7 +34,7 @@ from swarm.extras.tinker.tinker_requests import (
     checked_name,
     read_tinker_request,
 )
-from swarm.extras.tinker.tinker_sampling import TinkerSamples
+from swarm.extras.tinker.tinker_samplers import TinkerModel, TinkerSamples
 from swarm.extras.tinker.tinker_sessions import ModelInTraining, TinkerSessions
 from swarm.extras.tinker.tinker_store import Kind, SavedWeights, TinkerStore
 from swarm.extras.tinker.tinker_wire import (
@@ -56,7 +55,7 @@ MAX_WAITING_BYTES: Final = 2**30  # of bodies whose turn has not come; a client 
 Result = TypeVar("Result")
 Asked = TypeVar("Asked", bound=InOrder)
 Work = Callable[[ModelInTraining, Asked], Awaitable[Reply | Awaitable[Reply]]]
-"""What a request asks for, in its turn; what it returns to be awaited holds up no later request."""
+"""The work of a request, in its turn; a reply that is still to be awaited holds up no later request."""
 
 
 class TinkerTraining:
@@ -92,9 +91,9 @@ class TinkerTraining:
             "create_model": self._create_model,
             "get_info": self._get_info,
             "forward_backward": self._forward_backward,
-            "optim_step": self._optim_step,
-            "save_weights": self._save_weights,
-            "save_weights_for_sampler": self._save_for_sampler,
+            "optim_step": self._endpoint(OptimStep, self._step),
+            "save_weights": self._endpoint(SaveWeights, self._save_to_train),
+            "save_weights_for_sampler": self._endpoint(SaveWeights, self._save_to_sample),
             "load_weights": self._load_weights,
             "weights_info": self._weights_info,
         }
@@ -127,7 +126,7 @@ class TinkerTraining:
         return self._new_model("load_weights", asked, make, path=asked.path)
 
     def _new_model(
-        self, kind: str, asked: CreateModel | LoadNewModel, make: Callable[[], AdapterTraining], **said: str
+        self, kind: str, asked: CreateModel | LoadNewModel, make: Callable[[], AdapterTraining], **more: str
     ) -> Response:
         """Promises a model that `make` makes (blocking)."""
         session_id, model_id = asked.session_id, f"{asked.session_id}:train:{asked.model_seq_id}"
@@ -136,7 +135,7 @@ class TinkerTraining:
             with self._sessions.room_for_model():
                 state = await self._in_trainer(make)
                 self._sessions.add(ModelInTraining(model_id, session_id, state))
-            return {"type": kind, "model_id": model_id, **said}
+            return {"type": kind, "model_id": model_id, **more}
 
         self._sessions.note_seen(session_id)
         return self._promise(f"{model_id}:0", session_id, work(), model_id)
@@ -194,8 +193,7 @@ class TinkerTraining:
             finally:
                 self._num_waiting_bytes -= len(body)
 
-        request_id = f"{training.model_id}:{message.seq_id}"
-        return self._promise(request_id, training.session_id, work(), training.model_id)
+        return self._promise_of(training, message.seq_id, work())
 
     def _refuse_in_turn(self, message: TinkerForwardBackward, reason: str) -> Response:
         """Promises a refusal, so that later requests of the model do not wait for this one."""
@@ -205,11 +203,7 @@ class TinkerTraining:
             async with training.turns.turn(message.seq_id):
                 raise RequestRefused(reason)
 
-        request_id = f"{training.model_id}:{message.seq_id}"
-        return self._promise(request_id, training.session_id, refuse(), training.model_id)
-
-    async def _optim_step(self, request: Request) -> Response:
-        return self._in_order(await decoded(request), OptimStep, self._step)
+        return self._promise_of(training, message.seq_id, refuse())
 
     async def _step(self, training: ModelInTraining, asked: OptimStep) -> Reply:
         adam = asked.adam
@@ -222,6 +216,12 @@ class TinkerTraining:
         )
         norm = await self._in_trainer(training.state.step, settings)
         return {"metrics": {"grad_norm": norm, "num_steps": float(training.state.num_steps)}}
+
+    def _endpoint(self, kind: type[Asked], work: Work[Asked]) -> Endpoint:
+        async def answer(request: Request) -> Response:
+            return self._in_order(await decoded(request), kind, work)
+
+        return answer
 
     def _in_order(self, body: object, kind: type[Asked], work: Work[Asked]) -> Response:
         """Promises what a model is asked for, in its turn.
@@ -236,21 +236,14 @@ class TinkerTraining:
                 done = await work(training, read_tinker_request(kind, body))
             return await done if isinstance(done, Awaitable) else done
 
-        request_id = f"{training.model_id}:{order.seq_id}"
-        return self._promise(request_id, training.session_id, in_turn(), training.model_id)
+        return self._promise_of(training, order.seq_id, in_turn())
 
     # --- saved weights --------------------------------------------------------------------------------
-
-    async def _save_weights(self, request: Request) -> Response:
-        return self._in_order(await decoded(request), SaveWeights, self._save_to_train)
 
     async def _save_to_train(self, training: ModelInTraining, asked: SaveWeights) -> Reply:
         if asked.path is None:
             raise RequestRefused("path: give the weights a name")
         return await self._save(training, asked, asked.path, "weights")
-
-    async def _save_for_sampler(self, request: Request) -> Response:
-        return self._in_order(await decoded(request), SaveWeights, self._save_to_sample)
 
     async def _save_to_sample(self, training: ModelInTraining, asked: SaveWeights) -> Reply | Awaitable[Reply]:
         if asked.path is not None:
@@ -299,6 +292,9 @@ class TinkerTraining:
         )
 
     # --- shared ---------------------------------------------------------------------------------------
+
+    def _promise_of(self, training: ModelInTraining, seq_id: int, work: Any) -> Response:
+        return self._promise(f"{training.model_id}:{seq_id}", training.session_id, work, training.model_id)
 
     def _promise(self, request_id: str, session_id: str, work: Any, model_id: str) -> Response:
         self._promises.begin(request_id, session_id, work)

@@ -1,4 +1,4 @@
-"""What the tinker SDK sends and reads as protobuf, to values and back: training data in, log-probs and samples out.
+"""Protobuf of the tinker SDK, to values and back: training data in, log-probs and samples out.
 
 Invariant: a value that this module returns is within its bounds, and nothing that a client wrote sizes an allocation
 before it was compared with the bytes that came.
@@ -36,7 +36,7 @@ class TrainingDatum:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingRequest:
-    """What POST /api/v1/forward_backward asks for: gradients of a loss over some rows, or the loss alone."""
+    """POST /api/v1/forward_backward: gradients of a loss over some rows, or the loss alone."""
 
     loss: str
     config: Mapping[str, float]
@@ -74,7 +74,7 @@ def parse_order(beginning: bytes) -> wire.TinkerForwardBackward:
 
 
 def read_training_request(message: wire.TinkerForwardBackward, vocabulary: int, context_tokens: int) -> TrainingRequest:
-    """What a request asks for.
+    """The values of a request.
 
     Args:
         message: as it came.

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from swarm.episode import MAX_TURNS
-from swarm.exchange.admission_checks import ROUNDING_NATS
+from swarm.exchange.checks.admission_checks import ROUNDING_NATS
 from swarm.types import PolicyVersion, TokenTrace, VersionSpan
 
 _LEAST_NATS: Final = -1e30  # finite as float32 too

@@ -72,18 +72,16 @@ def load_recipes(learner: LearnerConfig) -> "RecipeSet":
 
 
 def recipes_of(config: NodeConfig) -> "RecipeSet":
-    """The recipes of a node, everything that they and the guard's need supplied by its run.
+    """The recipes of a node, everything that they need supplied by its run.
 
     Raises:
         ConfigError: names the key, and what is missing with its fix.
     """
-    from swarm.objectives.requirements import check_safe, check_supply, supplied_by
+    from swarm.objectives.requirements import check_supply, supplied_by
 
     found, supplied = load_recipes(config.learner), supplied_by(config)
     for recipe in found.used.values():
         check_supply(recipe, supplied)
-    if config.guard.enabled:
-        check_safe(load_recipe(config.guard.safe_recipe, key="guard.safe_recipe"), found.needs, supplied)
     return found
 
 
@@ -112,7 +110,7 @@ def _plain(name: str) -> str:
 
 
 def _similar(spec: str) -> str:
-    """What was probably meant: names that contain it, names like it, or methods described in these words."""
+    """Suggestions for an unknown name: names that contain it, names like it, or methods described in its words."""
     known, wanted = list_recipes(), spec.lower().replace("-", "_")
     found = [name for name in known if wanted and wanted in name]
     if words := re.findall(r"[a-z0-9]+", wanted):

@@ -44,7 +44,7 @@ _FLOOR: Final = 1e-6  # of deviations
 def relative_gains(batch: Batch) -> Tensor:
     """float64 [N, K]: z-score of a turn's gain among the group's turns of its number that have one; 0 elsewhere."""
     turns = turns_of(batch)
-    cells = turn_cells(batch, turns) * 2 + turns.is_last  # the last turns stand apart: they have no gain
+    cells = turn_cells(batch, turns) * 2 + turns.is_last  # the last turns have cells of their own: they have no gain
     found = by_cell(information_gains(batch), cells, turns, lambda values, own: group_scores(values, own, _FLOOR))
     return torch.where(turns.is_last, 0.0, found)
 

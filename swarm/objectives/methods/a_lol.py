@@ -18,7 +18,7 @@ from swarm.objectives.recipe import Recipe
 
 
 class ReferenceLead(AdvantagePart):
-    """How far a reward exceeds the reference policy's mean reward; 0 where it does not.
+    """Excess of a reward over the reference policy's mean reward; 0 where there is none.
 
     Source: A-LoL, arXiv:2305.14718 (there the value is a head trained on such responses).
     """

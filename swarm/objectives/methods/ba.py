@@ -1,4 +1,4 @@
-"""BA, balanced aggregation: tokens are averaged apart in the positive and the negative rollouts of a group.
+"""BA, balanced aggregation: tokens are averaged separately in the positive and the negative rollouts of a group.
 
     L = (1/M) sum_g [ n+/G mean_{t in +} L_t + n-/G mean_{t in -} L_t ]
 

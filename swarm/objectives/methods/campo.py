@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 def ends_in_a_loop(tokens: Sequence[int]) -> bool:
-    """Whether some stretch of tokens stands at the end twice in a row."""
+    """True where some stretch of tokens stands at the end twice in a row."""
     backwards = tokens[::-1]
     total, start, end = len(backwards), 0, 0
     common = [0] * total  # with the whole, from each place on (Z-function)

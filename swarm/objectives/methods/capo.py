@@ -26,7 +26,7 @@ def hidden_l1(seen: Prediction) -> Tensor:
 
 
 def probability(seen: Prediction) -> Tensor:
-    """Of the token, [c], at its temperature."""
+    """Probability [c] of the token, at its temperature."""
     chosen = torch.log_softmax(seen.logits / seen.temperature[:, None], dim=1).gather(1, seen.targets[:, None])
     return chosen[:, 0].exp()
 

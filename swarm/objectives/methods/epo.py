@@ -51,7 +51,7 @@ class EntropyBand(TermPart):
         return {"steps": int(memory["steps"]) + 1, "entropy_sum": float(memory["entropy_sum"]) + entropy}
 
     def weight(self, step: int) -> float:
-        """Of the penalty after `step` steps, in (0, 1]."""
+        """Weight of the penalty after `step` steps, in (0, 1]."""
         half = self.horizon // 2
         step = min(step, self.horizon)
         if step <= half:

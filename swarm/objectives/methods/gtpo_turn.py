@@ -32,7 +32,7 @@ from swarm.objectives.recipe import Recipe
 
 
 def written(actions: Actions) -> dict[str, float]:
-    """How often each three characters in a row stand in what the turns wrote, of length 1."""
+    """Frequencies of each three characters in a row in the texts of the turns, scaled to length 1."""
     text = "\n".join(("", *actions, ""))
     counts = Counter(text[place : place + 3] for place in range(len(text) - 2))
     length = sqrt(sum(count * count for count in counts.values()))

@@ -73,7 +73,7 @@ class EntropyClip(WeightPart):
         return clip_surrogate(scored.log_ratio, advantages, 1 - low, 1 + high, self.dual)
 
     def places(self, entropy: Tensor, mask: Tensor) -> Tensor:
-        """Where each token's entropy lies in the step: [N, L] in [-1, 1], 0 off the mask.
+        """Place of each token's entropy in the step: [N, L] in [-1, 1], 0 off the mask.
 
         Args:
             entropy: [N, L] nats, constant.

@@ -89,7 +89,7 @@ class CrossBaseline(ShapePart):
         return {"gram": gram.tolist(), "moment": moment.tolist(), "rewards": [min(seen), max(seen)]}
 
     def _predicted(self, scored: Scored) -> Tensor:
-        """What each rollout's states say of the others' reward: [N]."""
+        """Prediction [N] of the others' reward from each rollout's states."""
         memory: Mapping[str, Any] = self.remembered(scored.batch)
         if not self._fits(memory):
             return _others(scored)[0]
@@ -101,7 +101,7 @@ class CrossBaseline(ShapePart):
         return (features @ torch.linalg.solve(gram + damping, moment)).clamp(*memory["rewards"])
 
     def _fits(self, memory: Mapping[str, Any]) -> bool:
-        """Whether something was fitted with as many features: none at the start, others after a change of constants."""
+        """True where a fit with as many features is there: none at the start, nor after a change of constants."""
         return len(memory["moment"]) == 2 * self.directions + 4
 
     def _features(self, scored: Scored) -> Tensor:

@@ -63,7 +63,7 @@ class ConvexKl(TermPart):
         return {"steps": int(memory["steps"]) + 1}
 
     def share(self, steps: int) -> float:
-        """Of the reference, after so many steps."""
+        """Share of the reference after so many steps."""
         return max(1 - self.pace * math.ceil(max(steps - self.hold, 0) / self.every), self.least)
 
     def __call__(self, scored: Scored) -> Tensor:

@@ -35,7 +35,7 @@ FIRST = "first_try"
 
 
 class AttemptReturn(AdvantagePart):
-    """What an answer and the later ones earn; from the second on a bonus for the rise over the first.
+    """Return of an answer and the later ones; from the second on with a bonus for the rise over the first.
 
     Source: SCoRe, arXiv:2409.12917.
     """

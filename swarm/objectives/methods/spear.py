@@ -104,7 +104,7 @@ class CovarianceClipApart(WeightPart):
     """
 
     equation = (
-        "L_t = 0 on the largest `share` of cov_t in (least, most), apart for age 0 and older (replay_*), "
+        "L_t = 0 on the largest `share` of cov_t in (least, most), separately for age 0 and older (replay_*), "
         "else -min(r A, clip(r, 1-low, 1+high) A)"
     )
     scope = Scope.STEP

@@ -17,7 +17,7 @@ from swarm.objectives.recipe import Recipe
 
 
 def state_counts(batch: Batch) -> Tensor:
-    """How often each state was met, of length 1: float64 [N, states]; 0 for an episode that names none."""
+    """Frequencies of each state, scaled to length 1: float64 [N, states]; 0 for an episode that names none."""
     episodes = batch.state_keys or ((),) * batch.num_rollouts
     numbers = {key: place for place, key in enumerate(sorted({key for keys in episodes for key in keys if key}))}
     counts = torch.zeros((batch.num_rollouts, max(1, len(numbers))), dtype=torch.float64, device=batch.mask.device)

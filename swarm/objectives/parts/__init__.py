@@ -8,12 +8,10 @@ here, functions from their own file where one line does not hold them all.
 from swarm.objectives.parts.advantage import *
 from swarm.objectives.parts.aggregate import *
 from swarm.objectives.parts.clip import *
-from swarm.objectives.parts.entropy import *
 from swarm.objectives.parts.group_statistics import *
 from swarm.objectives.parts.kl import *
 from swarm.objectives.parts.likelihood import *
 from swarm.objectives.parts.mismatch_correction import *
 from swarm.objectives.parts.prompts import *
 from swarm.objectives.parts.ratio import *
-from swarm.objectives.parts.reward import *
 from swarm.objectives.parts.turns import *

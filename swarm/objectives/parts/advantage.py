@@ -1,4 +1,4 @@
-"""Advantages that several methods share: by group, by step, and what they are computed from.
+"""Advantages that several methods share, by group and by step, and the shaped reward of overlong answers.
 
 Invariant: a group whose rewards are all equal gets exactly 0, whatever the rounding of its mean; statistics are those
 of the whole group or step, dropped members included.
@@ -8,7 +8,8 @@ Shape letters: N rollouts, L longest response in tokens.
 import torch
 from torch import Tensor
 
-from swarm.objectives.part import AdvantagePart, Batch, NotNegative, PositiveShare, Requirement
+from swarm.objectives.part import AdvantagePart, Batch, NotNegative, PositiveShare, Requirement, RewardPart
+from swarm.objectives.parts.aggregate import allowed_length
 from swarm.objectives.parts.group_statistics import (
     group_centred,
     group_left_out,
@@ -135,7 +136,7 @@ def reference_rewards(batch: Batch) -> Tensor:
 
 
 def own_rewards(batch: Batch, group: int) -> Tensor:
-    """Rewards of a group of our own policy; none of another policy, which says nothing about ours."""
+    """Rewards of a group of our own policy; empty for a group of another policy."""
     return batch.rewards[(batch.group_index == group) & ~batch.is_external]
 
 
@@ -152,3 +153,22 @@ class FinishedEpisodes(AdvantagePart):
     def __call__(self, batch: Batch) -> Tensor:
         scores = group_scores(batch.rewards, batch.group_index, self.floor)
         return torch.where(is_finished(batch), scores, torch.full_like(scores, torch.nan))
+
+
+class Overlong(RewardPart):
+    """A penalty that grows over the last part of the allowed length, from 0 to `factor`.
+
+    DAPO's buffer is 4096 of 20480 tokens. Here it is a share of what each generator was allowed.
+
+    Source: DAPO, arXiv:2503.14476 section 3.4; verl `DAPORewardManager`.
+    """
+
+    equation = "R <- R + min(0, -factor (|o| - (Lmax - Lbuf)) / Lbuf), Lbuf = share Lmax"
+    share: PositiveShare = 0.2
+    factor: float = 1.0
+
+    def __call__(self, batch: Batch) -> Tensor:
+        limit = allowed_length(batch).to(torch.float64)
+        buffer = self.share * limit
+        excess = (batch.length.to(torch.float64) - (limit - buffer)) / buffer
+        return batch.rewards - (self.factor * excess.clamp(min=0)).to(batch.rewards.dtype)

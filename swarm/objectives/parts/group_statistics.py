@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupStatistics:
-    """Of one value for each rollout, spread back to the rollouts of the group."""
+    """Statistics of one value for each rollout, spread back to the rollouts of the group."""
 
     count: Tensor  # [N]
     mean: Tensor  # [N]

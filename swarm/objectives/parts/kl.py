@@ -1,4 +1,4 @@
-"""Divergence from another policy on the sampled tokens, as a summand of the loss.
+"""Summands of the loss: divergence from another policy on the sampled tokens, and mean entropy.
 
 Invariant: log-probability differences are bounded by +-20, so that no estimate and no gradient is infinite;
 means are over totals of the whole step.
@@ -62,7 +62,7 @@ def step_mean(values: Tensor, scored: Scored, mean: Mean) -> Tensor:
 
 
 def need_of(to: Target | Sampler) -> frozenset[Requirement]:
-    """What log-probs of that policy take."""
+    """Requirement of log-probs of that policy."""
     return frozenset({Requirement(f"{to}_logprobs")})
 
 
@@ -88,3 +88,21 @@ class KlPenalty(TermPart):
 
     def __call__(self, scored: Scored) -> Tensor:
         return self.strength * step_mean(estimate(difference(scored, self.to), self.estimator), scored, self.mean)
+
+
+def mean_entropy(scored: Scored) -> Tensor:
+    """Mean entropy of trained tokens over the tokens of the step: a scalar that adds up over micro-batches."""
+    return step_mean(scored.entropy, scored, "token")
+
+
+class EntropyBonus(TermPart):
+    """A constant bonus on the mean entropy of trained tokens.
+
+    Source: arXiv:1707.06347 eq. 9; verl `entropy_coeff`.
+    """
+
+    equation = "L -= strength * mean_t H_t"
+    strength: float = 0.001
+
+    def __call__(self, scored: Scored) -> Tensor:
+        return -self.strength * mean_entropy(scored)

@@ -1,4 +1,4 @@
-"""What parts remember by prompt: plain JSON records of bounded number, and bins of difficulty.
+"""Memory of parts by prompt: plain JSON records of bounded number, and bins of difficulty.
 
 Invariant: never more than `limit` records, whatever prompts other nodes invent.
 """
@@ -44,7 +44,7 @@ def bin_of(value: float, num_bins: int, before: int | None, margin: float) -> in
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bins:
-    """How prompts are sorted, by constants of a part (`Count`, margin not negative)."""
+    """Rule that sorts prompts into bins, by constants of a part (`Count`, margin not negative)."""
 
     num_bins: int
     k: int  # answers of which one must be right

@@ -14,7 +14,7 @@ from swarm.objectives.part import Bound, Part, RatioPart, Requirement, Scope, Sc
 LOG_RATIO_BOUND = 20.0
 
 Ceiling = Annotated[float, Bound(above=0, at_most=LOG_RATIO_BOUND)]
-"""Of a log-ratio; below 0 it would cut the ratio of a policy to itself."""
+"""Upper bound of a log-ratio; below 0 it would cut the ratio of a policy to itself."""
 
 Against = Literal["behavior", "proximal"]
 """The denominator: the policy that sampled (mu), or the one at the start of the update (pi_old)."""

@@ -17,7 +17,7 @@ from swarm.objectives.part import Batch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turns:
-    """Of each rollout."""
+    """Turns of each rollout, K at most."""
 
     exists: Tensor  # bool [N, K]
     rewards: Tensor  # float64 [N, K], of the turn

@@ -1,6 +1,6 @@
 """A local swarm: a coordinator and N node daemons as separate processes of one machine.
 
-Invariant: what is reported comes from the nodes' own event files; this process only starts, disturbs,
+Invariant: every reported number comes from the nodes' own event files; this process only starts, disturbs,
 watches and stops them.
 """
 
@@ -35,8 +35,7 @@ from swarm.events import (
 )
 from swarm.process import load_or_create_identity, make_private
 from swarm.simulate.local.fork_server import OF_AGENTS, OF_WORKERS, fork_server
-from swarm.simulate.local.processes import POLL_S, Process, SimulationFailed
-from swarm.simulate.local.silence import SilenceWatch
+from swarm.simulate.local.processes import POLL_S, Process, SilenceWatch, SimulationFailed
 from swarm.simulate.presets import PRESETS, SimulationOptions, node_configs
 from swarm.telemetry.shown_episodes import ShownEpisode, read_episodes
 from swarm.types import JsonDict, Role
@@ -115,13 +114,13 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
 
 
 def _listed(configs: Sequence[NodeConfig]) -> list[NodeConfig]:
-    """The nodes of a run that admits nobody else, where nobody said otherwise; each has its key before one starts."""
+    """The nodes with a list of members, unless a configuration sets `entry`; all keys exist before a node starts."""
     for config in configs:
         make_private(config.dir)
     members = tuple(load_or_create_identity(config.dir / "identity.key").node_id for config in configs)
     entry = EntryConfig(kind="members", members=members)
-    said_otherwise = any(config.entry != EntryConfig() for config in configs)
-    return [config if said_otherwise else config.model_copy(update={"entry": entry}) for config in configs]
+    has_own_rule = any(config.entry != EntryConfig() for config in configs)
+    return [config if has_own_rule else config.model_copy(update={"entry": entry}) for config in configs]
 
 
 async def _run(
@@ -148,7 +147,7 @@ async def _run(
 
 
 def read_run(options: SimulationOptions, directory: Path, began_at_s: float) -> SwarmRun:
-    """What the processes of a run, which have ended, left in its directory."""
+    """Events and status that the ended processes of a run left in its directory."""
     nodes = tuple(_read_node(config) for config in node_configs(options, directory))
     # across nodes: each file alone has only its own first step
     steps_at_s = [made.at_s for node in nodes for made in events_of(StepMade, node.events)]
@@ -204,7 +203,7 @@ async def _read_when_there(path: Path, process: Process) -> JsonDict:
 
 
 def _config_to_offer(node: NodeConfig) -> NodeConfig:
-    """What others may join with: where this machine's own code or data are part of a run, only its bounds."""
+    """Configuration for nodes that join: only the run's bounds where it needs code or data of this machine."""
     try:
         manifest_of(node, node.run_id, "", 0.0)
     except ConfigError:
@@ -308,7 +307,7 @@ def _require_scores(name: str, event: Event, groups: Counter[str]) -> None:
 
 
 def _why_no_step(nodes: dict[str, Process], trainers: set[str]) -> str:
-    """What each trainer waits for, by its own status, and where to look."""
+    """A hint to the cause: the wait of each trainer by its own status, and the log files."""
     found = {name: waits_for(status) for name in sorted(trainers) if (status := nodes[name].status())}
     waiting = "".join(f"; {name} waits for {what}" for name, what in found.items() if what)
     return f"{waiting}; see the log.txt of each node"

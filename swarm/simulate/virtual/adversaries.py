@@ -5,23 +5,19 @@ admission, so that what they do to a learner is bounded by other defences; hones
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
-from swarm.clock import Clock
-from swarm.config import NodeConfig
 from swarm.generation.produce import UNSCORED
-from swarm.interfaces import Environment, Tokenizer
+from swarm.simulate.virtual.author import Author
 from swarm.types import (
     FinishReason,
-    NodeId,
     PolicyVersion,
     Rollout,
     RolloutGroup,
-    Sampling,
     Task,
     TokenTrace,
     VersionSpan,
@@ -33,8 +29,8 @@ LETTERS: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 ADMISSIBLE: Final = (
     "invented",  # half of the answers right, half of them reversed, by a script
     "unmeasured",  # wrong answers that differ from the right one in their last character, without log-probs
-    "rare",  # the same, said to be rare: the ratio is as large as it can be claimed to be
-    "sure",  # the same, said to be nearly certain
+    "rare",  # the same, with log-probs of rare tokens: the claimed ratio is as large as possible
+    "sure",  # the same, with log-probs of nearly certain tokens
     "long",  # wrong answers as long as an answer may be
     "one_task",  # invented answers to one task for ever
     "flood",  # invented answers, many times as many as others make
@@ -44,7 +40,7 @@ ADMISSIBLE: Final = (
 INADMISSIBLE: Final = (
     "trained_end",  # an end of sequence before the answer
     "hidden",  # tokens before a right answer that the text does not show
-    "context",  # tokens before a right answer of which it is said that nothing is learned
+    "context",  # tokens before a right answer that are marked as not trained
     "endless",  # a right answer behind more tokens than an answer may have
 )
 ATTACKS: Final = (*ADMISSIBLE, *INADMISSIBLE)
@@ -66,11 +62,7 @@ class Adversary:
 
     Args:
         attack: one of ATTACKS.
-        node_id: in whose name.
-        config: of the run; answers are as many and as long as it wants them.
-        tokenizer: of the run.
-        environments: of the run, by name.
-        clock: of `created_at_s`.
+        author: of the groups; answers are as many and as long as its configuration asks for.
         rng: of everything that is drawn.
         heard: groups of others that this node has.
 
@@ -79,11 +71,7 @@ class Adversary:
     """
 
     attack: str
-    node_id: NodeId
-    config: NodeConfig
-    tokenizer: Tokenizer
-    environments: Mapping[str, Environment]
-    clock: Clock
+    author: Author
     rng: random.Random
     heard: Callable[[], Sequence[RolloutGroup]]
     _first: Task | None = field(default=None, init=False)
@@ -94,47 +82,36 @@ class Adversary:
         return [self._group(task, version) for task in tasks]
 
     def _group(self, task: Task, version: PolicyVersion) -> RolloutGroup:
-        now_s = self.clock.now_s()
         if self.attack == "copied":
-            others = [group for group in self.heard() if group.producer != self.node_id]
+            others = [group for group in self.heard() if group.producer != self.author.node_id]
             if others:
-                return self._renamed(self.rng.choice(others), version, now_s)
+                return self._renamed(self.rng.choice(others), version)
         if self.attack == "stale" and len(self._made) >= 8:
-            return self._renamed(self.rng.choice(self._made), version, now_s)
+            return self._renamed(self.rng.choice(self._made), version)
         if self.attack == "one_task":
             task = self._first = self._first or task
-        group = RolloutGroup(
-            run_id=self.config.run_id,
-            producer=self.node_id,
-            policy_id=version.policy_id,
-            env=task.env,
-            task_id=task.task_id,
-            tokenizer_digest=self.tokenizer.digest,
-            prompt_ids=np.asarray(self.tokenizer.encode_prompt(task), dtype=np.int32),
-            rollouts=tuple(self._rollout(answer, version) for answer in self._answers(task)),
-            verifier=UNSCORED,
-            created_at_s=now_s,
-        )
+        rollouts = [self._rollout(answer, version) for answer in self._answers(task)]
+        group = self.author.group(task, rollouts, version.policy_id)
         if len(self._made) < 8:
             self._made.append(group)
         return group
 
-    def _renamed(self, group: RolloutGroup, version: PolicyVersion, now_s: float) -> RolloutGroup:
+    def _renamed(self, group: RolloutGroup, version: PolicyVersion) -> RolloutGroup:
         spans = (VersionSpan(start=0, version=version),)
         rollouts = tuple(
             replace(rollout, trace=None if rollout.trace is None else replace(rollout.trace, spans=spans))
             for rollout in group.rollouts
         )
-        named = replace(group, producer=self.node_id, policy_id=version.policy_id, rollouts=rollouts)
-        return replace(named, verifier=UNSCORED, created_at_s=now_s)
+        named = replace(group, producer=self.author.node_id, policy_id=version.policy_id, rollouts=rollouts)
+        return replace(named, verifier=UNSCORED, created_at_s=self.author.clock.now_s())
 
     def _answers(self, task: Task) -> list[_Answer]:
         """Half of them right, so that the group says something."""
-        right = self.environments[task.env].reference(task.task_id)
-        count, most = self.config.generator.group_size, self.config.generator.max_new_tokens
+        right = self.author.environments[task.env].reference(task.task_id)
+        count, most = self.author.config.generator.group_size, self.author.config.generator.max_new_tokens
         last = self.rng.choice([letter for letter in LETTERS if letter != right[-1:]])
         near, reversed_text = right[:-1] + last, (right[::-1] + "#")[: most - 1]
-        end, pad = min(self.tokenizer.eos_ids), 0
+        end, pad = min(self.author.tokenizer.eos_ids), 0
         match self.attack:
             case "unmeasured":
                 kinds = _Answer(text=right), _Answer(text=near)
@@ -158,10 +135,9 @@ class Adversary:
         return [kinds[number >= (count + 1) // 2] for number in range(count)]
 
     def _rollout(self, answer: _Answer, version: PolicyVersion) -> Rollout:
-        ids = np.asarray([*answer.before, *self.tokenizer.encode_response(answer.text)], dtype=np.int32)
+        ids = np.asarray([*answer.before, *self.author.tokenizer.encode_response(answer.text)], dtype=np.int32)
         mask = np.ones(len(ids), dtype=np.bool_)
         mask[: len(answer.before)] = answer.are_trained
-        generator = self.config.generator
         return Rollout(
             actions=(answer.text,),
             trace=TokenTrace(
@@ -171,7 +147,7 @@ class Adversary:
                 turn_ids=np.zeros(len(ids), dtype=np.int16),
                 spans=(VersionSpan(start=0, version=version),),
             ),
-            sampling=Sampling(temperature=generator.temperature, max_new_tokens=generator.max_new_tokens),
+            sampling=self.author.sampling,
             finish=FinishReason.STOP,
             claimed_reward=float("nan"),
         )

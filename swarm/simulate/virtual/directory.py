@@ -13,7 +13,7 @@ from swarm.types import Advert, NodeId
 from swarm.wire.adverts import MAX_ADVERT_TTL_S, open_advert, seal_advert
 
 CanSee = Callable[[NodeId, NodeId], bool]
-"""Whether the first node can read what the second one announced (false across a partition)."""
+"""True where the first node can read an advert of the second one (false across a partition)."""
 
 
 class MemoryDirectory:
@@ -33,7 +33,7 @@ class MemoryDirectory:
     ) -> None:
         """Without `can_see`, or while not `is_parted()`, everybody sees everybody.
 
-        `clock`: of those who keep the adverts; what long expired by it is dropped, whatever the clock of a reader says.
+        `clock`: of the nodes that keep the adverts; adverts that expired long ago by it are dropped.
         """
         self._clock = clock
         self.verify = verify
@@ -52,7 +52,7 @@ class MemoryDirectory:
             self.adverts = dict(sorted(self.adverts.items()))
 
     def found(self, run_id: str, now_s: float) -> list[Advert]:
-        """Adverts of the run that have not expired by the clock of whoever asks."""
+        """Adverts of the run that have not expired by the clock of the reader."""
         long_ago_s = self._clock.now_s() - MAX_ADVERT_TTL_S
         for key in [key for key, advert in self.adverts.items() if advert.expires_at_s < long_ago_s]:
             del self.adverts[key]

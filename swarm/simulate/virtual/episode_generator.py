@@ -13,21 +13,17 @@ from typing import Final, Protocol, cast
 
 import numpy as np
 
-from swarm.clock import Clock
-from swarm.config import NodeConfig
 from swarm.episode import Actions, EpisodeOutcome
 from swarm.errors import RolloutFailed, Unavailable
 from swarm.generation.episode_player import EpisodePlayer
-from swarm.generation.produce import UNSCORED
-from swarm.interfaces import Environment, LocalExchange, Observe, Tokenizer
+from swarm.interfaces import Environment, LocalExchange, Observe
+from swarm.simulate.virtual.author import Author
 from swarm.simulate.virtual.episode_plan import TOKEN_S, EpisodePlan
 from swarm.types import (
     FinishReason,
-    NodeId,
     PolicyVersion,
     Rollout,
     RolloutGroup,
-    Sampling,
     Task,
     TokenTrace,
     VersionSpan,
@@ -107,12 +103,8 @@ class EpisodeEngine:
     """
 
     exchange: LocalExchange
-    node_id: NodeId
-    config: NodeConfig
+    author: Author
     plan: EpisodePlan
-    tokenizer: Tokenizer
-    environments: dict[str, Environment]
-    clock: Clock
     tasks: Callable[[int, int], list[Task]]
     version: Callable[[], PolicyVersion]
     seed: str
@@ -120,9 +112,11 @@ class EpisodeEngine:
 
     async def ask(self, first: int, count: int) -> list[RolloutGroup]:
         """The groups of `count` tasks from number `first` on."""
-        size = self.config.generator.group_size
+        size = self.author.config.generator.group_size
         tasks = self.tasks(first, count)
-        player = EpisodePlayer(self.tokenizer, self.config.generator.episode_limits, self._step, tasks, size)
+        player = EpisodePlayer(
+            self.author.tokenizer, self.author.config.generator.episode_limits, self._step, tasks, size
+        )
         skill = min(MOST_RIGHT, 0.3 + 0.01 * self.version().step)
         rollouts: list[asyncio.Task[Rollout]] = []
         async with asyncio.TaskGroup() as playing:
@@ -131,26 +125,26 @@ class EpisodeEngine:
                 num_right = int(size * skill + rng.random())  # stratified, so that most groups have signal
                 for index in range(size):
                     actions = ScriptedActions(
-                        shown=demonstration(self.environments[task.env], task),
+                        shown=demonstration(self.author.environments[task.env], task),
                         mistakes=0.0 if index < num_right else rng.choice([0.3, 0.6, 1.0]),
                         rng=random.Random(rng.random()),
                     )
                     row = self._play(len(rollouts), actions, player.observe)
                     rollouts.append(playing.create_task(row))
         made = [task.result() for task in rollouts]
-        return [self._group(task, made[place * size : (place + 1) * size]) for place, task in enumerate(tasks)]
+        return [self.author.group(task, made[place * size : (place + 1) * size]) for place, task in enumerate(tasks)]
 
     async def _play(self, number: int, actions: ScriptedActions, observe: Observe) -> Rollout:
-        limits, row, has_end = self.config.generator.episode_limits, _Row(), False
+        limits, row, has_end = self.author.config.generator.episode_limits, _Row(), False
         for turn in range(len(actions.shown) + 64):  # the environment ends it before
-            ids = self.tokenizer.encode_response(actions.next())[: limits.max_new_tokens]
+            ids = self.author.tokenizer.encode_response(actions.next())[: limits.max_new_tokens]
             version = self.version()
             if not row.spans or row.spans[-1].version != version:
                 row.spans.append(VersionSpan(start=len(row.ids), version=version))
             await self._take(len(ids) * TOKEN_S)
             row.add(ids, is_action=True, turn=turn)
-            row.actions.append(self.tokenizer.decode(ids))
-            has_end = ids[-1] in self.tokenizer.eos_ids
+            row.actions.append(self.author.tokenizer.decode(ids))
+            has_end = ids[-1] in self.author.tokenizer.eos_ids
             observed = observe(number, ids, has_end).result()
             await self._take(actions.rng.uniform(0.0, self.plan.step_s))
             if observed is None:
@@ -159,7 +153,7 @@ class EpisodeEngine:
         return Rollout(
             actions=tuple(row.actions),
             trace=row.trace(),
-            sampling=Sampling(temperature=self.config.generator.temperature, max_new_tokens=limits.max_new_tokens),
+            sampling=self.author.sampling,
             finish=FinishReason.STOP if has_end else FinishReason.LENGTH,
             claimed_reward=float("nan"),
         )
@@ -167,20 +161,6 @@ class EpisodeEngine:
     async def _take(self, seconds: float) -> None:
         if seconds:
             await asyncio.sleep(seconds * self.pace)
-
-    def _group(self, task: Task, rollouts: Sequence[Rollout]) -> RolloutGroup:
-        return RolloutGroup(
-            run_id=self.config.run_id,
-            producer=self.node_id,
-            policy_id=self.node_id,
-            env=task.env,
-            task_id=task.task_id,
-            tokenizer_digest=self.tokenizer.digest,
-            prompt_ids=np.asarray(self.tokenizer.encode_prompt(task), dtype=np.int32),
-            rollouts=tuple(rollouts),
-            verifier=UNSCORED,
-            created_at_s=self.clock.now_s(),
-        )
 
     def _step(self, env: str, task_id: int, actions: Actions) -> "Future[EpisodeOutcome]":
         """As `episode_player.Step`: the agent's verifier plays the environment, in place."""

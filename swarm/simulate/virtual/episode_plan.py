@@ -1,4 +1,4 @@
-"""What the nodes of a virtual swarm play in place of single answers: environments, limits, recipe, time.
+"""Plan of the episodes that a virtual swarm plays in place of single answers: environments, limits, recipe, time.
 
 Invariant: a plan is frozen and plain, and drawn from a seed alone; every configuration that it makes is one that a node
 would start with.
@@ -29,7 +29,7 @@ PARAMS: Final[Mapping[str, dict[str, Any]]] = {
     "apps": {},
     "dialogue": {"slots": 3, "missing": 1},
 }
-"""What the virtual swarm can play, by name, with parameters besides `max_turns`."""
+"""Environments of the virtual swarm by name, with parameters besides `max_turns`."""
 
 LONG_ACTIONS: Final = frozenset({"apps", "dialogue"})  # those that need calls of some hundred characters
 RECIPES: Final[Mapping[str, frozenset[str]]] = {
@@ -42,7 +42,7 @@ RECIPES: Final[Mapping[str, frozenset[str]]] = {
     "gigpo": frozenset({"state_keys"}),
     "matchtir": frozenset({"turn_rewards"}),
 }
-"""What a random plan learns by, with the signals of environments that it needs."""
+"""Recipes of a random plan, with the signals of environments that each needs."""
 TURN_SIGNAL: Final = frozenset({"trloo", "turn_reward_to_go", "gigpo", "matchtir"})
 """Recipes that need groups of equal outcomes whose turns were worth different rewards."""
 

@@ -1,7 +1,7 @@
-"""What a virtual learner makes of a draw of episodes: the real batch, advantages and coefficients, looked through.
+"""Step of a virtual learner on a draw of episodes: the real batch, advantages and coefficients, checked.
 
-Invariant: what is expected of a batch is built here anew, from the actions, a fresh environment and the tokenizer, by
-nothing that admission or batch use.
+Invariant: the expected batch is built anew from the actions, a fresh environment and the tokenizer, without the code
+of admission and batch.
 Shape letters: N rollouts, L tokens.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from swarm.config import LearnerConfig, NodeConfig
 from swarm.environments.tool_calls import parse_action
 from swarm.episode import Actions, Transition, TurnStatus
-from swarm.exchange.episode_checks import TURN_REWARD_TOLERANCE
+from swarm.exchange.checks.episode_checks import TURN_REWARD_TOLERANCE
 from swarm.interfaces import Environment, Tokenizer
 from swarm.objectives.batch import Batch
 from swarm.objectives.coefficients import coefficients, with_advantages
@@ -41,7 +41,7 @@ class EpisodeStep:
     environments: Mapping[str, Environment]
 
     def make(self, draw: Draw, policy_id: str) -> tuple[bytes, list[Found]]:
-        """Digest of every coefficient that the recipe computes, and what of the draw no episode may hold."""
+        """Digest of every coefficient that the recipe computes, and the violations in the draw."""
         limits = self.config.generator.episode_limits
         expected = [
             expected_row(self.environments[drawn.scored.group.env], drawn.scored.group.task_id, rollout, self.tokenizer)
@@ -50,7 +50,7 @@ class EpisodeStep:
         ]
         found = [*_differences([drawn.scored for drawn in draw.groups], expected, self.tokenizer, limits)]
         if found:
-            return b"", found  # what no learner may get
+            return b"", found  # no learner may get this draw
         batch = make_batch(draw, self.tokenizer, policy_id=policy_id)
         found += _batch_differences(batch, draw, expected)
         digest = hashlib.sha256()
@@ -94,21 +94,21 @@ def expected_row(environment: Environment, task_id: int, rollout: Rollout, token
         if tokenizer.decode(chosen) != text:
             chosen = tokenizer.encode_response(text)
         conversations += [conversation] * len(chosen)
-        told: list[int] = []
+        observed: list[int] = []
         if transition is not None and not transition.is_end:
             conversation = transition.conversation
             if conversation in has_end:
-                told = tokenizer.encode_observation(transition.messages, has_end[conversation])
+                observed = tokenizer.encode_observation(transition.messages, has_end[conversation])
             else:
                 opening = Task(env=environment.name, task_id=0, messages=transition.messages)
-                told = tokenizer.encode_prompt(opening)
-        is_ended, num_observed = transition is None or transition.is_end, len(told)
+                observed = tokenizer.encode_prompt(opening)
+        is_ended, num_observed = transition is None or transition.is_end, len(observed)
         if turn == len(rollout.actions) - 1:
-            told = []
-        ids += [*chosen, *told]
-        mask += [True] * len(chosen) + [False] * len(told)
-        turn_ids += [turn] * (len(chosen) + len(told))
-        conversations += [conversation] * len(told)
+            observed = []
+        ids += [*chosen, *observed]
+        mask += [True] * len(chosen) + [False] * len(observed)
+        turn_ids += [turn] * (len(chosen) + len(observed))
+        conversations += [conversation] * len(observed)
     rewards = transitions[-1].rewards if transitions else {}
     return ExpectedRow(
         ids=ids,
@@ -123,7 +123,7 @@ def expected_row(environment: Environment, task_id: int, rollout: Rollout, token
 
 
 def _transitions(environment: Environment, task_id: int, actions: Actions) -> list[Transition]:
-    """What the environment itself says, without the code by which nodes replay."""
+    """Transitions by the environment itself, without the replay code of nodes."""
     episode, made = environment.episode(task_id), list[Transition]()
     for text in actions:
         if made and made[-1].is_end:

@@ -25,13 +25,13 @@ class Partition:
     island: frozenset[int]  # node numbers
 
     def cuts(self, a: int, b: int) -> bool:
-        """Whether the two nodes are on different sides."""
+        """True where the two nodes are on different sides."""
         return (a in self.island) != (b in self.island)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crash:
-    """The node dies without a word at `at_s` and starts again from its disk `down_s` later."""
+    """The node dies at `at_s` without notice and starts again from its disk `down_s` later."""
 
     node: int  # node number
     at_s: float  # network time
@@ -49,7 +49,7 @@ class WrongClock:
 
 
 class DiskFault(StrEnum):
-    """What a disk does between two lives of its node."""
+    """Damage to a disk between two lives of its node."""
 
     POWER_CUT = "power_cut"  # what was not synced is lost, all of it or the newest part
     ROTTEN_GROUPS = "rotten_groups"  # some stored bodies have other bytes
@@ -67,7 +67,7 @@ class DiskDamage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeamRates:
-    """How often a seam of a node fails: per call of it, at every node."""
+    """Failure rates of the seams of every node, per call."""
 
     full_disk: float = 0.0  # a group or a draw cannot be written
     unsaved_checkpoint: float = 0.0  # the disk is full when a checkpoint is due
@@ -86,7 +86,7 @@ class Turncoat:
 
 
 class RelayVice(StrEnum):
-    """What is wrong with a relay."""
+    """Misbehaviour of a relay."""
 
     LIES = "lies"  # about whether it could dial a node
     WITHHOLDS = "withholds"  # passes on nothing
@@ -137,7 +137,7 @@ class FaultPlan:
     relay_faults: tuple[RelayFault, ...] = ()
 
     def is_outward(self, number: int) -> bool:
-        """Whether nobody can dial that node; such nodes are spread evenly over the numbers."""
+        """True where nobody can dial that node; these nodes are spread evenly over the numbers."""
         share = self.outward_share or 0.0
         return int((number + 1) * share + 1e-9) > int(number * share + 1e-9)
 
@@ -189,7 +189,7 @@ class FaultPlan:
             coordinator_write_s=rng.choice([0.0, 0.02, 0.1]),
             episodes=EpisodePlan.random(seed) if has_episodes else None,
         )
-        # with episodes only where it is asked for: such plans are those of before
+        # with episodes, only where asked for: seeds of episodes keep their plans
         return plan if has_episodes else with_outward(plan, _random_share(rng), rng, num_nodes, duration_s)
 
     def faults(self) -> "list[FaultPlan]":
@@ -253,7 +253,7 @@ SETTINGS: Final[dict[str, tuple[Any, ...]]] = {
     "exchange.max_neighbours": (1, 2, 4, 8),
     "learner.checkpoint_every": (1, 5, 7),
 }
-"""What a random plan may set, and to which values."""
+"""Settings of a random plan, and their values."""
 
 
 def _random_settings(rng: random.Random) -> tuple[str, ...]:

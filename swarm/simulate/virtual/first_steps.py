@@ -1,6 +1,6 @@
 """First optimizer steps that the nodes of a virtual swarm owe: when each had been up, with something to learn from.
 
-Invariant: what is owed follows from the node's own events and their virtual times, never from what its fault plan says.
+Invariant: the node's own events and their virtual times decide, never its fault plan.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class FirstSteps:
                 life.ready_s = at_s
 
     def excused(self, end_s: float, nodes: list[NodeId]) -> frozenset[NodeId]:
-        """Those of the nodes that owe no step at the end of the run."""
+        """The nodes that owe no step at the end of the run."""
         for node in nodes:
             life = self._lives.get(node, _Life(start_s=0.0))
             if life is not None:

@@ -1,4 +1,4 @@
-"""Episodes of adversaries: what an honest engine played, changed where only a replay shows it.
+"""Episodes of adversaries: those of an honest engine, changed where only a replay shows it.
 
 Invariant: honest admission refuses every group of these attacks in which something was changed, with a reason that
 names what is wrong.
@@ -46,7 +46,7 @@ def forged(
 
 
 class LyingVerifier:
-    """`Verifier` of an adversary: what it says of its own episodes is wrong in one turn, and right of all others."""
+    """`Verifier` of an adversary: its verdicts on its own episodes are wrong in one turn, all others are right."""
 
     def __init__(self, inner: Verifier, attack: str) -> None:
         """`attack`: one of CLAIMS."""
@@ -67,12 +67,13 @@ class LyingVerifier:
     def _claimed(self, outcome: EpisodeOutcome) -> EpisodeOutcome:
         if len(outcome.transitions) < 2:
             return outcome
-        *before, told, last = outcome.transitions
+        *before, changed, last = outcome.transitions
         if self._attack == "forged_turn_reward":
-            told = replace(told, reward=told.reward + 0.5)
+            changed = replace(changed, reward=changed.reward + 0.5)
         else:
-            told = replace(told, status=TurnStatus.MALFORMED if told.status is TurnStatus.OK else TurnStatus.OK)
-        return replace(outcome, transitions=(*before, told, last))
+            status = TurnStatus.MALFORMED if changed.status is TurnStatus.OK else TurnStatus.OK
+            changed = replace(changed, status=status)
+        return replace(outcome, transitions=(*before, changed, last))
 
 
 def _with_other_token(rollout: Rollout, tokenizer: Tokenizer, rng: random.Random) -> Rollout:

@@ -1,7 +1,7 @@
 """Group store in memory, with the contract of the one on disk: the disk of the virtual swarm.
 
-Invariant: an accepted group survives the node that stored it, for as long as this object lives; what a power cut takes
-is the newest part of what the real store does not sync.
+Invariant: an accepted group survives the node that stored it, for as long as this object lives; a power cut takes the
+newest part of the writes that the real store does not sync.
 """
 
 import errno
@@ -181,17 +181,17 @@ class MemoryGroupStore:
         """Nothing to flush."""
 
     def position_of(self, digest: str) -> Cursor | None:
-        """Where a group is in the log, by its digest in hex."""
+        """Position of a group in the log, by its digest in hex."""
         return self._positions.get(bytes.fromhex(digest))
 
-    # --- what a disk does -------------------------------------------------------------------------
+    # --- faults of a disk -------------------------------------------------------------------------
 
     def remember_states(self) -> None:
-        """From now on a power cut takes what is not synced."""
+        """From now on a power cut takes unsynced writes."""
         self._states = [self._state()]
 
     def cut_power(self, rng: random.Random) -> None:
-        """Takes some or all of what was not synced; the log has another epoch, as after a boot of the machine."""
+        """Takes some or all unsynced writes; the log has another epoch, as after a boot of the machine."""
         assert self._states is not None, "remember_states was not called"
         vars(self).update(rng.choice(self._states))
         self.remember_states()
@@ -223,7 +223,7 @@ class MemoryGroupStore:
     # --- inside -----------------------------------------------------------------------------------
 
     def _prepare(self, size_bytes: int) -> None:
-        """The storage seam: where a test makes the disk full."""
+        """The storage seam, at which a fault plan makes the disk full."""
         if self._before_write is None:
             return
         try:
@@ -236,7 +236,7 @@ class MemoryGroupStore:
     def _victims(
         self, before_s: float, max_bytes: int, keep_from_step: int | None, keep: Collection[Digest]
     ) -> list[int]:
-        """What `forget` deletes, oldest first."""
+        """Sequences of the groups that `forget` deletes, oldest first."""
         kept: set[Digest] | None = None
         num_bytes, victims = self._num_bytes, list[int]()
         for sequence, (_, scored, sealed) in self._log.items():

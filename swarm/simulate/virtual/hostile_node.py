@@ -8,35 +8,27 @@ import asyncio
 import hashlib
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-
-from swarm.clock import Clock
-from swarm.config import NodeConfig
 from swarm.errors import NotHeld
 from swarm.identity import DOMAIN_GROUP, Identity
-from swarm.interfaces import Discovery, Environment, StreamItem, Tokenizer, Transport
+from swarm.interfaces import Discovery, StreamItem, Transport
+from swarm.simulate.virtual.author import Author
 from swarm.simulate.virtual.group_store import MemoryGroupStore
+from swarm.testing.builders import make_advert, make_rollout
 from swarm.types import (
     Advert,
-    Correction,
     Credit,
     Cursor,
     Digest,
-    FinishReason,
     NodeId,
     PolicyVersion,
-    Rollout,
     RolloutGroup,
-    Sampling,
     SealedGroup,
     SealedManifest,
     StreamFilter,
-    TokenTrace,
-    VersionSpan,
 )
 from swarm.weights.manifest import DOMAIN_WEIGHTS
 from swarm.wire.envelopes import seal_group
@@ -49,22 +41,9 @@ KINDS: Final = ("forged", "too_old", "copied", "false_reward", "corrupted", "sto
 class HostileNode:
     """`ExchangeHandler` of an attacker that announces itself like everyone else."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        config: NodeConfig,
-        tokenizer: Tokenizer,
-        environments: Mapping[str, Environment],
-        clock: Clock,
-        stores: Callable[[], Sequence[MemoryGroupStore]],
-    ) -> None:
-        """`stores` are those of the honest nodes: what an attacker could have received from them."""
-        self._identity = identity
-        self._config = config
-        self._tokenizer = tokenizer
-        self._environments = environments
-        self._clock = clock
-        self._stores = stores
+    def __init__(self, identity: Identity, author: Author, stores: Callable[[], Sequence[MemoryGroupStore]]) -> None:
+        """`stores` of the honest nodes hold the groups that an attacker could have received."""
+        self._identity, self._author, self._stores = identity, author, stores
         self._rng = random.Random(f"hostile {identity.node_id}")
         self._number = 0
 
@@ -73,7 +52,7 @@ class HostileNode:
         endpoints = await transport.serve(self)
         while True:
             await directory.announce(self._advert(endpoints))
-            await asyncio.sleep(self._config.exchange.advert_every_s)
+            await asyncio.sleep(self._author.config.exchange.advert_every_s)
 
     async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         """Harmful groups, for ever."""
@@ -125,7 +104,8 @@ class HostileNode:
             return replace(ours, producer=victim.producer, public_key=victim.public_key)
         if kind == "stolen":  # an honest node's content in its name, signed by us
             return replace(victim, public_key=self._identity.public_key, signature=self._sign(victim.digest))
-        body = bytes(self._config.exchange.max_group_bytes + 1) if kind == "too_large" else self._rng.randbytes(200)
+        most = self._author.config.exchange.max_group_bytes
+        body = bytes(most + 1) if kind == "too_large" else self._rng.randbytes(200)
         garbage = replace(_with_body(victim, body), is_compressed=False)
         return replace(
             garbage,
@@ -144,58 +124,33 @@ class HostileNode:
 
     def _group(self, step: int, claimed_reward: float) -> RolloutGroup:
         """A well-formed group of ours whose answers are all wrong."""
-        me = self._identity.node_id
-        env = sorted(self._environments)[0]
-        environment, task_id = self._environments[env], self._rng.randrange(1000)
-        text = environment.reference(task_id)[::-1] + "#"
-        ids = np.asarray(self._tokenizer.encode_response(text), dtype=np.int32)
-        trace = TokenTrace(
-            token_ids=ids,
-            action_mask=np.ones(len(ids), dtype=np.bool_),
-            logprobs=np.full(len(ids), -0.5, dtype=np.float32),
-            turn_ids=np.zeros(len(ids), dtype=np.int16),
-            spans=(VersionSpan(start=0, version=PolicyVersion(policy_id=me, step=step)),),
+        author = self._author
+        environment = author.environments[min(author.environments)]
+        task_id = self._rng.randrange(1000)
+        rollout = make_rollout(
+            environment.reference(task_id)[::-1] + "#",
+            policy_id=author.node_id,
+            step=step,
+            tokenizer=author.tokenizer,
+            reward=claimed_reward,
+            logprob=-0.5,
+            sampling=author.sampling,
         )
-        rollout = Rollout(
-            actions=(text,),
-            trace=trace,
-            sampling=Sampling(
-                temperature=self._config.generator.temperature,
-                max_new_tokens=self._config.generator.max_new_tokens,
-            ),
-            finish=FinishReason.STOP,
-            claimed_reward=claimed_reward,
-        )
-        return RolloutGroup(
-            run_id=self._config.run_id,
-            producer=me,
-            policy_id=me,
-            env=env,
-            task_id=task_id,
-            tokenizer_digest=self._tokenizer.digest,
-            prompt_ids=np.asarray(self._tokenizer.encode_prompt(environment.task(task_id)), dtype=np.int32),
-            rollouts=(rollout,) * self._config.generator.group_size,
-            verifier=environment.verifier,
-            created_at_s=self._clock.now_s(),
-        )
+        rollouts = (rollout,) * author.config.generator.group_size
+        return author.group(environment.task(task_id), rollouts, verifier=environment.verifier)
 
     def _advert(self, endpoints: tuple[str, ...]) -> Advert:
-        me = self._identity.node_id
-        return Advert(
-            node_id=me,
-            run_id=self._config.run_id,
+        author = self._author
+        return make_advert(
+            author.node_id,
+            run_id=author.config.run_id,
             endpoints=endpoints,
-            roles=self._config.roles,
-            tokenizer_digest=self._tokenizer.digest,
-            head=PolicyVersion(policy_id=me, step=CLAIMED_STEP),
-            oldest_step=0,
+            roles=author.config.roles,
+            tokenizer_digest=author.tokenizer.digest,
+            head=PolicyVersion(policy_id=author.node_id, step=CLAIMED_STEP),
             num_groups=10**6,
             reward_mean=1.0,
-            reward_std=0.0,
-            correction=Correction.EXACT,
-            held_bytes=0,
-            cursor=Cursor(),
-            expires_at_s=self._clock.now_s() + 3 * self._config.exchange.advert_every_s,
+            expires_at_s=author.clock.now_s() + 3 * author.config.exchange.advert_every_s,
         )
 
 

@@ -12,13 +12,13 @@ from swarm.errors import Unavailable
 from swarm.exchange.grpc_transport import ROUTER_PING_S
 from swarm.interfaces import PeerAddress
 from swarm.relay.relaying_transport import RELAY_PING_S
+from swarm.simulate.virtual.direct_network import HANDSHAKE_BYTES, DirectNetwork, Line, Observer
 from swarm.simulate.virtual.faults import FaultPlan, RelayVice
 from swarm.simulate.virtual.relay import RESERVE_BYTES, UNHEARD_S, MemoryRelay
-from swarm.simulate.virtual.wires import HANDSHAKE_BYTES, Line, Observer, Wires
 from swarm.types import NodeId
 
 
-class MemoryNetwork(Wires):
+class MemoryNetwork(DirectNetwork):
     """Nodes that reach each other through a fault plan, directly or through relays.
 
     Example:
@@ -52,7 +52,7 @@ class MemoryNetwork(Wires):
         return found
 
     def is_held(self, node_id: NodeId, endpoint: str) -> bool:
-        """Whether a node holds the reservation that this endpoint leads through."""
+        """True while a node holds the reservation behind this endpoint."""
         relay = self.relays.get(split_relayed(endpoint)[1])
         return relay is not None and node_id in relay.held
 
@@ -117,7 +117,7 @@ class RelayedLine(Line):
         network.check_relay(relay)
 
     def cut(self, reason: str) -> None:
-        """As of `Line`."""
+        """Breaks the connection and frees its place at the relay; idempotent."""
         if self not in self.relay.lines:
             return
         super().cut(reason)
@@ -136,12 +136,12 @@ class RelayedLine(Line):
                 with self.waking(room.cancel):
                     await asyncio.wait([room])
             finally:
-                room.cancel()  # who does not wait any more takes nothing
+                room.cancel()  # a caller that gave up takes no bytes
             self.check()
 
     def transit_s(self, sender: NodeId, size_bytes: int) -> float:
-        """As of `Line`, by way of the relay."""
-        if self.relay.has(RelayVice.WITHHOLDS):  # what does not come is noticed by who asks for a sign of life
+        """Seconds until a message that one end sends now has passed the relay and reached the other end."""
+        if self.relay.has(RelayVice.WITHHOLDS):  # the unanswered ping ends the connection
             self._timers.append(self._loop.call_later(UNHEARD_S, self._end_unheard))
             return 2 * UNHEARD_S
         return super().transit_s(sender, size_bytes) + self._network.transit_s(self.relay.node_id, size_bytes)

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 from coordinator.core import CoordinatorCore
-from swarm.clock import Clock
-from swarm.config import NodeConfig, ReplayConfig
 from swarm.environments.curriculum import TaskMixture
 from swarm.episode import Actions
 from swarm.exchange.admission import Admission
@@ -23,16 +21,16 @@ from swarm.exchange.replay_buffer import ReplayBuffer
 from swarm.interfaces import Environment, LocalExchange, Observe, Result, Tokenizer
 from swarm.loops import Worker
 from swarm.loops.reach import Reach
-from swarm.loops.worker import Ask
 from swarm.relay.reservation_table import ReservationTable
+from swarm.simulate.coordinator_history import CoordinatorHistory
 from swarm.simulate.virtual.adversaries import Adversary
+from swarm.simulate.virtual.author import Author
 from swarm.simulate.virtual.episode_generator import EpisodeEngine
 from swarm.simulate.virtual.episode_plan import EpisodePlan
 from swarm.simulate.virtual.faults import DiskFault, Turncoat
 from swarm.simulate.virtual.forged_episodes import EPISODE_ATTACKS, forged
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.seam_faults import SeamFaults
-from swarm.testing.builders import ToyTokenizer
 from swarm.types import (
     Canary,
     Draw,
@@ -40,7 +38,6 @@ from swarm.types import (
     FinishReason,
     FloatArray,
     LoadReport,
-    NodeId,
     PolicyVersion,
     Rollout,
     RolloutGroup,
@@ -115,7 +112,7 @@ class ScriptedGenerator:
     def __init__(
         self,
         version: PolicyVersion,
-        tokenizer: ToyTokenizer,
+        tokenizer: Tokenizer,
         environments: Mapping[str, Environment],
         seed: str,
     ) -> None:
@@ -180,7 +177,7 @@ class ScriptedGenerator:
 
 @lru_cache(maxsize=MAX_ANSWERS)
 def _tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
-    """What every trace of that answer has; no two nodes change an array that both hold."""
+    """Arrays of every trace of that answer; they are shared, and read-only."""
     ids = np.asarray(tokenizer.encode_response(text), dtype=np.int32)
     count = len(ids)
     arrays = {
@@ -211,7 +208,7 @@ class Checkpoints:
         return whole[-1] if whole else None
 
     def is_whole(self, version: PolicyVersion, digest: bytes) -> bool:
-        """Whether the weights are as they were written."""
+        """True where the weights are as they were written."""
         return version.digest == digest
 
     def rot(self) -> None:
@@ -224,20 +221,21 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What the nodes are built of; a test puts a broken one here to see that an invariant turns red."""
+    """Parts of which the nodes are built; a test puts a broken one here to see that an invariant turns red."""
 
-    replay: Callable[[ReplayConfig, str, int, Clock], ReplayBuffer] = ReplayBuffer
+    replay: Callable[..., ReplayBuffer] = ReplayBuffer
     admission: type[Admission] = Admission
     store: type[MemoryGroupStore] = MemoryGroupStore
     checkpoints: type[Checkpoints] = Checkpoints
     coordinator: type[CoordinatorCore] = CoordinatorCore
     reach: type[Reach] = Reach
     reservations: type[ReservationTable] = ReservationTable
+    judge_coordinator: Callable[[CoordinatorHistory], Sequence[str]] | None = None  # finds answers that cannot be
 
 
 @dataclass
 class Disk:
-    """What survives a crash of one node."""
+    """State of one node that survives its crash."""
 
     open_store: Callable[[str], MemoryGroupStore]  # an empty one, whose log has this epoch
     checkpoints: Checkpoints
@@ -252,7 +250,7 @@ class Disk:
         self.store = self.open_store(f"store {self.num_stores}")
 
     def damage(self, fault: DiskFault, rng: random.Random) -> None:
-        """What the disk does while its node is down."""
+        """Damages the disk while its node is down."""
         match fault:
             case DiskFault.POWER_CUT:
                 self.store.cut_power(rng)
@@ -264,119 +262,114 @@ class Disk:
                 self.begin_store()
 
 
-def scripted_worker(
-    exchange: LocalExchange,
-    node_id: NodeId,
-    config: NodeConfig,
-    disk: Disk,
-    tokenizer: ToyTokenizer,
-    environments: Mapping[str, Environment],
-    clock: Clock,
-    paces: Sequence[float],
-    incarnation: str,
-    seams: SeamFaults,
-    judge: Callable[[Draw], bytes],
-    turncoat: Turncoat | None = None,
-    episodes: EpisodePlan | None = None,
-) -> Worker:
-    """Learner and generator of a node of one of the `paces`.
+@dataclass(kw_only=True)
+class ScriptedNode:
+    """Learner and generator of one node, and the time that they take.
 
     Args:
-        incarnation: seeds its answers until the next restart.
-        judge: sees every draw that the learner is given; what it computes of it enters the weights.
-        episodes: what is played in place of single answers.
-        turncoat: whose groups are those of an attack, from some moment on.
+        paces: the node has one of these; 1 is middling, more is slower.
+        incarnation: seeds the node's answers until the next restart.
+        judge: sees every draw that the learner is given; the bytes that it returns enter the weights.
+        turncoat: from some moment on, the node's groups are those of an attack.
+        episodes: played in place of single answers.
     """
-    learner = ScriptedLearner(node_id, disk.checkpoints, judge)
-    generator = ScriptedGenerator(learner.version, tokenizer, environments, incarnation)
-    mixture = TaskMixture(environments, dict.fromkeys(environments, 1.0), seed=config.seed, spacing=SPACING)
-    sampling = Sampling(temperature=config.generator.temperature, max_new_tokens=config.generator.max_new_tokens)
-    pace = random.Random(f"pace {config.seed}").choice(paces)
-    adversary = None
-    if turncoat is not None and turncoat.attack not in EPISODE_ATTACKS:
-        pace = FLOOD_PACE if turncoat.attack == "flood" else pace
-        adversary = Adversary(
-            attack=turncoat.attack,
-            node_id=node_id,
-            config=config,
-            tokenizer=tokenizer,
-            environments=environments,
-            clock=clock,
-            rng=random.Random(f"adversary {incarnation}"),
-            heard=lambda: [scored.group for scored in disk.store.newest(NUM_HEARD)],
+
+    exchange: LocalExchange
+    author: Author
+    disk: Disk
+    paces: Sequence[float]
+    incarnation: str
+    seams: SeamFaults
+    judge: Callable[[Draw], bytes]
+    turncoat: Turncoat | None
+    episodes: EpisodePlan | None
+
+    def __post_init__(self) -> None:
+        author, seed = self.author, self.author.config.seed
+        self._learner = ScriptedLearner(author.node_id, self.disk.checkpoints, self.judge)
+        self._generator = ScriptedGenerator(
+            self._learner.version, author.tokenizer, author.environments, self.incarnation
+        )
+        weights = dict.fromkeys(author.environments, 1.0)
+        self._mixture = TaskMixture(author.environments, weights, seed=seed, spacing=SPACING)
+        is_flood = self.turncoat is not None and self.turncoat.attack == "flood"
+        self._pace = FLOOD_PACE if is_flood else random.Random(f"pace {seed}").choice(self.paces)
+        self._adversary = self._make_adversary()
+        self._engine = None if self.episodes is None else self._make_engine(self.episodes)
+
+    def worker(self) -> Worker:
+        """The worker that the node's loops run."""
+        return Worker(
+            config=self.author.config,
+            exchange=self.exchange,
+            generator=self._generator,
+            produce=self.produce,
+            evaluate=lambda tasks: [],
+            learner=self._learner,
+            tokenizer=self.author.tokenizer,
+            evaluation_tasks={},
+            clock=self.author.clock,
+            offload=self._take_time,
+            ask=None if self._engine is None else self._ask,
         )
 
-    def produce(first_number: int, count: int) -> list[RolloutGroup]:
-        if adversary is not None and turncoat is not None and clock.monotonic_s() >= turncoat.honest_s:
-            return adversary.groups(mixture.tasks(first_number, count), generator.version)
+    def produce(self, first_number: int, count: int) -> list[RolloutGroup]:
+        """Groups of single answers to `count` tasks from number `first_number` on."""
+        tasks = self._mixture.tasks(first_number, count)
+        if self._adversary is not None and self._has_turned:
+            return self._adversary.groups(tasks, self._generator.version)
+        size, sampling = self.author.config.generator.group_size, self.author.sampling
+        return [self.author.group(task, self._generator.rollouts(task, size, sampling)) for task in tasks]
+
+    @property
+    def _has_turned(self) -> bool:
+        return self.turncoat is not None and self.author.clock.monotonic_s() >= self.turncoat.honest_s
+
+    async def _ask(self, first: int, count: int) -> list[RolloutGroup]:
+        """Groups of episodes, in place of `Worker.ask`."""
+        assert self._engine is not None
+        if self.turncoat is None or not self._has_turned:
+            return await self._engine.ask(first, count)
+        if self._adversary is not None:
+            await asyncio.sleep(GENERATE_S * self._pace)
+            return self.produce(first, count)
+        played = await self._engine.ask(first, count)
+        rng = random.Random(f"forged {self.incarnation} {first}")
         return [
-            RolloutGroup(
-                run_id=config.run_id,
-                producer=node_id,
-                policy_id=node_id,
-                env=task.env,
-                task_id=task.task_id,
-                tokenizer_digest=tokenizer.digest,
-                prompt_ids=np.asarray(tokenizer.encode_prompt(task), dtype=np.int32),
-                rollouts=generator.rollouts(task, config.generator.group_size, sampling),
-                verifier="unscored",
-                created_at_s=clock.now_s(),
-            )
-            for task in mixture.tasks(first_number, count)
+            forged(self.turncoat.attack, group, self.author.tokenizer, self.author.environments, rng)
+            for group in played
         ]
 
-    ask: Ask | None = None
-    if episodes is not None:
-
-        def version() -> PolicyVersion:
-            if episodes.loads_in_flight:
-                generator.load(*learner.snapshot())
-            return generator.version
-
-        engine = EpisodeEngine(
-            exchange=exchange,
-            node_id=node_id,
-            config=config,
-            plan=episodes,
-            tokenizer=tokenizer,
-            environments=dict(environments),
-            clock=clock,
-            tasks=mixture.tasks,
-            version=version,
-            seed=incarnation,
-            pace=pace,
-        )
-
-        async def play(first: int, count: int) -> list[RolloutGroup]:
-            if turncoat is None or clock.monotonic_s() < turncoat.honest_s:
-                return await engine.ask(first, count)
-            if turncoat.attack in EPISODE_ATTACKS:
-                played = await engine.ask(first, count)
-                rng = random.Random(f"forged {incarnation} {first}")
-                return [forged(turncoat.attack, group, tokenizer, environments, rng) for group in played]
-            await asyncio.sleep(GENERATE_S * pace)
-            return produce(first, count)
-
-        ask = play
-
-    async def take_time(function: Callable[..., Result], /, *arguments: object) -> Result:
+    async def _take_time(self, function: Callable[..., Result], /, *arguments: object) -> Result:
         seconds = {"produce": GENERATE_S, "step": STEP_S}.get(getattr(function, "__name__", ""), 0.0)
         if seconds:
-            await asyncio.sleep(seconds * pace)
-        if function == learner.save:
-            seams.before_save()
+            await asyncio.sleep(seconds * self._pace)
+        if function == self._learner.save:
+            self.seams.before_save()
         return function(*arguments)
 
-    return Worker(
-        config=config,
-        exchange=exchange,
-        generator=generator,
-        produce=produce,
-        evaluate=lambda tasks: [],
-        learner=learner,
-        tokenizer=tokenizer,
-        evaluation_tasks={},
-        clock=clock,
-        offload=take_time,
-        ask=ask,
-    )
+    def _make_adversary(self) -> Adversary | None:
+        if self.turncoat is None or self.turncoat.attack in EPISODE_ATTACKS:
+            return None
+        return Adversary(
+            attack=self.turncoat.attack,
+            author=self.author,
+            rng=random.Random(f"adversary {self.incarnation}"),
+            heard=lambda: [scored.group for scored in self.disk.store.newest(NUM_HEARD)],
+        )
+
+    def _make_engine(self, episodes: EpisodePlan) -> EpisodeEngine:
+        def version() -> PolicyVersion:
+            if episodes.loads_in_flight:
+                self._generator.load(*self._learner.snapshot())
+            return self._generator.version
+
+        return EpisodeEngine(
+            exchange=self.exchange,
+            author=self.author,
+            plan=episodes,
+            tasks=self._mixture.tasks,
+            version=version,
+            seed=self.incarnation,
+            pace=self._pace,
+        )

@@ -1,6 +1,6 @@
-"""Invariants of a swarm in which some nodes cannot be dialled: what relays hold, what is advertised, what gets through.
+"""Invariants of a swarm in which some nodes cannot be dialled: bounds of relays, adverts, and delivery through relays.
 
-Invariant: all of it is judged by the network's own record of open lines, never by what a node or a relay believes.
+Invariant: the network's own record of open lines decides, never the belief of a node or a relay.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from swarm.simulate.virtual.relay import MemoryRelay
 from swarm.simulate.virtual.transport import MemoryTransport
 from swarm.types import Advert, Cursor, Digest, NodeId, StreamFilter, short
 
-LOST_FOR_S: Final = 0.1  # within one moment: a node that lost its reservation knows it, and says so at its next turn
+LOST_FOR_S: Final = 0.1  # a node that lost its reservation may advertise it until its next turn
 REACHED_WITHIN_S: Final = 120.0  # after all faults; the pauses between two tries of a relay grow to a minute
 DIAL_TIMEOUT_S: Final = 5.0
 SNAPSHOT_S: Final = 5.0  # for all that a node gives at once
@@ -31,7 +31,7 @@ class ReachChecks:
 
     Args:
         network: watched.
-        invariants: told what is wrong.
+        invariants: gets each violation.
         honest: nodes that are judged.
     """
 
@@ -46,7 +46,7 @@ class ReachChecks:
         ends = {"node": limits.connections_per_node, "caller": limits.connections_per_caller}
         per_end = {"node": Counter(line.server for line in relay.lines)}
         per_end["caller"] = Counter(line.client for line in relay.lines)
-        num_held = sum(line.is_open for line in relay.held.values())  # who made room for this one hears of it next
+        num_held = sum(line.is_open for line in relay.held.values())  # a holder that made room for this one is cut next
         held = [
             ("reservations", num_held, limits.reservations),
             ("connections", len(relay.lines), limits.connections),
@@ -82,7 +82,7 @@ class ReachChecks:
     async def probe(
         self, handlers: Mapping[NodeId, ExchangeHandler], endpoints_of: Callable[[NodeId], Sequence[str]]
     ) -> None:
-        """After all faults: what a dialled node would give comes through the relays that a node advertises, too."""
+        """After all faults: the groups that a direct caller would get also come through the advertised relays."""
         chosen = sorted(handlers)[:MAX_PROBED]
         await asyncio.gather(*(self._probe(node_id, handlers[node_id], endpoints_of) for node_id in chosen))
 
@@ -97,7 +97,7 @@ class ReachChecks:
                     for endpoint in [each for each in endpoints_of(node_id) if "/" in each]:
                         came |= await reader.read(endpoint, last)
                     await asyncio.sleep(QUIET_S)
-                    if owed.keys() - came:  # what became too old meanwhile is owed to nobody
+                    if owed.keys() - came:  # a group that became too old is owed to nobody
                         still = await _groups(handler)
                         owed = {digest: at for digest, at in owed.items() if digest in still}
         missing = owed.keys() - came
@@ -113,7 +113,7 @@ class _Reader:
         self.has_connected, self.failure = False, "no reservation is advertised"
 
     async def read(self, endpoint: str, last: int) -> set[Digest]:
-        """What comes up to a position of the log, until the stream breaks or is quiet."""
+        """Digests that arrive up to a position of the log, until the stream breaks or is quiet."""
         found, address = set[Digest](), PeerAddress(node_id=self._node_id, endpoint=endpoint)
         try:
             client = await self._transport.connect(address, DIAL_TIMEOUT_S)
@@ -136,7 +136,7 @@ class _Reader:
 
 
 async def _groups(handler: ExchangeHandler) -> dict[Digest, int]:
-    """The groups that a node gives to who dials it now, and their positions."""
+    """The groups that a node gives to a direct caller now, and their positions."""
     found: dict[Digest, int] = {}
     async with aclosing(handler.subscribe(PROBE, Cursor(), StreamFilter())) as items:  # type: ignore[type-var]
         with suppress(TimeoutError):

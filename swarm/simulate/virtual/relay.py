@@ -1,6 +1,6 @@
 """Relays of a virtual swarm: reservations, dial-backs and connections, decided by the product's own table.
 
-Invariant: what a relay holds is counted here by the lines that are open, apart from the tables that decide.
+Invariant: open lines count the load of a relay here, independently of the tables that decide.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from swarm.interfaces import DialBack
 from swarm.relay.byte_budget import ByteBudget
 from swarm.relay.relaying_transport import RELAY_PING_S
 from swarm.relay.reservation_table import ReservationTable
+from swarm.simulate.virtual.direct_network import DirectNetwork, Line
 from swarm.simulate.virtual.faults import RelayFault, RelayVice
-from swarm.simulate.virtual.wires import Line, Wires
 from swarm.types import NodeId
 
 RESERVE_BYTES: Final = 512  # of a call that asks for a reservation, or tells of a connection
@@ -25,7 +25,7 @@ UNHEARD_S: Final = 2 * RELAY_PING_S  # after the last byte of a relayed connecti
 
 
 class MemoryRelay:
-    """What one live node, or the coordinator, does for nodes that cannot be dialled.
+    """Relay at one live node, or at the coordinator, for nodes that cannot be dialled.
 
     Args:
         network: that it is in.
@@ -38,7 +38,7 @@ class MemoryRelay:
 
     def __init__(
         self,
-        network: Wires,
+        network: DirectNetwork,
         node_id: NodeId,
         clock: Clock,
         table: ReservationTable,
@@ -54,7 +54,7 @@ class MemoryRelay:
 
     @property
     def free_reservations(self) -> int:
-        """As the advert says them."""
+        """Free reservations, as the node's advert states them."""
         return self.table.num_free if self._is_open() else 0
 
     def require_open(self) -> None:
@@ -63,16 +63,16 @@ class MemoryRelay:
             raise Unavailable("this node does not relay")
 
     def has(self, vice: RelayVice) -> bool:
-        """Whether that is wrong with it now."""
+        """True while it misbehaves in that way."""
         now_s = self._network.now_s()
         return any(fault.vice is vice and fault.start_s <= now_s < fault.end_s for fault in self.faults)
 
     def has_session(self, caller: NodeId) -> bool:
-        """Whether a caller has a connection with it that the next call shares."""
+        """True where a caller has a connection to it that the next call shares."""
         return caller in self.held or any(line.client == caller for line in self.lines)
 
     def room(self, size_bytes: int, caller: NodeId) -> asyncio.Future[None] | None:
-        """What a message of a caller's connection waits for; None where it passes at once."""
+        """Future that a message of a caller's connection waits for; None where it passes at once."""
         budget = self._throttled if self.has(RelayVice.THROTTLES) else self._budget
         return budget.ask(size_bytes, caller, caller)
 
@@ -89,7 +89,7 @@ class MemoryRelay:
             raise Unavailable(str(error)) from None
 
     def dial_back(self, caller: NodeId) -> DialBack:
-        """Whether the caller can be dialled. Raises Unavailable."""
+        """Report of a try to dial the caller. Raises Unavailable."""
         self.require_open()
         self.table.count_dial_back(caller, self._clock.monotonic_s())
         is_reached = self._network.is_dialable(caller) and not self._network.is_cut(self.node_id, caller)

@@ -27,7 +27,7 @@ MAX_SHOWN_CRASHES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualRun:
-    """What one virtual swarm did."""
+    """Counts, invariants and digest of one run of a virtual swarm."""
 
     seed: int
     num_rounds: int
@@ -61,7 +61,7 @@ class VirtualRun:
 def draw_plan(
     seed: int, num_nodes: int, num_rounds: int, *, has_episodes: bool = False, outward_share: float | None = None
 ) -> FaultPlan:
-    """What goes wrong in a run of that seed.
+    """The fault plan of a seed.
 
     Args:
         has_episodes: whether it has episodes.

@@ -1,7 +1,7 @@
 """Faults at the seams of one virtual node: full disk, failing verifier, slow threads, checkpoints that cannot be saved.
 
-Invariant: what fails, fails as the real part would (the same exception at the same call), and everything is drawn from
-the seed and the order of calls.
+Invariant: a failure is the exception of the real part at the same call, and follows from the seed and the order of
+calls.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class SeamFaults:
 
 
 class _FailingVerifier:
-    """`Verifier` that fails when it is told to, as a confined child does that was killed."""
+    """`Verifier` that fails on demand, as after the death of its confined process."""
 
     def __init__(self, inner: Verifier, fails: Callable[[], bool]) -> None:
         self._inner = inner
@@ -94,7 +94,7 @@ class NodeClock:
 
     @property
     def is_off(self) -> bool:
-        """Whether it is wrong by more than honest nodes are allowed."""
+        """True while it is wrong by more than honest nodes are allowed."""
         return abs(self.now_s() - self._true.now_s()) > CLOCK_SKEW_S
 
     def monotonic_s(self) -> float:

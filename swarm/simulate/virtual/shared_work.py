@@ -1,8 +1,8 @@
-"""What makes hundreds of nodes in one process cheap: each problem, verdict, check and signature is made once for all.
+"""Work shared by hundreds of nodes in one process: each problem, verdict, check and signature is made once for all.
 
-Invariant: a cached value is a function of configuration, number, answers and bytes alone. Of a keyed hash in place of
-Ed25519 nothing but the arithmetic differs (lengths, domains, and that another key, domain or message does not verify),
-but anybody can compute one: it stands for a signature only where nobody tries to.
+Invariant: a cached value is a function of configuration, number, answers and bytes alone. A keyed hash in place of
+Ed25519 has the same lengths and domains, and another key, domain or message does not verify; but anybody can compute
+one, so it stands for a signature only where nobody forges.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ from swarm.config import EnvironmentConfig
 from swarm.environments.char_tasks import CharEnvironment
 from swarm.environments.environment import Problem
 from swarm.episode import Actions, Message
-from swarm.exchange.admission_checks import AdmissionLimits
-from swarm.exchange.group_form import GroupForm, read_group
+from swarm.exchange.checks.admission_checks import GroupForm, read_group
+from swarm.exchange.checks.admission_limits import AdmissionLimits
 from swarm.flow import BoundedTable
 from swarm.identity import PUBLIC_KEY_BYTES, Identity, Verify
 from swarm.interfaces import Environment, Offload, Producer, Result, Tokenizer, Verdict
@@ -86,7 +86,7 @@ class _ReadOnce:
         self._kept = BoundedTable[int, tuple[RolloutGroup, Tokenizer, AdmissionLimits, GroupForm]](MAX_OPENED)
 
     def __call__(self, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> GroupForm:
-        """As `read_group`."""
+        """The result of `read_group`."""
         kept = self._kept.get(id(group))
         if kept is not None and kept[0] is group and kept[1] is tokenizer and kept[2] == limits:
             return kept[3]

@@ -41,6 +41,7 @@ from swarm.peers.coordinator_client import MAX_PENDING_VERSIONS
 from swarm.peers.peer_table import MAX_IN_USE, MAX_PEERS
 from swarm.relay.reservation_table import RelayLimits
 from swarm.report.invariants import LEARNED, TRAINED, TURNS, WHOLE_EPISODES, Invariants
+from swarm.simulate.virtual.author import Author
 from swarm.simulate.virtual.coordinator import CoreClient, VirtualCoordinator, observe
 from swarm.simulate.virtual.directory import MemoryDirectory
 from swarm.simulate.virtual.episode_plan import episode_environments
@@ -50,7 +51,7 @@ from swarm.simulate.virtual.forged_episodes import CLAIMS, LyingVerifier
 from swarm.simulate.virtual.group_store import MemoryGroupStore
 from swarm.simulate.virtual.hostile_node import HostileNode
 from swarm.simulate.virtual.network import MemoryNetwork
-from swarm.simulate.virtual.node import STEP_S, Disk, Parts, scripted_worker
+from swarm.simulate.virtual.node import STEP_S, Disk, Parts, ScriptedNode
 from swarm.simulate.virtual.reach_checks import ReachChecks
 from swarm.simulate.virtual.relay import MemoryRelay
 from swarm.simulate.virtual.scale import Scale, scale_of, virtual_config
@@ -78,7 +79,7 @@ class EventDigest:
     """Counts and hashes events: equal runs have equal digests, bit for bit.
 
     An event is hashed when it happens and then forgotten, so that a run of millions of events needs no memory for them.
-    What is hashed is its `repr`: fields hold plain values only.
+    The hash is over its `repr`: fields hold plain values only.
     """
 
     def __init__(self) -> None:
@@ -137,7 +138,7 @@ class VirtualSwarm:
         honest = [identity.node_id for identity in self.identities[:num_nodes]]
         turned = zip(self.identities[num_nodes:], plan.turncoats, strict=True)
         ids = (*honest, *(identity.node_id for identity, turncoat in turned if turncoat.is_member))
-        self._entry = EntryConfig(members=ids if len(ids) <= MAX_MEMBERS else ())  # whoever else comes is a newcomer
+        self._entry = EntryConfig(members=ids if len(ids) <= MAX_MEMBERS else ())  # all others are newcomers
         self.directory = MemoryDirectory(
             clock,
             can_see=lambda a, b: not self.network.is_cut(a, b),
@@ -201,7 +202,7 @@ class VirtualSwarm:
             self._reach_checks.check_advert(advert)
 
     def _start_coordinator_relay(self) -> None:
-        """The coordinator relays for those who have nobody else, and dials back."""
+        """Makes the coordinator relay and dial back for nodes that have no other relay."""
         self.network.add(self._relay_id)
         self.network.name(self._relay_id)
         table = self.parts.reservations(RelayLimits())
@@ -218,7 +219,7 @@ class VirtualSwarm:
         return MemoryRelay(self.network, agent.node_id, self.clock, table, is_open, faults)
 
     async def _measure_reach(self, agent: Agent, transport: MemoryTransport, incarnation: str) -> Reach:
-        """As the daemon does before it announces itself."""
+        """Measures the reach of a node, as the daemon does before it announces itself."""
         relay = transport.relay
         assert relay is not None
         agent.relay_reservations = lambda: relay.free_reservations
@@ -233,12 +234,12 @@ class VirtualSwarm:
         return reach
 
     async def _probe(self) -> None:
-        """Whether those are reached in the end that nobody can dial."""
+        """Checks that nodes that nobody can dial are reached through relays in the end."""
         assert self._reach_checks is not None
         live = {node_id: self.network.handler(node_id) for node_id in sorted(self._honest & self.network.outward)}
-        # who was told by a majority of liars that it can be dialled asks again in ten minutes
+        # a node that a majority of liars called dialable asks again in ten minutes
         deceived = {node_id for node_id in self.network.lied_to if not self._is_outward(node_id)}
-        # to who has another time than all others their adverts have expired, and its own is refused
+        # a node with a wrong clock sees expired adverts, and its own is refused
         aside = {
             identity.node_id for identity, clock in zip(self.identities, self._clocks, strict=True) if clock.is_off
         }
@@ -271,9 +272,9 @@ class VirtualSwarm:
             await (self._until_all_finished() if self.scale.ends_by_steps else self._until_time_is_over())
             if self._reach_checks is not None:
                 await self._probe()
-            history = self.coordinator.history
-            if self._observers:
-                self.invariants.coordinator(history.violations(), history.num_calls)
+            history, judge = self.coordinator.history, self.parts.judge_coordinator
+            if self._observers and judge is not None:
+                self.invariants.coordinator(judge(history), history.num_calls)
         finally:
             for task in (*others, *self._tasks.values()):
                 task.cancel()
@@ -288,7 +289,7 @@ class VirtualSwarm:
     async def _until_time_is_over(self) -> None:
         """The last quarter is free of faults; where it is long enough, every node has to make a step in it.
 
-        So safety is checked all the time, and liveness after all faults have healed: `Invariants` has them apart.
+        So safety is checked all the time, and liveness after all faults have healed.
         """
         duration_s = self.num_rounds * SECONDS_PER_STEP
         for quarter in range(4):
@@ -345,14 +346,8 @@ class VirtualSwarm:
     async def _hostile(self, number: int) -> None:
         identity = self._identity(hashlib.sha256(f"hostile {self.seed} {number}".encode()).digest())
         config = self._config(number)
-        node = HostileNode(
-            identity,
-            config,
-            self.tokenizer,
-            self.environments,
-            self.clock,
-            lambda: [d.store for d in self._disks.values()],
-        )
+        author = self._author(identity, config, self.clock)
+        node = HostileNode(identity, author, lambda: [disk.store for disk in self._disks.values()])
         transport = MemoryTransport(self.network, identity.node_id)
         directory = self.directory.view(identity, config.run_id, self.clock)
         await node.run(transport, directory)
@@ -360,7 +355,7 @@ class VirtualSwarm:
     def _note(self, index: int, event: Event) -> None:
         self.log.add(self.clock.monotonic_s(), self._names[index], event)
         if index >= self.num_nodes and not isinstance(event, GroupPut):
-            return  # what an adversary does is nobody's promise; what it made may be learned by others
+            return  # an adversary promises nothing, but others may learn from its groups
         self.invariants.check(self.identities[index].node_id, event)
         self._first_steps.note(self.clock.monotonic_s(), self.identities[index].node_id, event)
         if isinstance(event, GroupPut | GroupAdmitted) and self._observers:
@@ -376,7 +371,7 @@ class VirtualSwarm:
                 self._on_progress(min(1.0, self._num_steps / total))
 
     def _judge(self, index: int, draw: Draw) -> bytes:
-        """What a learner is about to learn from others, seen where nothing of admission can hide it."""
+        """Checks the draw of a learner, after all of admission."""
         if index >= self.num_nodes:
             return b""
         if self.plan.episodes is not None:
@@ -393,7 +388,7 @@ class VirtualSwarm:
         return b""
 
     def _judge_episodes(self, index: int, draw: Draw) -> bytes:
-        """The same of episodes, those of this node too, and of the batch that they make."""
+        """Checks a draw of episodes, own ones included, and the batch that they make."""
         from swarm.simulate.virtual.episode_step import EpisodeStep  # with torch
 
         node_id = self.identities[index].node_id
@@ -431,20 +426,16 @@ class VirtualSwarm:
         directory = self.directory.view(identity, config.run_id, self._clocks[index])
         client: CoordinatorClient = CoreClient(self.coordinator, identity.node_id)
         incarnation = f"{self.seed} {index} {self.log.num_events}"
-        worker = scripted_worker(
-            agent.local,
-            identity.node_id,
-            config,
-            disk,
-            self.tokenizer,
-            self.environments,
-            self._clocks[index],
-            self.scale.paces,
-            incarnation,
-            self._seams[index],
-            partial(self._judge, index),
-            self._turncoat(index),
-            self.plan.episodes,
+        node = ScriptedNode(
+            exchange=agent.local,
+            author=self._author(identity, config, self._clocks[index]),
+            disk=disk,
+            paces=self.scale.paces,
+            incarnation=incarnation,
+            seams=self._seams[index],
+            judge=partial(self._judge, index),
+            turncoat=self._turncoat(index),
+            episodes=self.plan.episodes,
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -455,13 +446,22 @@ class VirtualSwarm:
                 tasks.create_task(run_agent(agent, transport, directory, client, random.Random(incarnation)))
                 if self.plan.store_bytes:
                     tasks.create_task(_tidy_often(agent))
-                await run_worker(worker)
+                await run_worker(node.worker())
                 self._note(index, NodeFinished(step=agent.head.step))
                 self._unfinished.discard(index)
                 if not self._unfinished:
                     self._all_finished.set()
         finally:
             await transport.stop()
+
+    def _author(self, identity: Identity, config: NodeConfig, clock: Clock) -> Author:
+        return Author(
+            node_id=identity.node_id,
+            config=config,
+            tokenizer=self.tokenizer,
+            environments=self.environments,
+            clock=clock,
+        )
 
     def _turncoat(self, index: int) -> Turncoat | None:
         number = index - self.num_nodes
@@ -501,7 +501,7 @@ class VirtualSwarm:
             tokenizer=self.tokenizer,
             verifier=verifier,
             environments=frozenset(self.environments),
-            replay=self.parts.replay(config.replay, identity.node_id, config.seed, context.clock),
+            replay_type=self.parts.replay,
             admission_type=self.parts.admission,
         )
         if index >= self.num_nodes:  # an adversary sends what it likes

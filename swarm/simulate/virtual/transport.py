@@ -1,6 +1,6 @@
 """Transport in memory over the faulty network, for virtual swarms and contract tests.
 
-Invariant: every wait is on the event loop, and whatever breaks looks to the reader like broken TCP: Unavailable.
+Invariant: every wait is on the event loop, and a reader sees every break as broken TCP: Unavailable.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from typing import TypeVar, cast
 from swarm.errors import Forged, NotHeld, OtherNode, SwarmError, TooLarge, Unavailable
 from swarm.exchange.grpc_transport import ROUTER_PING_S
 from swarm.interfaces import DialBack, ExchangeHandler, PeerAddress, Reservation, StreamItem
+from swarm.simulate.virtual.direct_network import HANDSHAKE_BYTES, Line, UnderWay
 from swarm.simulate.virtual.network import MemoryNetwork, MemoryReservation, RelayedLine
 from swarm.simulate.virtual.relay import CHECK_BYTES, RESERVE_BYTES, MemoryRelay
-from swarm.simulate.virtual.wires import HANDSHAKE_BYTES, Line, UnderWay
 from swarm.types import Credit, Cursor, Digest, NodeId, SealedGroup, SealedManifest, StreamFilter
-from swarm.weights.chunks import CHUNK_BYTES, chunk_digest
+from swarm.weights.payload import CHUNK_BYTES, chunk_digest
 from swarm.wire.session import PING_S
 
 _HEADER_BYTES = 128  # of a message without a body, for the bandwidth cap
@@ -35,7 +35,7 @@ class MemoryTransport:
         node_id: NodeId,
         make_relay: Callable[[Callable[[], bool]], MemoryRelay] | None = None,
     ) -> None:
-        """`make_relay` gets whether the node can be dialled, as far as it knows; None: the node never relays."""
+        """`make_relay` gets a function: does the node believe it can be dialled; None: it never relays."""
         self._network = network
         self._node_id = node_id
         self.is_dialable = True
@@ -96,10 +96,10 @@ class MemoryTransport:
         network.note("connect_through", self._node_id, node_id)
         return MemoryClient(line, network)
 
-    # --- whether others reach this node: `swarm.interfaces.Reachability` ------------------------------
+    # --- `swarm.interfaces.Reachability` ------------------------------
 
     async def dial_back(self, peer: PeerAddress, timeout_s: float) -> DialBack:
-        """Whether a peer can dial this node, as it says. Raises Unavailable."""
+        """A peer's report of its try to dial this node. Raises Unavailable."""
         relay = await self._network.reach_relay(self._node_id, peer, timeout_s)
         self._network.count("dial_back", HANDSHAKE_BYTES + 2 * _HEADER_BYTES)
         return relay.dial_back(self._node_id)
@@ -159,7 +159,7 @@ class MemoryClient:
         return self._stream(lambda handler: handler.subscribe(line.client, cursor, wanted), self._send_groups)
 
     def watch(self, policy_id: str, window: int) -> AsyncIterator[Watched]:
-        """What the peer holds of a lineage, then what is new. Raises NotHeld, Unavailable when the line breaks."""
+        """Versions that the peer holds, then new ones. Raises NotHeld, Unavailable when the line breaks."""
         return self._stream(lambda handler: handler.watch(self._line.client, policy_id, window), self._send_weights)
 
     async def _stream(

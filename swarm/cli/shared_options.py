@@ -1,0 +1,58 @@
+"""Options that several commands share: the share of the machine that a node may use, and weights of rewards.
+
+Invariant: an option of the machine is a key of the configuration under another name; a reward's weight is named once,
+and is a finite number.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from swarm.config.byte_sizes import parse_bytes
+
+Threads = Annotated[
+    int | None,
+    Option(min=1, help="Threads of every process to learn, and as many to generate (num_threads). Default 1."),
+]
+MaxUpload = Annotated[str, Option(help="Most bytes to peers, such as 2MB/s (exchange.max_upload_bytes_per_s).")]
+MaxDisk = Annotated[
+    str,
+    Option(help="Most bytes of the directory, such as 20GB (disk.max_bytes); `swarm check` shows how they are split."),
+]
+RewardWeight = Annotated[
+    list[str] | None,
+    Option(
+        "--reward-weight",
+        metavar="NAME=WEIGHT",
+        help="Weight of a named reward. Repeatable.",
+    ),
+]
+
+
+def machine_overrides(threads: int | None, max_upload: str, max_disk: str) -> list[str]:
+    """The options as `key=value` of the configuration. Raises ConfigError where one cannot be read."""
+    overrides = [] if threads is None else [f"num_threads={threads}"]
+    if max_upload:
+        rate = parse_bytes(max_upload, "--max-upload", is_rate=True)
+        overrides.append(f"exchange.max_upload_bytes_per_s={rate}")
+    if max_disk:
+        overrides.append(f"disk.max_bytes={parse_bytes(max_disk, '--max-disk')}")
+    return overrides
+
+
+def parse_weights(texts: Sequence[str] | None) -> dict[str, float]:
+    """Name -> weight. Raises BadParameter."""
+    weights: dict[str, float] = {}
+    for text in texts or ():
+        name, _, number = text.partition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = math.nan
+        if not name or name in weights or not math.isfinite(weight):
+            raise typer.BadParameter(f"--reward-weight {text}: expected NAME=WEIGHT, such as right=1, each name once")
+        weights[name] = weight
+    return weights

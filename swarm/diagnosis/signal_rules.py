@@ -1,0 +1,285 @@
+"""Rules about the signal of own groups: answers to one question that get different rewards.
+
+Invariant: each rule is a pure function of a snapshot, and shows no text of an answer.
+"""
+
+import math
+from collections import defaultdict
+from typing import Final
+
+from swarm.diagnosis.snapshot import (
+    COMPARED,
+    EDGE,
+    FEW_GROUPS,
+    MOST,
+    Diagnosed,
+    Gravity,
+    Snapshot,
+    mean,
+    middle,
+    shortened,
+)
+from swarm.events import NODE, GroupAdmitted, GroupPut, LoopFailed, events_of
+from swarm.telemetry.warning_log import NOTHING_TO_LEARN
+
+MANY_IN_VAIN: Final = 100  # own groups without signal; with one right answer in 100 and 8 tries a group: 1 in 3,000
+MINUTE_IN_VAIN: Final = 48  # the same after MINUTE_S without a step; with one right answer in 100: 1 in 50
+SOME_IN_VAIN: Final = 16  # the same, once the time without a step is up, or where every answer is cut off
+MINUTE_S: Final = 60.0
+MANY_PUT: Final = 40  # groups of all environments from which their shares can be compared
+SOME_STEPS: Final = 15  # from which on a slope differs from chance
+CUT_SHARE: Final = 0.5  # of answers that end at the longest length
+NOISE_NATS: Final = 2.5  # 12 equally likely tokens; language models have .2 to 1.5
+
+
+def gave_up(snapshot: Snapshot) -> bool:
+    """True where the node ended itself, as its groups had no signal."""
+    ends = [event.error for event in events_of(LoopFailed, snapshot.events) if event.loop == NODE]
+    return not snapshot.runs and bool(ends) and NOTHING_TO_LEARN in ends[-1]
+
+
+def _num_equal(snapshot: Snapshot) -> tuple[int, list[float]]:
+    """Newest scored own groups in a row that gave the learner nothing, and their mean rewards."""
+    if snapshot.num_in_vain and snapshot.own[0]:
+        num_put = snapshot.own[0]
+        return num_put, [put.reward_mean for put in snapshot.puts[-num_put:]]
+    means: list[float] = []  # without the node's own count: means at an end of the range are of equal rewards
+    for put in reversed(snapshot.puts):
+        if EDGE < put.reward_mean < 1 - EDGE:
+            break
+        means.append(put.reward_mean)
+    return len(means), means[::-1]
+
+
+def has_no_signal(snapshot: Snapshot) -> bool:
+    """True where so many own groups have equal rewards that it is no chance."""
+    num_equal, _ = _num_equal(snapshot)
+    idle_s = snapshot.stepless_s
+    is_few_enough = idle_s > snapshot.max_idle_s or gave_up(snapshot) or (cut_share(snapshot) or 0.0) > 0.95
+    few = SOME_IN_VAIN if is_few_enough else MINUTE_IN_VAIN if idle_s > MINUTE_S else MANY_IN_VAIN
+    return num_equal >= few and not snapshot.is_finished
+
+
+def has_flat_reward(snapshot: Snapshot) -> bool:
+    """True where the reward did not rise beyond chance; an honest training may look the same at its begin."""
+    rewards = snapshot.course("reward_mean")
+    if len(rewards) < SOME_STEPS or mean(rewards[-SOME_STEPS // 2 :]) > MOST:
+        return False
+    center, level = (len(rewards) - 1) / 2, mean(rewards)
+    places = [place - center for place in range(len(rewards))]
+    spread = sum(place * place for place in places)
+    slope = sum(place * (value - level) for place, value in zip(places, rewards, strict=True)) / spread
+    rest = sum((value - level - slope * place) ** 2 for place, value in zip(places, rewards, strict=True))
+    return slope <= max(math.sqrt(rest / (len(rewards) - 2) / spread), 1e-9)
+
+
+def has_small_signal(snapshot: Snapshot) -> bool:
+    """True where nine of ten own groups have equal rewards."""
+    draws = snapshot.draws[-20:]
+    num_equal = sum(draw.num_zero_variance for draw in draws)
+    num_used = sum(use.origin == "local" for draw in draws for use in draw.groups)
+    return len(draws) >= 10 and num_equal >= max(50, MOST * (num_equal + num_used))
+
+
+def teaches_little(snapshot: Snapshot) -> bool:
+    """True where own groups have no signal, or little of it comes of them."""
+    return has_no_signal(snapshot) or has_flat_reward(snapshot) or has_small_signal(snapshot)
+
+
+def cut_share(snapshot: Snapshot) -> float | None:
+    """Share of the newest own answers that ended at the longest length; None: unknown."""
+    flags = [cut for group in snapshot.answers for cut in group.is_cut]
+    if flags:
+        return mean([float(cut) for cut in flags])
+    if snapshot.config is None or not snapshot.puts or any(put.num_turns > 1 for put in snapshot.puts):
+        return None
+    longest = snapshot.config.generator.max_new_tokens * snapshot.config.generator.group_size
+    return mean([float(put.num_tokens >= longest) for put in snapshot.puts])
+
+
+def _waits(snapshot: Snapshot) -> str:
+    return f"waits for own groups: {_num_equal(snapshot)[0]} generated, 0 with differing rewards"
+
+
+def cut_off(snapshot: Snapshot) -> Diagnosed | None:
+    """Answers that reach the longest length before the model ends them, and are worth less for it."""
+    share = cut_share(snapshot)
+    if share is None or share < CUT_SHARE or snapshot.config is None:
+        return None
+    pairs = [pair for group in snapshot.answers for pair in zip(group.rewards, group.is_cut, strict=True)]
+    cut, whole = [reward for reward, is_cut in pairs if is_cut], [reward for reward, is_cut in pairs if not is_cut]
+    if cut and mean(cut) > 0.5 and mean(cut) >= mean(whole) - 0.1:
+        return None  # cut answers are worth as much: the reward does not need the end
+    is_vain = has_no_signal(snapshot) and mean(_num_equal(snapshot)[1]) < 1 - EDGE
+    # one lucky answer that ended in time says nothing of what ending in time is worth
+    is_no_loss = len(whole) >= COMPARED and mean(whole) <= mean(cut) + 0.05
+    if not is_vain and (len(cut) < 32 or is_no_loss):
+        return None
+    longest = snapshot.config.generator.max_new_tokens
+    worth = f", of those that end {mean(whole):.3g}" if whole else "; none ends by itself"
+    return Diagnosed(
+        claim=f"answers are cut off at generator.max_new_tokens = {longest} before they are finished",
+        fix=snapshot.set_key("generator.max_new_tokens", 4 * longest, why=" (the same on every node of the run)")
+        + "; or ask for a shorter answer in the prompt",
+        evidence=(
+            f"{share:.0%} of the answers of the newest {len(snapshot.answers)} own groups end at {longest} tokens "
+            "without an end of their own (groups.sqlite)",
+            *([f"mean reward of those cut off {mean(cut):.3g}{worth}"] if cut else []),
+            *([_waits(snapshot)] if is_vain else []),
+        ),
+        key="generator.max_new_tokens",
+        gravity=Gravity.STOPS if is_vain else Gravity.HARMS,
+    )
+
+
+def episodes_cut_off(snapshot: Snapshot) -> Diagnosed | None:
+    """Episodes that end where another turn has no room, with nothing won by then."""
+    config = snapshot.config
+    if config is None or not has_no_signal(snapshot) or mean(_num_equal(snapshot)[1]) >= 1 - EDGE:
+        return None
+    room = [each for group in snapshot.answers for each in group.has_room]
+    most, action = config.generator.max_episode_tokens, config.generator.max_new_tokens
+    is_full = len(room) >= COMPARED and room.count(False) >= CUT_SHARE * len(room)
+    is_short = most < 2 * action and any(each.may_have_turns for each in config.environments)
+    if not is_full and not is_short:
+        return None
+    return Diagnosed(
+        claim=f"episodes end at generator.max_episode_tokens = {most}, before they are over",
+        fix=snapshot.set_key(
+            "generator.max_episode_tokens", max(4 * most, 2048), why=" (the same on every node of the run)"
+        ),
+        evidence=(
+            f"{room.count(False)} of the newest {len(room)} episodes had no room for another turn of "
+            f"generator.max_new_tokens = {action} (groups.sqlite)",
+            _waits(snapshot),
+        ),
+        key="generator.max_episode_tokens",
+    )
+
+
+def equal_rewards(snapshot: Snapshot) -> Diagnosed | None:
+    """Equal rewards of all answers to a question: all wrong, all right, or a reward that tells nothing apart."""
+    if not has_no_signal(snapshot):
+        return None
+    num_equal, means = _num_equal(snapshot)
+    level, is_stopped = mean(means), bool(snapshot.num_in_vain) or not snapshot.made
+    by_env: dict[str, list[float]] = defaultdict(list)
+    for put in snapshot.puts[-num_equal:]:
+        by_env[put.env].append(put.reward_mean)
+    shown = ", ".join(f"{env} {mean(each):.3g} ({len(each)} groups)" for env, each in sorted(by_env.items())[:5])
+    look = f"look at answers: {snapshot.look}"
+    check = f"{snapshot.check} shows what the right answers (references) are worth"
+    if means and level >= 1 - EDGE:
+        name, claim = "all_right", "every answer gets the full reward, so nothing is left to learn from these tasks"
+        fix = (
+            f"{look}. Where they are right: harder tasks ([[environments]] params or another dataset), or a reward "
+            f"that tells good from better. Where they are wrong, the reward pays for the wrong thing: {check}"
+        )
+    elif not means or level <= EDGE:
+        name = "all_wrong"
+        claim = "no answer gets any reward, so no answer is better than another: nothing to learn from"
+        fix = (
+            f"{look}. Then easier tasks, or a model that can do some of them (model.source), a reward that grades "
+            "(part of the way is worth something), a prompt that shows the form of the answer, or more tries "
+            f"(generator.group_size){of_prompt(snapshot)}"
+        )
+        if snapshot.config is not None and all(each.kind == "function" for each in snapshot.environments):
+            fix = (
+                f"{check}; worth 0, the reward itself fails: it runs confined, without network and without files but "
+                f"its own, and an error that it catches looks like a wrong answer. Else {fix}"
+            )
+    elif max(means) - min(means) < EDGE:
+        name = "all_equal"
+        claim = f"every answer gets the same reward, {level:.3g}: the reward does not tell them apart"
+        fix = f"{look}, with their rewards; then correct the reward"
+    else:
+        name, claim = "all_equal", "all answers to a question get equal rewards, though questions differ"
+        fix = "more tries ([generator] group_size) or a higher generator.temperature; a reward that grades"
+    known = len(snapshot.is_right)
+    right = [f"{snapshot.num_right} of {known} answers are the right one of the file"] if known else []
+    return Diagnosed(
+        name=name,
+        claim=f"{claim} ({_waits(snapshot)})" if is_stopped else claim,
+        fix=fix,
+        evidence=(
+            f"{_waits(snapshot)} (status.json)" if is_stopped else f"{num_equal} own groups in a row",
+            f"mean rewards by environment: {shown} (put in events.jsonl)",
+            *right,
+        ),
+        gravity=Gravity.STOPS if is_stopped else Gravity.WASTES if name == "all_right" else Gravity.HARMS,
+    )
+
+
+def of_prompt(snapshot: Snapshot) -> str:
+    """Words around the question, which may have a form that the model does not know."""
+    shaped = [
+        f"environments.{key} of {each.name} = {shortened(getattr(each, key))[:60]}"
+        for each in snapshot.environments
+        for key, usual in (("prefill", ""), ("system", ""), ("prompt", "{question}"))
+        if getattr(each, key) != usual
+    ]
+    return f". Of what is not the default, this bears on it: {', '.join(shaped[:3])}" if shaped else ""
+
+
+def draws_noise(snapshot: Snapshot) -> bool:
+    """True where each token is drawn of very many equally likely ones, as at a high temperature."""
+    found = [each.nats for each in snapshot.answers if math.isfinite(each.nats)]
+    return len(found) >= FEW_GROUPS and middle(found) >= NOISE_NATS
+
+
+def model_knows_nothing(snapshot: Snapshot) -> Diagnosed | None:
+    """Answers that are noise and earn nothing."""
+    if not draws_noise(snapshot) or not has_no_signal(snapshot):
+        return None
+    return Diagnosed(
+        claim="answers are nearly random: the temperature is too high, or the model does not know such questions",
+        fix=f"look at them: {snapshot.look}. generator.temperature near 1; weights that were loaded "
+        "to the end, the tokenizer and chat template that belong to them, and a prompt in a form that the model knows",
+        evidence=(
+            f"{middle([each.nats for each in snapshot.answers]):.2g} nats a token in the newest "
+            f"{len(snapshot.answers)} own groups (groups.sqlite)",
+        ),
+    )
+
+
+def environment_in_vain(snapshot: Snapshot) -> Diagnosed | None:
+    """One environment of several that gives the learner nothing."""
+    by_env: dict[str, list[GroupPut]] = defaultdict(list)
+    for put in snapshot.puts:
+        by_env[put.env].append(put)
+    vain = [
+        (env, puts)
+        for env, puts in by_env.items()
+        if len(puts) >= 2 * FEW_GROUPS and all(not EDGE < put.reward_mean < 1 - EDGE for put in puts)
+    ]
+    if not 0 < len(vain) < len(by_env):
+        return None
+    env, puts = max(vain, key=lambda each: len(each[1]))
+    level = mean([put.reward_mean for put in puts])
+    how = "all are wrong" if level < EDGE else "all are right" if level > 1 - EDGE else "of each question all or none"
+    return Diagnosed(
+        claim=f"environment {env} gives the learner nothing: of its answers {how}",
+        fix=f"other tasks or another prompt or reward for {env}, or a small weight under [generator.env_weights]",
+        evidence=(
+            f"{len(puts)} of {len(snapshot.puts)} own groups, none with differing rewards (put in events.jsonl)",
+        ),
+    )
+
+
+def environment_not_asked(snapshot: Snapshot) -> Diagnosed | None:
+    """An environment of the configuration of which next to no task is asked."""
+    config = snapshot.config
+    if config is None or len(config.environments) < 2 or len(snapshot.attempts) < MANY_PUT:
+        return None
+    counts = {each.name: sum(put.env == each.name for put in snapshot.attempts) for each in config.environments}
+    env, count = min(counts.items(), key=lambda each: each[1])
+    is_of_others = any(event.env == env for event in events_of(GroupAdmitted, snapshot.events))
+    if count > 0.01 * len(snapshot.attempts) or is_of_others:
+        return None
+    return Diagnosed(
+        claim=f"environment {env} is hardly ever asked: generator.env_weights leaves it {count} of "
+        f"{len(snapshot.attempts)} groups",
+        fix=f"under [generator.env_weights] set {env} nearer to the others",
+        evidence=(f"generator.env_weights = {config.generator.env_weights} (node.toml); put in events.jsonl",),
+        key="generator.env_weights",
+    )

@@ -1,0 +1,121 @@
+"""Trust policy: the share of this node's places, draws, influence, CPU time, streams and connections for each standing.
+
+A key is free, so no bound counts keys alone. Standings, from lowest to highest:
+
+- A *newcomer* proved a key and nothing more. All newcomers together get one place in SHARE of whatever is scarce.
+- A *known* peer had a group admitted lately. It goes before newcomers, and gets no larger share of a draw.
+- An *established* party is a member of the run or was invited by one (`swarm.peers.parties`). It gets an equal share of
+  what newcomers leave. In a private run every key is established, and draws are not bounded.
+- A *member* is named by the operator. It does not share a bound with its subnet, and answers for the keys it invites.
+
+This module imports nothing, so that every layer can read it.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+# --- places and draws ------------------------------------------------------------------------------------------------
+
+SHARE: Final = 8
+"""Newcomers together have one in SHARE of: places of a draw, credit, intake, replay room, turns of scoring and of
+fetching, upload bytes while givers wait, and an account's CPU seconds."""
+
+WINDOW: Final = 64
+"""Consecutive places of draws over which the shares of parties and tasks are counted."""
+
+LEAST_BOUND: Final = WINDOW // SHARE
+"""Places of a window for one established party, however many parties there are; also for one subnet of invited keys."""
+
+GROUPS_PER_TRIAL: Final = 4
+"""Groups of credit capacity for each concurrent trial of an established generator that has not delivered yet."""
+
+SURPLUS: Final = 1.5
+"""External groups taken in for each one that a draw takes, in equal shares of neighbours: some are refused or late.
+With 1.5 instead of 2 the draws of 200 nodes were as full as before (docs/measurements/virtual.md)."""
+
+# --- influence on the weights ----------------------------------------------------------------------------------------
+
+MASS_FACTOR: Final = 3.0
+"""Bound of an established party's group in the mass of a usual own group: groups differ in length and in how many
+answers are right. Newcomers have 1: half of their honest groups lose a little, a hostile one half of its effect."""
+
+MIN_BITS: Final = 64.0
+"""Bits of a group's answers that others gave first, from which on the group is a copy and is refused."""
+
+UNCLAIMED_SHARE: Final = 1 / 8
+"""Part of the expected bits of an answer that counts where its producer's own claim does not."""
+
+# --- CPU seconds and signature checks --------------------------------------------------------------------------------
+
+FIRST_TRY_S: Final = 0.01
+"""CPU seconds for the texts of a group, and for its replay, once its party has used up its account: 8 right episodes of
+a shipped environment take .3 to 7 ms."""
+
+KEY_TRIES_S: Final = 2 * FIRST_TRY_S
+"""CPU seconds of first tries that one key may use lately."""
+
+PROBE_S: Final = 0.003
+"""CPU seconds of the first try of an unknown producer while other unknown producers wait: 8 honest answers right after
+a fork take .9 ms."""
+
+KNOWN_CHECKS_PER_S, NEWCOMER_CHECKS_PER_S = 400.0, 200.0
+"""Signature checks of directory records, 0.1 to 0.2 ms of CPU each."""
+
+# --- streams and bytes -----------------------------------------------------------------------------------------------
+
+STREAMS_TOTAL: Final = 256
+STREAMS_PER_PEER: Final = 6
+"""A subscription, a watch and a fetch, and the same again over a connection that just broke."""
+
+STREAMS_OF_NEWCOMERS: Final = 64
+"""Streams that peers of lower standing keep while peers of higher standing ask for more."""
+
+ITEMS_PER_GROUP: Final = 10
+"""Stream items for each group that a peer may bring: it also announces the groups of everybody else."""
+
+CHUNKS_PER_PEER: Final = 8
+"""Chunk requests of one peer, served or waiting; with 1 MiB each this fills a line of 80 MB/s at 100 ms."""
+
+GIVER_SCORE: Final = 0.05
+"""Reputation from which on a peer is served before peers that give nothing: one admitted group, for five minutes."""
+
+# --- dials and connections -------------------------------------------------------------------------------------------
+
+# Only dials that fail cost anything.
+STRANGERS_PER_S: Final = 0.5
+STRANGERS_BURST: Final = 16.0
+RESERVE: Final = 4.0
+"""Dials of strangers that are kept for peers known to be alive, among them followers and newcomers that called us."""
+
+KNOWN_PER_S: Final = 0.25
+KNOWN_BURST: Final = 64.0
+SUBNET_PER_S: Final = 1 / 60
+"""Dials to one subnet, and as many to peers known to be alive that did not prove to be there."""
+
+SUBNET_BURST: Final = 3.0
+ALIVE_BURST: Final = 8.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConnectionBounds:
+    """Connections of one server that stay open: without an identity yet (unproven), and with one (proven)."""
+
+    # 128, not fewer: the nodes of a local swarm, or users behind one router, connect at the same moment
+    unproven_per_address: int = 128
+    unproven_per_subnet: int = 256
+    unproven_of_strangers: int = 768
+    unproven_of_known: int = 256  # places of subnets that proved an identity before
+    unproven_s: float = 10.0  # from the connection to the end of Hello
+    proven_per_node: int = 8
+    proven_per_subnet: int = 512
+    proven: int = 2048
+
+    @property
+    def total(self) -> int:
+        """Connections that stay open in all."""
+        return self.unproven_of_strangers + self.unproven_of_known + self.proven
+
+    def scaled(self, share: float) -> "ConnectionBounds":
+        """The same with a share of the places in all, 0 to 1: where few files may be open, none must hold them all."""
+        totals = ("unproven_of_strangers", "unproven_of_known", "proven")
+        return replace(self, **{name: max(1, int(share * getattr(self, name))) for name in totals})
