@@ -220,9 +220,11 @@ class RelayedSocket:
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Adds the relay's reason to an Unavailable that leaves the block."""
-        if type(error) is Unavailable and self._pumps:
-            await asyncio.wait(self._pumps, timeout=WHY_S)
-        await self.close()
+        try:
+            if type(error) is Unavailable and self._pumps:
+                await asyncio.wait(self._pumps, timeout=WHY_S)
+        finally:
+            await self.close()
         if type(error) is Unavailable and self.failure is not None:  # subclasses already name who answered
             raise Unavailable(f"{error}: {self.failure}") from None
 

@@ -14,8 +14,11 @@ from typing import Any, cast
 
 import grpc
 import pytest
+from waits import until
 
+from swarm.errors import Unavailable
 from swarm.interfaces import PeerAddress
+from swarm.relay import relaying_transport
 from swarm.relay.relay_client import RelaySessions
 from swarm.relay.relaying_transport import RelayedSocket
 from swarm.relay.tunnel import EOF, FRAME_BYTES
@@ -206,3 +209,24 @@ async def test_a_dial_that_is_given_up_leaves_no_folder_and_no_socket(
         num_listening += left._accepted is not None and left._accepted._listening.fileno() >= 0
     await asyncio.sleep(0.1)  # a thread that nobody waits for
     assert num_listening == 0 and await asyncio.to_thread(os.listdir, tmp_path) == []
+
+
+def test_a_dial_that_is_cancelled_while_it_waits_for_the_relays_reason_closes_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relaying_transport, "WHY_S", 60.0)
+
+    async def scene() -> socket.socket:
+        way = socket_of(NeverConnects())
+        path = await way.__aenter__()
+        connection = connected(path)
+        await until(lambda: bool(way._pumps))
+        leaving = asyncio.ensure_future(way.__aexit__(Unavailable, Unavailable("nobody answers"), None))
+        await asyncio.sleep(0.01)
+        assert not leaving.done()
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        assert not Path(path).parent.exists()
+        return connection
+
+    assert unclosed_after(scene()) == ([], b"")
