@@ -41,7 +41,7 @@ async def test_both_are_told_the_key_and_the_fix_and_join_warns(tmp_path: Path) 
         assert not any(line.startswith("warning") for line in said["ada"])
         (warning,) = [line for line in said["bell"] if line.startswith("warning")]
         assert warning.startswith(
-            "warning: generator.max_new_tokens is 12 here and 8 in the run: the other nodes refuse"
+            "warning: generator.max_new_tokens is 12 here and 8 in the run: this node and the others refuse"
         )
 
         ada, bell = (Daemon(load_config(NodeConfig, tmp_path / name / "node.toml")) for name in said)
