@@ -165,7 +165,7 @@ async def test_each_role_has_its_own_statistics(monkeypatch: pytest.MonkeyPatch)
             tokens = (batch.turn_ids[row] == turn) & batch.mask[row]
             expected = (first if transition.role == "first" else second)[row]
             torch.testing.assert_close(found[row][tokens].double(), torch.full((int(tokens.sum()),), expected).double())
-    monkeypatch.setattr(coefficients, "tokens_of_roles", lambda batch: {"": batch.mask})
+    monkeypatch.setattr(coefficients, "_tokens_of_roles", lambda batch: {"": batch.mask})
     assert not torch.equal(with_advantages(load_recipe("grpo"), batch, "all").advantages, found), "by the outcome alone"
 
 
