@@ -44,6 +44,8 @@ async def test_a_run_of_an_older_release_goes_on_where_it_was(archive: Path, swa
 
     unpack(archive, swarm.directory)
     old = swarm.directory = swarm.directory / "swarm"
+    for path in old.glob("*/*.toml"):  # as the error asks where the value is another one than every node has now
+        path.write_text(path.read_text().replace("rejoin_every_s = 5.0\n", ""))
     # As after a crash between two checkpoints: what was learned since is learned again, from the journal's draws.
     shutil.rmtree(old / "ada" / "checkpoints" / "checkpoint-00000008")
     first_run = json.loads((old / "ada" / "status.json").read_text())
