@@ -133,7 +133,7 @@ def flooded(endpoint: Callable[[int], str], at_s: float) -> Watched:
     return run(scene)
 
 
-@pytest.mark.parametrize("endpoint", [one_endpoint, many_subnets])
+@pytest.mark.parametrize("endpoint", [pytest.param(one_endpoint, marks=pytest.mark.sweep), many_subnets])
 def test_ten_thousand_dead_adverts_cost_nobody_a_link(endpoint: Callable[[int], str]) -> None:
     watched = flooded(endpoint, at_s=20.0)
     assert watched.fewest_from(15.0) == 8
@@ -166,7 +166,7 @@ def test_a_node_that_starts_again_has_its_links_though_the_directory_names_none_
     assert run(scene).fewest_from(30.0) == 8
 
 
-@pytest.mark.parametrize("has_anchor", [True, False])
+@pytest.mark.parametrize("has_anchor", [True, pytest.param(False, marks=pytest.mark.sweep)])
 def test_a_newcomer_among_ten_thousand_dead_adverts_has_its_links_within_20_s(
     has_anchor: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +198,7 @@ def test_a_newcomer_among_ten_thousand_dead_adverts_has_its_links_within_20_s(
         assert watched.first_with(0, 4) == math.inf
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_listed_newcomer_without_an_anchor_has_four_links_within_5_s_among_ten_thousand_dead_adverts(
     seed: int,

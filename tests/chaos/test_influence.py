@@ -79,6 +79,7 @@ def share_of(nodes: Sequence[Node], drawn: Counter[NodeId]) -> float:
     return sum(drawn[node.node_id] for node in nodes) / max(1, sum(drawn.values()))
 
 
+@pytest.mark.sweep
 @scene()
 async def test_six_free_keys_of_eight_have_an_eighth_of_the_draws(world: World) -> None:
     honest = [Peer(world, number, members=(1, 2, 3)) for number in (1, 2, 3)]
@@ -113,6 +114,7 @@ async def test_eight_free_keys_that_follow_a_trainer_have_an_eighth_of_its_group
         await node.kill()
 
 
+@pytest.mark.sweep
 @scene()
 async def test_a_newcomer_that_is_invited_has_its_full_share_within_minutes(world: World) -> None:
     members = [Peer(world, number, members=(1, 2, 3)) for number in (1, 2, 3)]

@@ -137,6 +137,7 @@ async def swarm_of(
     return trainer
 
 
+@pytest.mark.sweep
 def test_a_trainer_that_also_generates_goes_on_learning_from_its_followers(tmp_path: Path) -> None:
     """Its own generator begins what they get no credit for: without credit they bring nothing that gives it back."""
     shares: list[float] = []
@@ -168,6 +169,7 @@ def test_shares_of_members_leave_no_older_group_behind_a_younger_one(tmp_path: P
     assert groups_a_step > 7.9 and num_steps > 60 and num_taken_off < 12
 
 
+@pytest.mark.sweep
 def test_a_member_that_is_late_again_and_again_leaves_more_than_half_of_the_steps(tmp_path: Path) -> None:
     steps: list[int] = []
 

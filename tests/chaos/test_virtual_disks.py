@@ -67,6 +67,7 @@ def _with(**parts: Any) -> Break:
     return lambda patch: Parts(**parts)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("fault", "damage", "broken"),
     [

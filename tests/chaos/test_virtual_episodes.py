@@ -28,7 +28,7 @@ from swarm.simulate.virtual.run import VirtualRun, run_seed
 from swarm.types import Draw, NodeId, Rollout
 from tests.worlds.fault_sweep import failures
 
-NUM_PLANS = int(os.environ.get("SWARM_EPISODE_PLANS", "4"))  # of 24 virtual seconds; 40 in make nightly
+NUM_PLANS = int(os.environ.get("SWARM_EPISODE_PLANS", "2"))  # of 24 virtual seconds; 40 in make nightly
 
 EPISODES = EpisodePlan(environments=(("calculator", 4), ("grid_world", 6), ("look_up", 5)))
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -113,6 +113,7 @@ def _ends_every_turn(patch: pytest.MonkeyPatch) -> None:
 FAILING = SeamRates(failing_verifier=0.05)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("damage", "plan", "broken"),
     [
@@ -193,6 +194,7 @@ def test_forged_episodes_are_refused_with_their_reason_and_hold_up_nobody(attack
     assert sum(run.steps.values()) >= 0.9 * num_steps_alone()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("attack", ["forged_status", "forged_observation", "dropped_turn"])
 def test_without_the_replay_at_admission_forged_episodes_are_learned_from(
     attack: str, monkeypatch: pytest.MonkeyPatch

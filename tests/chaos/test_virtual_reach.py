@@ -117,6 +117,7 @@ ONE_DIES = FaultPlan(outward_share=1.0, coordinator_crash=Crash(node=-1, at_s=9.
 TIGHT = FaultPlan(outward_share=0.7, relay_reservations=2)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("parts", "plan", "broken"),
     [
@@ -150,6 +151,7 @@ class SkippingCursors(dict[NodeId, Cursor]):
         return Cursor(epoch=cursor.epoch, sequence=cursor.sequence + 1) if cursor.sequence else cursor
 
 
+@pytest.mark.sweep
 def test_a_stream_that_goes_on_behind_a_group_turns_its_invariant_red(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = StreamPositions.__init__
 

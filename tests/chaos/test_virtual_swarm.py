@@ -98,6 +98,7 @@ def test_a_large_swarm_ends_when_every_node_has_made_its_steps() -> None:
     assert shares == sorted(shares) and shares[-1] == 1.0
 
 
+@pytest.mark.sweep
 def test_a_large_swarm_with_a_node_that_cannot_finish_says_so() -> None:
     run = run_seed(3, LARGE_SWARM, 2, FaultPlan(crashes=(Crash(node=1, at_s=0.5, down_s=1e6),)))
     assert run.invariants.violations[NO_FAILURE], run.invariants.verdicts()
@@ -160,6 +161,7 @@ EARLY_CRASHES = FaultPlan(crashes=tuple(Crash(node=node, at_s=3.0, down_s=2.0) f
 PARTED = FaultPlan(partitions=(Partition(start_s=4.0, end_s=20.0, island=frozenset({1})),))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("parts", "plan", "broken"),
     [

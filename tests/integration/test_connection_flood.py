@@ -185,6 +185,7 @@ async def test_a_connection_that_calls_on_and_on_after_refusals_is_cut() -> None
         await channel.close()
 
 
+@pytest.mark.sweep
 async def test_calls_of_no_method_get_few_answers_and_an_end() -> None:
     async with serving(ServerLimits()) as server:
         tally = Tally()

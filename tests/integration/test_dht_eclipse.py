@@ -176,6 +176,7 @@ async def test_dead_adverts_in_the_dht_cost_nobody_a_link_and_a_node_that_starts
     await until(lambda: all(swarm.num_links(node) == NUM_HONEST - 1 for node in swarm.nodes))
 
 
+@pytest.mark.sweep
 async def test_where_an_advert_is_enough_for_a_place_dead_ones_in_the_dht_cut_nodes_off(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def num_children() -> int:
     return len(psutil.Process().children(recursive=True))
 
 
+@pytest.mark.sweep
 async def test_a_daemon_that_takes_longer_than_hivemind_waits_is_waited_for(stand_in: StandIn) -> None:
     starts = stand_in('sleep 16; exec "$P2PD" "$@"')  # hivemind gives up after 15 s
     directory = await start()

@@ -150,6 +150,7 @@ async def test_a_node_that_left_is_found_again_though_its_clock_was_set_back(swa
     assert found == [advert_of(identity).endpoints]
 
 
+@pytest.mark.sweep
 async def test_a_bootstrap_peer_that_is_silent_does_not_stand_for_the_directory(swarm: Swarm) -> None:
     """A laptop moves to a network that hides it; free keys near every shard are all that it asks from then on."""
     server = await swarm.join()
@@ -349,6 +350,7 @@ async def test_only_tcp_multiaddresses_are_accepted(listen: str) -> None:
         await HivemindDirectory.start(Identity.create(), RUN, DirectoryConfig(listen=listen), SystemClock(), None)
 
 
+@pytest.mark.sweep
 async def test_a_taken_port_is_unavailable_and_leaves_no_daemon(swarm: Swarm) -> None:
     (first,) = await swarm.grow(1)
     config = DirectoryConfig(listen=first.visible_maddrs()[0].rpartition("/p2p/")[0])

@@ -51,6 +51,7 @@ async def _follows(mode: Mode, directory: Path) -> None:
         assert set(trainer.ages) == {0}
 
 
+@pytest.mark.sweep
 async def test_a_killed_trainer_is_followed_again_and_a_killed_generator_comes_back(tmp_path: Path) -> None:
     options = SimulationOptions(
         preset="echo-tiny",

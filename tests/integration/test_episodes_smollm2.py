@@ -118,6 +118,7 @@ def test_the_learner_scores_every_action_token_as_it_was_drawn(
     np.testing.assert_array_less(difference, 1e-4)
 
 
+@pytest.mark.sweep
 def test_after_a_step_of_the_learner_only_the_turn_under_way_mixes_weights(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

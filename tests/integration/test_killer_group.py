@@ -88,7 +88,7 @@ async def run_until(process: Process, is_over: Callable[[list[Event]], bool], ma
         process.is_expected_dead = True
 
 
-@pytest.mark.parametrize(("worker", "max_starts"), [("process", 1), ("inline", 5)])
+@pytest.mark.parametrize(("worker", "max_starts"), [pytest.param("process", 1, marks=pytest.mark.sweep), ("inline", 5)])
 async def test_a_node_gives_up_the_one_group_that_kills_it(
     tmp_path: Path, forks: ForkServer | None, worker: str, max_starts: int
 ) -> None:

@@ -132,6 +132,7 @@ async def test_a_paused_node_does_nothing_says_so_outlives_a_restart_and_loses_n
     assert code == 0 and "it was not paused (the node does not run)" in said
 
 
+@pytest.mark.sweep
 @pytest.mark.asyncio(loop_scope="session")
 async def test_others_go_on_beside_a_paused_node_and_it_joins_them_again(swarm: Any) -> None:
     configs = swarm.configs(2)

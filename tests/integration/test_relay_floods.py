@@ -265,6 +265,7 @@ async def test_a_ticket_is_good_once_and_for_its_node_alone() -> None:
         assert await code_of(await node.accept(ticket)) is CODES.NOT_FOUND
 
 
+@pytest.mark.sweep
 async def test_who_shows_tickets_on_and_on_is_cut_and_who_was_told_of_callers_that_left_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

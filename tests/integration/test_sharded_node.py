@@ -140,6 +140,7 @@ async def test_what_no_rank_can_work_with_is_said_once(tmp_path: Path) -> None:
             await asyncio.shield(task)
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("other_launcher")
 async def test_a_worker_of_one_process_is_no_rank_of_a_launcher_around_it(tmp_path: Path) -> None:
     config = node_config(tmp_path / "node", num_processes=1, num_steps=1)
@@ -173,6 +174,7 @@ RECIPE = replace(GRPO, aggregate=FailsOnce(inner=GRPO.aggregate))
 """
 
 
+@pytest.mark.sweep
 async def test_an_exception_in_the_first_ranks_step_ends_all_and_they_start_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,6 +134,7 @@ async def test_a_killed_run_equals_an_undisturbed_one(tmp_path: Path, forks: For
         assert evaluations(events) == evaluations(whole)
 
 
+@pytest.mark.sweep
 async def test_a_run_of_episodes_that_was_killed_equals_an_undisturbed_one(
     tmp_path: Path, forks: ForkServer | None
 ) -> None:

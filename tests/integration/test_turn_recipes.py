@@ -17,7 +17,7 @@ from swarm.config import (
 )
 
 
-@pytest.mark.parametrize("recipe", ["gigpo", "igpo"])
+@pytest.mark.parametrize("recipe", ["gigpo", pytest.param("igpo", marks=pytest.mark.sweep)])
 async def test_a_node_learns_by_states_or_answers_from_its_own_episodes(recipe: str, tmp_path: Path) -> None:
     grid = EnvironmentConfig(name="grid", kind="grid_world", params={"style": "char", "max_turns": 3})
     config = NodeConfig(

@@ -63,6 +63,7 @@ def test_a_node_that_has_written_nothing_yet_is_said_to_start(tmp_path: Path) ->
     assert result.exit_code == 0 and "is starting" in result.output
 
 
+@pytest.mark.sweep
 async def test_the_command_that_it_prints_ends_the_ailment(tmp_path: Path) -> None:
     """Answers are cut off; the line that is printed goes into node.toml, and steps are made."""
     directory = await train_alone(tmp_path, put_in_vain, max_new_tokens=2)

@@ -48,6 +48,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         return Finding(name="sandbox", is_ok=True, detail="not looked at here")
 
     monkeypatch.setattr(doctor, "_check_sandbox", sandbox)
+    monkeypatch.setattr(doctor, "choice_here", lambda config, gpu: None)  # a process that imports torch
     monkeypatch.setattr(doctor, "DIAL_TIMEOUT_S", 0.5)
 
 

@@ -199,21 +199,17 @@ def run_virtual(main: Coroutine[Any, Any, Result] | Generator[Any, Any, Result],
         ExceptionGroup: a task failed and nobody took its exception.
     """
     loop = VirtualLoop(start_s)
-    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
-    if not was_frozen:
-        gc.freeze()  # what was there before is not part of the run: the collection below looks at the run alone
+    was_enabled = gc.isenabled()
     gc.disable()  # what a run keeps is large, and hardly anything of it is garbage: it is searched once, at the end
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             result: Result = runner.run(main)  # pyright: ignore[reportArgumentType]
         loop.note_failed_tasks()
         if was_enabled:
-            gc.collect()  # a failed future, too, reports when it is freed
+            gc.collect(0)  # objects of the run alone: a failed future reports when it is freed
     finally:
         if was_enabled:
             gc.enable()
-        if not was_frozen:
-            gc.unfreeze()
     if loop.unhandled:
         raise BaseExceptionGroup("tasks failed unseen", loop.unhandled)
     return result
