@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from workers import make_report
 
 from swarm.config import CoordinatorLink, EntryConfig, ReplayConfig
