@@ -20,8 +20,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID, PeerInfo
+from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
 from hivemind.proto import crypto_pb2 as _untyped_crypto_pb2
 from hivemind.proto import dht_pb2 as _untyped_dht_pb2
+from hivemind.proto import p2pd_pb2 as _untyped_p2pd_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
@@ -38,6 +40,7 @@ from swarm.peers.nearest_peers import nearest_peers
 logger = logging.getLogger(__name__)
 
 crypto_pb2, dht_pb2 = cast(Any, _untyped_crypto_pb2), cast(Any, _untyped_dht_pb2)
+p2pd_pb2 = cast(Any, _untyped_p2pd_pb2)
 
 NUM_REPLICAS = 8
 """Nearest nodes that hold, and are asked for, each shard. On two cores 8 peers announce in 7 ms and look up in 6.5."""
@@ -144,7 +147,8 @@ class DhtPeer:
         """
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                peers = await self._p2p.list_peers()
+                found = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+                peers = [PeerInfo.from_protobuf(peer) for peer in found.peers]
         except Exception as error:  # the control socket fails in many ways, TimeoutError among them
             raise Unavailable(f"the DHT daemon does not answer: {error!r}") from error
         return {str(peer.peer_id): _text_of(peer) for peer in peers if peer.addrs}
@@ -254,12 +258,25 @@ class DhtPeer:
         for address in (p2p._daemon_listen_maddr, p2p._client_listen_maddr):
             _remove(Path(address["unix"]))
 
+    async def _ask(self, request: Any) -> Any:
+        """Answer of p2pd to one request. hivemind's own calls leave their connection open when they are cancelled."""
+        reader, writer = await self._p2p._client.control.daemon_connector.open_connection()
+        response = p2pd_pb2.Response()
+        try:
+            await write_pbmsg(writer, request)
+            await read_pbmsg_safe(reader, response)
+        finally:
+            writer.close()
+        raise_if_failed(response)
+        return response
+
     async def _dial(self, address: str) -> bool:
         base, _, peer = address.rpartition("/p2p/")
         try:
             peer_id = PeerID.from_base58(peer)
             async with asyncio.timeout(_DIAL_TIMEOUT_S):
-                await self._p2p._client.connect(peer_id, [Multiaddr(base)])
+                asked = p2pd_pb2.ConnectRequest(peer=peer_id.to_bytes(), addrs=[Multiaddr(base).to_bytes()])
+                await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=asked))
             pong = await self._node.protocol.call_ping(peer_id, validate=False, strict=False)
         except Exception as error:  # refused, timed out, or not an address
             logger.debug("a DHT address did not answer", extra={"address": address, "error": repr(error)})

@@ -159,11 +159,3 @@ def command(tmp_path: Path) -> Command:
         return process.returncode, out.decode(), err.decode()
 
     return run
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """hivemind leaves its connection to p2pd to the garbage collector where a call is cancelled, as at every stop."""
-    unclosed = "ignore:Exception ignored in. <function StreamWriter.__del__:pytest.PytestUnraisableExceptionWarning"
-    for item in items:
-        if hasattr(getattr(item, "module", None), "HivemindDirectory"):
-            item.add_marker(pytest.mark.filterwarnings(unclosed))

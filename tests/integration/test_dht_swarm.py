@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import itertools
 import json
 import os
@@ -184,6 +185,18 @@ async def test_a_node_that_moves_behind_a_router_is_asked_no_more_and_again_once
 
     await until(is_named)
     assert laptop.num_restarts == 0, "nothing was dead"
+
+
+async def test_a_question_to_the_daemon_that_is_cancelled_leaves_no_connection(swarm: Swarm) -> None:
+    (node,) = await swarm.grow(1)
+    assert node._peer is not None
+    for turns in range(12):
+        asking = asyncio.ensure_future(node._peer.connected())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    gc.collect()  # what is not closed warns, which is an error
 
 
 @pytest.mark.parametrize("shards", [1, 4])
