@@ -76,11 +76,23 @@ def read_chat_template(
         ConfigError: there is none, or it has no use for an argument.
     """
     file = folder / "chat_template.jinja"
-    text = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
-    if not isinstance(text, str):
+    try:
+        text = file.read_text(encoding="utf-8") if file.is_file() else _default_of(settings.get("chat_template"))
+    except ValueError as error:
+        raise ConfigError(f"{file}: it is no UTF-8: {error}") from None
+    if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{folder}: no chat template; a base model needs chat_template.jinja beside tokenizer.json")
-    tokens = {k: token_text(v) for k, v in settings.items() if k.endswith("_token")}
+    # A token that is null is not defined, as in transformers: a template that names it writes nothing.
+    tokens = {k: token_text(v) for k, v in settings.items() if k.endswith("_token") and v is not None}
     return ChatTemplate(text, tokens, arguments)
+
+
+def _default_of(template: Any) -> Any:
+    """The default of several named templates, which some files list."""
+    if not isinstance(template, list):
+        return template
+    named = {each.get("name"): each.get("template") for each in cast("list[Any]", template) if isinstance(each, dict)}
+    return named.get("default")
 
 
 class MarkedContents:
@@ -113,5 +125,6 @@ class MarkedContents:
 
 
 def token_text(value: Any) -> str:
-    """Text of a token in tokenizer_config.json; older files write it as an object, with the text as `content`."""
-    return str(cast("dict[str, Any]", value).get("content", "")) if isinstance(value, dict) else str(value)
+    """Text of a token in tokenizer_config.json, "" for null; older files write an object with the text as `content`."""
+    text = cast("dict[str, Any]", value).get("content") if isinstance(value, dict) else value
+    return "" if text is None else str(text)

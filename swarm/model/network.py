@@ -6,7 +6,7 @@ Invariant: every weight comes from the checkpoint (none is silently initialised)
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from safetensors import SafetensorError
@@ -17,10 +17,12 @@ from swarm.config import ModelConfig
 from swarm.errors import ConfigError
 from swarm.interfaces import Tokenizer
 from swarm.model.lora import add_adapters
-from swarm.model.source import SHIPPED, TINY_SHAPE, is_char_model, resolve_source
-from swarm.model.tokenizer import CharTokenizer, HfTokenizer
+from swarm.model.source import SHIPPED, TINY_SHAPE, resolve_source
+from swarm.model.tokenizer import CharTokenizer, tokenizer_of
 from swarm.model.version_digest import load_published, published_state, weights_digest
 from swarm.types import Digest
+
+_ATTENTION: Final = frozenset({"full_attention", "sliding_attention"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +50,10 @@ def load_model(config: ModelConfig, cache_dir: Path | None = None) -> LoadedMode
     """
     dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
     if config.source in SHIPPED:
-        tokenizer, network = CharTokenizer(), _shipped(config.source).to(dtype)
+        tokenizer, network = tokenizer_of(config, Path()), _shipped(config.source).to(dtype)
     else:
         folder = resolve_source(config, cache_dir, with_weights=True)
-        tokenizer = CharTokenizer() if is_char_model(config.source) else HfTokenizer(folder)
-        network = _from_folder(folder, dtype)
+        tokenizer, network = tokenizer_of(config, folder), _from_folder(folder, dtype)
     _without_dropout(network)
     digest = weights_digest(published_state(network))
     if config.digest and digest.hex() != config.digest.lower():
@@ -124,10 +125,15 @@ def _shipped(source: str) -> nn.Module:
 
 
 def _from_folder(folder: Path, dtype: torch.dtype) -> nn.Module:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+    try:
+        shape: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.source {str(folder)!r}: cannot be loaded: {error}") from error
+    _require_attention(folder, shape.get_text_config())
     try:
         network, info = cast(
             "tuple[nn.Module, dict[str, Any]]",
@@ -149,6 +155,23 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> nn.Module:
             "download or save it again"
         )
     return network
+
+
+def _require_attention(folder: Path, shape: Any) -> None:
+    """Refuses, before its weights are read, a network that keeps another state than keys and values by position."""
+    where = f"model.source {str(folder)!r} ({shape.model_type})"
+    if others := sorted(set(getattr(shape, "layer_types", None) or ()) - _ATTENTION):
+        raise ConfigError(
+            f"{where}: its layers of kind {', '.join(others)} keep a state that neither engine nor learner handles; "
+            "choose a model of attention layers alone"
+        )
+    if getattr(shape, "alibi", False):
+        raise ConfigError(f"{where}: it has alibi, which the learner's masks do not allow; choose another model")
+    if not isinstance(getattr(shape, "max_position_embeddings", None), int):
+        raise ConfigError(
+            f"{where}: config.json names no max_position_embeddings, so its longest text is unknown; choose a model "
+            "with positions"
+        )
 
 
 def _without_dropout(network: nn.Module) -> None:

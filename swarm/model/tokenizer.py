@@ -229,7 +229,11 @@ class HfTokenizer:
         ids = {self._eos_id}
         for name in ("config.json", "generation_config.json"):
             found = _read_json(self._folder / name).get("eos_token_id")
-            ids.update(cast("list[int]", found) if isinstance(found, list) else [] if found is None else [int(found)])
+            listed = cast("list[Any]", found) if isinstance(found, list) else [] if found is None else [found]
+            if not all(type(index) is int and 0 <= index < self.vocab_size for index in listed):
+                most = self.vocab_size - 1
+                raise ConfigError(f"{self._folder / name}: eos_token_id is {found!r}, expected ids from 0 to {most}")
+            ids.update(cast("list[int]", listed))
         return frozenset(ids)
 
 
@@ -250,10 +254,17 @@ def load_tokenizer(config: ModelConfig, cache_dir: Path | None = None) -> Tokeni
         ConfigError: the source is missing or unusable, or its template has no use for `template_arguments`.
     """
     if is_char_model(config.source):
-        if config.template_arguments:
-            raise ConfigError(f"model.template_arguments: {config.source!r} has no chat template; leave them out")
-        return CharTokenizer()
-    return HfTokenizer(resolve_source(config, cache_dir, with_weights=False), config.template_arguments)
+        return tokenizer_of(config, Path())
+    return tokenizer_of(config, resolve_source(config, cache_dir, with_weights=False))
+
+
+def tokenizer_of(config: ModelConfig, folder: Path) -> Tokenizer:
+    """The tokenizer of a model whose files are in `folder`. Raises ConfigError."""
+    if not is_char_model(config.source):
+        return HfTokenizer(folder, config.template_arguments)
+    if config.template_arguments:
+        raise ConfigError(f"model.template_arguments: {config.source!r} has no chat template; leave them out")
+    return CharTokenizer()
 
 
 def check_turns(tokenizer: Tokenizer, environments: Iterable[Environment]) -> None:
@@ -310,8 +321,11 @@ def _byte_lengths(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise ConfigError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: a JSON object is expected, found {type(found).__name__}")
+    return cast("dict[str, Any]", found)

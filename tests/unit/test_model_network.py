@@ -148,6 +148,32 @@ def test_an_incomplete_checkpoint_is_refused_rather_than_filled_with_noise(tmp_p
         _from_folder(tmp_path, torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("family", "options", "problem"),
+    [
+        (
+            "Lfm2Config",
+            {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+            r"\(lfm2\): its layers of kind conv keep a state",
+        ),
+        ("Qwen3NextConfig", {"num_hidden_layers": 4}, "kind linear_attention"),
+        ("FalconConfig", {"alibi": True}, "it has alibi"),
+        ("BloomConfig", {}, "no max_position_embeddings"),
+        ("MambaConfig", {}, "choose"),
+    ],
+)
+def test_a_network_that_keeps_another_state_is_refused_before_its_weights_are_read(
+    tmp_path: Path, family: str, options: dict[str, Any], problem: str
+) -> None:
+    import transformers
+
+    from swarm.model.network import _from_folder
+
+    getattr(transformers, family)(**options).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=problem):
+        _from_folder(tmp_path, torch.float32)
+
+
 def test_a_folder_with_pickled_weights_only_is_refused(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "pytorch_model.bin"):
         (tmp_path / name).write_text("{}")

@@ -173,6 +173,56 @@ def test_tokens_that_the_template_does_not_write_are_no_part_of_the_digest(folde
     assert HfTokenizer(folder).digest == first
 
 
+def test_a_token_that_is_null_is_no_token(folder: Path) -> None:
+    plain = HfTokenizer(folder).encode_prompt(asked("hi"))
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}" + TEMPLATE)
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>", "bos_token": null}')
+    assert HfTokenizer(folder).encode_prompt(asked("hi")) == plain
+    (folder / "tokenizer_config.json").write_text('{"eos_token": null}')
+    with pytest.raises(ConfigError, match="names no known eos_token"):
+        HfTokenizer(folder)
+
+
+def test_the_default_of_named_templates_is_the_template(folder: Path) -> None:
+    ids = HfTokenizer(folder).encode_prompt(asked("hi"))
+    (folder / "chat_template.jinja").unlink()
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": TEMPLATE}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": named}))
+    assert HfTokenizer(folder).encode_prompt(asked("hi")) == ids
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("config.json", b'{"eos_token_id": ["2"]}', r"eos_token_id is \['2'\], expected ids from 0 to 257"),
+        ("config.json", b'{"eos_token_id": "x"}', "eos_token_id is 'x', expected ids"),
+        ("generation_config.json", b'{"eos_token_id": 4000}', "eos_token_id is 4000, expected ids"),
+        ("tokenizer_config.json", b"[]", "a JSON object is expected, found list"),
+        ("tokenizer_config.json", b"\xff", "not valid JSON"),
+        ("chat_template.jinja", b"{# \xe9 #}", "no UTF-8"),
+        ("chat_template.jinja", b" ", "no chat template"),
+    ],
+)
+def test_an_odd_file_of_a_model_is_named_with_what_is_expected(
+    folder: Path, name: str, content: bytes, problem: str
+) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=problem):
+        HfTokenizer(folder)
+
+
+def test_the_network_comes_with_the_tokenizer_that_everybody_has(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from swarm.model import network
+
+    monkeypatch.setattr(network, "resolve_source", lambda config, cache_dir, with_weights: folder)
+    monkeypatch.setattr(network, "_from_folder", lambda folder, dtype: network.tiny_network())
+    (folder / "chat_template.jinja").write_text(TEMPLATE + "{% if enable_thinking %}<think>{% endif %}")
+    config = ModelConfig(source=str(folder), template_arguments={"enable_thinking": True})
+    assert network.load_model(config).tokenizer.digest == load_tokenizer(config).digest
+    with pytest.raises(ConfigError, match="'tiny' has no chat template"):
+        network.load_model(ModelConfig(source="tiny", template_arguments={"enable_thinking": True}))
+
+
 @pytest.mark.parametrize("missing", ["tokenizer.json", "config.json"])
 def test_an_incomplete_folder_is_named_with_its_missing_file(folder: Path, missing: str) -> None:
     (folder / missing).unlink()
