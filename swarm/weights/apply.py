@@ -97,7 +97,7 @@ def verify_tensors(tensors: Iterable[HostTensor], hashes: Mapping[TensorSpec, Di
         digest: expected SHA-256 of all, see `PublishedDigest`.
 
     Raises:
-        MalformedPayload: a tensor or the whole has another hash; or whatever `tensors` raises.
+        MalformedPayload: a tensor or the whole has another hash, or a number is not finite; or what `tensors` raises.
     """
     staged: dict[str, HostTensor] = {}
     check = _TensorHashes(hashes)
@@ -130,6 +130,8 @@ class _TensorHashes:
     def add(self, tensor: HostTensor) -> None:
         if tensor.blake3() != self._hashes[tensor.spec]:
             raise MalformedPayload(UnusableReason.WRONG_TENSOR, tensor.spec.name)
+        if not tensor.is_finite:
+            raise MalformedPayload(UnusableReason.NOT_FINITE, tensor.spec.name)
         self._early[tensor.spec] = tensor
         while self._left and self._left[0] in self._early:
             self._digest.update(self._early.pop(self._left.popleft()))

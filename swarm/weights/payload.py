@@ -38,6 +38,7 @@ class UnusableReason(StrEnum):
     WRONG_LAYOUT = "wrong_layout"  # names, dtypes or shapes differ from the base
     WRONG_TENSOR = "wrong_tensor"  # a decoded tensor has another hash
     WRONG_TARGET = "wrong_target"  # the decoded whole has another digest
+    NOT_FINITE = "not_finite"  # a decoded tensor has an infinity or NaN, with which nothing can be generated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

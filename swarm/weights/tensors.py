@@ -27,6 +27,7 @@ MAX_NAME_BYTES: Final = 512
 MAX_DIMS: Final = 8
 MAX_ELEMENTS: Final = 2**40  # of one tensor; a dimension of 0 counts as 1, else its strides exceed any integer
 
+_PIECE: Final = 1 << 20  # elements that are looked at in one turn
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-/]+")
 
 
@@ -114,6 +115,17 @@ class HostTensor:
     def bytes(self) -> memoryview:
         """The content, little-endian, not copied."""
         return np.ascontiguousarray(self.bits).view(np.uint8).data
+
+    @property
+    def is_finite(self) -> bool:
+        """True if no element is an infinity or NaN; always true for integers."""
+        info = self.spec.info
+        if info.mantissa_bits is None:
+            return True
+        numbers = (1 << (8 * info.size - 1)) - 1  # all bits but the sign
+        mask = numbers if self.spec.dtype == "float8_e4m3fn" else numbers >> info.mantissa_bits << info.mantissa_bits
+        pieces = (self.bits[start : start + _PIECE] for start in range(0, len(self.bits), _PIECE))
+        return not any(bool(((piece & mask) == mask).any()) for piece in pieces)
 
     def blake3(self) -> Digest:
         """BLAKE3 of the content, 32 bytes."""

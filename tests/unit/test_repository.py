@@ -30,13 +30,13 @@ SCENES = {
 }
 # Own lines of Python, generated code left out; `packages` are swarm/, node/ and coordinator/ together.
 MOST_LINES = {
-    "core": 46_800,
+    "core": 46_950,
     "methods": 7_300,
     "extras": 5_300,
     "operation": 22_000,
-    "packages": 89_500,
+    "packages": 89_650,
     "benchmarks": 9_400,
-    "tests": 74_600,
+    "tests": 74_800,
 }
 LOCAL = {"benchmarks", "tests", *SCENES, *SHARED, *PACKAGES}
 

@@ -1,6 +1,7 @@
 """Manifests, staged copies, the edge to torch, and the bounds that hostile bytes meet."""
 
 import json
+import math
 import struct
 import tracemalloc
 from dataclasses import replace
@@ -210,6 +211,19 @@ def test_a_patch_is_refused_on_another_base() -> None:
 def test_weights_that_are_not_the_version_are_not_held() -> None:
     version = replace(held(bf16(), 1).version, digest=bytes(32))
     assert refusal(VerifiedVersion.of(TorchWeights(bf16()), version)) is UnusableReason.WRONG_TARGET
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_a_version_with_a_number_that_is_not_finite_is_refused(bad: float, dtype: torch.dtype) -> None:
+    state = {"w": torch.linspace(-1, 1, 3000).to(dtype)}
+    changed = {"w": state["w"].clone()}
+    changed["w"][1234] = bad
+    old, new = held(state, 1), held(changed, 2)
+    assert refusal(stage(*published(new, old, delta_at_most=2.0), old)) is UnusableReason.NOT_FINITE
+    assert refusal(stage(*published(new, None), None)) is UnusableReason.NOT_FINITE
+    changed["w"][1234] = torch.finfo(dtype).max
+    assert isinstance(stage(*published(held(changed, 2), old, delta_at_most=2.0), old), VerifiedVersion)
 
 
 def test_a_manifest_that_lies_about_its_content_is_found_out() -> None:
