@@ -18,6 +18,7 @@ from swarm.environments.sandbox.verifier import SandboxVerifier
 from swarm.episode import Actions
 from swarm.errors import ConfigError, RolloutFailed
 from swarm.interfaces import Environment, Tokenizer
+from swarm.model.source import positions_of
 from swarm.model.tokenizer import check_turns, text_ids
 from swarm.types import Task
 
@@ -148,12 +149,13 @@ def _chat(task: Task) -> str:
 
 def _build(config: NodeConfig, tokenizer: Tokenizer | None) -> dict[str, Environment]:
     environments = build_environments(config.environments)
+    positions = positions_of(config.model) if tokenizer is not None else 0
     if tokenizer is not None:
         check_turns(tokenizer, environments.values())
     try:
         for section in config.environments:
             if section.kind in ("jsonl", "function"):
-                _read_records(environments[section.name])
+                _read_records(environments[section.name], tokenizer, positions)
         if environments:
             TaskMixture(environments, config.generator.env_weights, config.seed, spacing=1).task(0)
     except LookupError as error:
@@ -161,11 +163,34 @@ def _build(config: NodeConfig, tokenizer: Tokenizer | None) -> dict[str, Environ
     return environments
 
 
-def _read_records(environment: Environment) -> None:
-    """Reads the first records of a file once. Raises LookupError for one that cannot be used, ConfigError for answers
-    that only some of them have."""
+def _read_records(environment: Environment, tokenizer: Tokenizer | None, positions: int) -> None:
+    """Reads the first records of a file once, each as the model would.
+
+    Args:
+        tokenizer: of the model; None: prompts are not encoded.
+        positions: of the model, at least a prompt and a token; 0 if unknown.
+
+    Raises:
+        LookupError: a record cannot be used.
+        ConfigError: the model cannot read a record, or only some of them have answers.
+    """
     count = min(environment.num_tasks, MOST_READ)
-    lacking = [number for number in range(count) if not environment.reference(number)]
+    lacking: list[int] = []
+    for number in range(count):
+        task = environment.task(number)
+        if not environment.reference(number):
+            lacking.append(number)
+        if tokenizer is None:
+            continue
+        try:
+            num_tokens = len(tokenizer.encode_prompt(task))
+        except ConfigError as error:
+            raise ConfigError(f"record {number}: {error}") from None
+        if 0 < positions <= num_tokens:
+            raise ConfigError(
+                f"environment {environment.name}: record {number} is a prompt of {num_tokens:,} tokens, and the model "
+                f"has {positions:,} positions for it and its answer; shorten or drop it, or take a model with more"
+            )
     if 0 < len(lacking) < count:
         raise ConfigError(
             f"environment {environment.name}: {len(lacking)} of the first {count} records have no answer, record "

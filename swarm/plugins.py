@@ -79,8 +79,8 @@ def load_entry_point(group: str, name: str) -> object:
         raise ConfigError(f"{name!r}: no entry point of the group {group} (installed: {known}); {fix}")
     try:
         return offered[name].load()
-    except Exception as error:
-        raise ConfigError(f"{name!r}: loading {offered[name].value} failed: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{name!r}: loading {offered[name].value} failed: {_reason(error)}") from error
 
 
 def package_digest(group: str, name: str) -> tuple[str, str]:
@@ -212,8 +212,8 @@ def _load_module(spec: str, where: str) -> ModuleType:
     except ModuleNotFoundError as error:
         fix = f"install the package that holds {error.name!r} (PYTHONPATH does not count), or give a path ending in .py"
         raise ConfigError(f"{spec!r}: no module {error.name!r}; {fix}") from error
-    except Exception as error:
-        raise ConfigError(f"{spec!r}: importing {where} failed: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{spec!r}: importing {where} failed: {_reason(error)}") from error
 
 
 def _load_file(spec: str, path: Path) -> ModuleType:
@@ -230,10 +230,16 @@ def _load_file(spec: str, path: Path) -> ModuleType:
     sys.modules[private_name] = module  # dataclasses of the file look their module up while it is executed
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[private_name]
         fix = ""
         if isinstance(error, ModuleNotFoundError) and (path.parent / f"{error.name}.py").exists():
             fix = f"; files beside {path.name} are not imported: write it all in one file, or install a package"
-        raise ConfigError(f"{spec!r}: executing {path} failed: {type(error).__name__}: {error}{fix}") from error
+        raise ConfigError(f"{spec!r}: executing {path} failed: {_reason(error)}{fix}") from error
     return module
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, SystemExit):  # argparse, or a script without a main guard
+        return f"it ends the program (exit code {error.code}); put what runs under if __name__ == '__main__'"
+    return f"{type(error).__name__}: {error}"

@@ -64,8 +64,8 @@ class RecordEnvironment(AnswerEnvironment):
                 "with params.question and params.answer (--question, --answer)"
             )
         return Problem(
-            question=chat[-1].content if chat else str(record[self._question_key]),
-            reference=str(record.get(self._answer_key, "")),
+            question=chat[-1].content if chat else self._text(task_id, self._question_key, record[self._question_key]),
+            reference=self._text(task_id, self._answer_key, record.get(self._answer_key, "")),
             entry=_Entry(record if self.is_record_needed else {}, chat),
             initial_state=json.dumps([[each.role, each.content] for each in chat]) if chat else "",
         )
@@ -76,6 +76,16 @@ class RecordEnvironment(AnswerEnvironment):
         asked = super().opening(problem)
         has_system = bool(chat) and chat[0].role == "system"
         return (*chat[:-1], *(each for each in asked if not (has_system and each.role == "system"))) if chat else asked
+
+    def _text(self, task_id: int, key: str, value: object) -> str:
+        if isinstance(value, str | int | float):
+            return str(value)
+        if value is None and key == self._answer_key and not self.is_answer_needed:
+            return ""
+        raise LookupError(
+            f"environment {self.name}: record {task_id} has {json.dumps(value):.60} as {key!r}, where a text or a "
+            "number belongs"
+        )
 
     def _chat(self, task_id: int, messages: object) -> tuple[Message, ...]:
         """Messages of a record up to the question, which is the last of the user's: what follows it is not shown."""
@@ -153,6 +163,13 @@ class FunctionEnvironment(RecordEnvironment):
             raise TypeError(f"{self.config.dataset} returned {name or 'nothing: '}end it with `return` and a number")
         if isinstance(given, str):
             raise TypeError(f"{self.config.dataset} returned {name}the text {given!r:.40}, where a number belongs")
+        if inspect.iscoroutine(given):
+            given.close()
+            raise TypeError(f"{self.config.dataset} returned {name}a coroutine: write `def`, not `async def`")
+        if inspect.isgenerator(given):
+            raise TypeError(f"{self.config.dataset} returned {name}a generator: end it with `return`, not `yield`")
+        if isinstance(given, bytes):
+            raise TypeError(f"{self.config.dataset} returned {name}the bytes {given!r:.40}, where a number belongs")
         return float(cast("Any", given))
 
     def _rescaled(self, value: float, of: str = "") -> float:

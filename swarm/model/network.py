@@ -89,7 +89,6 @@ def tiny_network(seed: int = 0) -> nn.Module:
     assert tokenizer.vocab_size == TINY_SHAPE["vocab_size"]
     config = LlamaConfig(
         **TINY_SHAPE,
-        max_position_embeddings=128,
         bos_token_id=None,
         pad_token_id=tokenizer.pad_id,
         eos_token_id=tokenizer.eos_id,

@@ -30,6 +30,7 @@ TINY_SHAPE: Final[dict[str, Any]] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
     "tie_word_embeddings": True,
 }  # of the tiny model, as a config.json has it
 CHAR_CODEC, CHAR_CODEC_VERSION = "swarm_char_codec", 1  # entry of tokenizer_config.json in an exported tiny model
@@ -68,6 +69,19 @@ def resolve_source(config: ModelConfig, cache_dir: Path | None, *, with_weights:
         f"model.source {source!r}: no such directory; give one of {', '.join((SMOLLM2, *SHIPPED))}, a directory with "
         "config.json and safetensors, or a hub id like 'owner/name'"
     )
+
+
+def positions_of(config: ModelConfig, cache_dir: Path | None = None) -> int:
+    """Most tokens of a prompt with its answer, as config.json names it; 0 if it does not. Raises ConfigError."""
+    if config.source in SHIPPED:
+        return int(TINY_SHAPE["max_position_embeddings"])
+    path = resolve_source(config, cache_dir, with_weights=False) / "config.json"
+    try:
+        shape = json.loads(path.read_text(encoding="utf-8"))
+        own = shape.get("text_config", shape)
+        return int(own.get("max_position_embeddings") or own.get("n_positions") or 0)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
 def is_char_model(source: str) -> bool:

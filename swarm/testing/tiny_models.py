@@ -30,7 +30,6 @@ def tiny_qwen3(seed: int = 0) -> nn.Module:
     tokenizer = CharTokenizer()
     config = Qwen3Config(
         **QWEN3_SHAPE,
-        max_position_embeddings=128,
         bos_token_id=None,
         pad_token_id=tokenizer.pad_id,
         eos_token_id=tokenizer.eos_id,

@@ -56,6 +56,16 @@ def test_what_an_environment_does_not_know_is_named_with_key_and_fix(name: str, 
 @pytest.mark.parametrize(
     ("rows", "changes", "expected"),
     [
+        (
+            [GOOD, GOOD, {"question": "REV", "answer": "x"}, GOOD],
+            {},
+            "record 2: environment 'own': the tiny model cannot",
+        ),
+        (
+            [GOOD, {"question": "a" * 20_000, "answer": "a"}],
+            {},
+            "record 1 is a prompt of 20,000 tokens, and the model h",
+        ),
         ([GOOD], {"dataset": "/nowhere/own.jsonl"}, "/nowhere/own.jsonl: No such file or directory; dataset must be"),
         ([GOOD], {"params": {"path": "/nowhere/own.jsonl"}}, "No such file or directory; params.path must be"),
         ([GOOD], {"params": {"questions": "q"}}, "unknown param 'questions'; known: ['answer', 'path', 'question'"),

@@ -152,6 +152,35 @@ def test_a_function_that_cannot_be_called_or_returns_nothing_is_refused_with_the
         answer_reward(env, 0, "4")
 
 
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("async def score(question, answer, reference):\n    return 1.0\n", "a coroutine: write `def`"),
+        ("def score(question, answer, reference):\n    yield 1.0\n", "a generator: end it with `return`"),
+        ("def score(question, answer, reference):\n    return b'1'\n", "the bytes b'1', where a number belongs"),
+    ],
+)
+def test_what_is_no_number_is_named_as_what_it_is(problems: Path, tmp_path: Path, code: str, problem: str) -> None:
+    with pytest.raises(TypeError, match=problem):
+        answer_reward(judged(tmp_path, problems, code), 0, "4")
+
+
+@pytest.mark.parametrize("value", [None, [], {"a": 1}])
+@pytest.mark.parametrize("key", ["question", "answer"])
+def test_a_question_or_answer_that_is_no_text_and_no_number_is_named(tmp_path: Path, key: str, value: object) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text(json.dumps({"question": "2+2?", "answer": "4", key: value}) + "\n")
+    with pytest.raises(LookupError, match=f"record 0 has .* as '{key}', where a text or a number belongs"):
+        build_environment(config(path)).task(0)
+
+
+def test_a_null_in_the_place_of_an_answer_that_nobody_needs_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text(json.dumps({"question": "2+2?", "answer": None}) + "\n")
+    env = judged(tmp_path, path, "def score(question, answer, reference):\n    return float(reference == '')\n")
+    assert answer_reward(env, 0, "4") == 1.0
+
+
 @pytest.mark.parametrize("content", [[{"type": "text", "text": "2+2?"}], None])
 def test_a_message_that_is_no_text_is_not_asked_as_its_python_form(tmp_path: Path, content: object) -> None:
     path = tmp_path / "chats.jsonl"
@@ -208,11 +237,15 @@ def test_a_module_object_is_found_by_dotted_name() -> None:
     assert load_object("json:JSONDecoder.decode") is json.JSONDecoder.decode
 
 
-def test_a_plugin_file_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [("1 / 0\n", "ZeroDivisionError"), ("raise SystemExit(2)\n", r"ends the program \(exit code 2\)")],
+)
+def test_a_plugin_file_that_fails_leaves_nothing_behind(tmp_path: Path, code: str, problem: str) -> None:
     path = tmp_path / "broken.py"
-    path.write_text("1 / 0\n")
+    path.write_text(code)
     before = set(sys.modules)
-    with pytest.raises(ConfigError, match="ZeroDivisionError"):
+    with pytest.raises(ConfigError, match=problem):
         load_object(f"{path}:x")
     assert set(sys.modules) == before
 
