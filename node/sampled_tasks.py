@@ -182,10 +182,7 @@ def _read_records(environment: Environment, tokenizer: Tokenizer | None, positio
             lacking.append(number)
         if tokenizer is None:
             continue
-        try:
-            num_tokens = len(tokenizer.encode_prompt(task))
-        except ConfigError as error:
-            raise ConfigError(f"record {number}: {error}") from None
+        num_tokens = len(tokenizer.encode_prompt(task))
         if 0 < positions <= num_tokens:
             raise ConfigError(
                 f"environment {environment.name}: record {number} is a prompt of {num_tokens:,} tokens, and the model "

@@ -49,9 +49,10 @@ class CharTokenizer:
     def encode_prompt(self, task: Task) -> list[int]:
         """Ids of the last user message, verbatim. Raises ConfigError for a character the tiny model lacks."""
         text = next((m.content for m in reversed(task.messages) if m.role == "user"), "")
+        where = f"environment {task.env!r}, task {task.task_id}"
         if not text:
-            raise ConfigError(_not_readable(f"environment {task.env!r}", "an empty question"))
-        return self._read(text, f"environment {task.env!r}")
+            raise ConfigError(_not_readable(where, "an empty question"))
+        return self._read(text, where)
 
     def encode_observation(self, messages: Sequence[Message], is_ended: bool) -> list[int]:
         """Ids of the contents one behind the other, verbatim; the end token before a turn separates it.

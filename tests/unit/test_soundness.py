@@ -135,7 +135,7 @@ async def test_a_text_that_the_tiny_model_cannot_read_is_named_with_its_place(tm
     await refuse(walk(tmp_path).model_copy(update={"prompt": "{question}!"}), "environment 'walk': .*character '!'")
     shipped = EnvironmentConfig(name="way", kind="grid_world")
     tokenizer = narrow_tokenizer(ModelConfig(source="tiny"))
-    with pytest.raises(ConfigError, match="environment 'way': the tiny model cannot read"):
+    with pytest.raises(ConfigError, match="environment 'way', task 0: the tiny model cannot read"):
         await examine([shipped], tokenizer=tokenizer)
     await examine([shipped.model_copy(update={"params": {"style": "char"}})], tokenizer=tokenizer)
     assert narrow_tokenizer(ModelConfig(source="smollm2")) is None
