@@ -132,7 +132,7 @@ async def test_a_task_far_from_the_first_one_that_cannot_be_built_is_named(tmp_p
 async def test_a_text_that_the_tiny_model_cannot_read_is_named_with_its_place(tmp_path: Path) -> None:
     reason = r"environment 'walk': task 0, after action 1 .*cannot read character 'A'.*abcdefghij.*kind = 'char'"
     await refuse(walk(tmp_path, step="said = said.upper()"), reason)
-    await refuse(walk(tmp_path).model_copy(update={"prompt": "{question}!"}), "environment 'walk': .*character '!'")
+    await refuse(walk(tmp_path).model_copy(update={"prompt": "{question}!"}), "environment 'walk'.*character '!'")
     shipped = EnvironmentConfig(name="way", kind="grid_world")
     tokenizer = narrow_tokenizer(ModelConfig(source="tiny"))
     with pytest.raises(ConfigError, match="environment 'way', task 0: the tiny model cannot read"):
