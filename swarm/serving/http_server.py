@@ -1,19 +1,77 @@
 """uvicorn in a thread of its own, beside a node's worker or alone.
 
-Invariant: a server that was stopped listens no more, and has no thread left.
+Invariant: a server that was stopped listens no more, and has no thread left. Connections without a request are bounded
+in number and time: a newcomer takes the place of the oldest of the subnet that holds most, so whoever sends requests is
+answered.
 """
 
+import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from swarm.addresses import subnet_of
 from swarm.errors import ConfigError, TooLarge
+from swarm.fairness import FairTable
 
 MAX_CONNECTIONS: Final = 1024
+MAX_SILENT: Final = 256  # connections without a request
+SILENT_PER_SUBNET: Final = 64
+HEAD_S: Final = 5.0  # for the head of a request, from the connection or the answer before
 _END_TIMEOUT_S: Final = 2  # for answers under way
+
+
+class _BoundedProtocol(H11Protocol):
+    """A connection, which is among the silent ones of its server while it has no request."""
+
+    silent: ClassVar[FairTable[str, "_BoundedProtocol"]]  # of one server, by subnet
+    _subnet = ""
+    _end: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._subnet = subnet_of(self.client[0]) if self.client else ""
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._leave()
+
+    def _look(self) -> None:
+        """Joins the silent connections, or leaves them."""
+        cycle: Any = self.cycle  # None before the first request
+        if self.transport.is_closing() or (cycle is not None and not cycle.response_complete):
+            self._leave()
+        elif self._end is None:
+            if len(self.silent.of(self._subnet)) >= SILENT_PER_SUBNET:
+                self.silent.oldest(self._subnet).cut()
+            elif len(self.silent) >= MAX_SILENT:
+                self.silent.oldest_of_longest().cut()
+            self.silent.add(self._subnet, self)
+            self._end = self.loop.call_later(HEAD_S, self.cut)
+
+    def _leave(self) -> None:
+        self.silent.remove(self._subnet, self)
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
+
+    def cut(self) -> None:
+        """Closes the connection without an answer."""
+        self._leave()
+        self.transport.abort()
 
 
 class HttpServer:
@@ -26,8 +84,10 @@ class HttpServer:
     """
 
     def __init__(self, app: Any) -> None:
+        silent = FairTable[str, _BoundedProtocol]()
         config = uvicorn.Config(
             app,
+            http=type("_Protocol", (_BoundedProtocol,), {"silent": silent}),
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -65,7 +65,9 @@ from swarm.types import FinishReason, JsonDict
 
 logger = logging.getLogger(__name__)
 
-MAX_BODY_BYTES: Final = 16 * 2**20
+# Of a body: room for its fields, and for ten letters of each token of a prompt, as \uXXXX.
+BODY_BYTES: Final = 256 * 1024
+BODY_BYTES_PER_TOKEN: Final = 64
 MAX_OPEN: Final = 1024  # answers under way
 DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI's
 DEFAULT_CHAT_TOKENS: Final = 1024  # an answer keeps so much room in the cache; fewer where the context has no more
@@ -162,7 +164,7 @@ class OpenAiApp:
         return JSONResponse(reply | ({"prompt_token_ids": prompt_ids} if asked.return_token_ids else {}))
 
     async def _text(self, request: Request) -> Response:
-        asked = await self._read(TextRequest, request)
+        asked = await self._read(TextRequest, request, MAX_CHOICES)
         prompts = await self._encoded(self._prompts, asked.prompt)
         most = asked.max_tokens or DEFAULT_MAX_TOKENS
         requests = self._requests(asked, prompts, most, asked.logprobs or 0)
@@ -218,7 +220,7 @@ class OpenAiApp:
     async def _detokenize(self, request: Request) -> Response:
         asked = await self._read(DetokenizeRequest, request)
         self._require_known(asked.tokens, "tokens")
-        return JSONResponse({"prompt": self._model.tokenizer.decode(asked.tokens)})
+        return JSONResponse({"prompt": await asyncio.to_thread(self._model.tokenizer.decode, asked.tokens)})
 
     # --- answers --------------------------------------------------------------------------------------
 
@@ -375,10 +377,11 @@ class OpenAiApp:
 
         return answer
 
-    async def _read(self, kind: type[Any], request: Request) -> Any:
-        """The request in a body. Raises RequestRefused."""
+    async def _read(self, kind: type[Any], request: Request, num_prompts: int = 1) -> Any:
+        """The request in a body, which may have so many prompts. Raises RequestRefused."""
+        most = BODY_BYTES + BODY_BYTES_PER_TOKEN * num_prompts * self._model.context_tokens
         try:
-            data: object = json.loads(await read_body(request.stream(), MAX_BODY_BYTES))
+            data: object = json.loads(await read_body(request.stream(), most))
         except TooLarge as error:
             raise RequestRefused(str(error), status=413) from None
         except (ValueError, RecursionError):

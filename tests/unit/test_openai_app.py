@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from swarm.generation.transformers_engine import TransformersGenerator
 from swarm.model.network import tiny_network
 from swarm.model.tokenizer import CharTokenizer
 from swarm.model.version_digest import snapshot
+from swarm.serving import http_server
 from swarm.serving.http_server import HttpServer
 from swarm.serving.openai_app import OpenAiApp, ServedModel
 from swarm.types import PolicyVersion
@@ -292,8 +293,37 @@ def test_unknown_fields_that_change_nothing_are_taken(served: Served) -> None:
 
 
 def test_a_body_beyond_the_bound_is_refused(served: Served) -> None:
-    status, error = served.refusal("/v1/completions", b'{"prompt": "' + b"a" * (16 * 2**20) + b'"}')
-    assert status == 413 and "16777216 bytes" in error["message"]
+    for path, num_prompts in (("/tokenize", 1), ("/detokenize", 1), ("/v1/completions", 64)):
+        most = 256 * 1024 + 64 * num_prompts * 128
+        status, error = served.refusal(path, b'{"prompt": "' + b"a" * most + b'"}')
+        assert status == 413 and f"{most} bytes" in error["message"]
+
+
+def test_half_requests_keep_nobody_out(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "SILENT_PER_SUBNET", 8)
+    monkeypatch.setattr(http_server, "HEAD_S", 0.5)
+    with ExitStack() as held:
+        half = [held.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(40)]
+        for each in half:
+            with suppress(OSError):  # it made room already
+                each.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        assert served.send("/health", key="")[0] == 200
+        assert len(served.ask("/v1/completions", {"prompt": [5], "max_tokens": 2})["choices"]) == 1
+        for each in half:  # the newest of them, too, has an end
+            each.settimeout(HANG_S)
+            with suppress(ConnectionResetError):
+                assert each.recv(1) == b""
+
+
+def test_a_connection_is_silent_again_after_its_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "HEAD_S", 0.3)
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=HANG_S)
+    for _ in range(3):
+        connection.request("GET", "/health")
+        assert connection.getresponse().read()
+    with suppress(ConnectionResetError):
+        assert connection.sock.recv(1) == b""
+    connection.close()
 
 
 def slow(engine: TransformersGenerator) -> threading.Semaphore:
