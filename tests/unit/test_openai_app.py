@@ -315,17 +315,6 @@ def test_half_requests_keep_nobody_out(served: Served, monkeypatch: pytest.Monke
                 assert each.recv(1) == b""
 
 
-def test_a_connection_is_silent_again_after_its_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "HEAD_S", 0.3)
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=HANG_S)
-    for _ in range(3):
-        connection.request("GET", "/health")
-        assert connection.getresponse().read()
-    with suppress(ConnectionResetError):
-        assert connection.sock.recv(1) == b""
-    connection.close()
-
-
 def slow(engine: TransformersGenerator) -> threading.Semaphore:
     """The engine makes a token for each release."""
     go = threading.Semaphore(0)
