@@ -83,7 +83,7 @@ class CodeEnvironment(NumberedEnvironment):
         self.signals = frozenset({"turn_rewards", "state_keys", "reward_parts"})
         params.finish()
         minor = ".".join(map(str, sys.version_info[:2]))  # which decides what is a syntax error, and in which line
-        super().__init__(config, f"{verifier_name(config, 1)}+python{minor}")
+        super().__init__(config, f"{verifier_name(config, 2)}+python{minor}")
 
     def build(self, task_id: int) -> Problem:
         """A chain of operations whose tests have at least three different results."""

@@ -471,6 +471,8 @@ class Run:
         if name not in ("append", "pop", "get"):  # which look at no item
             self.weigh(holder)
         self.weigh(*(given if name != "append" else ()))
+        if kind is str and name.endswith("strip") and given and isinstance(given[0], str):
+            self.charge(len(holder) * len(given[0]) // 64)  # each letter is looked for among those given
         if kind is str and name == "replace":
             old, new = given  # a third argument is not supported
             if (holder.count(old) if old else len(holder) + 1) * len(new) > MAX_SIZE:
