@@ -124,8 +124,8 @@ BOMBS = (
     "while 1: sorted(list(range(9000)))",
     "x = list(range(9999))\n    while 1: x.insert(0, x.pop())", "x = 'a' * 9999\n    while 1: x[::-1]",
     "while 1: int('9' * 600)",
-    "a, b = chr(9999) * 9999, ''.join(map(chr, range(1000, 10000)))\n    while 1: a.strip(b)",
-    "a, b = chr(9999) * 9999, ''.join(map(chr, range(1000, 10000)))\n    while 1: a.rstrip(b)",
+    "a, b = chr(0x4e00) * 9999, chr(0x4f00) * 9998 + chr(0x4e00)\n    while 1: a.strip(b)",
+    "a, b = chr(0x4e00) * 9999, chr(0x4f00) * 9998 + chr(0x4e00)\n    while 1: a.rstrip(b)",
 )  # fmt: skip
 
 
