@@ -18,6 +18,7 @@ from swarm.types import JsonDict
 logger = logging.getLogger(__name__)
 
 MAX_OPEN: Final = 4096  # requests under way
+MAX_OPEN_OF_OWNER: Final = 1024  # one that skipped a number waits with all that follow, and locks nobody else out
 MAX_KEPT: Final = 8192  # answered ones
 MAX_KEPT_BYTES: Final = 256 * 2**20  # of protobuf answers
 
@@ -47,6 +48,9 @@ class Promises:
         if len(self._open) >= MAX_OPEN:
             work.close()
             raise RequestRefused(f"{len(self._open)} requests are under way, of at most {MAX_OPEN}", status=429)
+        if sum(each == owner for each in self._owners.values()) >= MAX_OPEN_OF_OWNER:
+            work.close()
+            raise RequestRefused(f"{MAX_OPEN_OF_OWNER} requests of this session are under way", status=429)
         self._owners[request_id] = owner
         task = self._open[request_id] = asyncio.create_task(_reply(work, request_id))
         task.add_done_callback(lambda task: self._keep(request_id, task))
