@@ -22,6 +22,7 @@ async def test_a_session_whose_requests_all_wait_locks_nobody_else_out(monkeypat
     with pytest.raises(RequestRefused, match="3 requests of this session are under way"):
         promises.begin("one:3", "one", never())
     promises.begin("other:0", "other", never())
+    await asyncio.sleep(0)  # they begin
     for owner in ("one", "other"):
         promises.cancel_of(owner)
     assert await promises.wait("other:0", 10.0) == {"error": "it was cancelled", "category": "user"}
