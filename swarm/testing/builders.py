@@ -70,7 +70,7 @@ class ToyTokenizer:
         return [self.BOS_ID, *self._encode("\n".join(message.content for message in task.messages))]
 
     def encode_observation(self, messages: Sequence[Message], is_ended: bool) -> list[int]:
-        """Returns a prompt of the messages, as `encode_prompt` does, after an end token unless `is_ended`."""
+        """Returns an end token unless `is_ended`, then a start token and all contents, joined by line feeds."""
         ids = [self.BOS_ID, *self._encode("\n".join(message.content for message in messages))]
         return ids if is_ended else [self.EOS_ID, *ids]
 
@@ -101,7 +101,7 @@ def toy_task(env: str, task_id: int, is_held_out: bool = False) -> Task:
 
 
 def answers(*texts: str) -> list[Actions]:
-    """Single answers as episodes of one action each."""
+    """Turns each text into an episode of one action."""
     return [(text,) for text in texts]
 
 

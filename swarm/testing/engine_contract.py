@@ -93,7 +93,7 @@ def check_score_is_the_same_alone_and_in_a_batch(bench: EngineBench) -> None:
 
 
 def check_a_rollout_is_the_same_alone_and_in_a_batch(bench: EngineBench) -> None:
-    """Checks that, with numbers, a group does not depend on the other prompts of the call."""
+    """Checks that a reproducible engine with numbers makes each group independently of the other prompts."""
     numbers = range(len(bench.prompts))
     together = bench.make().generate(bench.prompts, _EACH, _sampling(), numbers)
     assert [len(group) for group in together] == [_EACH] * len(bench.prompts)
@@ -103,7 +103,7 @@ def check_a_rollout_is_the_same_alone_and_in_a_batch(bench: EngineBench) -> None
 
 
 def check_numbers_make_samples_again(bench: EngineBench) -> None:
-    """Checks that a number repeats its samples, and that samples differ for another number or without one."""
+    """Checks that samples vary with the number and without one; a reproducible engine repeats those of a number."""
     engine, prompt = bench.make(), bench.prompts[:1]
     first = engine.generate(prompt, _EACH, _sampling(), [7])[0]
     other = engine.generate(prompt, _EACH, _sampling(), [8])[0]
@@ -152,7 +152,7 @@ def check_an_episode_keeps_every_token(bench: EngineBench) -> None:
 
 
 def check_greedy_answers_do_not_vary(bench: EngineBench) -> None:
-    """Checks that `greedy` returns one text for each prompt, the same at each call and in any batch."""
+    """Checks that `greedy` returns one text per prompt, the same each time and, if reproducible, in any batch."""
     engine = bench.make()
     answers = engine.greedy(bench.prompts, 8)
     assert len(answers) == len(bench.prompts) and engine.greedy(bench.prompts, 8) == answers

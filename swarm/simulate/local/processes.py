@@ -88,7 +88,7 @@ class Process:
         return self._process is not None and self._process.returncode is None
 
     def check(self) -> None:
-        """Raises SimulationFailed with the end of the log if the process died unasked, Unavailable if the server did."""
+        """Raises SimulationFailed with the log's end if the process died unasked, Unavailable if the server did."""
         if self._process is not None and self._process.returncode is not None and not self.is_expected_dead:
             if self._fork_server is not None:
                 self._fork_server.check()
@@ -181,7 +181,7 @@ class SilenceWatch:
             self._last[process.name] = _LastSign(sign, words, self._monotonic_s())
 
     def check(self, names: Collection[str]) -> None:
-        """Raises SimulationFailed if a process that does not wait for others is silent, or if all are silent."""
+        """Raises SimulationFailed if one of the processes is silent and waits for none, or if all are silent."""
         now_s = self._monotonic_s()
         last = {name: self._last[name] for name in names if name in self._last}
         silent = {name: each for name, each in last.items() if now_s - each.seen_s >= self._bound_s}

@@ -49,7 +49,7 @@ ATTACKS: Final = (*ADMISSIBLE, *INADMISSIBLE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Answer:
-    """One answer: its text, and what is claimed about its tokens."""
+    """One answer: its text, and the claims about its tokens."""
 
     text: str
     logprob: float | None = None

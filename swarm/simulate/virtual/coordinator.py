@@ -136,7 +136,7 @@ class CoreClient:
                         yield head
 
     async def read_head(self, policy_id: str) -> PolicyVersion | None:
-        """The head of a lineage, as the status page shows it."""
+        """The head of a lineage in the ledger, as the status page shows it; None if the ledger has none."""
         core = self._core
         with self._history.read_head(policy_id) as call:
             call.head = core.ledger.head(policy_id)

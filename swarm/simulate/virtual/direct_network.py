@@ -87,7 +87,7 @@ class DirectNetwork:
         return self.name(node_id)
 
     def name(self, node_id: NodeId) -> str:
-        """Registers a node's endpoint and returns it; a dial reaches the node only with a handler, too."""
+        """Registers the endpoint of a node, without a handler, and returns the endpoint."""
         endpoint = self.endpoint_of(node_id)
         self._nodes_at[endpoint] = node_id
         return endpoint
@@ -306,7 +306,7 @@ class UnderWay(Generic[Item]):
             self._arrive(error)
 
     def break_off(self, error: Exception) -> None:
-        """Breaks the stream: `error` arrives at once, before the items in flight."""
+        """Breaks the stream: `error` arrives now, before the items in flight."""
         self._arrive(error)
 
     def stop(self) -> None:

@@ -63,7 +63,7 @@ class MemoryDirectory:
         return [advert for (run, _), advert in self.adverts.items() if advert.expires_at_s > now_s and run == run_id]
 
     def view(self, identity: Identity, run_id: str, clock: Clock) -> "MemoryView":
-        """The directory as one node sees it."""
+        """The directory as the node of `identity` sees it, with the node's clock."""
         return MemoryView(self, identity, run_id, clock)
 
 
@@ -91,7 +91,7 @@ class MemoryView:
             self._directory.inspect(opened, len(sealed))
 
     async def lookup(self) -> list[Advert]:
-        """Unexpired adverts of the run that this node can see now, by node id. Raises Unavailable after `stop`."""
+        """Unexpired adverts of the run that this node can see, ordered by node id. Raises Unavailable after `stop`."""
         self._check_running()
         me, directory = self._identity.node_id, self._directory
         found = directory.found(self._run_id, self._clock.now_s())

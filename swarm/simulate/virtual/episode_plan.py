@@ -16,7 +16,7 @@ from swarm.interfaces import Environment
 from swarm.simulate.virtual.forged_episodes import EPISODE_ATTACKS
 
 NUM_EPISODE_TASKS: Final = 2048  # of each environment
-TOKEN_S: Final = 0.01  # virtual seconds in which a node of speed 1 draws a token
+TOKEN_S: Final = 0.01  # virtual seconds per token at a node of pace 1
 
 PARAMS: Final[Mapping[str, dict[str, Any]]] = {
     "reverse": {},  # single answers, among the others
@@ -31,7 +31,7 @@ PARAMS: Final[Mapping[str, dict[str, Any]]] = {
 }
 """Environments of the virtual swarm by name, with parameters besides `max_turns`."""
 
-LONG_ACTIONS: Final = frozenset({"apps", "dialogue"})  # those that need calls of some hundred characters
+LONG_ACTIONS: Final = frozenset({"apps", "dialogue"})  # environments whose calls have some hundred characters
 RECIPES: Final[Mapping[str, frozenset[str]]] = {
     "sapo_swarm": frozenset(),
     "ufo": frozenset(),
@@ -44,7 +44,7 @@ RECIPES: Final[Mapping[str, frozenset[str]]] = {
 }
 """Recipes of a random plan, with the signals of environments that each needs."""
 TURN_SIGNAL: Final = frozenset({"trloo", "turn_reward_to_go", "gigpo", "matchtir"})
-"""Recipes that need groups of equal outcomes whose turns were worth different rewards."""
+"""Recipes that need groups of equal outcomes whose turns earned different rewards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -181,7 +181,7 @@ class MemoryGroupStore:
         """Does nothing: there is nothing to flush."""
 
     def position_of(self, digest: str) -> Cursor | None:
-        """Position of a group in the log, by its digest in hex."""
+        """Position in the log of the group with this digest (hexadecimal); None if the group is not held."""
         return self._positions.get(bytes.fromhex(digest))
 
     # --- faults of a disk -------------------------------------------------------------------------

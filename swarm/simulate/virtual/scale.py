@@ -63,7 +63,7 @@ SMALL: Final = Scale(
     has_real_signatures=True,
     ends_by_steps=False,
 )
-"""Everything happens often: for many short runs under faults."""
+"""Scale of small swarms: everything happens often, for many short runs under faults."""
 
 LARGE: Final = Scale(
     name="large",
@@ -79,7 +79,7 @@ LARGE: Final = Scale(
     has_real_signatures=False,
     ends_by_steps=True,
 )
-"""Few groups per step and few looks around: for hundreds of nodes over a thousand steps each."""
+"""Scale of large swarms: few groups and look-ups, for hundreds of nodes over a thousand steps each."""
 
 
 def scale_of(num_nodes: int) -> Scale:

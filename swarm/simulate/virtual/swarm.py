@@ -219,7 +219,7 @@ class VirtualSwarm:
         return MemoryRelay(self.network, agent.node_id, self.clock, table, is_open, faults)
 
     async def _measure_reach(self, agent: Agent, transport: MemoryTransport, incarnation: str) -> Reach:
-        """Measures the reach of a node, as the daemon does before it announces itself."""
+        """Measures and returns the reach of a node, as the daemon does before it announces itself."""
         relay = transport.relay
         assert relay is not None
         agent.relay_reservations = lambda: relay.free_reservations

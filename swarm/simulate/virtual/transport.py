@@ -99,7 +99,7 @@ class MemoryTransport:
     # --- `swarm.interfaces.Reachability` ------------------------------
 
     async def dial_back(self, peer: PeerAddress, timeout_s: float) -> DialBack:
-        """Asks a peer to dial this node; returns the peer's report. Raises Unavailable if the peer does not do so."""
+        """Asks a peer to dial this node; returns the peer's report. Raises Unavailable if there is none."""
         relay = await self._network.reach_relay(self._node_id, peer, timeout_s)
         self._network.count("dial_back", HANDSHAKE_BYTES + 2 * _HEADER_BYTES)
         return relay.dial_back(self._node_id)
@@ -159,7 +159,7 @@ class MemoryClient:
         return self._stream(lambda handler: handler.subscribe(line.client, cursor, wanted), self._send_groups)
 
     def watch(self, policy_id: str, window: int) -> AsyncIterator[Watched]:
-        """Manifests that the peer holds, then new ones, and credit. Raises NotHeld, and Unavailable as `subscribe`."""
+        """Manifests that the peer holds, then new ones, and credit. Raises NotHeld and the errors of `subscribe`."""
         return self._stream(lambda handler: handler.watch(self._line.client, policy_id, window), self._send_weights)
 
     async def _stream(
