@@ -164,7 +164,7 @@ def forecast_lines(
     num_cores: int,
     num_runs: int = 1,
 ) -> list[str]:
-    """A warning with the expected time if this machine takes long by its measured speed; else no line.
+    """A warning if this machine takes long at its measured speed.
 
     Args:
         options: options of the run.
@@ -172,6 +172,9 @@ def forecast_lines(
         num_nodes: nodes that run at the same time.
         num_cores: cores that the nodes share.
         num_runs: runs, one after the other.
+
+    Returns:
+        One line; none if the run is short or limited by minutes, or if a speed is not known.
     """
     preset = preset_of(options)
     speeds = [each.float32_gflops if each.dtype == "float32" else each.bfloat16_gflops for each in choices if each]
@@ -184,11 +187,14 @@ def forecast_lines(
 
 
 def memory_lines(configs: Sequence[NodeConfig], available: int) -> list[str]:
-    """A warning if the nodes together need more memory than is available; none if there is a GPU. Blocking.
+    """A warning if the nodes together need more memory than is available. Blocking.
 
     Args:
         configs: configurations of the nodes, which are forks of one process.
         available: available memory, bytes.
+
+    Returns:
+        One line; none if memory suffices, if the model's shape is not known, or if a GPU may hold the models.
     """
     shape = read_shape(configs[0].model)
     if shape is None or has_card():
@@ -308,5 +314,5 @@ def _last_step(node: NodeRun) -> int:
 
 
 def _describe(options: SimulationOptions) -> dict[str, Any]:
-    """The options that differ from empty, false and zero, for the report."""
+    """The options that are set (not None, empty, False or 0), for the report."""
     return {key: value for key, value in asdict(options).items() if value not in (None, (), {}, False, 0.0)}

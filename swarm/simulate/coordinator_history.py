@@ -23,7 +23,7 @@ NEVER: Final = 2**62
 
 @dataclass(kw_only=True)
 class Call:
-    """One call: place in the order of all invocations and answers, and time, of its invocation and its answer."""
+    """One call: times of its invocation and answer, and their places in the order of all invocations and answers."""
 
     invoked: int
     invoked_s: float  # wall clock, as `answered_s`
@@ -118,7 +118,7 @@ class CoordinatorHistory:
 
     @contextmanager
     def record(self, owner: NodeId, versions: Sequence[PolicyVersion]) -> Generator[RecordCall]:
-        """Records the block as a call that records versions; after an exception its outcome is unknown."""
+        """Records the block as a call that records versions; after an exception the outcome is unknown."""
         call = RecordCall(invoked=self.tick(), invoked_s=self.clock.now_s(), versions=tuple(versions))
         self.records[owner].append(call)
         with self._answering(call):
@@ -134,7 +134,7 @@ class CoordinatorHistory:
 
     @contextmanager
     def heartbeat(self, node_id: NodeId) -> Generator[BeatCall]:
-        """Records the block as a heartbeat of a node; after an exception its outcome is unknown."""
+        """Records the block as a heartbeat of a node; after an exception the outcome is unknown."""
         call = BeatCall(invoked=self.tick(), invoked_s=self.clock.now_s(), node_id=node_id)
         self.beats[node_id].append(call)
         with self._answering(call):
@@ -142,7 +142,7 @@ class CoordinatorHistory:
 
     @contextmanager
     def leave(self, node_id: NodeId) -> Generator[Call]:
-        """Records the block as a node's end of its lease; after an exception its outcome is unknown."""
+        """Records the block as a call that ends a node's lease; after an exception the outcome is unknown."""
         call = Call(invoked=self.tick(), invoked_s=self.clock.now_s())
         self.leaves[node_id].append(call)
         with self._answering(call):

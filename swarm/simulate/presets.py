@@ -242,7 +242,7 @@ def preset_of(options: SimulationOptions) -> Preset:
 
 
 def _with_environments(preset: Preset, overrides: tuple[str, ...]) -> Preset:
-    """The preset with the environments of `--set environments=...`, which the nodes share like the preset's."""
+    """The preset with the environments that `--set environments=...` gives in place of its own."""
     data: dict[str, Any] = {"environments": [each.model_dump(mode="json") for each in preset.environments]}
     apply_overrides(NodeConfig, data, [each for each in overrides if each.startswith("environments")])
     return replace(preset, environments=parse_config(NodeConfig, data, "simulate").environments)
@@ -327,7 +327,7 @@ def _node(options: SimulationOptions, preset: Preset, index: int, names: list[st
 
 
 def _num_steps(options: SimulationOptions, preset: Preset) -> int:
-    """Steps of each trainer; 0, without an end, if only the minutes are limited."""
+    """Steps of each trainer; 0 (no limit) if only the minutes are limited."""
     if options.rounds is not None:
         return options.rounds
     return preset.num_rounds if options.minutes is None else 0

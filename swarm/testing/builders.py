@@ -79,7 +79,7 @@ class ToyTokenizer:
         return [*self._encode(text), self.EOS_ID]
 
     def byte_lengths(self, text: str) -> list[int]:
-        """Returns the UTF-8 bytes of each character, then 0 for the end token."""
+        """Returns the number of UTF-8 bytes of each character, then 0 for the end token."""
         return [*(len(character.encode()) for character in text), 0]
 
     def decode(self, token_ids: Sequence[int]) -> str:

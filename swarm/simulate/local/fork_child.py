@@ -57,7 +57,7 @@ class _Server:
             print(self._obstacle, file=sys.stderr)
 
     def serve(self) -> list[str] | None:
-        """Returns None at SIGTERM or the end of the requests; in each fork, returns the arguments to run."""
+        """Forks until SIGTERM or end of input, then kills the forks; returns None, and in a fork its arguments."""
         own_pid = os.getpid()
         signal.set_wakeup_fd(self._wake)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)

@@ -131,7 +131,7 @@ class Process:
         return new
 
     def sign_of_life(self) -> tuple[object, str]:
-        """A value that changes while the work of the process advances, and a description of it. Blocking."""
+        """Returns a value that changes while the process advances, and a description of the newest change. Blocking."""
         activity = Activity.read(self.status().get("worker"))
         of_work = [event for event in self.events if isinstance(event, OF_WORK)]
         if activity is not None:
@@ -181,7 +181,7 @@ class SilenceWatch:
             self._last[process.name] = _LastSign(sign, words, self._monotonic_s())
 
     def check(self, names: Collection[str]) -> None:
-        """Raises SimulationFailed if one of the processes is silent and waits for none, or if all are silent."""
+        """Raises SimulationFailed if one process is silent without waiting for another, or if all are silent."""
         now_s = self._monotonic_s()
         last = {name: self._last[name] for name in names if name in self._last}
         silent = {name: each for name, each in last.items() if now_s - each.seen_s >= self._bound_s}

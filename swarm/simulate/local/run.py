@@ -115,7 +115,7 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
 
 
 def _listed(configs: Sequence[NodeConfig]) -> list[NodeConfig]:
-    """The configurations with a list of members, unless one sets `entry`; makes the key of every node."""
+    """Adds a list of members to the configurations, unless one sets `entry`; first makes the key of every node."""
     for config in configs:
         make_private(config.dir)
     members = tuple(load_or_create_identity(config.dir / "identity.key").node_id for config in configs)
@@ -204,7 +204,7 @@ async def _read_when_there(path: Path, process: Process) -> JsonDict:
 
 
 def _config_to_offer(node: NodeConfig) -> NodeConfig:
-    """Configuration for nodes that join: `node`, or its age bound alone if it needs code or data of this machine."""
+    """Configuration for joining nodes: `node`, or its run and age bound if it needs code or data of this machine."""
     try:
         manifest_of(node, node.run_id, "", 0.0)
     except ConfigError:

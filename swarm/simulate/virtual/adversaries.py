@@ -79,7 +79,7 @@ class Adversary:
     _made: list[RolloutGroup] = field(default_factory=list[RolloutGroup], init=False)
 
     def groups(self, tasks: Sequence[Task], version: PolicyVersion) -> list[RolloutGroup]:
-        """One group for each task, with `version` as its policy and without a claimed reward."""
+        """One unscored group for each of `tasks`, with `version` as its policy; some attacks use another task."""
         return [self._group(task, version) for task in tasks]
 
     def _group(self, task: Task, version: PolicyVersion) -> RolloutGroup:

@@ -1,8 +1,8 @@
 """Coordinator of a virtual swarm: the real core in this process, which a fault plan can crash.
 
 Invariant: the contents of the store survive a crash, everything else is lost; a client uses only the calls of
-`CoordinatorClient` and three reads, and each call is in the history. A call interrupted by a crash is carried out
-wholly or not at all, and its caller does not learn which.
+`CoordinatorClient`, `read_head` and `list_members`, which the history records. A call interrupted by a crash is carried
+out wholly or not at all, and its caller does not learn which.
 """
 
 import asyncio
@@ -143,7 +143,7 @@ class CoreClient:
         return call.head
 
     async def list_members(self) -> dict[NodeId, bool]:
-        """Members, each with True if its lease runs."""
+        """Node id of each member -> True if the member's lease runs."""
         core = self._core
         with self._history.list_members() as call:
             now_s = core.clock.now_s()

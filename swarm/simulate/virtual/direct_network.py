@@ -73,7 +73,7 @@ class DirectNetwork:
         return any(p.start_s <= now_s < p.end_s and p.cuts(first, second) for p in self.faults.partitions)
 
     def crash(self, node_id: NodeId) -> None:
-        """Takes a node off the network: it answers no call, and each connection from, to or through the node breaks."""
+        """Takes a node off the network: the node answers no call, and each connection from, to or through it breaks."""
         self._handlers.pop(node_id, None)
         for line in self._lines.pop(node_id, {}):
             line.cut(f"{node_id[:8]} is gone")
@@ -134,7 +134,7 @@ class DirectNetwork:
         return min(ahead, default=math.inf)
 
     def attach(self, line: "Line") -> None:
-        """Records an open connection under every node that the connection touches."""
+        """Records an open connection under both its ends and its relay."""
         for node_id in line.ends:
             self._lines.setdefault(node_id, {})[line] = None
 
@@ -222,7 +222,7 @@ class Line:
         self._num_carried += change
 
     def transit_s(self, sender: NodeId, size_bytes: int) -> float:
-        """Seconds until a message that `sender`, one end, sends now has reached the other end."""
+        """Seconds until a message that `sender` sends now has reached the other end of the connection."""
         return self._network.transit_s(sender, size_bytes)
 
     async def until_cut(self) -> None:

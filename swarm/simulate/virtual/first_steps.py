@@ -1,4 +1,4 @@
-"""Nodes of a virtual swarm that should have made a first optimizer step, by their time up with data to learn from.
+"""Nodes of a virtual swarm that owe a first optimizer step: nodes up for long enough with something to learn from.
 
 Invariant: a node's own events and their virtual times decide, never its fault plan.
 """

@@ -1,7 +1,7 @@
 """An asyncio event loop on virtual time: waiting takes no real time, and every run is the same.
 
 Invariant: the loop never blocks. When nothing is ready, the time jumps to the next timer; without a timer the loop
-raises VirtualDeadlock instead of hanging. It has no threads, no sockets and no signals.
+raises VirtualDeadlock instead of hanging. There are no threads, no sockets and no signals.
 
 Timers are in a heap of this loop, since asyncio's heap keeps no order between equal times. Replacing asyncio's
 `_run_once`, which depends on private names, would save only about 5 % of CPU time (100 nodes, 12 steps).
@@ -24,7 +24,7 @@ _RESOLUTION_S = 1e-6  # timers this close together run in one turn of the loop
 
 
 class VirtualDeadlock(RuntimeError):
-    """A run that would wait for ever: the main coroutine is not finished, but nothing is ready and no timer is set."""
+    """Deadlock of a virtual run: the main coroutine is not finished, but nothing is ready and no timer is set."""
 
 
 class _NumberedTask(asyncio.Task[Any]):

@@ -27,7 +27,7 @@ PROBE: Final[NodeId] = "0" * 64
 
 
 class ReachChecks:
-    """Checks relays and streams of a network at every change, adverts and probes on call.
+    """Checks of a network: relays and streams at every change, adverts and delivery when called.
 
     Args:
         network: network that is watched.
@@ -106,7 +106,7 @@ class ReachChecks:
 
 
 class _Reader:
-    """Reads the stream of one node through its relays; each read goes on at the position of the last."""
+    """Reads the stream of one node through its relays; each read goes on at the position that the last one reached."""
 
     def __init__(self, network: MemoryNetwork, node_id: NodeId) -> None:
         self._transport, self._node_id, self._cursor = MemoryTransport(network, PROBE), node_id, Cursor()

@@ -89,7 +89,7 @@ class MemoryRelay:
             raise Unavailable(str(error)) from None
 
     def dial_back(self, caller: NodeId) -> DialBack:
-        """Report of an attempt to dial the caller; a lying relay reports the opposite. Raises Unavailable."""
+        """Report of an attempt to dial the caller, reversed if the relay lies. Raises Unavailable for a refusal."""
         self.require_open()
         self.table.count_dial_back(caller, self._clock.monotonic_s())
         is_reached = self._network.is_dialable(caller) and not self._network.is_cut(self.node_id, caller)

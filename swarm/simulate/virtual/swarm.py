@@ -234,7 +234,7 @@ class VirtualSwarm:
         return reach
 
     async def _probe(self) -> None:
-        """Checks that nodes that nobody can dial are reached through relays; excuses deceived ones and wrong clocks."""
+        """Checks that nodes that nobody can dial are reached through relays, unless deceived or with a wrong clock."""
         assert self._reach_checks is not None
         live = {node_id: self.network.handler(node_id) for node_id in sorted(self._honest & self.network.outward)}
         # a node that a majority of liars called dialable asks again in ten minutes
@@ -263,7 +263,7 @@ class VirtualSwarm:
         """Runs every node under the plan's faults until the rounds are over, then checks the invariants of the end.
 
         Raises:
-            Exception: the first error of a node or of a fault's task.
+            Exception: the error of a node or of a task that applies a fault; a broken invariant raises nothing.
         """
         for index in range(len(self.identities)):
             self._start(index)
@@ -303,7 +303,7 @@ class VirtualSwarm:
             self._on_progress(0.25 * (quarter + 1))
 
     async def _until_all_finished(self) -> None:
-        """Waits until every node has made all its steps; records LoopFailed for each that has not at the time limit."""
+        """Waits until every node has made all its steps; at the time limit, records LoopFailed for each late node."""
         try:
             async with asyncio.timeout((self.num_rounds + 10) * self.longest_step_s):
                 await self._all_finished.wait()

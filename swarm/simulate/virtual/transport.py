@@ -35,7 +35,13 @@ class MemoryTransport:
         node_id: NodeId,
         make_relay: Callable[[Callable[[], bool]], MemoryRelay] | None = None,
     ) -> None:
-        """`make_relay` gets a function that returns `is_dialable`; without `make_relay` the node never relays."""
+        """Creates the transport of a node.
+
+        Args:
+            network: network of the node.
+            node_id: id of the node.
+            make_relay: makes the node's relay, given a function that returns `is_dialable`; None: the node never relays.
+        """
         self._network = network
         self._node_id = node_id
         self.is_dialable = True
@@ -133,7 +139,7 @@ class MemoryTransport:
 
 
 class MemoryClient:
-    """`swarm.interfaces.PeerClient` over one line."""
+    """`swarm.interfaces.PeerClient` over one `Line`."""
 
     def __init__(self, line: Line, network: MemoryNetwork) -> None:
         self._line = line
