@@ -242,7 +242,7 @@ def preset_of(options: SimulationOptions) -> Preset:
 
 
 def _with_environments(preset: Preset, overrides: tuple[str, ...]) -> Preset:
-    """The preset with the environments that `--set environments=...` gives in place of its own."""
+    """The preset, with its environments replaced by those of `--set environments=...` if there are any."""
     data: dict[str, Any] = {"environments": [each.model_dump(mode="json") for each in preset.environments]}
     apply_overrides(NodeConfig, data, [each for each in overrides if each.startswith("environments")])
     return replace(preset, environments=parse_config(NodeConfig, data, "simulate").environments)

@@ -50,7 +50,7 @@ def forged(
 
 
 class LyingVerifier:
-    """`Verifier` of an adversary: wrong in the last turn but one of its own episodes (`producer` None), else right."""
+    """`Verifier` of an adversary: wrong in the last turn but one of each own episode (`producer` None), else right."""
 
     def __init__(self, inner: Verifier, attack: str) -> None:
         """Wraps an honest verifier; `attack` is one of CLAIMS."""

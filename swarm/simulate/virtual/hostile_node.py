@@ -1,6 +1,6 @@
 """Hostile node of a virtual swarm: a valid identity that sends forged, stale and endless data.
 
-Invariant: honest admission accepts nothing that this node made itself, so that a node that learned from such data is
+Invariant: honest admission accepts nothing that this node made itself, so an honest node that learned from this data is
 at fault.
 """
 

@@ -314,7 +314,7 @@ class ScriptedNode:
         )
 
     def produce(self, first_number: int, count: int) -> list[RolloutGroup]:
-        """Groups of single answers to `count` tasks from number `first_number` on; groups of the attack once it began."""
+        """Groups of single answers to `count` tasks from number `first_number` on, or the attack once turned."""
         tasks = self._mixture.tasks(first_number, count)
         if self._adversary is not None and self._has_turned:
             return self._adversary.groups(tasks, self._generator.version)
@@ -326,7 +326,7 @@ class ScriptedNode:
         return self.turncoat is not None and self.author.clock.monotonic_s() >= self.turncoat.honest_s
 
     async def _ask(self, first: int, count: int) -> list[RolloutGroup]:
-        """Groups of episodes, in place of `Worker.ask`; groups of the attack once it began."""
+        """Groups of episodes, in place of `Worker.ask`, or the attack once turned."""
         assert self._engine is not None
         if self.turncoat is None or not self._has_turned:
             return await self._engine.ask(first, count)

@@ -40,7 +40,7 @@ class MemoryTransport:
         Args:
             network: network of the node.
             node_id: id of the node.
-            make_relay: makes the node's relay, given a function that returns `is_dialable`; None: the node never relays.
+            make_relay: makes the node's relay from a function that returns `is_dialable`; None: the node never relays.
         """
         self._network = network
         self._node_id = node_id
