@@ -167,17 +167,7 @@ def _mix(text: str) -> tuple[int, int] | None:
 
 
 def _pair(option: str, text: str, form: str, least: float = 0.0) -> tuple[str, float]:
-    """Name and number of an option's value.
-
-    Args:
-        option: option that the messages name.
-        text: value, such as `ada@5`.
-        form: separator and meaning of the number, such as `@SECONDS`.
-        least: smallest number allowed.
-
-    Raises:
-        ConfigError: not a number, or not at least `least`.
-    """
+    """Name and number of an option's value; `form` is separator and meaning, such as `=FACTOR`. Raises ConfigError."""
     name, _, number = text.partition(form[0])
     try:
         value = float(number)

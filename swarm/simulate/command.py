@@ -164,7 +164,7 @@ def forecast_lines(
     num_cores: int,
     num_runs: int = 1,
 ) -> list[str]:
-    """A warning if this machine takes long at its measured speed.
+    """A line with the expected time if this machine takes long at its measured speed; none if the minutes are limited.
 
     Args:
         options: options of the run.
@@ -172,9 +172,6 @@ def forecast_lines(
         num_nodes: nodes that run at the same time.
         num_cores: cores that the nodes share.
         num_runs: runs, one after the other.
-
-    Returns:
-        One line; none if the run is short or limited by minutes, or if a speed is not known.
     """
     preset = preset_of(options)
     speeds = [each.float32_gflops if each.dtype == "float32" else each.bfloat16_gflops for each in choices if each]
@@ -187,14 +184,11 @@ def forecast_lines(
 
 
 def memory_lines(configs: Sequence[NodeConfig], available: int) -> list[str]:
-    """A warning if the nodes together need more memory than is available. Blocking.
+    """A line if the nodes need more memory than there is (blocking); none for an unknown shape or where there is a GPU.
 
     Args:
         configs: configurations of the nodes, which are forks of one process.
         available: available memory, bytes.
-
-    Returns:
-        One line; none if memory suffices, if the model's shape is not known, or if a GPU may hold the models.
     """
     shape = read_shape(configs[0].model)
     if shape is None or has_card():

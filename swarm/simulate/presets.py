@@ -213,14 +213,10 @@ PRESETS = {preset.name: preset for preset in (_SMOLLM, _TINY, _ECHO, _ECHO_TINY,
 
 
 def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig]:
-    """The configurations of the nodes of a simulation.
+    """The configurations of the nodes of a simulation, with their directories below `directory`; writes nothing.
 
     Each peer gets an equal share of the environments as its curriculum. Under an echo preset the first node trains, the
     others generate for it, and the curriculum of each is all environments.
-
-    Args:
-        options: options of the simulation.
-        directory: parent of the nodes' directories; nothing is written.
 
     Raises:
         ConfigError: an unknown preset or node, or a configuration that cannot work.

@@ -79,15 +79,10 @@ def fine_tune(
     learning_rate: float = LEARNING_RATE,
     report: Callable[[int, float], None] | None = None,
 ) -> None:
-    """Trains a network in place on questions with distorted labels.
+    """Trains a network in place on batches of questions from random `pairs`, with distorted labels.
 
     Args:
-        network: a tiny network, on the CPU.
-        pairs: sources of (question, right answer); each row of a batch draws one source.
         right_shares: for each of `pairs`, the probability of the right label.
-        num_steps: optimizer steps, of BATCH_SIZE rows each.
-        seed: seed of questions and labels.
-        learning_rate: peak rate; see `train`.
         report: called after each step with its number and loss (nats per answer token).
     """
     assert len(pairs) == len(right_shares) and pairs
@@ -102,15 +97,7 @@ def train(
     learning_rate: float = LEARNING_RATE,
     report: Callable[[int, float], None] | None = None,
 ) -> None:
-    """Trains a network in place with AdamW on supervised rows.
-
-    Args:
-        network: a tiny network, on the CPU.
-        draw: returns the rows of the next batch.
-        num_steps: optimizer steps.
-        learning_rate: peak rate, after WARMUP_STEPS and before a linear decay over the last fifth.
-        report: called after each step with its number and loss (nats per learned token).
-    """
+    """Trains a network in place; `draw` returns the rows of each batch, `report` gets step number and loss (nats)."""
     optimizer = torch.optim.AdamW(network.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
     model: Any = network
     for step in range(num_steps):

@@ -132,7 +132,7 @@ class ScriptedVerifier:
         """Scores the last action of each episode.
 
         Raises:
-            LookupError: the environment or the task number is unknown.
+            LookupError: no such task.
             RolloutFailed: an action contains `crashes_on`.
         """
         if env not in self.environments or not 0 <= task_id < self.num_tasks:
@@ -223,17 +223,7 @@ def make_rollout(
     logprob: float | None = -1.0,
     sampling: Sampling | None = None,
 ) -> Rollout:
-    """A rollout of the answer `text` and an end token; every token is trained.
-
-    Args:
-        text: the answer.
-        policy_id: lineage of the policy that made every token.
-        step: step of that policy.
-        tokenizer: default: `ToyTokenizer`.
-        reward: claimed reward.
-        logprob: log-prob of every token, nats; None leaves log-probs out.
-        sampling: default: temperature 1 and 8 new tokens at most.
-    """
+    """A rollout of `text` and an end token; all its tokens are trained, with log-prob `logprob` (None: no log-probs)."""
     token_ids = np.array((tokenizer or ToyTokenizer()).encode_response(text), np.int32)
     trace = TokenTrace(
         token_ids=token_ids,

@@ -35,16 +35,7 @@ def make_episode(
     sampling: Sampling,
     logprob: float = -1.0,
 ) -> Rollout:
-    """A rollout of `actions` in the environment, with an end token after each action.
-
-    Args:
-        environment: replays the actions; none of them may follow the end of the episode.
-        task_id: task of the episode.
-        actions: text of each turn.
-        tokenizer: encodes actions and observations.
-        policy_id: lineage of the policy that made every token.
-        sampling: sampling of the rollout.
-        logprob: log-prob of every action token, nats; observation tokens have NaN.
+    """A rollout of `actions`, each ended by its end token; `logprob` is that of every action token, nats.
 
     Raises:
         LookupError: no such task.

@@ -42,13 +42,7 @@ def make_context(config: NodeConfig | None = None, identity: Identity | None = N
 
 
 def make_agent(context: NodeContext, store: GroupStore, **changes: Any) -> Agent:
-    """An agent in the toy environment.
-
-    Args:
-        context: see `make_context`.
-        store: group store of the agent.
-        changes: other arguments of `Agent`.
-    """
+    """An agent in the toy environment over a group store; `changes` are other arguments of `Agent`."""
     plain: dict[str, Any] = {
         "tokenizer": ToyTokenizer(),
         "verifier": ScriptedVerifier(),

@@ -24,18 +24,9 @@ TASKS: Final = (
 
 
 def make_trained_node(directory: Path, *, seed: int = 3, **model: Any) -> NodeConfig:
-    """Writes the directory of a node that has trained the tiny model, with a checkpoint, one draw and one evaluation.
+    """Writes a new directory as training the tiny model leaves it, with a checkpoint, a draw and an evaluation.
 
-    Args:
-        directory: made here; must not exist.
-        seed: seed of the noise that stands for training.
-        model: keys of the `model` section besides source and dtype.
-
-    Returns:
-        The configuration of the node.
-
-    Raises:
-        FileExistsError: the directory exists.
+    `seed` and `model` (keys of the section besides source and dtype) change the weights. Returns the configuration.
     """
     directory.mkdir()
     config = NodeConfig.model_validate(

@@ -64,11 +64,7 @@ class Process:
         self._tail = EventTail(directory / "events.jsonl")
 
     async def start(self, arguments: Sequence[str] = ()) -> None:
-        """Starts `python -m <arguments>`, or the last arguments again if empty; output is appended to `<dir>/log.txt`.
-
-        Raises:
-            Unavailable: the fork server failed.
-        """
+        """Starts `python -m <arguments>` (empty: the last ones); output goes to `<dir>/log.txt`. Raises Unavailable."""
         self._arguments = [*arguments] or self._arguments
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / "log.txt"

@@ -31,13 +31,9 @@ class MemoryDirectory:
         is_parted: Callable[[], bool] = lambda: True,
         verify: Verify = verify,
     ) -> None:
-        """Creates an empty directory.
+        """Creates an empty directory. Without `can_see`, or while not `is_parted()`, every node sees every advert.
 
-        Args:
-            clock: true time; by it, adverts are dropped long after they expired.
-            can_see: returns True if a reader sees an author's advert; None: always.
-            is_parted: returns False while every reader sees every advert, so that `can_see` need not be asked.
-            verify: verifies the signature of an advert.
+        `clock` has the true time, by which adverts are dropped long after they expired.
         """
         self._clock = clock
         self.verify = verify

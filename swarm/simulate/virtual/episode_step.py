@@ -80,10 +80,7 @@ class ExpectedRow:
 
 
 def expected_row(environment: Environment, task_id: int, rollout: Rollout, tokenizer: Tokenizer) -> ExpectedRow:
-    """Replays the actions of a rollout in a new episode.
-
-    The tokens of an action are those of the trace if they decode to the text of the action, else its encoding.
-    """
+    """Replays a rollout in a new episode; keeps the trace's tokens of each action that decode to its text."""
     trace = rollout.trace
     assert trace is not None, "every node of a virtual swarm says which tokens it drew"
     ids, mask, turn_ids, conversations = list[int](), list[bool](), list[int](), list[int]()

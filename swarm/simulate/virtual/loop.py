@@ -188,11 +188,7 @@ class LoopClock:
 
 
 def run_virtual(main: Coroutine[Any, Any, Result] | Generator[Any, Any, Result], start_s: float = 0.0) -> Result:
-    """Runs a coroutine to its end in virtual time and returns its result; its exceptions propagate.
-
-    Args:
-        main: the coroutine.
-        start_s: first value of the loop's time.
+    """Runs a coroutine to its end in virtual time from `start_s` on; returns its result or raises its exception.
 
     Raises:
         VirtualDeadlock: every task waits for something that cannot come.

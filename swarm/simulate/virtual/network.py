@@ -140,10 +140,7 @@ class RelayedLine(Line):
             self.check()
 
     def transit_s(self, sender: NodeId, size_bytes: int) -> float:
-        """Seconds until a message that one end sends now has passed the relay and reached the other end.
-
-        While the relay withholds messages, the answer is longer than the connection lasts: the message never arrives.
-        """
+        """Seconds until a message sent now has passed the relay and arrived; a withheld one outlasts the connection."""
         if self.relay.has(RelayVice.WITHHOLDS):  # the unanswered ping ends the connection
             self._timers.append(self._loop.call_later(UNHEARD_S, self._end_unheard))
             return 2 * UNHEARD_S

@@ -27,13 +27,7 @@ PROBE: Final[NodeId] = "0" * 64
 
 
 class ReachChecks:
-    """Checks of a network: relays and streams at every change, adverts and delivery when called.
-
-    Args:
-        network: network that is watched.
-        invariants: gets the verdict of each check.
-        honest: nodes that are judged.
-    """
+    """Checks for honest nodes of a network: relays and streams at every change, adverts and delivery when called."""
 
     def __init__(self, network: MemoryNetwork, invariants: Invariants, honest: frozenset[NodeId]) -> None:
         self._network, self._invariants, self._honest = network, invariants, honest

@@ -100,13 +100,9 @@ def virtual_config(
     Args:
         index: number of the node.
         seed: seed of the run.
-        scale: scale of the run.
         num_steps: steps after which the node's worker ends; 0: it does not end.
-        settings: overrides, `section.key=value`.
+        settings: overrides, `section.key=value`. Raises ConfigError for one that cannot work.
         episodes: plan of the episodes that are played in place of single answers; None: single answers.
-
-    Raises:
-        ConfigError: an override cannot work.
     """
     config = _config(index, seed, scale, num_steps)
     if episodes is not None:

@@ -260,11 +260,7 @@ class VirtualSwarm:
         return store
 
     async def run(self) -> None:
-        """Runs every node under the plan's faults until the rounds are over, then checks the invariants of the end.
-
-        Raises:
-            Exception: the error of a node or of a task that applies a fault; a broken invariant raises nothing.
-        """
+        """Runs all nodes under the plan's faults until the rounds are over, then checks the invariants of the end."""
         for index in range(len(self.identities)):
             self._start(index)
         others = [asyncio.create_task(self._crash(crash)) for crash in self.plan.crashes]

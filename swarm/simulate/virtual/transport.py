@@ -35,13 +35,7 @@ class MemoryTransport:
         node_id: NodeId,
         make_relay: Callable[[Callable[[], bool]], MemoryRelay] | None = None,
     ) -> None:
-        """Creates the transport of a node.
-
-        Args:
-            network: network of the node.
-            node_id: id of the node.
-            make_relay: makes the node's relay from a function that returns `is_dialable`; None: the node never relays.
-        """
+        """Creates the transport; `make_relay` (None: no relay) makes its relay, given a function for `is_dialable`."""
         self._network = network
         self._node_id = node_id
         self.is_dialable = True
