@@ -141,7 +141,7 @@ def _say_recipes(recipes: "RecipeSet") -> None:
 
 
 def _tokenizer(settings: "NodeConfig", is_run: bool) -> "Tokenizer | None":
-    """Tokenizer of the model. Raises ConfigError if there is none; for a run, prints that and returns None."""
+    """Tokenizer of the model. Raises ConfigError if there is none; for a run, prints the error and returns None."""
     from swarm.model.tokenizer import load_tokenizer
 
     try:

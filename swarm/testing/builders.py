@@ -223,7 +223,7 @@ def make_rollout(
     logprob: float | None = -1.0,
     sampling: Sampling | None = None,
 ) -> Rollout:
-    """A rollout of `text` and an end token; all its tokens are trained, with log-prob `logprob` (None: no log-probs)."""
+    """A rollout of `text` and an end token, all trained, each with log-prob `logprob` (None: no log-probs)."""
     token_ids = np.array((tokenizer or ToyTokenizer()).encode_response(text), np.int32)
     trace = TokenTrace(
         token_ids=token_ids,
