@@ -65,7 +65,7 @@ def play(
 
 
 def right_action(environment: Played, task_id: int, actions: Actions) -> str:
-    """An action that earns a reward after `actions`, the first of the candidates in a fixed order."""
+    """The first candidate action that earns a reward after `actions`; there always is one."""
     candidates = tuple("urdl") if isinstance(environment, GridWorldEnvironment) else environment.demonstration(task_id)
     for candidate in candidates:
         tried = ReplayedEpisode(environment, task_id)

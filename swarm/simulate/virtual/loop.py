@@ -144,7 +144,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 self.call_soon(timer.fire, context=timer.context)
 
     def describe(self) -> str:
-        """Number of unfinished tasks and names of at most ten, for the message of a deadlock."""
+        """Text with the number of unfinished tasks and at most ten of their names, for the message of a deadlock."""
         waiting = sorted(task.get_name() for task in asyncio.all_tasks(self))
         return f"{len(waiting)} tasks wait: {', '.join(waiting[:10])}"
 

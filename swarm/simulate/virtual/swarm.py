@@ -287,7 +287,7 @@ class VirtualSwarm:
         self.invariants.finish(steps, excused=frozenset() if self.scale.ends_by_steps else excused)
 
     async def _until_time_is_over(self) -> None:
-        """Waits for the time of all rounds; in a last quarter that is long enough every node has to make a step.
+        """Waits for the time of all rounds; if the last quarter is long enough, every node has to make a step in it.
 
         The last quarter is free of faults: safety is checked all the time, and liveness after all faults have healed.
         """
