@@ -65,7 +65,7 @@ def play(
 
 
 def right_action(environment: Played, task_id: int, actions: Actions) -> str:
-    """The first candidate action that earns a reward after `actions`; there always is one."""
+    """The first candidate action that earns a reward after `actions`; AssertionError if there is none."""
     candidates = tuple("urdl") if isinstance(environment, GridWorldEnvironment) else environment.demonstration(task_id)
     for candidate in candidates:
         tried = ReplayedEpisode(environment, task_id)

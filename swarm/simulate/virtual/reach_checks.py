@@ -76,7 +76,7 @@ class ReachChecks:
     async def probe(
         self, handlers: Mapping[NodeId, ExchangeHandler], endpoints_of: Callable[[NodeId], Sequence[str]]
     ) -> None:
-        """Checks, after all faults, that relays of up to MAX_PROBED nodes deliver each group that a direct call does."""
+        """Checks after all faults that relays of up to MAX_PROBED nodes deliver each group that a direct call does."""
         chosen = sorted(handlers)[:MAX_PROBED]
         await asyncio.gather(*(self._probe(node_id, handlers[node_id], endpoints_of) for node_id in chosen))
 
