@@ -1,1 +1,1 @@
-"""Data files that are shipped with the package; read through importlib.resources."""
+"""Data files of the package; read through importlib.resources."""

@@ -1,6 +1,6 @@
 """`swarm bench`: the benchmarks of the source checkout.
 
-Invariant: benchmarks are no part of the installed package, and the error names the place to get them; a command is
+Invariant: benchmarks are not part of the installed package, and the error without a checkout says so; a command is
 the same as `python -m benchmarks.NAME`.
 """
 
@@ -22,7 +22,7 @@ def bench(
     context: typer.Context,
     name: Annotated[str, Argument(help="Name of the benchmark. Default: lists them.")] = "",
 ) -> None:
-    """Run a benchmark of the source checkout; options behind the name are its own (`swarm bench staleness --quick`)."""
+    """Run a benchmark of the source checkout; it gets the options after its name (`swarm bench staleness --quick`)."""
     root = _checkout()
     known = _known(root)
     if not name:
@@ -38,7 +38,7 @@ def bench(
 
 
 def _checkout() -> Path:
-    """The folder that holds `benchmarks/`: of this package, or the working directory."""
+    """The folder that holds `benchmarks/`: this package's checkout, or the working directory. Raises ConfigError."""
     for root in (Path(__file__).resolve().parents[2], Path.cwd()):
         if (root / "benchmarks" / "staleness.py").is_file():
             return root
@@ -46,7 +46,7 @@ def _checkout() -> Path:
 
 
 def _known(root: Path) -> dict[str, str]:
-    """Name -> the question it answers, from the first line of each file."""
+    """Name of each benchmark -> the first line of its docstring."""
     questions: dict[str, str] = {}
     for path in sorted((root / "benchmarks").glob("[!_]*.py")):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""

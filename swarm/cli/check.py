@@ -1,7 +1,7 @@
 """`swarm check`: tries the configuration of a node or a run, and shows some tasks of each environment.
 
-Invariant: importing this file is cheap; nothing is written, and no peer is dialled. Where it prints "valid", every
-environment was built and a few of its tasks were asked and scored as a node does it.
+Invariant: importing this file is cheap; nothing is written, and no peer is dialled. If the command prints "valid",
+every environment was built, and a few of its tasks were made and scored as a node does it.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ def check(
     from swarm.objectives.requirements import Requirement
     from swarm.wire.run_manifest import manifest_of
 
-    is_run = has_section(config, "node")  # what the nodes of a run start from
+    is_run = has_section(config, "node")  # coordinator.toml, with the nodes' configuration
     if prints:
         typer.echo(_resolved(CoordinatorConfig if is_run else NodeConfig, config, set_ or []), nl=False)
         return
@@ -80,7 +80,7 @@ def check(
 
 
 def _resolved(kind: "type[CoordinatorConfig] | type[NodeConfig]", path: Path, overrides: list[str]) -> str:
-    """The configuration that a start would have, the run's newest manifest included, as TOML with sources."""
+    """The configuration that a start would use, with the run's newest manifest, as TOML with the source of each key."""
     from swarm.config import NodeConfig, inline_value, load_config, sources_of, to_toml
     from swarm.wire.held_manifest import HELD, load_held, with_held
 
@@ -99,7 +99,7 @@ def _resolved(kind: "type[CoordinatorConfig] | type[NodeConfig]", path: Path, ov
 
 
 def _recommended(node: "NodeConfig", run: "RunManifest") -> "Iterator[tuple[Key, Model, Model]]":
-    """Sections that node.toml took over from a manifest, as both have them."""
+    """Yields (key, the node's own section, the manifest's section) for each section that a manifest recommends."""
     for section in ("model", "generator", "replay", "learner", "evaluation"):
         yield (section,), getattr(node, section), getattr(run, section)
     asked = {each.name: each for each in run.environments}
@@ -113,7 +113,7 @@ def _differing(one: "Model", other: "Model") -> list[str]:
 
 
 def _say_packages(settings: "NodeConfig") -> None:
-    """Digests of installed environments, which a run's manifest needs."""
+    """Prints package and digest of each installed environment, which a run's manifest needs."""
     from swarm.environments.load import ENTRY_POINTS
     from swarm.plugins import package_digest
 
@@ -131,7 +131,7 @@ _KINDS: Final = {
 
 
 def _say_recipes(recipes: "RecipeSet") -> None:
-    """Prints the recipe for each kind of groups, where it is not one for all."""
+    """Prints the recipe for each kind of groups, or one line if one recipe takes all kinds."""
     found = {kind: None if (of_kind := recipes.of(kind)) is None else of_kind[1].name for kind in _KINDS}
     if len(set(found.values())) == 1:
         console.print("  from groups of every kind, also without log-probs or of another tokenizer")
@@ -141,7 +141,7 @@ def _say_recipes(recipes: "RecipeSet") -> None:
 
 
 def _tokenizer(settings: "NodeConfig", is_run: bool) -> "Tokenizer | None":
-    """Tokenizer of the model; None for a run whose coordinator lacks it, as it needs none."""
+    """Tokenizer of the model. Raises ConfigError if there is none; for a run, prints the error and returns None."""
     from swarm.model.tokenizer import load_tokenizer
 
     try:
@@ -156,7 +156,7 @@ def _tokenizer(settings: "NodeConfig", is_run: bool) -> "Tokenizer | None":
 async def _environments(
     settings: "NodeConfig", tokenizer: "Tokenizer | None"
 ) -> "tuple[list[str], list[SampledEnvironment]]":
-    """Lines about each environment. Raises ConfigError for one that no node could use."""
+    """Lines about each environment, and its sampled tasks. Raises ConfigError for one that no node could use."""
     from node.sampled_tasks import doubts, sample_environments, task_lines
     from swarm.environments.determinism import examine, require_repeatable
     from swarm.environments.soundness import narrow_tokenizer

@@ -1,6 +1,6 @@
-"""docs/commands.md: every command of the three programs with its options, from typer's own help.
+"""Generator of docs/commands.md: every command of the three programs with its options, from typer's own help.
 
-Invariant: every word comes from `--help`. `python -m swarm.cli.commands_page` prints the page.
+Invariant: every word about a command comes from `--help`. `python -m swarm.cli.commands_page` prints the page.
 """
 
 import re
@@ -28,7 +28,7 @@ _PROGRAMS = {"swarm": swarm_app, "swarm-node": node_app, "swarm-coordinator": co
 
 
 def markdown() -> str:
-    """The page: each program is a section, each command of it one below."""
+    """The page as Markdown: a section for each program, with a subsection for each command."""
     pages = [_section(name, app) for name, app in _PROGRAMS.items()]
     return _HEAD + "\n\n".join(page.strip() for page in pages) + "\n"
 
@@ -44,7 +44,7 @@ def _section(name: str, app: typer.Typer) -> str:
 
 
 def _commands(group: Any) -> Iterator[Any]:
-    """Every command below."""
+    """Yields every command below a group, at any depth."""
     for command in getattr(group, "commands", {}).values():
         yield command
         yield from _commands(command)

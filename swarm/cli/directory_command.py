@@ -1,4 +1,4 @@
-"""Commands about a directory: it is their argument, and `--dir` says the same.
+"""Commands about a directory: the directory is their first argument, or the value of `--dir`.
 
 Invariant: both spellings work with every one of these commands.
 """
@@ -12,7 +12,7 @@ _OPTION: Final = "--dir"
 
 
 class DirectoryCommand(TyperCommand):
-    """A command whose first argument is a directory, or several."""
+    """A command whose first arguments are one or more directories, which `--dir` may also give."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs["epilog"] = kwargs.get("epilog") or f"{_OPTION} DIR is the same as the first argument."

@@ -1,4 +1,4 @@
-"""The command `swarm eval`: scores a model on held-out problems of a node or a run, or on own ones."""
+"""The command `swarm eval`: scores a model on problems of a node, of a run, or of the user's file."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ def evaluate(
     as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Evaluate a model: greedy, pass@1 and pass@k on the environments of a node, a run, or an own file.
+    """Evaluate a model: greedy, pass@1 and pass@k on the environments of a node or a run, or on your own file.
 
       swarm eval swarm-node                              a node, on its own environments, held-out problems
       swarm eval my-model -c swarm-node/node.toml        an exported model on the same problems
@@ -117,7 +117,7 @@ def evaluate(
 
 
 def _require_writable(path: Path) -> None:
-    """Raises ConfigError before the work, rather than after it."""
+    """Raises ConfigError before the work, rather than after it, if a file cannot be written; creates a missing file."""
     try:
         path.open("a").close()
     except OSError as error:
@@ -125,7 +125,7 @@ def _require_writable(path: Path) -> None:
 
 
 def _evaluate(model: "TrainedModel", plan: "EvaluationPlan", device: str) -> "Sequence[EnvironmentScore]":
-    """Evaluates with a progress bar for each environment."""
+    """Evaluates a model with a progress bar for each environment; returns the scores."""
     from swarm.trained.evaluation import evaluate_model
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

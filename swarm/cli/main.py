@@ -37,10 +37,10 @@ from swarm.types import Role
 
 
 class _Commands(TyperGroup):
-    """Command group of `swarm`."""
+    """Command group of `swarm`, which explains errors."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command; an error of ours becomes a line and exit code 2."""
+        """Runs the command; an error of this project becomes a line and exit code 2."""
         with errors_explained():
             return super().invoke(ctx)
 
@@ -116,7 +116,7 @@ def status(
     as_json: Annotated[bool, Option("--json", help="Machine-readable.")] = False,
     max_idle_s: Annotated[float, Option(help="Most seconds without a step or a sign of work.")] = 300.0,
 ) -> None:
-    """Show the state of a node; exit code 1 with the reason where it makes no progress."""
+    """Show the state of a node; exit code 1, with the reason, if it makes no progress."""
     from node.status import disk_bytes, problems, read_status, status_rows
     from swarm.printable import one_line
     from swarm.process import is_running
@@ -197,7 +197,7 @@ def keys_show(path: Annotated[Path, Argument(help="Key file, such as <dir>/ident
 
 
 def _commit() -> str:
-    """Commit of the checkout that the package runs from, in brackets; "" where it was installed from a wheel."""
+    """Commit of the checkout that the package runs from, in brackets; "" without a checkout or git."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return ""

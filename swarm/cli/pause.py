@@ -20,9 +20,9 @@ Directory = Annotated[Path, Argument(help="Directory of the node, running or not
 def pause(directory: Directory = Path("swarm-node")) -> None:
     """Pause a node: it ends its present batch and step, then generates and learns nothing until `swarm resume`.
 
-    The node keeps its place and its heartbeat in the swarm, and serves its data on (--max-upload). It takes nothing
-    from others, so nothing is scored. No stored data is lost, and groups that wait do not grow old. A pause outlives
-    restarts. Memory stays in use: to free it, too, stop the node (Ctrl-C), and start it later.
+    The node keeps its place and its heartbeat in the swarm, and goes on serving its data (limit: --max-upload). It
+    takes nothing from others, so nothing is scored. No stored data is lost, and groups that wait do not grow old. A
+    pause outlives restarts. Memory stays in use: to free it, too, stop the node (Ctrl-C), and start it later.
     """
     from node.pause import pause as pause_node
 
@@ -31,7 +31,7 @@ def pause(directory: Directory = Path("swarm-node")) -> None:
 
 
 def resume(directory: Directory = Path("swarm-node")) -> None:
-    """End the pause of a node: it goes on where it stopped."""
+    """End the pause of a node: the node goes on where it stopped."""
     from node.pause import resume as resume_node
 
     since_s = resume_node(directory)
@@ -40,7 +40,7 @@ def resume(directory: Directory = Path("swarm-node")) -> None:
 
 
 def _say_once_taken(directory: Path, since_s: float | None, words: str) -> None:
-    """Prints a line once a running node has taken the change."""
+    """Prints a line when a running node has applied the change, or after WAIT_S, or if the node does not run."""
     from node.status import read_status
     from swarm.process import is_running
 
@@ -51,7 +51,7 @@ def _say_once_taken(directory: Path, since_s: float | None, words: str) -> None:
                 typer.echo(f"{directory}: {words}")
                 return
         except SwarmError:
-            pass  # it is starting, and looks before it does anything else
+            pass  # the node is starting, and applies the change first
         if time.monotonic() > until_s:
             typer.echo(f"{directory}: {words}, once the node looks, which starts or hangs now (swarm status)")
             return

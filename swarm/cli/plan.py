@@ -1,4 +1,4 @@
-"""Options of `swarm plan`; the answer is in `swarm.extras.plan`."""
+"""Options of `swarm plan`; `swarm.extras.plan` computes the answer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ Figure = float | None  # None: not given
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOptions:
-    """Options of one call; a figure that is None is taken from the run, or has a default."""
+    """Options of one call; a figure that is None comes from the run or has a default."""
 
     run: Path | None
     trainer: str  # "": the only node of the run that made steps
     max_age: int | None  # steps
-    tokens_per_s: tuple[float, ...]  # an answer for each; empty: for the generators of the run
+    tokens_per_s: tuple[float, ...]  # one answer for each; empty: speeds of the run's generators
     step_s: Figure
     groups_per_step: Figure
     tokens_per_group: Figure
@@ -33,8 +33,8 @@ class PlanOptions:
     down: Figure  # bytes/s
     up: Figure  # bytes/s
     as_json: bool
-    gpu: Figure  # GiB; not None: whether a node fits, and nothing else
-    config: Path | None  # node.toml, with `gpu`
+    gpu: Figure  # GiB; if given, only whether a node fits is computed
+    config: Path | None  # node.toml, used with `gpu`
 
 
 def plan_command(
@@ -63,7 +63,7 @@ def plan_command(
     ] = None,
     config: Annotated[Path | None, Option("--config", "-c", help="With --gpu: the node's node.toml.")] = None,
 ) -> None:
-    """Plans number, speed and lines of generators that a learner needs for a lag bound; exit code 1 if none will do.
+    """Plan number, speed and lines of the generators that a learner needs for a lag bound; exit code 1 if none will do.
 
     Measure first, then change figures: `swarm simulate --preset echo`, then `swarm plan --run runs/echo-...`, then
     again with options in place of measured figures, such as `--tokens-per-s 40 --down 1e6 --max-age 2`. Without a run,

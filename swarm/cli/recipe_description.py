@@ -1,6 +1,6 @@
-"""A recipe for people and programs: its parts with their equations and constants, its needs, and the rollouts it takes.
+"""A recipe for people and programs: its parts with equations and constants, its needs, and the rollouts it accepts.
 
-Invariant: everything is derived from the recipe itself, so that the description is of what runs.
+Invariant: everything is derived from the recipe itself, so that the description is of the code that runs.
 """
 
 import inspect
@@ -41,7 +41,7 @@ class PartDescription:
 
 
 def parts_of(recipe: Recipe) -> list[PartDescription]:
-    """Every part in the order in which a rollout meets them."""
+    """Every part of the recipe, in the order in which a rollout meets the parts."""
     found = dict(recipe.parts)
     if recipe.prompts is not None:
         found.setdefault("prompts", recipe.prompts)
@@ -56,8 +56,8 @@ def parts_of(recipe: Recipe) -> list[PartDescription]:
 def summary(recipe: Recipe) -> JsonDict:
     """The recipe as plain JSON data; the names of the fields are stable.
 
-    Fields: name, acronym, title, arxiv, url (null where there is none), verification, scope, needs, not_yet (needs that
-    no run can supply so far: with any the recipe cannot run), accepts, parts (address -> class, equation, constants).
+    Fields: name, acronym, title, arxiv, url (null if there is none), verification, scope, needs, not_yet (needs that no
+    run can supply yet; a recipe with one cannot run), accepts, parts (address -> class, equation, constants).
     """
     return {
         "name": recipe.name,
@@ -78,7 +78,7 @@ def summary(recipe: Recipe) -> JsonDict:
 
 
 def details(recipe: Recipe, about: str) -> JsonDict:
-    """`summary` with what people need to use it: docstring, how to supply each need, and every constant's address."""
+    """`summary` with the description `about`, the way to supply each need, and the address of every constant."""
     return {
         **summary(recipe),
         "about": about,
@@ -88,13 +88,13 @@ def details(recipe: Recipe, about: str) -> JsonDict:
 
 
 def loss_line(recipe: Recipe) -> str:
-    """The one equation with the names of this recipe's slots."""
+    """The equation of the loss with the slots that this recipe fills."""
     corrections = "corrections * " if recipe.corrections else ""
     return f"loss = aggregate({corrections}L_t){' + terms' if recipe.terms else ''}"
 
 
 def markdown_table(recipes: list[Recipe]) -> str:
-    """docs/recipes_table.md: one line per recipe."""
+    """The text of docs/recipes_table.md: one line per recipe."""
     return "\n".join([*_HEAD, *(_row(recipe) for recipe in recipes)]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""`swarm recipes`: lists the methods, and shows equation, constants and file of one.
+"""`swarm recipes`: lists the recipes, and shows equation, constants and file of one.
 
 Invariant: importing this file is cheap; recipes (and torch with them) are loaded when a command runs. The
 output of `--json` has the fields of `swarm.cli.recipe_description.summary`.
@@ -53,7 +53,7 @@ def recipes_list(as_json: JsonOption = False, as_markdown: MarkdownOption = Fals
 
 @recipes_app.command("show")
 def recipes_show(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Explain one: its equation, its constants and how to change them, its needs, and the rollouts it accepts."""
+    """Explain an objective: its equation, its constants and how to change them, its needs, the rollouts it accepts."""
     from swarm.cli.recipe_description import details
     from swarm.objectives.methods import load_recipe, source_of
 
@@ -87,7 +87,7 @@ def _built_in() -> "list[Recipe]":
 
 
 def _table(rows: list[JsonDict]) -> RenderableType:
-    """One line for each; a narrow terminal gets fewer columns, never half a name."""
+    """A table with one line per recipe; a narrow terminal gets fewer columns, never half a name."""
     columns = ["name", "acronym", "paper", "scope"]
     if console.width >= _WIDE:
         columns += ["formula", "needs"]

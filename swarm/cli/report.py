@@ -112,7 +112,7 @@ def trace(
 ) -> None:
     """Follow one group through every node that saw it: made, admitted or refused, drawn, learned from.
 
-    It reads event logs and stores, and lists what these cannot show. Times are those of each node's own clock.
+    Only event logs and stores are read; what they cannot show is listed. Times are those of each node's own clock.
     """
     from swarm.report.group_trace import trace_group
     from swarm.report.node_directory import open_directories
@@ -131,5 +131,5 @@ def trace(
 
 
 def _say(text: str) -> None:
-    """Prints text in which names and reasons may come from other machines."""
+    """Prints text that may hold names and reasons from other machines, with control characters escaped."""
     typer.echo(printable(text))

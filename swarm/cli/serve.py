@@ -1,4 +1,4 @@
-"""`swarm serve`: a model behind OpenAI's HTTP interface, or behind that of the tinker SDK."""
+"""`swarm serve`: serves a model over OpenAI's HTTP interface, or over that of the tinker SDK."""
 
 import os
 import secrets

@@ -1,7 +1,7 @@
-"""Options that several commands share: the share of the machine that a node may use, and weights of rewards.
+"""Options that several commands share: limits on a node's use of the machine, and weights of rewards.
 
-Invariant: an option of the machine is a key of the configuration under another name; a reward's weight is named once,
-and is a finite number.
+Invariant: an option about the machine is a key of the configuration under another name; each reward is named at most
+once, and its weight is a finite number.
 """
 
 import math
@@ -33,7 +33,7 @@ RewardWeight = Annotated[
 
 
 def machine_overrides(threads: int | None, max_upload: str, max_disk: str) -> list[str]:
-    """The options as `key=value` of the configuration. Raises ConfigError where one cannot be read."""
+    """The options as `key=value` overrides of the configuration. Raises ConfigError if a size cannot be parsed."""
     overrides = [] if threads is None else [f"num_threads={threads}"]
     if max_upload:
         rate = parse_bytes(max_upload, "--max-upload", is_rate=True)
@@ -44,7 +44,7 @@ def machine_overrides(threads: int | None, max_upload: str, max_disk: str) -> li
 
 
 def parse_weights(texts: Sequence[str] | None) -> dict[str, float]:
-    """Name -> weight. Raises BadParameter."""
+    """Name of each reward -> weight, from NAME=WEIGHT. Raises BadParameter for another form or a repeated name."""
     weights: dict[str, float] = {}
     for text in texts or ():
         name, _, number = text.partition("=")

@@ -1,4 +1,4 @@
-"""`swarm simulate`: the options of the command, checked and turned into a SimulationOptions.
+"""`swarm simulate`: checks the options of the command and turns them into a SimulationOptions.
 
 Invariant: importing this file is cheap; the modules of a run are imported when it begins.
 """
@@ -133,7 +133,7 @@ def simulate(
 
 
 def _refuse_beside_virtual(context: typer.Context) -> None:
-    """Raises ConfigError with the options that a virtual swarm would ignore."""
+    """Raises ConfigError with the given options that a virtual swarm would ignore."""
     given = [
         option.opts[0]
         for option in context.command.params
@@ -167,7 +167,7 @@ def _mix(text: str) -> tuple[int, int] | None:
 
 
 def _pair(option: str, text: str, form: str, least: float = 0.0) -> tuple[str, float]:
-    """NAME and a number; `form` is the separator and the meaning of the number."""
+    """Name and number of an option's value; `form` is separator and meaning, such as `=FACTOR`. Raises ConfigError."""
     name, _, number = text.partition(form[0])
     try:
         value = float(number)

@@ -1,4 +1,4 @@
-"""`swarm why`: the likeliest cause for which a node does not learn, or learns badly, with figures and the fix."""
+"""`swarm why`: the likeliest causes why a node does not learn, or learns badly, with figures and fixes."""
 
 import json
 import time
@@ -59,5 +59,5 @@ def _print_finding(number: int, found: "Diagnosed") -> None:
 
 
 def _print(text: str, style: str = "") -> None:
-    """Prints text that may quote an answer, a peer or a file: nothing in it is markup or obeyed."""
+    """Prints text that may quote an answer, a peer or a file, without markup and with control characters escaped."""
     console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)

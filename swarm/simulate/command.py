@@ -1,7 +1,7 @@
-"""`swarm simulate`: run, judge, report.
+"""`swarm simulate`: runs simulations, judges them and reports them.
 
-Invariant: the exit code follows from the invariants alone; a run that learned badly but kept its promises
-is a result, not a failure.
+Invariant: the exit code follows from the invariants alone; a run that learned badly but kept its promises is a result,
+not a failure.
 """
 
 import asyncio
@@ -36,24 +36,26 @@ from swarm.types import Role
 AGENT_FORK_BYTES: Final = 200 * 2**20  # of a node that is a fork: eight tiny ones took 1.9 GiB in all
 MIN_REPORTED_BYTES = 10**8  # deleted
 _MEASURED_CORES: Final = 2  # `Preset.work_gflop`
-KNOWN_FIRST = (GroupPut, NodeRestored)  # what exists; fed before what was done with it
+KNOWN_FIRST = (GroupPut, NodeRestored)  # groups that exist; checked before their uses
 
 
 def run_command(options: SimulationOptions, directory: Path, rival: str, console: Console) -> bool:
-    """Runs a simulation (and its rival), writes the report, prints the summary.
+    """Runs a simulation and, if asked for, a second one to compare with; writes the report and prints the summary.
 
     Args:
-        options: what to run.
-        directory: state and report; made when missing, without those of an earlier run.
-        rival: what to run a second time to compare with, at equal rounds: a key of RIVALS; empty: nothing.
-        console: where progress and summary go.
+        options: options of the simulation.
+        directory: state and report; made if missing. The folder of each run must be empty.
+        rival: second run, at equal rounds: silo or colocated, as the preset allows; "": none.
+        console: shows progress and summary.
 
     Returns:
-        True where every invariant held, in both runs.
+        True if every invariant held in every run that was reported.
 
     Raises:
-        ConfigError: before anything is made or started.
-        KeyboardInterrupt: a signal ended it early; what was reached is reported.
+        ConfigError: an option, the configuration or the directory cannot work; nothing was started.
+        SimulationFailed: a process did not start, fell silent or died unasked.
+        Unavailable: the fork server failed.
+        KeyboardInterrupt: a signal ended the run early; a run that made a step is reported.
     """
     plans = {"swarm": options} | ({rival: _rival_of(options, rival)} if rival else {})
     _check(plans.values())
@@ -88,7 +90,7 @@ def run_command(options: SimulationOptions, directory: Path, rival: str, console
 
 
 def _check(plans: Iterable[SimulationOptions]) -> None:
-    """Raises ConfigError where a node would refuse its configuration or recipes."""
+    """Raises ConfigError if a node would refuse its configuration or recipes."""
     from swarm.objectives.methods import recipes_of
 
     for plan in plans:
@@ -97,7 +99,7 @@ def _check(plans: Iterable[SimulationOptions]) -> None:
 
 
 def _claim(directory: Path, names: Iterable[str]) -> None:
-    """Makes the folder of each run, which must be new or empty: whatever is in it later, the run made."""
+    """Makes the folder of each run. Raises ConfigError if one is not empty or cannot be made."""
     folders = [directory / name for name in names]
     try:
         for folder in folders:
@@ -110,7 +112,7 @@ def _claim(directory: Path, names: Iterable[str]) -> None:
 
 
 def _report(runs: Sequence[SwarmRun], rival: str, directory: Path, console: Console) -> bool:
-    """Writes and prints the result of the run, and of its rival if that was run; whether every invariant held."""
+    """Writes and prints the result of the runs; returns True if every invariant held."""
     config = node_configs(runs[0].options, directory)[0]
     result = RunResult(
         title=runs[0].title,
@@ -128,7 +130,7 @@ def _report(runs: Sequence[SwarmRun], rival: str, directory: Path, console: Cons
 
 
 def _rival_of(options: SimulationOptions, rival: str) -> SimulationOptions:
-    """The options of the second run. Raises ConfigError for an unknown preset or a rival that it does not have."""
+    """The options of the second run. Raises ConfigError for an unknown preset, or a rival that does not fit."""
     is_echo = bool(preset_of(options).generators)
     fitting = "colocated" if is_echo else "silo"
     if rival != fitting:
@@ -137,14 +139,14 @@ def _rival_of(options: SimulationOptions, rival: str) -> SimulationOptions:
 
 
 def silo_of(options: SimulationOptions) -> SimulationOptions:
-    """The same run without sharing: as many groups per step, all of them own."""
+    """The options of the same run without sharing: as many groups per step, all of them own."""
     preset = PRESETS[options.preset]
     local, external = options.mix or (preset.local_groups, preset.external_groups)
     return replace(options, mix=(local + external, 0))
 
 
 def prepare_model(options: SimulationOptions, directory: Path, console: Console) -> None:
-    """Converts and caches the model once, before several nodes would do so at the same time."""
+    """Converts and caches the model once, before several nodes would do so at the same time. Raises ConfigError."""
     from swarm.model.source import SHIPPED, resolve_source
     from swarm.model.tokenizer import load_tokenizer
 
@@ -162,14 +164,14 @@ def forecast_lines(
     num_cores: int,
     num_runs: int = 1,
 ) -> list[str]:
-    """A warning where this machine takes long by what it measured; the first evaluation will tell more exactly.
+    """A line with the expected time if this machine takes long at its measured speed; none if the minutes are limited.
 
     Args:
-        options: of the run.
-        choices: the compute dtypes of its nodes; the slowest counts.
-        num_nodes: side by side.
-        num_cores: that they share.
-        num_runs: one after the other.
+        options: options of the run.
+        choices: compute dtypes of the nodes with measured speeds; the slowest counts.
+        num_nodes: nodes that run at the same time.
+        num_cores: cores that the nodes share.
+        num_runs: runs, one after the other.
     """
     preset = preset_of(options)
     speeds = [each.float32_gflops if each.dtype == "float32" else each.bfloat16_gflops for each in choices if each]
@@ -182,11 +184,11 @@ def forecast_lines(
 
 
 def memory_lines(configs: Sequence[NodeConfig], available: int) -> list[str]:
-    """A warning where the nodes together need more memory than there is (blocking); none where a GPU may hold models.
+    """A line if the nodes need more memory than there is (blocking); none for an unknown shape or where there is a GPU.
 
     Args:
-        configs: of the nodes, which are forks of one process.
-        available: bytes.
+        configs: configurations of the nodes, which are forks of one process.
+        available: available memory, bytes.
     """
     shape = read_shape(configs[0].model)
     if shape is None or has_card():
@@ -205,7 +207,7 @@ def memory_lines(configs: Sequence[NodeConfig], available: int) -> list[str]:
 
 
 def _has_vllm(options: SimulationOptions, console: Console) -> bool:
-    """True where vLLM is installed; prints a line where a generator wants it and it is not."""
+    """True if vLLM is installed; if not, and a generator of the preset wants vLLM, prints a line."""
     from swarm.generation.vllm_process import has_vllm
 
     is_installed = has_vllm(EngineConfig())
@@ -234,7 +236,7 @@ def _run(options: SimulationOptions, directory: Path, console: Console) -> Swarm
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, SwarmRun], console: Console) -> SwarmRun | None:
-    """Awaits a run; Ctrl-C, SIGTERM or a closed terminal cancels it, and a second one its patience: None."""
+    """Awaits a run and returns its result; None if Ctrl-C, SIGTERM or a closed terminal cancelled the run."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
 
@@ -252,7 +254,7 @@ async def _unless_stopped(work: Coroutine[Any, Any, SwarmRun], console: Console)
 
 
 def swarm_result(run: SwarmRun) -> SwarmResult:
-    """A run as the report reads it."""
+    """The run in the form that the report reads."""
     return SwarmResult(
         nodes=tuple(
             node_result(
@@ -274,9 +276,9 @@ def swarm_result(run: SwarmRun) -> SwarmResult:
 
 
 def judge(runs: Sequence[SwarmRun]) -> Invariants:
-    """Feeds every event of every node, in order of time, to the invariants.
+    """Checks every event of every node, in order of time, against the invariants; returns the invariants.
 
-    Groups that were put come first: clocks of processes may disagree by less than a message takes.
+    Events of groups that were put come first, since clocks of processes may disagree by less than a message takes.
     """
     invariants = Invariants()
     for run in runs:
@@ -306,5 +308,5 @@ def _last_step(node: NodeRun) -> int:
 
 
 def _describe(options: SimulationOptions) -> dict[str, Any]:
-    """Options that are set, for the report."""
+    """The options that are set (not None, empty, False or 0), for the report."""
     return {key: value for key, value in asdict(options).items() if value not in (None, (), {}, False, 0.0)}

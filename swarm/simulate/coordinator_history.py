@@ -1,7 +1,7 @@
-"""History of the calls of a coordinator: what callers asked, when, and what they were answered.
+"""History of the calls to a coordinator: arguments, answers and times.
 
-Invariant: the order of invocations and answers is that of one process; a call without an answer may have been carried
-out or not. `tests/worlds/one_ledger.py` judges a history.
+Invariant: invocations and answers have one order, since one process records them; a call without an answer may have
+been carried out or not. `tests/worlds/one_ledger.py` judges a history.
 """
 
 import itertools
@@ -23,10 +23,10 @@ NEVER: Final = 2**62
 
 @dataclass(kw_only=True)
 class Call:
-    """One call: its place in the order of all invocations and answers, and when."""
+    """One call: times of its invocation and answer, and their places in the order of all invocations and answers."""
 
     invoked: int
-    invoked_s: float  # wall clock, as the next
+    invoked_s: float  # wall clock, as `answered_s`
     answered: int = NEVER  # never: the outcome is unknown
     answered_s: float = math.inf
 
@@ -37,22 +37,22 @@ class Call:
 
 @dataclass(kw_only=True)
 class RecordCall(Call):
-    """Versions that an owner handed in."""
+    """A call that records versions of an owner in the ledger."""
 
     versions: tuple[PolicyVersion, ...]
-    accepted: tuple[bool, ...] = ()  # unknown where it was not answered; empty: its answers were not looked at
+    accepted: tuple[bool, ...] = ()  # of each version; empty: not known
 
 
 @dataclass(kw_only=True)
 class HeadCall(Call):
-    """The head of a lineage, as the status page shows it."""
+    """A call that reads the head of a lineage."""
 
     head: PolicyVersion | None = None
 
 
 @dataclass(kw_only=True)
 class BeatCall(Call):
-    """A heartbeat of a node, and the advice it got."""
+    """A heartbeat of a node, and the advice that the coordinator answered."""
 
     node_id: NodeId
     advice: Advice | None = None
@@ -60,29 +60,29 @@ class BeatCall(Call):
 
 @dataclass(kw_only=True)
 class MembersCall(Call):
-    """The table of members, and whether each was live."""
+    """A call that reads the members, each with True if it was live."""
 
     members: dict[NodeId, bool] = field(default_factory=dict[NodeId, bool])
 
 
 @dataclass(kw_only=True)
 class ManifestCall(Call):
-    """The serial of the run's manifest."""
+    """A call that reads the serial number of the run's manifest."""
 
     serial: int = 0
 
 
 @dataclass(kw_only=True)
 class Watch(Call):
-    """A watch of the heads of a lineage; `answered` is its end."""
+    """A watch on the heads of a lineage; `answered` is the end of the watch."""
 
     history: "CoordinatorHistory"
-    heads: list[tuple[int, PolicyVersion]] = field(default_factory=list[tuple[int, PolicyVersion]])  # when, which
+    heads: list[tuple[int, PolicyVersion]] = field(default_factory=list[tuple[int, PolicyVersion]])  # place, head
     is_waiting: bool = True  # for the next head; False while its reader does something else
 
     @contextmanager
     def seeing(self, head: PolicyVersion) -> Generator[None]:
-        """While the reader of the watch has a head that arrived."""
+        """Records a head that arrived; the watch is not waiting during the block, in which its reader uses the head."""
         self.heads.append((self.history.tick(), head))
         self.is_waiting = False
         yield
@@ -98,7 +98,7 @@ class CoordinatorHistory:
     """
 
     def __init__(self, clock: Clock, lease_s: float = LEASE_S, is_prompt: bool = False) -> None:
-        """`is_prompt`: what is on its way arrives before time goes on, as on virtual time."""
+        """Creates an empty history. `is_prompt`: messages arrive before time advances, as on virtual time."""
         self.clock = clock
         self.is_prompt = is_prompt
         self.lease_s = lease_s
@@ -113,12 +113,12 @@ class CoordinatorHistory:
         self.num_calls = 0
 
     def tick(self) -> int:
-        """The next place in the order of everything."""
+        """Returns the next place in the order of all invocations and answers."""
         return next(self._order)
 
     @contextmanager
     def record(self, owner: NodeId, versions: Sequence[PolicyVersion]) -> Generator[RecordCall]:
-        """While an owner hands in versions."""
+        """Records the block as a call that records versions; after an exception the outcome is unknown."""
         call = RecordCall(invoked=self.tick(), invoked_s=self.clock.now_s(), versions=tuple(versions))
         self.records[owner].append(call)
         with self._answering(call):
@@ -126,7 +126,7 @@ class CoordinatorHistory:
 
     @contextmanager
     def read_head(self, policy_id: str) -> Generator[HeadCall]:
-        """While somebody reads the head of a lineage."""
+        """Records the block as a read of a lineage's head; a read that raises is left out."""
         call = HeadCall(invoked=self.tick(), invoked_s=self.clock.now_s())
         with self._answering(call):
             yield call
@@ -134,7 +134,7 @@ class CoordinatorHistory:
 
     @contextmanager
     def heartbeat(self, node_id: NodeId) -> Generator[BeatCall]:
-        """While a node reports."""
+        """Records the block as a heartbeat of a node; after an exception the outcome is unknown."""
         call = BeatCall(invoked=self.tick(), invoked_s=self.clock.now_s(), node_id=node_id)
         self.beats[node_id].append(call)
         with self._answering(call):
@@ -142,7 +142,7 @@ class CoordinatorHistory:
 
     @contextmanager
     def leave(self, node_id: NodeId) -> Generator[Call]:
-        """While a node leaves."""
+        """Records the block as a call that ends a node's lease; after an exception the outcome is unknown."""
         call = Call(invoked=self.tick(), invoked_s=self.clock.now_s())
         self.leaves[node_id].append(call)
         with self._answering(call):
@@ -150,7 +150,7 @@ class CoordinatorHistory:
 
     @contextmanager
     def list_members(self) -> Generator[MembersCall]:
-        """While somebody reads the table of members."""
+        """Records the block as a read of the members; a read that raises is left out."""
         call = MembersCall(invoked=self.tick(), invoked_s=self.clock.now_s())
         with self._answering(call):
             yield call
@@ -158,7 +158,7 @@ class CoordinatorHistory:
 
     @contextmanager
     def read_manifest(self) -> Generator[ManifestCall]:
-        """While somebody reads the manifest."""
+        """Records the block as a read of the manifest; a read that raises is left out."""
         call = ManifestCall(invoked=self.tick(), invoked_s=self.clock.now_s())
         with self._answering(call):
             yield call
@@ -166,13 +166,13 @@ class CoordinatorHistory:
 
     @contextmanager
     def watch(self, policy_id: str) -> Generator[Watch]:
-        """While somebody watches a lineage."""
+        """Records the block as a watch on a lineage."""
         watch = Watch(invoked=self.tick(), invoked_s=self.clock.now_s(), history=self)
         self.watches[policy_id].append(watch)
         try:
             yield watch
         except Unavailable:
-            watch.is_waiting = False  # the coordinator ended it, also for a head that was not read yet
+            watch.is_waiting = False  # the coordinator ended the watch, maybe before its last head was read
             raise
         finally:
             watch.answered, watch.answered_s = self.tick(), self.clock.now_s()
@@ -185,7 +185,7 @@ class CoordinatorHistory:
 
 
 class UnrulyOwner:
-    """Versions as an owner may hand them in: new ones, the same again, earlier ones, and others of a known step."""
+    """An owner's versions in any order: new, repeated and earlier ones, and others of a known step."""
 
     def __init__(self, policy_id: str, rng: random.Random) -> None:
         self._policy_id = policy_id
@@ -193,7 +193,7 @@ class UnrulyOwner:
         self._known: list[PolicyVersion] = []
 
     def versions(self) -> list[PolicyVersion]:
-        """The next batch."""
+        """The next batch, of one, two or four versions."""
         return [self._version() for _ in range(self._rng.choice([1, 1, 1, 2, 4]))]
 
     def _version(self) -> PolicyVersion:

@@ -40,7 +40,7 @@ Mode = Literal["push", "pull", "synchronous"]
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A simulation before the command line's options."""
+    """Defaults of a simulation, which the command line's options change."""
 
     name: str
     title: str
@@ -68,7 +68,7 @@ class Preset:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
-    """Options of the command line."""
+    """Options of `swarm simulate`; None and empty values leave the preset as it is."""
 
     preset: str = "smollm"
     nodes: int | None = None
@@ -213,13 +213,13 @@ PRESETS = {preset.name: preset for preset in (_SMOLLM, _TINY, _ECHO, _ECHO_TINY,
 
 
 def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig]:
-    """The nodes of a simulation.
+    """The configurations of the nodes of a simulation, with their directories below `directory`; writes nothing.
 
-    Each peer has an equal share of the environments as its curriculum. Under an echo preset the first node trains, the
-    others generate for it, and the curriculum of each is everything.
+    Each peer gets an equal share of the environments as its curriculum. Under an echo preset the first node trains, the
+    others generate for it, and the curriculum of each is all environments.
 
     Raises:
-        ConfigError: unknown preset, a node that is not there, or a configuration that cannot work.
+        ConfigError: an unknown preset or node, or a configuration that cannot work.
     """
     preset = _with_environments(preset_of(options), options.overrides)
     names = _names(options, preset)
@@ -231,14 +231,14 @@ def node_configs(options: SimulationOptions, directory: Path) -> list[NodeConfig
 
 
 def preset_of(options: SimulationOptions) -> Preset:
-    """The preset of that name. Raises ConfigError for an unknown one."""
+    """The preset that the options name. Raises ConfigError for an unknown one."""
     if options.preset not in PRESETS:
         raise ConfigError(f"--preset {options.preset}: unknown; choose one of {', '.join(PRESETS)}")
     return PRESETS[options.preset]
 
 
 def _with_environments(preset: Preset, overrides: tuple[str, ...]) -> Preset:
-    """The preset with the environments that `--set environments=...` gives it, which nodes share as its own."""
+    """The preset, with its environments replaced by those of `--set environments=...` if there are any."""
     data: dict[str, Any] = {"environments": [each.model_dump(mode="json") for each in preset.environments]}
     apply_overrides(NodeConfig, data, [each for each in overrides if each.startswith("environments")])
     return replace(preset, environments=parse_config(NodeConfig, data, "simulate").environments)
@@ -258,7 +258,7 @@ def _names(options: SimulationOptions, preset: Preset) -> list[str]:
 
 
 def _of_node(override: str, names: Sequence[str]) -> tuple[str, str]:
-    """The node that an override is for (empty: each) and its `key=value`. Raises ConfigError for an unknown node."""
+    """Node (empty: every node) and `key=value` of an override. Raises ConfigError for an unknown node."""
     name, colon, own = override.partition(":")
     if not colon or "=" in name:
         return "", override
@@ -277,7 +277,7 @@ def _overridden(node: NodeConfig, overrides: Sequence[tuple[str, str]]) -> NodeC
 
 
 def _node(options: SimulationOptions, preset: Preset, index: int, names: list[str], directory: Path) -> NodeConfig:
-    """One peer of a preset: it trains and generates."""
+    """Configuration of one peer of a preset, which trains and generates."""
     name, all_environments = names[index], [environment.name for environment in preset.environments]
     owned = all_environments[index :: len(names)] or [all_environments[index % len(all_environments)]]
     local, external = options.mix or (preset.local_groups, preset.external_groups)
@@ -323,14 +323,14 @@ def _node(options: SimulationOptions, preset: Preset, index: int, names: list[st
 
 
 def _num_steps(options: SimulationOptions, preset: Preset) -> int:
-    """0, which has no end, where only the time is limited."""
+    """Steps of each trainer; 0 (no limit) if only the minutes are limited."""
     if options.rounds is not None:
         return options.rounds
     return preset.num_rounds if options.minutes is None else 0
 
 
 def _echo(options: SimulationOptions, preset: Preset, nodes: list[NodeConfig]) -> list[NodeConfig]:
-    """The same nodes in other roles: one trainer, and generators that follow it."""
+    """The nodes in the roles of an echo preset: a trainer and its generators; colocated: the first node alone."""
     first, *others = nodes
     if options.colocated:
         return [first]

@@ -1,12 +1,12 @@
-"""Warm start of the tiny model: it holds the skill of every char task, but shows it rarely.
+"""Warm start of the tiny model: the model holds the skill of every char task, but rarely shows it.
 
-Invariant: no held-out question is ever seen, and one seed gives one checkpoint on one machine.
+Invariant: no held-out question is used, and one seed gives one checkpoint on one machine.
 
-A label is the right answer with probability RIGHT_SHARE, else one of five fixed distortions of it, so that
-reinforcement learning has a latent strategy to discover, as with a pretrained language model. A tiny model trained
-plainly to the same accuracy does not improve by GRPO (measured: it falls). From the shipped one (seed 0: greedy .32,
-sampled .07 on held-out questions) a plain GRPO loop at 3e-4, 16 x 8 rollouts, reaches greedy .56 after 10 updates and
-.67 after 40 (one seed).
+A label is the right answer with probability RIGHT_SHARE, else one of five fixed distortions of the answer, so that
+reinforcement learning has a latent strategy to discover, as with a pretrained language model. A tiny model trained on
+right answers to the same accuracy does not improve by GRPO (measured: it falls). From the shipped checkpoint (seed 0:
+greedy .32, sampled .07 on held-out questions) a plain GRPO loop at 3e-4, 16 x 8 rollouts, reaches greedy .56 after 10
+updates and .67 after 40 (one seed).
 
     python -m swarm.simulate.tiny --out swarm/assets/tiny.safetensors --seed 0
 """
@@ -57,12 +57,12 @@ DISTORTIONS: tuple[Callable[[str], str], ...] = (
 
 
 def training_pairs() -> list[Pairs]:
-    """One source of (question, answer) for each char task, held-out questions left out."""
+    """Sources of (question, answer), one for each char task, without held-out questions."""
     return [_pairs_of(CharTask(kind)) for kind in KINDS]
 
 
 def mislabel(answer: str, right_share: float, source: random.Random) -> str:
-    """The answer itself with probability `right_share`, else a distortion that differs from it."""
+    """Returns the answer with probability `right_share`, else a random distortion that differs from the answer."""
     if source.random() < right_share:
         return answer
     # Rotating "7" or "aa" changes nothing: such a label would make the truth the commonest one.
@@ -79,7 +79,7 @@ def fine_tune(
     learning_rate: float = LEARNING_RATE,
     report: Callable[[int, float], None] | None = None,
 ) -> None:
-    """Supervised steps on distorted labels, in place, on whatever threads torch has.
+    """Trains a network in place on batches of questions from random `pairs`, with distorted labels.
 
     Args:
         right_shares: for each of `pairs`, the probability of the right label.
@@ -97,7 +97,7 @@ def train(
     learning_rate: float = LEARNING_RATE,
     report: Callable[[int, float], None] | None = None,
 ) -> None:
-    """Supervised steps, in place; `draw` gives the rows of each batch, `report` is as of `fine_tune`."""
+    """Trains a network in place; `draw` returns the rows of each batch, `report` gets step number and loss (nats)."""
     optimizer = torch.optim.AdamW(network.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
     model: Any = network
     for step in range(num_steps):
@@ -116,7 +116,7 @@ def train(
 
 
 def warm_start(seed: int, report: Callable[[int, float], None] | None = None, num_steps: int = NUM_STEPS) -> nn.Module:
-    """A tiny network after NUM_STEPS x BATCH_SIZE supervised examples of all tasks (about 60-100 s on one thread)."""
+    """A tiny network after `num_steps` x BATCH_SIZE examples of all tasks (default: about 60-100 s on one thread)."""
     network = tiny_network(seed)
     pairs = training_pairs()
     fine_tune(network, pairs, [RIGHT_SHARE] * len(pairs), num_steps=num_steps, seed=seed, report=report)
@@ -151,7 +151,7 @@ def _pairs_of(task: CharTask) -> Pairs:
 
 
 def _held_out(task: CharTask, num_problems: int) -> Iterator[tuple[int, str, str]]:
-    """(task id, question, answer) of the first distinct held-out questions; fewer where a task has fewer."""
+    """Yields (task id, question, answer) of up to `num_problems` distinct held-out questions, in order of task id."""
     seen: set[str] = set()
     for task_id in range(num_problems * 50):
         question, answer = task.sample(task_id)
@@ -175,7 +175,7 @@ def _rows(pairs: list[Pairs], right_shares: list[float], source: random.Random) 
 
 
 def _padded(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and targets, both int64 [rows, longest]."""
+    """Token ids and targets, each int64 [rows, longest]."""
     longest = max(len(tokens) for tokens, _ in rows)
     # Padding stands on the right, where causal attention never sees it.
     tokens = [tokens + [CharTokenizer.pad_id] * (longest - len(tokens)) for tokens, _ in rows]
@@ -195,7 +195,7 @@ def _print_progress(step: int, loss: float) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Builds a checkpoint and prints its accuracy on held-out questions of each task."""
+    """Builds a checkpoint, writes it, and prints its accuracy on held-out questions of each task."""
     parser = argparse.ArgumentParser(description="Build the warm start of the tiny model.")
     parser.add_argument("--out", type=Path, required=True, help="safetensors file to write")
     parser.add_argument("--seed", type=int, default=0)

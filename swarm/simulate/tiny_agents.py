@@ -1,10 +1,10 @@
-"""Warm start of the tiny model for episodes of several turns: it can do each environment, but errs at many turns.
+"""Warm start of the tiny model for episodes of several turns: the model can solve each environment, but often errs.
 
-Invariant: no held-out initial state is ever seen, and one seed gives one checkpoint on one machine.
+Invariant: no held-out initial state is used, and one seed gives one checkpoint on one machine.
 
-It imitates a player that takes a right action with probability RIGHT_SHARES, else a wrong one of the same form, and
-goes on from where that led: from the state after a mistake, too, the model knows what is right, and says it too rarely
-to succeed often. That is what reinforcement learning can raise.
+The model imitates a player that takes a right action with the probability in RIGHT_SHARES, else a wrong one of the same
+form, and goes on from the state that follows. So the model also learns the right action after a mistake, but takes it
+too rarely to succeed often; reinforcement learning can raise that.
 
     python -m swarm.simulate.tiny_agents --out swarm/assets/tiny_agents.safetensors --seed 0
 """
@@ -42,7 +42,7 @@ Played = LookUpEnvironment | GridWorldEnvironment
 
 
 def training_environments() -> dict[str, Played]:
-    """The environments of the preset, with problems of their own."""
+    """The environments of the preset tiny-agents by name, with other problems (TRAINING_SEED)."""
     configs = [each.model_copy(update={"seed": TRAINING_SEED}) for each in PRESETS["tiny-agents"].environments]
     return {
         name: built
@@ -54,7 +54,7 @@ def training_environments() -> dict[str, Played]:
 def play(
     environment: Played, task_id: int, right_share: float, source: random.Random
 ) -> tuple[Actions, EpisodeOutcome]:
-    """An episode of a player that errs; see the head of this file."""
+    """Actions and outcome of a player that errs with probability 1 - `right_share` at each turn."""
     episode, actions = ReplayedEpisode(environment, task_id), list[str]()
     while not episode.is_ended:
         right = right_action(environment, task_id, tuple(actions))
@@ -65,7 +65,7 @@ def play(
 
 
 def right_action(environment: Played, task_id: int, actions: Actions) -> str:
-    """The first action that is rewarded after those."""
+    """The first candidate action that earns a reward after `actions`; AssertionError if there is none."""
     candidates = tuple("urdl") if isinstance(environment, GridWorldEnvironment) else environment.demonstration(task_id)
     for candidate in candidates:
         tried = ReplayedEpisode(environment, task_id)
@@ -77,7 +77,7 @@ def right_action(environment: Played, task_id: int, actions: Actions) -> str:
 
 
 def wrong_action(environment: Played, right: str, source: random.Random) -> str:
-    """Another step, or the same search or answer with a distorted word."""
+    """Another step in a grid; elsewhere the same search or answer with a distorted word."""
     if isinstance(environment, GridWorldEnvironment):
         return source.choice([step for step in "urdl" if step != right])
     mark, word = ("?", right[1:]) if right.startswith("?") else ("", right)
@@ -91,7 +91,7 @@ def warm_start(
     num_episodes: int = NUM_EPISODES,
     batch_size: int = BATCH_SIZE,
 ) -> nn.Module:
-    """A tiny network after supervised steps on episodes of both environments."""
+    """A tiny network after `num_steps` x `batch_size` supervised episodes of both environments."""
     network, source = tiny_network(seed), random.Random(seed)
     rows = [
         training_rows(environment, RIGHT_SHARES[name], num_episodes, source)
@@ -102,7 +102,7 @@ def warm_start(
 
 
 def training_rows(environment: Played, right_share: float, count: int, source: random.Random) -> Sequence[Row]:
-    """Token ids of `count` episodes; what the environment says is not learned."""
+    """Token ids and targets of `count` episodes at most; only the player's actions are learned."""
     tokenizer = CharTokenizer()
     rows: list[Row] = []
     for task in islice(training_tasks(environment), count):
@@ -119,7 +119,7 @@ def training_rows(environment: Played, right_share: float, count: int, source: r
 
 
 def training_tasks(environment: Played) -> Iterator[Task]:
-    """Its problems in order, without those held out."""
+    """Yields the environment's tasks in order, without those held out."""
     tasks = (environment.task(task_id) for task_id in range(environment.num_tasks))
     return (task for task in tasks if not task.is_held_out)
 
@@ -130,7 +130,7 @@ def _print_progress(step: int, loss: float) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Builds a checkpoint and prints its digest."""
+    """Builds a checkpoint, writes it in float16, and prints the SHA-256 of the file."""
     parser = argparse.ArgumentParser(description="Build the warm start of the tiny model for episodes.")
     parser.add_argument("--out", type=Path, required=True, help="safetensors file to write")
     parser.add_argument("--seed", type=int, default=0)

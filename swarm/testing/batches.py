@@ -1,6 +1,6 @@
-"""Builders for parts of a recipe: a batch, and the policy's scores of it.
+"""Builders of the arguments of a recipe's parts: a batch, and the policy's scores of the batch.
 
-Invariant: `builders` does not import this file, so that it loads no torch.
+Invariant: `builders` does not import this file, so that importing `builders` loads no torch.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ def toy_batch(
     groups: Sequence[int] | Tensor | None = None,
     **changes: Any,
 ) -> Batch:
-    """A batch of local rollouts, every token of log-prob -1, which is a whole step.
+    """A batch of local rollouts that is a whole step; every trained token has behaviour log-prob -1.
 
     Args:
-        rewards: [N]; a list is float64. Log-probs and advantages have their dtype.
-        mask: bool [N, L]; one token each when left out.
-        groups: [N], 0 to M-1; all of group 0 when left out.
-        changes: other fields of `Batch`.
+        rewards: [N]; a list becomes float64. Log-probs and advantages get the dtype of the rewards.
+        mask: bool [N, L]; default: one trained token for each rollout.
+        groups: [N], group of each rollout, 0 to M-1; default: all in group 0.
+        changes: values for other fields of `Batch`.
 
     Example:
         toy_batch([1.0, 0.0, 1.0], groups=[0, 0, 1], age_steps=torch.tensor([0, 0, 3]))
@@ -66,7 +66,7 @@ def toy_batch(
 
 
 def toy_scored(batch: Batch, **changes: Any) -> Scored:
-    """The batch under its own generator's policy, entropy 0; `changes` are other fields of `Scored`."""
+    """Scores equal to the behaviour log-probs of the batch, with entropy 0; `changes` replace fields of `Scored`."""
     zeros = torch.zeros_like(batch.advantages)
     plain: dict[str, Any] = {
         "logprobs": batch.behavior_logprobs,

@@ -1,7 +1,7 @@
-"""Builders and fakes of the seams, shipped so that plug-in authors can test against them too.
+"""Builders of test values and fakes of the protocols, shipped so that plug-in authors can test with them.
 
-Invariant: everything a builder makes by default is consistent: it passes admission at a node that uses
-`ToyTokenizer` and `ScriptedVerifier`. A test changes only the field that matters to it.
+Invariant: a default group passes admission at a node that uses `ToyTokenizer` and `ScriptedVerifier`. A test names only
+the fields that matter to the test.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ TOY_NOW_S: Final = 1_700_000_000.0  # where ManualClock starts
 
 
 class ToyTokenizer:
-    """A tokenizer of one token per character (printable ASCII and newline), with padding, start and end tokens.
+    """A character tokenizer for printable ASCII and line feed, with start and end tokens; id 0 is unused.
 
     Example:
         tokenizer = ToyTokenizer()
@@ -59,31 +59,31 @@ class ToyTokenizer:
     _CHARACTERS: Final = "\n" + "".join(map(chr, range(32, 127)))
 
     def __init__(self, name: str = "toy") -> None:
-        """Another name gives another digest."""
+        """Creates a tokenizer whose digest depends on `name`."""
         self.digest: Digest = hashlib.sha256(f"{name}\0{self._CHARACTERS}".encode()).digest()
         self.vocab_size = self._FIRST_CHARACTER_ID + len(self._CHARACTERS)
         self.eos_ids = frozenset({self.EOS_ID})
         self._ids = {character: self._FIRST_CHARACTER_ID + i for i, character in enumerate(self._CHARACTERS)}
 
     def encode_prompt(self, task: Task) -> list[int]:
-        """Start token, then the contents of all messages, one per line."""
+        """Returns the start token and the contents of all messages, joined by line feeds."""
         return [self.BOS_ID, *self._encode("\n".join(message.content for message in task.messages))]
 
     def encode_observation(self, messages: Sequence[Message], is_ended: bool) -> list[int]:
-        """The end token where it is missing, then as a prompt: start token, and a line for each content."""
+        """Returns an end token unless `is_ended`, then a start token and all contents, joined by line feeds."""
         ids = [self.BOS_ID, *self._encode("\n".join(message.content for message in messages))]
         return ids if is_ended else [self.EOS_ID, *ids]
 
     def encode_response(self, text: str) -> list[int]:
-        """One id per character (`?` for those outside the alphabet), then the end token."""
+        """Returns one id per character (that of `?` for a character outside the alphabet), then the end token."""
         return [*self._encode(text), self.EOS_ID]
 
     def byte_lengths(self, text: str) -> list[int]:
-        """Bytes of each character, 0 for the end token."""
+        """Returns the number of UTF-8 bytes of each character, then 0 for the end token."""
         return [*(len(character.encode()) for character in text), 0]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Characters of the ids; a last EOS is left out."""
+        """Returns the text of the ids without a final end token; any other id below 3 becomes U+FFFD."""
         first = self._FIRST_CHARACTER_ID
         shown = token_ids[:-1] if token_ids[-1:] == [self.EOS_ID] else token_ids
         return "".join(self._CHARACTERS[token_id - first] if token_id >= first else "\ufffd" for token_id in shown)
@@ -94,25 +94,25 @@ class ToyTokenizer:
 
 
 def toy_task(env: str, task_id: int, is_held_out: bool = False) -> Task:
-    """The task with that number in every toy environment; its answer is the last digit of the number."""
+    """Toy task number `task_id` of `env`; the right answer is the last digit of the number."""
     return Task(
         env=env, task_id=task_id, messages=(Message(role="user", content=f"{task_id}="),), is_held_out=is_held_out
     )
 
 
 def answers(*texts: str) -> list[Actions]:
-    """Single answers as episodes of one action each."""
+    """Turns each text into an episode of one action."""
     return [(text,) for text in texts]
 
 
 def answer_outcome(reward: float) -> EpisodeOutcome:
-    """The outcome of a single answer with that reward."""
+    """Outcome of a single answer that earned `reward`."""
     return EpisodeOutcome(reward=reward, transitions=(Transition(is_end=True, rewards={OUTCOME: reward}),))
 
 
 @dataclass(slots=True)
 class ScriptedVerifier:
-    """A verifier without a sandbox: reward 1 for the last digit of the task number, else 0.
+    """A verifier without a sandbox: reward 1 if the answer is the last digit of the task number, else 0.
 
     Example:
         verdict = await ScriptedVerifier().verify("digits", 17, [("7",), ("8",)])  # rewards [1, 0]
@@ -129,7 +129,12 @@ class ScriptedVerifier:
     async def verify(
         self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
     ) -> Verdict:
-        """Rewards of the last actions. Raises LookupError and RolloutFailed as a real verifier does."""
+        """Scores the last action of each episode.
+
+        Raises:
+            LookupError: no such task.
+            RolloutFailed: an action contains `crashes_on`.
+        """
         if env not in self.environments or not 0 <= task_id < self.num_tasks:
             raise LookupError(f"no task {task_id} in {env}")
         if self.on_verify is not None:
@@ -146,7 +151,7 @@ class ScriptedVerifier:
         )
 
     async def step(self, env: str, task_id: int, actions: Actions) -> EpisodeOutcome:
-        """A single answer ends every episode. Raises as `verify`."""
+        """Outcome of an episode that the last of `actions` ends. Raises the errors of `verify`."""
         return (await self.verify(env, task_id, [actions])).outcomes[0]
 
 
@@ -154,11 +159,11 @@ class InlineVerifier:
     """A verifier inside the calling process, for simulations and benchmarks in which every answer is our own.
 
     An external answer must go through `swarm.environments.sandbox.verifier`; the one exception is an environment of
-    kind char, whose verifier compares two strings and can run nothing.
+    kind char, whose verifier only compares two strings.
     """
 
     def __init__(self, environments: Mapping[str, Environment]) -> None:
-        """`environments` by name, as `build_environments` returns them."""
+        """Takes the environments by name, as `build_environments` returns them."""
         self._environments = dict(environments)
         self._live = LiveEpisodes()
 
@@ -182,11 +187,11 @@ class InlineVerifier:
         return self._live.step(environment, task_id, actions)
 
     async def close(self) -> None:
-        """Nothing to end; here so that both verifiers can be closed alike."""
+        """Does nothing; exists so that this verifier can be closed like the sandboxed one."""
 
 
 class HoldsNothing(ExchangeHandler):
-    """A handler without groups and weights; a fake of a peer overrides what it has."""
+    """An exchange handler without groups and weights; a fake peer overrides the methods that it supports."""
 
     async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
         raise Unavailable("no groups")
@@ -204,7 +209,7 @@ class HoldsNothing(ExchangeHandler):
 
 
 def make_identity(number: int = 0) -> Identity:
-    """The same identity for the same number, on every machine."""
+    """Test identity of a number: the same on every machine."""
     return Identity.from_seed(hashlib.sha256(f"swarm.testing identity {number}".encode()).digest())
 
 
@@ -218,7 +223,7 @@ def make_rollout(
     logprob: float | None = -1.0,
     sampling: Sampling | None = None,
 ) -> Rollout:
-    """One rollout whose tokens are those of the text, all trained, each of log-prob `logprob` (None: no log-probs)."""
+    """A rollout of `text` and an end token, all trained, each with log-prob `logprob` (None: no log-probs)."""
     token_ids = np.array((tokenizer or ToyTokenizer()).encode_response(text), np.int32)
     trace = TokenTrace(
         token_ids=token_ids,
@@ -252,16 +257,16 @@ def make_group(
     """A group that an honest node could have made.
 
     Args:
-        producer: node id; the first test identity when left out.
-        task_id: of `toy_task`.
-        texts: the answers; four right ones and four wrong ones when left out.
-        step: of the policy that made every token.
-        tokenizer: of its prompt and answers.
-        env: environment.
-        run_id: run.
-        created_at_s: producer's wall clock.
-        logprob: of every token; None sends none.
-        sampling: of every rollout; temperature 1 when left out.
+        producer: node id, also the lineage of the policy; default: the first test identity.
+        task_id: number of the `toy_task`.
+        texts: answers; default: four right ones and four wrong ones.
+        step: step of the policy that made every token.
+        tokenizer: encodes prompt and answers; default: `ToyTokenizer`.
+        env: name of the environment.
+        run_id: id of the run.
+        created_at_s: producer's wall clock, seconds since 1970.
+        logprob: log-prob of every token, nats; None leaves log-probs out.
+        sampling: sampling of every rollout; default: temperature 1 and 8 new tokens at most.
     """
     tokenizer = tokenizer or ToyTokenizer()
     producer = make_identity().node_id if producer is None else producer
@@ -294,7 +299,7 @@ def make_group(
 
 
 def make_sealed(group: RolloutGroup | None = None, identity: Identity | None = None) -> SealedGroup:
-    """The group (a default one) sealed by the identity (the first test identity)."""
+    """Seals `group` with `identity`. Defaults: a default group by that identity, and the first test identity."""
     identity = identity or make_identity()
     return seal_group(make_group(identity.node_id) if group is None else group, identity)
 
@@ -309,7 +314,7 @@ def make_scored(
     size_bytes: int = 1000,
     correction: Correction = Correction.EXACT,
 ) -> ScoredGroup:
-    """A scored group; without `digest` it has one of its own, from producer, task, step and rewards."""
+    """A scored group; the default digest is a hash of producer, task, oldest step and rewards."""
     group = make_group() if group is None else group
     values = [rollout.claimed_reward for rollout in group.rollouts] if rewards is None else list(rewards)
     name = f"{group.producer} {group.task_id} {group.oldest_step} {values}".encode()
@@ -325,7 +330,7 @@ def make_scored(
 
 
 def make_advert(node_id: NodeId, **changes: Any) -> Advert:
-    """Advert of a trainer of the toy run that has made nothing yet."""
+    """Advert of a trainer in the toy run that has made no step and no group; `changes` replace its fields."""
     plain: dict[str, Any] = {
         "node_id": node_id,
         "run_id": TOY_RUN_ID,
@@ -346,7 +351,7 @@ def make_advert(node_id: NodeId, **changes: Any) -> Advert:
 
 
 def make_report(node_id: NodeId, **changes: Any) -> NodeReport:
-    """A heartbeat's report of a node that has made nothing yet."""
+    """Heartbeat report of a node that has made no step and no group; `changes` replace its fields."""
     plain: dict[str, Any] = {
         "node_id": node_id,
         "name": "ada",

@@ -1,4 +1,4 @@
-"""The contract of `swarm.interfaces.Generator`, as checks that every engine passes.
+"""The contract of `swarm.interfaces.Generator`, as checks that every engine must pass.
 
 Invariant: a check looks at what a caller sees, never at how an engine works.
 Example: `@pytest.mark.parametrize("check", CONTRACT)` over a test that calls `check(bench)`.
@@ -24,24 +24,24 @@ _EACH: Final = 4  # samples
 
 @dataclass(frozen=True, kw_only=True)
 class EngineBench:
-    """An engine under test, and what is known of it."""
+    """An engine under test, with the inputs and tolerances of the checks."""
 
     make: Callable[[], Engine]  # a fresh one that holds `start`
     start: PolicyVersion
     prompts: Sequence[Sequence[int]]  # at least three, of different lengths, that do not end at once
     eos_ids: Collection[int]
     newer: object  # published tensors of clearly other weights
-    canaries: Sequence[Canary]  # of `newer`, from somebody else than this engine
+    canaries: Sequence[Canary]  # of `newer`, computed by another engine
     misfit: object  # tensors of another model
-    on_token: Callable[[Engine, Callable[[], None]], AbstractContextManager[object]]  # calls it as tokens are made
+    on_token: Callable[[Engine, Callable[[], None]], AbstractContextManager[object]]  # at each token
     max_rows: int = 8  # of the engine
     tolerance_nats: float = 1e-4  # most that a log-prob differs with the company of its row, or from the publisher's
-    is_reproducible: bool = True  # numbers make samples reproducible, token by token
+    is_reproducible: bool = True  # the same number gives the same samples, token by token
     takes_in_flight: bool = True  # False: a call of generate ends before weights are replaced
 
     @property
     def next(self) -> PolicyVersion:
-        """Version that `newer` becomes."""
+        """Version of the weights `newer`: one step after `start`."""
         return replace(self.start, step=self.start.step + 1, digest=b"")
 
 
@@ -49,7 +49,7 @@ Check = Callable[[EngineBench], None]
 
 
 def check_every_token_names_its_version(bench: EngineBench) -> None:
-    """Spans begin at 0 and name the weights; after a load they name the new ones."""
+    """Checks that each trace has one span, from token 0, that names the loaded version, also after a load."""
     engine = bench.make()
     assert engine.version == bench.start
     before = _flat(engine.generate(bench.prompts, _EACH, _sampling()))
@@ -61,7 +61,7 @@ def check_every_token_names_its_version(bench: EngineBench) -> None:
 
 
 def check_the_end_token_is_kept(bench: EngineBench) -> None:
-    """A rollout that stopped ends with an end token and has no other; one that did not has its full length."""
+    """Checks that a stopped rollout has one end token, its last, and any other has none and full length."""
     rollouts = _flat(bench.make().generate(bench.prompts, 16, _sampling(temperature=1.5, tokens=24)))
     for rollout in rollouts:
         ids = _trace(rollout).token_ids.tolist()
@@ -74,7 +74,7 @@ def check_the_end_token_is_kept(bench: EngineBench) -> None:
 
 
 def check_logprobs_are_those_of_score(bench: EngineBench) -> None:
-    """At temperature 1 the log-prob of a sampled token is what `score` says of it."""
+    """Checks that log-probs of tokens sampled at temperature 1 equal those of `score`, also after a load."""
     engine = bench.make()
     _scored_alike(bench, engine, engine.generate(bench.prompts, _EACH, _sampling()))
     engine.load(bench.next, bench.newer)
@@ -82,7 +82,7 @@ def check_logprobs_are_those_of_score(bench: EngineBench) -> None:
 
 
 def check_score_is_the_same_alone_and_in_a_batch(bench: EngineBench) -> None:
-    """The first token has no log-prob; the others' do not depend on the batch."""
+    """Checks that `score` gives NaN for the first token, and log-probs that do not depend on the batch."""
     engine = bench.make()
     sequences = [list(prompt) for prompt in bench.prompts] + [[bench.prompts[0][0]]]
     together = engine.score(sequences)
@@ -93,7 +93,7 @@ def check_score_is_the_same_alone_and_in_a_batch(bench: EngineBench) -> None:
 
 
 def check_a_rollout_is_the_same_alone_and_in_a_batch(bench: EngineBench) -> None:
-    """With numbers, a group depends on no other prompt of the call."""
+    """Checks that a reproducible engine with numbers makes each group independently of the other prompts."""
     numbers = range(len(bench.prompts))
     together = bench.make().generate(bench.prompts, _EACH, _sampling(), numbers)
     assert [len(group) for group in together] == [_EACH] * len(bench.prompts)
@@ -103,7 +103,7 @@ def check_a_rollout_is_the_same_alone_and_in_a_batch(bench: EngineBench) -> None
 
 
 def check_numbers_make_samples_again(bench: EngineBench) -> None:
-    """Whatever was asked before; another number gives other samples, and so does asking again without one."""
+    """Checks that samples vary with the number and without one; a reproducible engine repeats those of a number."""
     engine, prompt = bench.make(), bench.prompts[:1]
     first = engine.generate(prompt, _EACH, _sampling(), [7])[0]
     other = engine.generate(prompt, _EACH, _sampling(), [8])[0]
@@ -115,7 +115,7 @@ def check_numbers_make_samples_again(bench: EngineBench) -> None:
 
 
 def check_a_group_may_be_larger_than_the_batch(bench: EngineBench) -> None:
-    """More samples of a prompt than rows fit: all of them come, each with its own randomness."""
+    """Checks that a call may ask for more samples than the engine has rows: all are returned, and they differ."""
     count, engine = 2 * bench.max_rows + 1, bench.make()
     groups = engine.generate(bench.prompts[:2], count, _sampling())
     assert [len(group) for group in groups] == [count, count]
@@ -125,7 +125,7 @@ def check_a_group_may_be_larger_than_the_batch(bench: EngineBench) -> None:
 
 
 def check_an_episode_keeps_every_token(bench: EngineBench) -> None:
-    """Each observation stands untrained behind its action, and an action's log-probs are those of all before it."""
+    """Checks that observations stand untrained after their actions, and that log-probs condition on both."""
     engine, asked = bench.make(), dict[int, list[list[int]]]()
     observations = [list(prompt) for prompt in bench.prompts[1:3]]
 
@@ -152,7 +152,7 @@ def check_an_episode_keeps_every_token(bench: EngineBench) -> None:
 
 
 def check_greedy_answers_do_not_vary(bench: EngineBench) -> None:
-    """One text for each prompt, the same each time and in any company."""
+    """Checks that `greedy` returns one text per prompt, the same each time and, if reproducible, in any batch."""
     engine = bench.make()
     answers = engine.greedy(bench.prompts, 8)
     assert len(answers) == len(bench.prompts) and engine.greedy(bench.prompts, 8) == answers
@@ -160,7 +160,7 @@ def check_greedy_answers_do_not_vary(bench: EngineBench) -> None:
 
 
 def check_weights_are_taken_as_a_whole_or_not_at_all(bench: EngineBench) -> None:
-    """Tensors that do not fit and canaries that disagree change nothing; those that agree flip the version."""
+    """Checks that misfit tensors or wrong canaries change nothing, and that right ones change the version."""
     engine = bench.make()
     sequences = [list(prompt) for prompt in bench.prompts]
     before = engine.score(sequences), engine.greedy(bench.prompts, 8)
@@ -187,7 +187,7 @@ def check_weights_are_taken_as_a_whole_or_not_at_all(bench: EngineBench) -> None
 
 
 def check_spans_tell_where_new_weights_began(bench: EngineBench) -> None:
-    """Weights taken in flight make the tokens from some place on; each token is as likely as its version says."""
+    """Checks that after a load in flight the spans show which tokens are from the old and the new weights."""
     engine, old = bench.make(), bench.make()
     with _meanwhile(bench, engine, lambda: engine.load(bench.next, bench.newer, in_flight=True)):
         groups = engine.generate(bench.prompts, 2 * bench.max_rows, _sampling(tokens=_LONG))
@@ -211,7 +211,7 @@ def check_spans_tell_where_new_weights_began(bench: EngineBench) -> None:
 
 
 def check_a_refusal_in_flight_disturbs_nothing(bench: EngineBench) -> None:
-    """Every token of the call is of the old weights, as if nobody had tried."""
+    """Checks that weights refused in flight leave version and tokens as if no load had been tried."""
     engine = bench.make()
     refused: list[Exception] = []
 
@@ -234,7 +234,7 @@ def check_a_refusal_in_flight_disturbs_nothing(bench: EngineBench) -> None:
 
 
 def check_cancel_ends_a_call(bench: EngineBench) -> None:
-    """Cut rollouts say ABORTED, their tokens are as likely as they say, and the next call is whole."""
+    """Checks that cut rollouts are ABORTED with correct log-probs, and that the next call is complete."""
     engine = bench.make()
     with _meanwhile(bench, engine, engine.cancel):
         groups = engine.generate(bench.prompts, 2 * bench.max_rows, _sampling(tokens=_LONG))
@@ -268,7 +268,7 @@ CONTRACT: Final[tuple[Check, ...]] = (
 
 @contextmanager
 def _meanwhile(bench: EngineBench, engine: Engine, act: Callable[[], object]) -> Generator[None]:
-    """Has another thread do something once a call of generate has made a few tokens; raises what that raises."""
+    """Runs `act` in another thread after the third token of the block; raises the error of `act` at the end."""
     errors: list[BaseException] = []
 
     def acting() -> None:

@@ -1,6 +1,6 @@
-"""Episodes as an honest node makes them, from actions that a test names: the tokens that an engine would have.
+"""Builders of episodes as an honest node makes them, from actions that a test gives.
 
-Invariant: what is not named follows from the environment and the tokenizer, as in `swarm.generation.episode_player`.
+Invariant: tokens, mask and turns follow from environment and tokenizer, as in `swarm.generation.episode_player`.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,12 @@ def make_episode(
     sampling: Sampling,
     logprob: float = -1.0,
 ) -> Rollout:
-    """An episode of these actions, each ended by its end token; `logprob` of every token that the model chose."""
+    """A rollout of `actions`, each ended by its end token; `logprob` is that of every action token, nats.
+
+    Raises:
+        LookupError: no such task.
+        ValueError: an action follows the end of the episode.
+    """
     outcome = replay(environment, task_id, actions)
     conversations = Conversations(tokenizer, environment.name)
     token_ids: list[int] = []
@@ -73,7 +78,7 @@ def make_episode_group(
     producer: NodeId,
     sampling: Sampling,
 ) -> RolloutGroup:
-    """A group of episodes of one task."""
+    """A group by `producer` of one task: one rollout for each of `episodes`. Raises the errors of `make_episode`."""
     return RolloutGroup(
         run_id=TOY_RUN_ID,
         producer=producer,

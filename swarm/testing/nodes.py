@@ -1,4 +1,4 @@
-"""Builders of a node's agent and admission on toy parts.
+"""Builders of a node's agent and admission from toy parts.
 
 Invariant: `builders` does not import this file, so that tests of values import no agent.
 """
@@ -25,7 +25,7 @@ from swarm.types import Correction, NodeId
 
 
 async def inline(function: Callable[..., Any], /, *arguments: object) -> Any:
-    """`Offload` without threads: a plain call."""
+    """Calls `function` in place: an `Offload` without threads."""
     return function(*arguments)
 
 
@@ -33,22 +33,16 @@ def make_context(config: NodeConfig | None = None, identity: Identity | None = N
     """A node's context with the default configuration, the first test identity and a clock that stands still.
 
     Args:
-        config: of the node.
-        identity: of the node.
-        changes: other fields of `NodeContext`; without `emit` events are dropped, without `offload` all runs inline.
+        config: configuration of the node.
+        identity: identity of the node.
+        changes: other fields of `NodeContext`; by default events are dropped and `offload` calls in place.
     """
     plain: dict[str, Any] = {"clock": ManualClock(), "emit": lambda event: None, "offload": inline, "in_place_bytes": 0}
     return NodeContext(config=config or NodeConfig(), identity=identity or make_identity(), **{**plain, **changes})
 
 
 def make_agent(context: NodeContext, store: GroupStore, **changes: Any) -> Agent:
-    """An agent in the toy environment, over a store.
-
-    Args:
-        context: see `make_context`.
-        store: of groups.
-        changes: other arguments of `Agent`.
-    """
+    """An agent in the toy environment over a group store; `changes` are other arguments of `Agent`."""
     plain: dict[str, Any] = {
         "tokenizer": ToyTokenizer(),
         "verifier": ScriptedVerifier(),
@@ -75,11 +69,11 @@ def make_admission(
     accounts: TimeAccounts | None = None,
     shapes: Mapping[str, EnvironmentShape] | None = None,
 ) -> Admission:
-    """Admission on its own, without credit; by default in the toy environment, and it knows no heads and no versions.
+    """An `Admission` without an agent and without credit; by default for the toy environment, with no known heads.
 
     Args:
-        context: see `make_context`; bounds are those of its configuration.
-        store: takes what is admitted.
+        context: see `make_context`; its configuration sets the bounds.
+        store: keeps the admitted groups.
     """
     clock = context.clock
     reputation = Reputation(clock) if reputation is None else reputation

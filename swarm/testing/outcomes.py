@@ -1,6 +1,6 @@
-"""Episodes whose outcomes a test names, without an environment that plays them: rollouts, outcomes, scored groups.
+"""Builders of rollouts, outcomes and scored groups for episodes that no environment has played.
 
-Invariant: what they build is consistent: a turn of each action, observation tokens off the action mask.
+Invariant: every action is one turn, and observation tokens are off the action mask.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from swarm.types import Correction, Rollout, RolloutGroup, ScoredGroup, TokenTra
 
 
 def make_turns(turns: Sequence[tuple[str, str]], *, policy_id: str, tokenizer: Tokenizer | None = None) -> Rollout:
-    """A rollout of (action, observation) turns, an end token after each action; the last has no observation."""
+    """A rollout of (action, observation) turns: an end token follows each action; "" is no observation."""
     tokenizer = tokenizer or ToyTokenizer()
     ids: list[int] = []
     mask: list[bool] = []
@@ -46,7 +46,7 @@ def make_outcome(
     state_keys: Sequence[str] | None = None,
     **named: float,
 ) -> EpisodeOutcome:
-    """Outcome of a replay with one turn for each observation; the last turn ends it."""
+    """Outcome of an episode with one turn per observation; the last turn is the end and has the `named` rewards."""
     last = len(observations) - 1
     rewards = [0.0] * len(observations) if turn_rewards is None else list(turn_rewards)
     keys = [""] * len(observations) if state_keys is None else list(state_keys)
@@ -64,7 +64,7 @@ def make_outcome(
 
 
 def make_turns_group(*rollouts: Rollout, task_id: int = 7, tokenizer: Tokenizer | None = None) -> RolloutGroup:
-    """A group of these rollouts by the first test identity."""
+    """A group of `rollouts`, made by the first test identity."""
     group = make_group(task_id=task_id, tokenizer=tokenizer)
     return replace(group, rollouts=rollouts)
 
@@ -72,7 +72,7 @@ def make_turns_group(*rollouts: Rollout, task_id: int = 7, tokenizer: Tokenizer 
 def make_scored_episodes(
     *outcomes: EpisodeOutcome, correction: Correction = Correction.EXACT, task_id: int = 7
 ) -> ScoredGroup:
-    """A scored group of rollouts that have these outcomes, with actions a, b, c, ... in turn."""
+    """A scored group of one rollout for each outcome; the actions of its turns are a, b, c and so on."""
     policy_id = make_group().producer
     rollouts = [
         make_turns(

@@ -1,7 +1,7 @@
-"""A random tiny Qwen3 beside the tiny Llama, as a folder that a run can start from.
+"""Tiny models for tests: the shipped Llama, and a Qwen3 with random weights, each as a `model.source`.
 
-Invariant: it differs from the Llama where Qwen3 does: normalised queries and keys, heads of a width of their own, fewer
-heads of keys than of queries; both have tied weights and the character tokenizer.
+Invariant: the Qwen3 differs from the Llama as Qwen3 does: normalised queries and keys, a head width that is not hidden
+size / number of heads, and fewer key heads than query heads. Both have tied weights and the character tokenizer.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ QWEN3_SHAPE: Final[dict[str, Any]] = {
 
 
 def tiny_qwen3(seed: int = 0) -> nn.Module:
-    """A Qwen3 of the tiny Llama's size with random weights, norms included; the global RNG is untouched."""
+    """A Qwen3 of the tiny Llama's size with random weights, also in query and key norms; the CPU's RNG is unchanged."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = CharTokenizer()
@@ -46,7 +46,7 @@ def tiny_qwen3(seed: int = 0) -> nn.Module:
 
 
 def model_source(kind: str, folder: Path) -> str:
-    """`model.source` of a tiny model of a kind in KINDS; a Qwen3 is written to a new folder."""
+    """`model.source` of the tiny model of `kind`, one of KINDS; a Qwen3 is written to `folder`."""
     if kind == "llama":
         return "tiny"
     cast("Any", tiny_qwen3()).save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""The directory of a node that trained, without the time that training takes."""
+"""A trained node's directory, made without training."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ from swarm.telemetry import EventLog
 from swarm.types import NodeId
 from swarm.wire.run_manifest import write_toml
 
-OTHER: Final[NodeId] = "b" * 64  # taught it two of three groups
+OTHER: Final[NodeId] = "b" * 64  # made two of the node's three groups
 TASKS: Final = (
     {"name": "reverse", "kind": "char", "dataset": "reverse"},
     {"name": "sort", "kind": "char", "dataset": "sort"},
@@ -24,7 +24,10 @@ TASKS: Final = (
 
 
 def make_trained_node(directory: Path, *, seed: int = 3, **model: Any) -> NodeConfig:
-    """A directory as training the tiny model leaves it: weights of its own, a draw, an evaluation."""
+    """Writes a new directory as training the tiny model leaves it, with a checkpoint, a draw and an evaluation.
+
+    `seed` and `model` (keys of the section besides source and dtype) change the weights. Returns the configuration.
+    """
     directory.mkdir()
     config = NodeConfig.model_validate(
         {

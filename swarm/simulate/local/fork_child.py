@@ -1,9 +1,10 @@
 """Fork server of a local swarm, the server process: `python -m swarm.simulate.local.fork_child MODULE ...`.
 
-Standard input has a line of JSON for each process to start, standard output one for each that was started or has ended.
+A line of JSON on standard input starts a process; standard output has a line of JSON for each process that was started
+or has ended.
 
-Invariant: the process that forks has one thread and has done nothing but import; a fork has a session, signals and
-files of its own before its client gets its process id.
+Invariant: the process that forks has one thread and has done nothing but import; a fork has its own session, signals
+and files before the client gets its process id.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ _GPUS = ("/dev/nv", "/dev/kfd", "/dev/dri", "/dev/dxg")
 
 
 def main() -> None:
-    """Imports, then forks for each line of standard input. A fork goes on from here as `python -m <arguments>`."""
+    """Imports modules, then forks for each line of standard input; a fork runs as `python -m <arguments>`."""
     defer_gc()
     replies = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what an import prints is no reply
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 class _Server:
-    """Forks on request, and reports each fork that has ended."""
+    """Forks on request and reports each fork that has ended."""
 
     def __init__(self, requests: int, replies: int) -> None:
         self._requests, self._replies = requests, replies
@@ -56,7 +57,7 @@ class _Server:
             print(self._obstacle, file=sys.stderr)
 
     def serve(self) -> list[str] | None:
-        """Returns None at SIGTERM or the end of the requests, and in each fork the arguments that it is to run."""
+        """Forks until SIGTERM or end of input, then kills the forks; returns None, and in a fork its arguments."""
         own_pid = os.getpid()
         signal.set_wakeup_fd(self._wake)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -105,7 +106,7 @@ class _Server:
             os.write(self._replies, json.dumps(reply).encode() + b"\n")
 
     def _fork(self, request: JsonDict) -> bool:
-        """True in the fork; its id is reported only once its signals and files are its own."""
+        """Returns True in the fork; in the server, waits until the fork is detached, reports it and returns False."""
         own_pid = os.getpid()
         is_open, is_ready = os.pipe()
         signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -131,7 +132,7 @@ class _Server:
         return False
 
     def _detach(self, parent: int) -> None:
-        """Gives a fork a session of its own, none of the signal handlers and pipes, and an end with its parent."""
+        """Gives a fork its own session without the server's signal handlers and pipes; the fork dies with `parent`."""
         os.setsid()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -141,7 +142,7 @@ class _Server:
         die_with(parent)
 
     def _begin(self, request: JsonDict) -> None:
-        """Gives a fork its output and its environment; where it cannot go on as it is, it begins anew."""
+        """Sets output and environment of a fork; if forking was unsafe, replaces the fork by a new process."""
         null = os.open(os.devnull, os.O_RDONLY)
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -155,7 +156,7 @@ class _Server:
 
 
 def _obstacle() -> str:
-    """Why what this process has imported cannot be forked; empty where it can."""
+    """Reason why this process cannot be forked after its imports; "" if there is none."""
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         return STARTED_A_THREAD
     for descriptor in Path("/proc/self/fd").iterdir():

@@ -1,8 +1,8 @@
 """Fork server of a local swarm, client side: nodes are forked from one process that has imported torch (Linux).
 
 Eight tiny nodes on two cores make their first step after 12 to 16 s instead of 31 to 36, in 1.9 GiB instead of 3.9.
-multiprocessing's forkserver preloads modules too, but a fork of it has no session, log and environment of its own,
-outlives a killed server, and is no awaitable process with `python -m` as its program: what most of these lines do.
+multiprocessing's forkserver preloads modules too, but a fork of it shares session, log and environment, outlives a
+killed server, and is no awaitable process that runs `python -m`. Most lines here supply these features.
 
 Invariant: every fork dies with the fork server, and the server with its parent. The server process is
 `swarm.simulate.local.fork_child`.
@@ -41,11 +41,11 @@ OF_WORKERS = (
 )
 SILENCE_S = 120.0  # without CPU used by the imports
 END_S = 5.0
-LOST = -signal.SIGKILL  # exit code of a process that nobody was left to wait for
+LOST = -signal.SIGKILL  # exit code of a process whose end the server did not report
 
 
 class Forked:
-    """A process that was forked, with what `asyncio.subprocess.Process` offers of it."""
+    """A forked process, with the part of `asyncio.subprocess.Process` that a local swarm uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -53,23 +53,23 @@ class Forked:
         self._ended = asyncio.Event()
 
     async def wait(self) -> int:
-        """Waits for its end; its exit code, or minus the signal that ended it."""
+        """Waits for the end of the process; returns its exit code, or minus the number of the signal that ended it."""
         await self._ended.wait()
         assert self.returncode is not None
         return self.returncode
 
     def terminate(self) -> None:
-        """SIGTERM to this process alone. Raises ProcessLookupError where it has ended."""
+        """Sends SIGTERM to this process alone. Raises ProcessLookupError if there is no such process."""
         os.kill(self.pid, signal.SIGTERM)
 
     def end(self, code: int) -> None:
-        """Records its exit code, as the fork server reported it."""
+        """Records the exit code that the fork server reported."""
         self.returncode = code
         self._ended.set()
 
 
 class ForkServer:
-    """Client of the server process: `fork` starts `python -m <arguments>` without the imports."""
+    """Client of the server process: `fork` starts `python -m <arguments>` without the time of the imports."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
@@ -78,7 +78,7 @@ class ForkServer:
         self._running: dict[int, Forked] = {}
 
     async def fork(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked:
-        """Starts a process that writes to the end of a file.
+        """Starts a process; its output is appended to `log`.
 
         Raises:
             Unavailable: the fork server has ended, does not answer, or could not fork.
@@ -89,13 +89,13 @@ class ForkServer:
         self._requests.append(future)
         request = {"arguments": [*arguments], "environment": {**environment}, "log": str(log)}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        pid = self._process.pid  # alone: what was forked before works on
+        pid = self._process.pid  # not its tree: earlier forks use CPU, too
         if not await comes(future, partial(cpu_s, pid, is_whole_tree=False), SILENCE_S, math.inf):
             raise Unavailable(f"the fork server used no CPU for {SILENCE_S:.0f} s and forked nothing; see {self._log}")
         return future.result()
 
     def check(self) -> None:
-        """Raises Unavailable when it has ended: what was forked from it has ended with it."""
+        """Raises Unavailable if the fork server has ended; its forks have then ended as well."""
         if self._process.returncode is not None:
             raise Unavailable(self._end())
 
@@ -104,7 +104,7 @@ class ForkServer:
         return f"the fork server, and every node with it, ended with exit code {code}; see {self._log}"
 
     async def listen(self) -> None:
-        """Reads which process was forked and which has ended, until the server ends."""
+        """Handles the server's replies until the server ends; then kills what remains and fails open requests."""
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             reply: JsonDict = json.loads(line)
@@ -134,11 +134,11 @@ def _fail(future: "asyncio.Future[Forked]", why: str) -> None:
 
 @contextlib.asynccontextmanager
 async def fork_server(modules: Sequence[str], log: Path) -> AsyncGenerator[ForkServer | None]:
-    """A fork server that has imported `modules`; None where forking after imports is unsafe: each process begins anew.
+    """A fork server that imports `modules`; None if forking after imports is unsafe, so that processes start normally.
 
     Args:
-        modules: imported before the first fork; a module that fails to import is left to the forks that need it.
-        log: gets everything that the imports print.
+        modules: imported before the first fork; an import that fails is left to the forks that need it.
+        log: file that gets everything that the imports print.
     """
     if not can_fork_after_imports():
         yield None
@@ -166,5 +166,5 @@ async def fork_server(modules: Sequence[str], log: Path) -> AsyncGenerator[ForkS
 
 
 def environment() -> dict[str, str]:
-    """Environment of the processes of a local swarm: one thread each, since many share few cores."""
+    """Environment of the processes of a local swarm: one thread for each, since many share few cores."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}

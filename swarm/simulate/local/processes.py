@@ -1,8 +1,8 @@
-"""Processes of a local swarm: start, watch, kill, restart and stop, and an end to silence.
+"""Processes of a local swarm: start, watch, kill, restart and stop them, and end a silent simulation.
 
 Invariant: no process outlives the simulation; each has its own session and is killed with its group. A sign of life is
-work that advanced: an event, an activity of its worker, or, before there can be one, used CPU. Status files and
-heartbeats, which a process with a stuck worker goes on writing, are none.
+work that advanced: an event, an activity of its worker, or, before the first of these, used CPU. Status files and
+heartbeats are no signs of life, since a process with a stuck worker still writes them.
 """
 
 import asyncio
@@ -36,21 +36,21 @@ from swarm.telemetry import EventTail
 from swarm.types import JsonDict
 
 OF_WORK = (NodeStarted, GroupPut, GroupUnscored, GroupsDrawn, StepMade, PolicyEvaluated, VersionPublished, NodeFinished)
-POLL_S = 0.1  # between two looks at files of other processes
+POLL_S = 0.1  # between two reads of files of other processes
 # The longest between two signs of life of two SmolLM2 workers, in float32 on two AVX2 cores, was 37 s beside 4 busy
 # processes: the prefill of 57 prompts at once (13 s: a micro-batch). bfloat16 without hardware takes 6 times as long.
 SILENCE_S = 600.0
 
 
 class SimulationFailed(SwarmError, RuntimeError):
-    """A process of the simulation did not start, or died before the simulation ended it."""
+    """Failure of a simulation: a process did not start, fell silent, cannot make a step, or died unasked."""
 
 
-_ENDED = (ProcessLookupError, PermissionError)  # the second on macOS, of a group whose processes all wait to be reaped
+_ENDED = (ProcessLookupError, PermissionError)  # PermissionError: macOS, if all of the group are zombies
 
 
 class Process:
-    """One process of the simulation, its log file, and the events it writes."""
+    """One process of the simulation, with its log file and events."""
 
     def __init__(self, name: str, directory: Path, fork_server: ForkServer | None = None) -> None:
         self.name = name
@@ -64,7 +64,7 @@ class Process:
         self._tail = EventTail(directory / "events.jsonl")
 
     async def start(self, arguments: Sequence[str] = ()) -> None:
-        """Starts `python -m <arguments>`, or the same as before when empty. Its output goes to `<dir>/log.txt`."""
+        """Starts `python -m <arguments>` (empty: the last ones); output goes to `<dir>/log.txt`. Raises Unavailable."""
         self._arguments = [*arguments] or self._arguments
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / "log.txt"
@@ -84,7 +84,7 @@ class Process:
         return self._process is not None and self._process.returncode is None
 
     def check(self) -> None:
-        """Raises SimulationFailed with the end of its log when it died unasked, Unavailable when the server did."""
+        """Raises SimulationFailed with the log's end if the process died unasked, Unavailable if the server did."""
         if self._process is not None and self._process.returncode is not None and not self.is_expected_dead:
             if self._fork_server is not None:
                 self._fork_server.check()
@@ -93,11 +93,11 @@ class Process:
             )
 
     def log_tail(self) -> str:
-        """The end of its log."""
+        """The last 3000 characters of the log."""
         return (self.directory / "log.txt").read_text(errors="replace")[-3000:]
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the process and everything it started."""
+        """Sends a signal to the process and its group."""
         if number == signal.SIGKILL:
             self.is_expected_dead = True
         if self.is_alive and self._process is not None:
@@ -105,7 +105,7 @@ class Process:
                 os.killpg(self._process.pid, number)
 
     async def stop(self) -> None:
-        """SIGTERM to the process, also where SIGSTOP holds it; SIGKILL to its whole group when it does not end."""
+        """Ends the process with SIGTERM, also if SIGSTOP holds it, then kills what is left of its group."""
         self.is_expected_dead = True
         if self._process is None:
             return
@@ -121,13 +121,13 @@ class Process:
         await self._process.wait()
 
     def read_events(self) -> list[Event]:
-        """The events written since the last call (also kept in `events`)."""
+        """The events written since the last call; also appends them to `events`."""
         new = self._tail.read()
         self.events.extend(new)
         return new
 
     def sign_of_life(self) -> tuple[object, str]:
-        """A value that changes while its work advances, and its newest part in words (blocking)."""
+        """Returns a value that changes while the process advances, and a description of the newest change. Blocking."""
         activity = Activity.read(self.status().get("worker"))
         of_work = [event for event in self.events if isinstance(event, OF_WORK)]
         if activity is not None:
@@ -138,7 +138,7 @@ class Process:
         return used_s, f"starting, {used_s} s of CPU"
 
     def status(self) -> JsonDict:
-        """The newest status.json, or an empty dict."""
+        """The newest status.json; empty if it is missing or cannot be read as JSON."""
         try:
             return json.loads((self.directory / "status.json").read_text())
         except (FileNotFoundError, json.JSONDecodeError):
@@ -153,11 +153,11 @@ class _LastSign:
 
 
 class SilenceWatch:
-    """The newest sign of life of each process. Example: `watch.look(process)` now and then, then `watch.check(names)`.
+    """Newest sign of life of each process. Example: `watch.look(process)` now and then, then `watch.check(names)`.
 
     Args:
-        monotonic_s: the clock.
-        bound_s: of silence.
+        monotonic_s: clock, seconds.
+        bound_s: silence after which `check` fails, seconds.
     """
 
     def __init__(self, monotonic_s: Callable[[], float], bound_s: float = SILENCE_S) -> None:
@@ -166,18 +166,18 @@ class SilenceWatch:
 
     @property
     def last_signs(self) -> dict[str, str]:
-        """The newest sign of life of each, in words."""
+        """Process name -> description of its newest sign of life."""
         return {name: last.words for name, last in self._last.items()}
 
     def look(self, process: Process) -> None:
-        """Takes the sign of life that a process shows now (blocking)."""
+        """Records the sign of life that a process shows now. Blocking."""
         sign, words = process.sign_of_life()
         last = self._last.get(process.name)
         if last is None or last.sign != sign:
             self._last[process.name] = _LastSign(sign, words, self._monotonic_s())
 
     def check(self, names: Collection[str]) -> None:
-        """Raises SimulationFailed where one of these processes is silent, or all are and each waits for another."""
+        """Raises SimulationFailed if one process is silent without waiting for another, or if all are silent."""
         now_s = self._monotonic_s()
         last = {name: self._last[name] for name in names if name in self._last}
         silent = {name: each for name, each in last.items() if now_s - each.seen_s >= self._bound_s}

@@ -1,7 +1,7 @@
 """A local swarm: a coordinator and N node daemons as separate processes of one machine.
 
-Invariant: every reported number comes from the nodes' own event files; this process only starts, disturbs,
-watches and stops them.
+Invariant: every reported number comes from the nodes' own files; this process only starts, disturbs, watches and stops
+them.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ HEAVY = ("checkpoints", "weights", "engine")  # of a node's directory: gigabytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessFault:
-    """A disturbance of one process, some seconds after the first step of the run."""
+    """A disturbance of one process at a time after the first step of the run."""
 
     at_s: float
     kind: Literal["kill", "stop", "restart"]
@@ -73,7 +73,7 @@ class NodeRun:
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmRun:
-    """A simulation that has ended."""
+    """Events, status and times of a simulation that has ended."""
 
     options: SimulationOptions
     title: str
@@ -89,17 +89,18 @@ Tick = Callable[[Mapping[str, str]], None]  # node name -> what it does now
 
 
 async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, tick: Tick) -> SwarmRun:
-    """Runs a swarm until every node made its steps, or the time is up.
+    """Runs a swarm until every trainer that is left has made its steps, or the time is up.
 
     Args:
-        options: what to run.
-        directory: state of every process goes below it; without that of an earlier run.
-        watch: called with every event of every node as it appears.
-        tick: called now and then with what each node does.
+        options: options of the simulation.
+        directory: folder for the state of all processes, without the state of an earlier run.
+        watch: called with every event of every node as it appears, and of every disturbance.
+        tick: called about every POLL_S with node name -> newest sign of life.
 
     Raises:
-        SimulationFailed: a process did not start or died unasked.
-        Unavailable: the process that the others are forked from failed.
+        ConfigError: a configuration cannot work.
+        SimulationFailed: a process did not start, fell silent, died unasked, or does no useful work.
+        Unavailable: the fork server failed.
     """
     configs = node_configs(options, directory)
     if PRESETS[options.preset].lists_members:
@@ -114,7 +115,7 @@ async def run_swarm(options: SimulationOptions, directory: Path, watch: Watch, t
 
 
 def _listed(configs: Sequence[NodeConfig]) -> list[NodeConfig]:
-    """The nodes with a list of members, unless a configuration sets `entry`; all keys exist before a node starts."""
+    """Adds a list of members to the configurations, unless one sets `entry`; first makes the key of every node."""
     for config in configs:
         make_private(config.dir)
     members = tuple(load_or_create_identity(config.dir / "identity.key").node_id for config in configs)
@@ -131,7 +132,7 @@ async def _run(
     watch: Watch,
     tick: Tick,
 ) -> None:
-    """Starts everyone, follows them to the end, and stops whoever still runs."""
+    """Starts all processes, watches them to the end, and stops those that still run."""
     try:
         info = await _start_coordinator(coordinator, configs[0])
         for config in configs:
@@ -147,7 +148,7 @@ async def _run(
 
 
 def read_run(options: SimulationOptions, directory: Path, began_at_s: float) -> SwarmRun:
-    """Events and status that the ended processes of a run left in its directory."""
+    """The result of a run from the events and status files that its processes left in its directory."""
     nodes = tuple(_read_node(config) for config in node_configs(options, directory))
     # across nodes: each file alone has only its own first step
     steps_at_s = [made.at_s for node in nodes for made in events_of(StepMade, node.events)]
@@ -192,7 +193,7 @@ async def _start_coordinator(process: Process, node: NodeConfig) -> JsonDict:
 
 
 async def _read_when_there(path: Path, process: Process) -> JsonDict:
-    """JSON that a process writes as it starts. Raises SimulationFailed where it dies or falls silent before."""
+    """JSON that a process writes at its start. Raises SimulationFailed if the process dies or falls silent before."""
     silence = SilenceWatch(time.monotonic)
     while not await asyncio.to_thread(path.exists):
         process.check()
@@ -203,7 +204,7 @@ async def _read_when_there(path: Path, process: Process) -> JsonDict:
 
 
 def _config_to_offer(node: NodeConfig) -> NodeConfig:
-    """Configuration for nodes that join: only the run's bounds where it needs code or data of this machine."""
+    """Configuration for joining nodes: `node`, or its run and age bound if it needs code or data of this machine."""
     try:
         manifest_of(node, node.run_id, "", 0.0)
     except ConfigError:
@@ -229,14 +230,15 @@ async def _watch(
     watch: Watch,
     tick: Tick,
 ) -> None:
-    """Pumps events, and carries out the kills, stops and restarts that are due, until every trainer has finished.
+    """Reports events and applies due kills, stops and restarts, until every trainer has finished or the time is up.
 
-    The limit that the user gave counts from the first group, with which set-up is over; kills and stops count from the
-    first step.
+    The user's time limit counts from the first group, with which set-up is over; kills and stops count from the first
+    step.
 
     Raises:
         SimulationFailed: no step within that limit, none of a node's first MANY_UNSCORED groups could be scored, a
             worker died MANY_DEATHS times without a step, or a process fell silent or died unasked.
+        Unavailable: the fork server failed.
     """
     limit_s = math.inf if options.minutes is None else 60 * options.minutes
     everyone = {**nodes, "coordinator": coordinator}
@@ -291,14 +293,14 @@ async def _watch(
 
 
 def _require_life(process: Process, num_deaths: int) -> None:
-    """Ends a simulation in which a worker dies again and again. Raises SimulationFailed."""
+    """Raises SimulationFailed if a worker has died MANY_DEATHS times without a step."""
     if num_deaths >= MANY_DEATHS:
         raise SimulationFailed(f"{process.name}: its worker died {num_deaths} times without a step; end of its log:\n"
                                f"{process.log_tail()}")  # fmt: skip
 
 
 def _require_scores(name: str, event: Event, groups: Counter[str]) -> None:
-    """Ends a simulation in which a node's own answers cannot be scored. Raises SimulationFailed with the reason."""
+    """Counts an event; raises SimulationFailed with the reason if none of a node's first groups could be scored."""
     groups["scored"] += isinstance(event, GroupPut)
     if isinstance(event, GroupUnscored):
         groups["not scored"] += 1
@@ -307,7 +309,7 @@ def _require_scores(name: str, event: Event, groups: Counter[str]) -> None:
 
 
 def _why_no_step(nodes: dict[str, Process], trainers: set[str]) -> str:
-    """A hint to the cause: the wait of each trainer by its own status, and the log files."""
+    """A hint at the cause: the wait that each trainer's status shows, and the log files."""
     found = {name: waits_for(status) for name in sorted(trainers) if (status := nodes[name].status())}
     waiting = "".join(f"; {name} waits for {what}" for name, what in found.items() if what)
     return f"{waiting}; see the log.txt of each node"
@@ -328,7 +330,7 @@ async def _carry_out(action: ProcessFault, process: Process) -> Event:
 
 
 def delete_heavy(directories: Iterable[Path]) -> int:
-    """Deletes the HEAVY folders of nodes that have ended; events, logs and groups stay. Returns bytes."""
+    """Deletes the HEAVY folders of nodes that have ended; returns the freed bytes. Events, logs and groups stay."""
     freed = 0
     for folder in [directory / name for directory in directories for name in HEAVY]:
         if folder.is_dir() and not folder.is_symlink():

@@ -1,7 +1,8 @@
 """Groups of adversaries that follow the rules: signed, fresh, rightly rewarded, and made to do harm.
 
-Invariant: an attack is a function of task, version and random numbers. Those in `ADMISSIBLE` may pass every check of
-admission, so that what they do to a learner is bounded by other defences; honest admission refuses all others.
+Invariant: an attack is a function of task, version and random numbers. Groups of an attack in `ADMISSIBLE` may pass
+every check of admission, so that other defences must bound their effect on a learner; honest admission refuses the
+groups of all other attacks.
 """
 
 import random
@@ -48,7 +49,7 @@ ATTACKS: Final = (*ADMISSIBLE, *INADMISSIBLE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Answer:
-    """One answer: its text, and what is claimed about its tokens."""
+    """One answer: its text, and the claims about its tokens."""
 
     text: str
     logprob: float | None = None
@@ -62,9 +63,9 @@ class Adversary:
 
     Args:
         attack: one of ATTACKS.
-        author: of the groups; answers are as many and as long as its configuration asks for.
-        rng: of everything that is drawn.
-        heard: groups of others that this node has.
+        author: producer of the groups; its configuration sets the group size and the token limit.
+        rng: random numbers of the attack.
+        heard: returns groups that this node has received.
 
     Example:
         groups = Adversary(attack="invented", ...).groups(mixture.tasks(0, 4), version)
@@ -78,7 +79,7 @@ class Adversary:
     _made: list[RolloutGroup] = field(default_factory=list[RolloutGroup], init=False)
 
     def groups(self, tasks: Sequence[Task], version: PolicyVersion) -> list[RolloutGroup]:
-        """One group for each task, named as made with `version`, its rewards not filled in yet."""
+        """One unscored group for each of `tasks`, with `version` as its policy; some attacks use another task."""
         return [self._group(task, version) for task in tasks]
 
     def _group(self, task: Task, version: PolicyVersion) -> RolloutGroup:
@@ -106,7 +107,7 @@ class Adversary:
         return replace(named, verifier=UNSCORED, created_at_s=self.author.clock.now_s())
 
     def _answers(self, task: Task) -> list[_Answer]:
-        """Half of them right, so that the group says something."""
+        """Answers to a task, the first half of them right, so that the group has reward variance."""
         right = self.author.environments[task.env].reference(task.task_id)
         count, most = self.author.config.generator.group_size, self.author.config.generator.max_new_tokens
         last = self.rng.choice([letter for letter in LETTERS if letter != right[-1:]])

@@ -24,14 +24,14 @@ class Author:
 
     @property
     def sampling(self) -> Sampling:
-        """Sampling that the configuration asks for."""
+        """Temperature and token limit of the configuration."""
         generator = self.config.generator
         return Sampling(temperature=generator.temperature, max_new_tokens=generator.max_new_tokens)
 
     def group(
         self, task: Task, rollouts: Sequence[Rollout], policy_id: str = "", verifier: str = UNSCORED
     ) -> RolloutGroup:
-        """A group of the author, made now; its lineage is the author's own unless `policy_id` names another."""
+        """A group of this node, created now; its lineage is the node's own unless `policy_id` names another."""
         return RolloutGroup(
             run_id=self.config.run_id,
             producer=self.node_id,

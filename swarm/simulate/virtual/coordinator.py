@@ -1,8 +1,8 @@
-"""Coordinator of a virtual swarm: the real core in process, which a fault plan can crash.
+"""Coordinator of a virtual swarm: the real core in this process, which a fault plan can crash.
 
-Invariant: what its store holds survives a crash, the rest does not; a client sees nothing but the calls of the seam,
-and what it sees is in the history. A call that a crash met is carried out wholly or not at all, and its caller never
-learns which.
+Invariant: the contents of the store survive a crash, everything else is lost; a client uses only the calls of
+`CoordinatorClient`, `read_head` and `list_members`, which the history records. A call interrupted by a crash is carried
+out wholly or not at all, and its caller does not learn which.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from swarm.types import Advice, EdgeReport, NodeId, NodeReport, PolicyVersion
 
 
 class SlowStore(MemoryCoordinatorStore):
-    """A store whose writes take time, before they are on the disk and after."""
+    """A store whose writes take random time before and after the data are on the disk."""
 
     def __init__(self, write_s: float, seed: str) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class SlowStore(MemoryCoordinatorStore):
         self.is_dead = False  # the core that writes here crashed
 
     def next_life(self) -> "SlowStore":
-        """The same disk for the next core; whatever the last one still does reaches it no more."""
+        """Returns a store with the same contents for the next core; later writes to this one raise Unavailable."""
         self.is_dead = True
         following = copy(self)
         following.is_dead = False
@@ -66,12 +66,13 @@ class SlowStore(MemoryCoordinatorStore):
 
 
 class VirtualCoordinator:
-    """The coordinator's pure core; what its store holds survives a crash, the rest does not.
+    """The real coordinator core over a store that survives a crash.
 
     Args:
-        clock: of the coordinator.
-        write_s: most that a write to its disk takes.
-        core: a test puts a broken one here.
+        clock: clock of the coordinator.
+        write_s: longest time that a write to its disk takes, seconds.
+        seed: seed of the times of writes.
+        core: class of the core; a test may pass a broken one.
     """
 
     def __init__(
@@ -84,21 +85,21 @@ class VirtualCoordinator:
         self.core: CoordinatorCore | None = core(clock, self._store)
 
     def crash(self) -> None:
-        """It answers no call until `restart`; every watch ends."""
+        """Stops the core: calls raise Unavailable until `restart`, and every watch ends."""
         if self.core is not None:
             self.core.watches.end()
         self.core = None
         self._store = self._store.next_life()
 
     async def restart(self) -> None:
-        """A new core over the same store."""
+        """Starts a new core over the same store."""
         core = self._make_core(self._clock, self._store)
         await core.restore()
         self.core = core
 
 
 class CoreClient:
-    """The coordinator as a node calls it, without a network; unavailable while it is down."""
+    """The coordinator as a node calls it, without a network; calls raise Unavailable while the coordinator is down."""
 
     def __init__(self, coordinator: VirtualCoordinator, node_id: NodeId) -> None:
         self._coordinator = coordinator
@@ -112,21 +113,21 @@ class CoreClient:
         return self._coordinator.core
 
     async def heartbeat(self, report: NodeReport) -> Advice:
-        """Renews the lease."""
+        """Renews the node's lease and returns advice."""
         core = self._core
         with self._history.heartbeat(self._node_id) as call:
             call.advice = advice = await _whole(core.heartbeat(self._node_id, report))
         return advice
 
     async def record_versions(self, versions: Sequence[PolicyVersion]) -> None:
-        """Adds to the ledger."""
+        """Hands versions of the node's lineage to the ledger, which may refuse some."""
         core = self._core
         with self._history.record(self._node_id, versions) as call:
             answers = await _whole(core.record_versions(self._node_id, versions))
             call.accepted = tuple(answer.accepted for answer in answers)
 
     async def watch_versions(self, policy_id: str) -> AsyncIterator[PolicyVersion]:
-        """Heads of a lineage."""
+        """Yields the head of a lineage, then each newer head; a slow reader may miss some."""
         core = self._core
         with self._history.watch(policy_id) as watch:
             async with aclosing(core.watch_versions(self._node_id, policy_id)) as heads:
@@ -135,14 +136,14 @@ class CoreClient:
                         yield head
 
     async def read_head(self, policy_id: str) -> PolicyVersion | None:
-        """The head of a lineage, as the status page shows it."""
+        """The head of a lineage in the ledger, as the status page shows it; None if the ledger has none."""
         core = self._core
         with self._history.read_head(policy_id) as call:
             call.head = core.ledger.head(policy_id)
         return call.head
 
     async def list_members(self) -> dict[NodeId, bool]:
-        """Members, and whether each one's lease runs."""
+        """Node id of each member -> True if the member's lease runs."""
         core = self._core
         with self._history.list_members() as call:
             now_s = core.clock.now_s()
@@ -150,19 +151,19 @@ class CoreClient:
         return call.members
 
     async def leave(self) -> None:
-        """Ends the lease."""
+        """Ends the node's lease."""
         core = self._core
         with self._history.leave(self._node_id):
             await _whole(core.leave(self._node_id))
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing: there is no connection."""
 
 
 async def observe(
     coordinator: VirtualCoordinator, node_id: NodeId, others: Sequence[NodeId], rng: random.Random
 ) -> None:
-    """A client that watches and reads, now and then, for ever, and hands in versions in every order."""
+    """Runs a client that watches heads, reads, and records versions in any order, at random times, until cancelled."""
     client, lineages = CoreClient(coordinator, node_id), [node_id, *others]
     owner = UnrulyOwner(node_id, rng)
     while True:
@@ -184,7 +185,7 @@ async def observe(
 
 
 async def _whole(call: Coroutine[None, None, Result]) -> Result:
-    """Carried out to its end also when the caller dies, as the service does."""
+    """Awaits a call that runs to its end even if the caller is cancelled, as in the real service."""
     task = asyncio.ensure_future(call)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be there to take it
     return await asyncio.shield(task)

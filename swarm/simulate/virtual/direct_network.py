@@ -1,7 +1,7 @@
-"""Network in memory without relays: members, latency, bandwidth, the faults of a plan, and direct connections.
+"""In-memory network without relays: direct connections with the latency, bandwidth and faults of a plan.
 
-Invariant: every decision comes from one seeded generator, so under a virtual loop a run is the same each time. Every
-wait on a connection wakes when it is cut; a stream keeps its order, except for items made late.
+Invariant: every random decision comes from one seeded generator, so that a run on a virtual loop repeats exactly. A cut
+of a connection wakes everything that waits on the connection; a stream keeps its order, except for items sent late.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ Observer = Callable[[float, str, NodeId, NodeId], None]
 
 
 class DirectNetwork:
-    """Nodes that reach each other through a fault plan, without relays."""
+    """A network whose nodes connect directly, under the faults of a plan."""
 
     def __init__(self, seed: int, faults: FaultPlan, observe: Observer | None = None) -> None:
-        """Must be made on the event loop that runs the nodes: its time 0 is now."""
+        """Creates the network at network time 0; call this on the event loop that runs the nodes."""
         self.faults = faults
         self.counts: Counter[str] = Counter()  # events by kind: delivered, drop, corrupt, duplicate, ...
         self._rng = random.Random(f"network {seed}")
@@ -46,34 +46,34 @@ class DirectNetwork:
         self._nodes_at: dict[str, NodeId] = {}  # endpoint -> node
         self._lines: dict[NodeId, dict[Line, None]] = {}  # open ones, in the order in which they were opened
         self._uplink_free_s: dict[NodeId, float] = {}
-        self.control_bytes: Counter[str] = Counter()  # all that is no group and no weights, by kind
+        self.control_bytes: Counter[str] = Counter()  # by kind; neither groups nor weights
         self.outward: frozenset[NodeId] = frozenset()  # nodes that nobody can dial
-        self.lied_to: set[NodeId] = set()  # by those who were to dial them
+        self.lied_to: set[NodeId] = set()  # nodes that got a false dial-back report
         self.check_stream: Callable[[NodeId, NodeId, Cursor, bool], None] = lambda reader, author, at, is_begun: None
-        """Called with reader, author and position of a stream that begins there, or brings an item."""
+        """Called with reader, author and position of a stream that begins (True) or of an item that arrives (False)."""
 
     def now_s(self) -> float:
         """Seconds since the network was made."""
         return self._loop.time() - self._origin_s
 
     def add(self, node_id: NodeId) -> int:
-        """The number of a node in the fault plan; the same again after a restart."""
+        """Registers a node and returns its number in the fault plan; a second call returns the same number."""
         return self._numbers.setdefault(node_id, len(self._numbers))
 
     def is_parted(self) -> bool:
-        """True while any partition is on."""
+        """True while any partition lasts."""
         now_s = self.now_s()
         return any(p.start_s <= now_s < p.end_s for p in self.faults.partitions)
 
     def is_cut(self, a: NodeId, b: NodeId) -> bool:
-        """True while a partition separates the two (also for a MemoryDirectory's `can_see`)."""
+        """True while a partition separates the two nodes."""
         if not self.faults.partitions:
             return False
         now_s, first, second = self.now_s(), self.add(a), self.add(b)
         return any(p.start_s <= now_s < p.end_s and p.cuts(first, second) for p in self.faults.partitions)
 
     def crash(self, node_id: NodeId) -> None:
-        """The node is gone at once: it answers nobody and every connection from, to or through it breaks."""
+        """Takes a node off the network: the node answers no call, and each connection from, to or through it breaks."""
         self._handlers.pop(node_id, None)
         for line in self._lines.pop(node_id, {}):
             line.cut(f"{node_id[:8]} is gone")
@@ -81,52 +81,52 @@ class DirectNetwork:
     # What transports and lines need.
 
     def serve(self, node_id: NodeId, handler: ExchangeHandler) -> str:
-        """Registers who answers for a node; returns its endpoint."""
+        """Registers the handler that answers for a node; returns the node's endpoint."""
         self.add(node_id)
         self._handlers[node_id] = handler
         return self.name(node_id)
 
     def name(self, node_id: NodeId) -> str:
-        """Gives a node its endpoint."""
+        """Registers the endpoint of a node, without a handler, and returns the endpoint."""
         endpoint = self.endpoint_of(node_id)
         self._nodes_at[endpoint] = node_id
         return endpoint
 
     def endpoint_of(self, node_id: NodeId) -> str:
-        """The address of a node, even of one that cannot be dialled there."""
+        """The endpoint of a node, also of one that cannot be dialled there."""
         return f"{node_id[:16]}.memory:1"
 
     def is_dialable(self, node_id: NodeId) -> bool:
-        """True where a connection to the node's own endpoint arrives."""
+        """True unless the node is one that nobody can dial."""
         return node_id not in self.outward
 
     def lines_of(self, client: NodeId) -> "list[Line]":
-        """The open connections that a node opened."""
+        """The open connections that `client` opened."""
         return [line for line in self._lines.get(client, {}) if line.client == client]
 
     def count(self, kind: str, num_bytes: float) -> None:
-        """Control bytes of one kind."""
+        """Adds control bytes of one kind to `control_bytes`."""
         self.control_bytes[kind] += int(num_bytes)
 
     def handler_at(self, endpoint: str) -> tuple[NodeId, ExchangeHandler] | None:
-        """The live node behind an endpoint."""
+        """Id and handler of the live node at an endpoint; None if there is none."""
         node_id = self._nodes_at.get(endpoint, "")
         handler = self._handlers.get(node_id)
         return None if handler is None else (node_id, handler)
 
     def handler(self, node_id: NodeId) -> ExchangeHandler | None:
-        """The handler of a node; None where it is not live."""
+        """The handler of a node; None if the node is not live."""
         return self._handlers.get(node_id)
 
     def handler_of(self, node_id: NodeId) -> ExchangeHandler:
-        """The handler of a live node. Raises Unavailable."""
+        """The handler of a node. Raises Unavailable if the node is not live."""
         handler = self._handlers.get(node_id)
         if handler is None:
             raise Unavailable(f"{node_id[:8]} does not answer")
         return handler
 
     def next_cut_s(self, a: NodeId, b: NodeId) -> float:
-        """Seconds until the next partition between the two begins; 0 during one, inf when none is planned."""
+        """Seconds until the next partition between two nodes begins; 0 during one, inf if none is planned."""
         now_s, first, second = self.now_s(), self.add(a), self.add(b)
         ahead = [
             max(0.0, p.start_s - now_s) for p in self.faults.partitions if p.end_s > now_s and p.cuts(first, second)
@@ -134,21 +134,21 @@ class DirectNetwork:
         return min(ahead, default=math.inf)
 
     def attach(self, line: "Line") -> None:
-        """Remembers an open connection under both its ends."""
+        """Records an open connection under both its ends and its relay."""
         for node_id in line.ends:
             self._lines.setdefault(node_id, {})[line] = None
 
     def detach(self, line: "Line") -> None:
-        """Forgets a closed connection."""
+        """Removes the record of a connection."""
         for node_id in line.ends:
             self._lines.get(node_id, {}).pop(line, None)
 
     def happens(self, rate: float) -> bool:
-        """One seeded decision; draws nothing when the fault is off."""
+        """Decides at random whether a fault of this rate happens; rate 0 consumes no random number."""
         return rate > 0 and self._rng.random() < rate
 
     def transit_s(self, sender: NodeId, size_bytes: int) -> float:
-        """Seconds until a message sent now has arrived: queueing at the sender's uplink, latency and jitter."""
+        """Queues a message at the sender's uplink; returns the seconds until it arrives, with latency and jitter."""
         now_s = self.now_s()
         sent_s = max(now_s, self._uplink_free_s.get(sender, 0.0)) + size_bytes / self.faults.bytes_per_s
         self._uplink_free_s[sender] = sent_s
@@ -156,29 +156,29 @@ class DirectNetwork:
         return sent_s - now_s + self.faults.latency_s + jitter_s
 
     def lateness_s(self) -> float:
-        """Delay of a reordered message, seconds."""
+        """Random delay of a reordered message, seconds."""
         return self._rng.uniform(0.0, self.faults.reorder_s)
 
     def corrupt(self, data: bytes) -> bytes:
-        """The same with one bit flipped."""
+        """Returns a copy of the data with one random bit flipped; no data counts as one zero byte."""
         changed = bytearray(data or b"\0")
         changed[self._rng.randrange(len(changed))] ^= 1 << self._rng.randrange(8)
         return bytes(changed)
 
     def note(self, kind: str, sender: NodeId, receiver: NodeId) -> None:
-        """Counts and reports one event."""
+        """Counts one event and reports it to the observer."""
         self.counts[kind] += 1
         if self._observe is not None:
             self._observe(self.now_s(), kind, sender, receiver)
 
 
 class Line:
-    """One open connection; a cut, as at the start of a partition, wakes every waiter."""
+    """A connection between two nodes; a cut, as at the start of a partition, wakes every waiter."""
 
     def __init__(
         self, network: "DirectNetwork", client: NodeId, server: NodeId, ping_s: float = PING_S, via: NodeId = ""
     ) -> None:
-        """`via`: the relay in between, if any; `ping_s`: silence after which the client pings."""
+        """Opens a connection, through the relay `via` if given; the client pings after `ping_s` seconds of silence."""
         self._network, self.client, self.server = network, client, server
         self.ends = (client, server, via) if via else (client, server)
         self._ping_s, self._quiet_since_s = ping_s, network.now_s()
@@ -193,11 +193,11 @@ class Line:
 
     @property
     def is_open(self) -> bool:
-        """False once it was cut."""
+        """True until the connection is cut."""
         return not self._reason
 
     def cut(self, reason: str) -> None:
-        """Breaks the connection; idempotent."""
+        """Breaks the connection and wakes its waiters; a second call does nothing."""
         if self._reason:
             return
         self.note_arrival()
@@ -209,7 +209,7 @@ class Line:
             wake()
 
     def note_arrival(self) -> None:
-        """A message reached the client, which pinged at each `ping_s` of the silence before it."""
+        """Notes that a message reached the client, and counts the pings of the silence before."""
         now_s = self._network.now_s()
         num_pings = 0 if self._num_carried else int((now_s - self._quiet_since_s) / self._ping_s)
         if num_pings:
@@ -217,29 +217,29 @@ class Line:
         self._quiet_since_s = now_s
 
     def carry(self, change: int) -> None:
-        """One more (1) or one less (-1) connection goes through this line."""
+        """Adds 1 or -1 to the number of relayed connections over this line."""
         self.note_arrival()
         self._num_carried += change
 
     def transit_s(self, sender: NodeId, size_bytes: int) -> float:
-        """Seconds until a message that one end sends now has reached the other."""
+        """Seconds until a message that `sender` sends now has reached the other end of the connection."""
         return self._network.transit_s(sender, size_bytes)
 
     async def until_cut(self) -> None:
-        """Waits until it breaks, for ever if need be. Raises Unavailable then."""
+        """Waits without a time limit until the connection breaks, then raises Unavailable."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         with self.waking(partial(_wake, waiter)):
             await waiter
         self.check()
 
     def check(self) -> None:
-        """Raises Unavailable when the connection is broken."""
+        """Raises Unavailable if the connection is broken."""
         if self._reason:
             raise Unavailable(f"connection to {self.server[:8]} broke: {self._reason}")
 
     @contextmanager
     def waking(self, wake: Callable[[], object]) -> Generator[None]:
-        """Calls `wake` if the connection breaks within. Raises Unavailable when it is broken already."""
+        """Calls `wake` if the connection breaks during the block. Raises Unavailable if it is already broken."""
         self.check()
         key = object()
         self._wakers[key] = wake
@@ -249,7 +249,7 @@ class Line:
             del self._wakers[key]
 
     async def wait(self, seconds: float) -> None:
-        """Lets time pass on an open connection. Raises Unavailable as soon as it breaks."""
+        """Waits for some seconds. Raises Unavailable as soon as the connection breaks."""
         if seconds > 0:
             self.check()
             waiter: asyncio.Future[None] = self._loop.create_future()
@@ -269,7 +269,7 @@ def _wake(waiter: "asyncio.Future[None]") -> None:
 
 
 class UnderWay(Generic[Item]):
-    """Items of one stream that were sent and not read yet: a sender waits for room, a reader for arrivals."""
+    """Items of one stream that were sent and not read yet; `room` limits the sender, `read` waits for arrivals."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -283,7 +283,7 @@ class UnderWay(Generic[Item]):
         self._num_late = 0
 
     def send(self, item: Item, at_s: float) -> None:
-        """The item arrives at `at_s` (loop time), behind all that was sent before it."""
+        """Sends an item that arrives at `at_s` (loop time), but not before an item of an earlier `send`."""
         self._num_free -= 1
         if not self._travelling and at_s <= self._loop.time():
             self._arrive(item)
@@ -293,31 +293,31 @@ class UnderWay(Generic[Item]):
             self._timer = self._loop.call_at(at_s, self._land)
 
     def send_late(self, item: Item, at_s: float) -> None:
-        """The item arrives at `at_s` (loop time), whatever arrives before it."""
+        """Sends an item that arrives at `at_s` (loop time), regardless of other items."""
         self._num_free -= 1
         self._num_late += 1
         self._late[self._num_late] = self._loop.call_at(at_s, self._land_late, self._num_late, item)
 
     def end(self, error: Exception) -> None:
-        """Ends the stream after the items in flight; the reader gets the reason."""
+        """Ends the stream with `error`, which arrives with the last item of `send` that is in flight, else at once."""
         if self._travelling:
             self._travelling.append((self._travelling[-1][0], error))
         else:
             self._arrive(error)
 
     def break_off(self, error: Exception) -> None:
-        """Cuts the stream: the reader gets the error at once."""
+        """Breaks the stream: `error` arrives now, before the items in flight."""
         self._arrive(error)
 
     def stop(self) -> None:
-        """Ends the stream from the reader's side."""
+        """Stops the stream for the reader: drops all items and timers."""
         for timer in (*self._late.values(), *([] if self._timer is None else [self._timer])):
             timer.cancel()
         self._arrived.clear()  # an error in it holds the frames that hold this
         self._travelling.clear()
 
     async def read(self) -> Item | Exception:
-        """The next arrival, or why there is none."""
+        """Waits for the next arrival and returns it: an item, or the error that ended the stream."""
         while not self._arrived:
             self._reader = self._loop.create_future()
             await self._reader
@@ -327,14 +327,14 @@ class UnderWay(Generic[Item]):
         return self._arrived.popleft()
 
     async def room(self) -> None:
-        """Waits until another item may be sent."""
+        """Waits until fewer than WINDOW items are unread."""
         while self._num_free <= 0:
             self._sender = self._loop.create_future()
             await self._sender
             self._sender = None
 
     def _land(self) -> None:
-        """Everything that has travelled long enough arrives."""
+        """Delivers every item whose time of arrival has come."""
         travelling = self._travelling
         due_s = max(self._loop.time(), travelling[0][0])  # a loop may run a timer a little early
         while travelling and travelling[0][0] <= due_s:

@@ -1,6 +1,6 @@
-"""Directory in memory, with the contract of the one in the DHT: signed adverts that expire.
+"""In-memory directory with the contract of the DHT directory: signed adverts that expire.
 
-Invariant: an advert enters only as the signed bytes that would travel, opened again as a reader would.
+Invariant: an advert is sealed and opened before it is stored, as on its way through a network.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ CanSee = Callable[[NodeId, NodeId], bool]
 
 
 class MemoryDirectory:
-    """The adverts of every node of a virtual swarm, shared by their views.
+    """The adverts of every node of a virtual swarm, shared by the nodes' views.
 
     Example:
         directory = MemoryDirectory(clock, can_see=lambda reader, author: not network.is_cut(reader, author))
@@ -31,35 +31,35 @@ class MemoryDirectory:
         is_parted: Callable[[], bool] = lambda: True,
         verify: Verify = verify,
     ) -> None:
-        """Without `can_see`, or while not `is_parted()`, everybody sees everybody.
+        """Creates an empty directory. Without `can_see`, or while not `is_parted()`, every node sees every advert.
 
-        `clock`: of the nodes that keep the adverts; adverts that expired long ago by it are dropped.
+        `clock` has the true time, by which adverts are dropped long after they expired.
         """
         self._clock = clock
         self.verify = verify
         self.can_see = can_see
         self.is_parted = is_parted
         self.adverts: dict[tuple[str, NodeId], Advert] = {}
-        self.inspect: Callable[[Advert, int], None] | None = None  # called with each advert and its bytes
-        self.note_lookup: Callable[[int], None] | None = None  # called with the bytes of all that a look-up found
+        self.inspect: Callable[[Advert, int], None] | None = None  # called with each advert and its size in bytes
+        self.note_lookup: Callable[[int], None] | None = None  # called with the total bytes of the adverts of a look-up
         self.sizes: dict[NodeId, int] = {}  # bytes of adverts
 
     def put(self, run_id: str, advert: Advert) -> None:
-        """Keeps an opened advert; the table stays ordered by run and node id."""
+        """Stores an opened advert in place of the node's last one; adverts stay ordered by run and node id."""
         key, is_new = (run_id, advert.node_id), (run_id, advert.node_id) not in self.adverts
         self.adverts[key] = advert
         if is_new:
             self.adverts = dict(sorted(self.adverts.items()))
 
     def found(self, run_id: str, now_s: float) -> list[Advert]:
-        """Adverts of the run that have not expired by the clock of the reader."""
+        """Adverts of the run that have not expired at `now_s`, the reader's wall clock."""
         long_ago_s = self._clock.now_s() - MAX_ADVERT_TTL_S
         for key in [key for key, advert in self.adverts.items() if advert.expires_at_s < long_ago_s]:
             del self.adverts[key]
         return [advert for (run, _), advert in self.adverts.items() if advert.expires_at_s > now_s and run == run_id]
 
     def view(self, identity: Identity, run_id: str, clock: Clock) -> "MemoryView":
-        """The directory as one node sees it."""
+        """The directory as the node of `identity` sees it, with the node's clock."""
         return MemoryView(self, identity, run_id, clock)
 
 
@@ -74,7 +74,7 @@ class MemoryView:
         self._is_stopped = False
 
     async def announce(self, advert: Advert) -> None:
-        """Publishes the own advert, replacing the last. Raises Unavailable after stop."""
+        """Publishes this node's advert, replacing the last. Raises Unavailable after `stop`."""
         self._check_running()
         now_s = self._clock.now_s()
         check_own(advert, self._identity.node_id, self._run_id, now_s)
@@ -87,7 +87,7 @@ class MemoryView:
             self._directory.inspect(opened, len(sealed))
 
     async def lookup(self) -> list[Advert]:
-        """Unexpired adverts of the run that this node can see now, by node id."""
+        """Unexpired adverts of the run that this node can see, ordered by node id. Raises Unavailable after `stop`."""
         self._check_running()
         me, directory = self._identity.node_id, self._directory
         found = directory.found(self._run_id, self._clock.now_s())
@@ -99,11 +99,11 @@ class MemoryView:
         return [advert for advert in found if advert.node_id == me or can_see(me, advert.node_id)]
 
     async def maintain(self) -> None:
-        """Nothing to repair in memory."""
+        """Repairs nothing. Raises Unavailable after `stop`."""
         self._check_running()
 
     async def stop(self) -> None:
-        """Leaves; the advert stays until it expires, as in the DHT."""
+        """Ends the use of the directory; the advert stays until it expires, as in the DHT."""
         self._is_stopped = True
 
     def _check_running(self) -> None:

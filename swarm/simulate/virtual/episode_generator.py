@@ -1,7 +1,7 @@
-"""Engine of a virtual node that plays episodes: scripted actions, the product's own environment side, virtual time.
+"""Engine of a virtual node that plays episodes: scripted actions, real environments, virtual time.
 
-Invariant: what an episode holds follows from its task, the seed of its engine, its number and the weights that drew
-each action; a row waits for its own environment alone.
+Invariant: an episode follows from its task, the seed of its engine, its number and the versions that made its actions;
+each episode waits for its own environment alone.
 """
 
 import asyncio
@@ -29,21 +29,21 @@ from swarm.types import (
     VersionSpan,
 )
 
-LOGPROB: Final = -0.02  # of every token: nodes that say the same have copied nothing
+LOGPROB: Final = -0.02  # of every action token; equal log-probs of two nodes are no sign of a copy here
 MOST_RIGHT: Final = 0.6  # share of episodes without a mistake that a node reaches
 MISTAKES: Final = ("", "#", "<tool_call>{", "nobody", "?zzz", "u", "l", "CALC(1 + 1)", "Answer: 0", "?" * 200)
 
 
 class Demonstrated(Protocol):
-    """An environment of several turns that can show how it is solved."""
+    """An environment of several turns that can show a solution."""
 
     def demonstration(self, task_id: int) -> Actions:
-        """Actions that earn every reward. Raises LookupError."""
+        """Actions that earn every reward of a task. Raises LookupError for an unknown task."""
         ...
 
 
 def demonstration(environment: Environment, task: Task) -> Actions:
-    """Actions that solve a task."""
+    """Actions that solve a task: the reference answer, or the demonstration of a task of several turns."""
     if task.max_turns == 1:
         return (environment.reference(task.task_id),)
     return cast(Demonstrated, environment).demonstration(task.task_id)
@@ -51,7 +51,7 @@ def demonstration(environment: Environment, task: Task) -> Actions:
 
 @dataclass(kw_only=True)
 class ScriptedActions:
-    """The actions of one episode: a demonstration, with mistakes in between."""
+    """The actions of one episode: a demonstration with random mistakes in between."""
 
     shown: Actions
     mistakes: float  # chance of one at each turn
@@ -59,7 +59,7 @@ class ScriptedActions:
     _num_shown: int = 0
 
     def next(self) -> str:
-        """The text of the next turn."""
+        """The text of the next turn; after the demonstration its last action again."""
         if self.rng.random() < self.mistakes:
             return self.rng.choice(MISTAKES)
         self._num_shown += 1
@@ -68,7 +68,7 @@ class ScriptedActions:
 
 @dataclass(kw_only=True)
 class _Row:
-    """One episode in the making."""
+    """Actions and tokens of an episode in progress."""
 
     actions: list[str] = field(default_factory=list[str])
     ids: list[int] = field(default_factory=list[int])
@@ -93,13 +93,13 @@ class _Row:
 
 @dataclass(kw_only=True)
 class EpisodeEngine:
-    """Plays the episodes of a batch beside each other; takes the place of `Worker.ask`.
+    """Plays the episodes of a batch concurrently; takes the place of `Worker.ask`.
 
     Args:
-        version: of the weights at this moment, before each action.
-        tasks: of the training sequence, by first number and count.
-        seed: of everything that is drawn.
-        pace: how long everything takes, 1 is middling.
+        version: returns the version of the weights; called before each action.
+        tasks: returns tasks of the training sequence, by first number and count.
+        seed: seed of all random numbers.
+        pace: factor on every duration; 1 is middling.
     """
 
     exchange: LocalExchange
@@ -111,7 +111,7 @@ class EpisodeEngine:
     pace: float
 
     async def ask(self, first: int, count: int) -> list[RolloutGroup]:
-        """The groups of `count` tasks from number `first` on."""
+        """One group of episodes for each of `count` tasks from number `first` on."""
         size = self.author.config.generator.group_size
         tasks = self.tasks(first, count)
         player = EpisodePlayer(
@@ -163,7 +163,7 @@ class EpisodeEngine:
             await asyncio.sleep(seconds * self.pace)
 
     def _step(self, env: str, task_id: int, actions: Actions) -> "Future[EpisodeOutcome]":
-        """As `episode_player.Step`: the agent's verifier plays the environment, in place."""
+        """Takes one step through the agent's verifier, which must not suspend; an `episode_player.Step`."""
         answer: Future[EpisodeOutcome] = Future()
         stepping = self.exchange.step(env, task_id, actions)
         try:

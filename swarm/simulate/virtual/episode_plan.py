@@ -1,7 +1,7 @@
 """Plan of the episodes that a virtual swarm plays in place of single answers: environments, limits, recipe, time.
 
-Invariant: a plan is frozen and plain, and drawn from a seed alone; every configuration that it makes is one that a node
-would start with.
+Invariant: a plan is frozen and plain, and a random one follows from its seed alone; every configuration that it makes
+is one that a node would start with.
 """
 
 import random
@@ -16,7 +16,7 @@ from swarm.interfaces import Environment
 from swarm.simulate.virtual.forged_episodes import EPISODE_ATTACKS
 
 NUM_EPISODE_TASKS: Final = 2048  # of each environment
-TOKEN_S: Final = 0.01  # virtual seconds in which a node of speed 1 draws a token
+TOKEN_S: Final = 0.01  # virtual seconds per token at a node of pace 1
 
 PARAMS: Final[Mapping[str, dict[str, Any]]] = {
     "reverse": {},  # single answers, among the others
@@ -31,7 +31,7 @@ PARAMS: Final[Mapping[str, dict[str, Any]]] = {
 }
 """Environments of the virtual swarm by name, with parameters besides `max_turns`."""
 
-LONG_ACTIONS: Final = frozenset({"apps", "dialogue"})  # those that need calls of some hundred characters
+LONG_ACTIONS: Final = frozenset({"apps", "dialogue"})  # environments whose calls have some hundred characters
 RECIPES: Final[Mapping[str, frozenset[str]]] = {
     "sapo_swarm": frozenset(),
     "ufo": frozenset(),
@@ -44,12 +44,12 @@ RECIPES: Final[Mapping[str, frozenset[str]]] = {
 }
 """Recipes of a random plan, with the signals of environments that each needs."""
 TURN_SIGNAL: Final = frozenset({"trloo", "turn_reward_to_go", "gigpo", "matchtir"})
-"""Recipes that need groups of equal outcomes whose turns were worth different rewards."""
+"""Recipes that need groups of equal outcomes whose turns earned different rewards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodePlan:
-    """The episodes of one run."""
+    """Environments, token limits, recipe and attacks of the episodes of one run."""
 
     environments: tuple[tuple[str, int], ...] = (("look_up", 5), ("calculator", 4))  # name, most turns
     max_new_tokens: int = 16
@@ -84,12 +84,12 @@ class EpisodePlan:
 
     @property
     def configs(self) -> tuple[EnvironmentConfig, ...]:
-        """Of every environment."""
+        """Configurations of all environments."""
         return tuple(_config(name, max_turns) for name, max_turns in self.environments)
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Of every node's configuration, besides its environments."""
+        """Overrides of every node's configuration, `section.key=value`, besides the environments."""
         return (
             f"generator.max_new_tokens={self.max_new_tokens}",
             f"generator.max_episode_tokens={self.max_episode_tokens}",
@@ -99,14 +99,14 @@ class EpisodePlan:
 
     @property
     def longest_s(self) -> float:
-        """Virtual seconds that an episode takes at most at a node of speed 1."""
+        """Upper bound on the virtual seconds of one episode at a node of pace 1."""
         most_turns = max(max_turns for _, max_turns in self.environments)
         return most_turns * (self.max_new_tokens * TOKEN_S + self.step_s)
 
 
 @lru_cache(maxsize=64)  # for all nodes, and all runs of a process
 def episode_environments(plan: EpisodePlan) -> dict[str, Environment]:
-    """The environments of a plan, by name."""
+    """The environments of a plan, by name; cached, so that all nodes share them."""
     return build_environments(plan.configs)
 
 

@@ -1,7 +1,7 @@
 """Step of a virtual learner on a draw of episodes: the real batch, advantages and coefficients, checked.
 
-Invariant: the expected batch is built anew from the actions, a fresh environment and the tokenizer, without the code
-of admission and batch.
+Invariant: the expected rows are rebuilt from the actions, a fresh environment and the tokenizer, without the code of
+admission and batch.
 Shape letters: N rollouts, L tokens.
 """
 
@@ -30,7 +30,7 @@ Found = tuple[str, str]  # name of the invariant, and what broke it
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeStep:
-    """The step of a learner whose groups are episodes.
+    """A step of a learner whose groups are episodes, with checks of the draw and the batch.
 
     Example:
         digest, found = EpisodeStep(config=config, tokenizer=tokenizer, environments=environments).make(draw, policy_id)
@@ -41,7 +41,7 @@ class EpisodeStep:
     environments: Mapping[str, Environment]
 
     def make(self, draw: Draw, policy_id: str) -> tuple[bytes, list[Found]]:
-        """Digest of every coefficient that the recipe computes, and the violations in the draw."""
+        """Digest of all coefficients of the recipe, and the violations; the digest is empty if the draw is wrong."""
         limits = self.config.generator.episode_limits
         expected = [
             expected_row(self.environments[drawn.scored.group.env], drawn.scored.group.task_id, rollout, self.tokenizer)
@@ -67,7 +67,7 @@ class EpisodeStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedRow:
-    """An episode as its actions make it here."""
+    """Tokens, turns and rewards of an episode, rebuilt from its actions."""
 
     ids: list[int]
     mask: list[bool]  # the tokens of actions
@@ -80,7 +80,7 @@ class ExpectedRow:
 
 
 def expected_row(environment: Environment, task_id: int, rollout: Rollout, tokenizer: Tokenizer) -> ExpectedRow:
-    """Plays the actions of a rollout in a new episode; each has the ids that its trace says, where they read so."""
+    """Replays a rollout in a new episode; keeps the trace's tokens of each action that decode to its text."""
     trace = rollout.trace
     assert trace is not None, "every node of a virtual swarm says which tokens it drew"
     ids, mask, turn_ids, conversations = list[int](), list[bool](), list[int](), list[int]()
@@ -123,7 +123,7 @@ def expected_row(environment: Environment, task_id: int, rollout: Rollout, token
 
 
 def _transitions(environment: Environment, task_id: int, actions: Actions) -> list[Transition]:
-    """Transitions by the environment itself, without the replay code of nodes."""
+    """Transitions of the environment up to its end or turn limit, without the replay code of nodes."""
     episode, made = environment.episode(task_id), list[Transition]()
     for text in actions:
         if made and made[-1].is_end:
@@ -145,7 +145,7 @@ def _transitions(environment: Environment, task_id: int, actions: Actions) -> li
 def _differences(
     groups: Sequence[ScoredGroup], expected: Sequence[ExpectedRow], tokenizer: Tokenizer, limits: EpisodeLimits
 ) -> Iterator[Found]:
-    """Between what a draw holds and the episodes that its actions make."""
+    """Yields each difference between the rollouts of a draw and the episodes rebuilt from their actions."""
     rows = iter(expected)
     for scored in groups:
         where = f"group {scored.digest.hex()[:8]} of {scored.group.env}"
@@ -180,7 +180,7 @@ def _are_right(claims: Sequence[ClaimedTurn], turns: Sequence[Transition]) -> bo
 
 
 def _batch_differences(batch: Batch, draw: Draw, expected: Sequence[ExpectedRow]) -> Iterator[Found]:
-    """Between the batch of a draw and the episodes in it."""
+    """Yields each difference between the batch of a draw and the rebuilt episodes."""
     sizes = [len(drawn.scored.group.rollouts) for drawn in draw.groups]
     if batch.group_index.tolist() != [index for index, size in enumerate(sizes) for _ in range(size)]:
         yield WHOLE_EPISODES, "a batch in which the rollouts of a group are not together"
@@ -210,5 +210,5 @@ def _padded(mask: Sequence[bool], length: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _recipes(learner: str) -> RecipeSet:
-    """The recipes of a learner, by its section as JSON: the section itself has no hash."""
+    """The recipes of a learner section in JSON, which can be hashed for the cache, unlike the section."""
     return load_recipes(LearnerConfig.model_validate_json(learner))

@@ -1,6 +1,7 @@
 """Fault plan of a virtual swarm: rates, delays, partitions and crashes of one run, as data.
 
-Invariant: a plan is frozen and drawn from a seed alone, so that a failing one can be replayed by number.
+Invariant: a plan is frozen, and a random one follows from its arguments alone, so that a failing run can be replayed
+by its seed.
 """
 
 import math
@@ -18,20 +19,20 @@ TIGHT_STORES: Final = (4 * 2**10, 16 * 2**10)  # bytes: ten groups of a virtual 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition:
-    """From `start_s` to `end_s` (network time) nobody crosses between the island and the rest."""
+    """A cut between the nodes of an island and all others, from `start_s` to `end_s` (network time)."""
 
     start_s: float
     end_s: float
     island: frozenset[int]  # node numbers
 
     def cuts(self, a: int, b: int) -> bool:
-        """True where the two nodes are on different sides."""
+        """True if the two nodes are on different sides."""
         return (a in self.island) != (b in self.island)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crash:
-    """The node dies at `at_s` without notice and starts again from its disk `down_s` later."""
+    """A node's death at `at_s` without notice, and its restart from its disk `down_s` later."""
 
     node: int  # node number
     at_s: float  # network time
@@ -40,16 +41,16 @@ class Crash:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrongClock:
-    """The wall clock of one node is wrong, and from some moment on differently wrong."""
+    """A wrong wall clock of one node: a skew from the start, and a jump at one moment."""
 
     node: int  # node number
-    skew_s: float  # ahead of true time from the start
+    skew_s: float  # from the start; positive: ahead of true time
     jumps_at_s: float  # network time
-    jump_s: float  # ahead of that from then on; negative: back
+    jump_s: float  # added to the skew from then on; negative: back
 
 
 class DiskFault(StrEnum):
-    """Damage to a disk between two lives of its node."""
+    """Damage to a node's disk between a crash and the restart."""
 
     POWER_CUT = "power_cut"  # what was not synced is lost, all of it or the newest part
     ROTTEN_GROUPS = "rotten_groups"  # some stored bodies have other bytes
@@ -59,7 +60,7 @@ class DiskFault(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiskDamage:
-    """The disk of a node has a fault at its crash."""
+    """A fault of a node's disk, applied while the node is down after a crash."""
 
     node: int  # node number, of a `Crash`
     fault: DiskFault
@@ -78,7 +79,7 @@ class SeamRates:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turncoat:
-    """One more node, an ordinary one whose groups are those of an attack from some moment on."""
+    """An additional node that is honest until some moment, and then sends the groups of an attack."""
 
     attack: str  # one of `swarm.simulate.virtual.adversaries.ATTACKS`
     is_member: bool = False  # it counts in full, as honest nodes do; else it is a newcomer
@@ -95,7 +96,7 @@ class RelayVice(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelayFault:
-    """From `start_s` to `end_s` (network time) something is wrong with what a node does as a relay."""
+    """A time, from `start_s` to `end_s` (network time), in which a node misbehaves as a relay."""
 
     node: int  # node number
     vice: RelayVice
@@ -107,8 +108,8 @@ class RelayFault:
 class FaultPlan:
     """The network and node faults of one run. The defaults are a perfect network.
 
-    Rates are per message: one item of a subscription, or one answer to a fetch. Nodes are numbered in the
-    order in which the network met them; times are seconds since the network was made.
+    Rates are per message: one item of a subscription, or one answer to a fetch. Nodes are numbered in the order in
+    which they are added to the network; times are seconds since the network was made.
     """
 
     latency_s: float = 0.0  # one way, for every message
@@ -120,7 +121,7 @@ class FaultPlan:
     corrupt_rate: float = 0.0  # one byte of the body is flipped
     bytes_per_s: float = math.inf  # what one node can send to all others together
     partitions: tuple[Partition, ...] = ()
-    # Carried out by whoever owns the nodes, not by the network:
+    # Applied by the owner of the nodes, not by the network:
     crashes: tuple[Crash, ...] = ()
     coordinator_crash: Crash | None = None  # its node number means nothing
     store_bytes: int = 0  # budget of every node's store, tidied every other second; 0: there is always room
@@ -137,19 +138,19 @@ class FaultPlan:
     relay_faults: tuple[RelayFault, ...] = ()
 
     def is_outward(self, number: int) -> bool:
-        """True where nobody can dial that node; these nodes are spread evenly over the numbers."""
+        """True if nobody can dial the node of this number; these nodes are spread evenly over the numbers."""
         share = self.outward_share or 0.0
         return int((number + 1) * share + 1e-9) > int(number * share + 1e-9)
 
     @classmethod
     def random(cls, seed: int, num_nodes: int, duration_s: float, *, has_episodes: bool = False) -> "FaultPlan":
-        """A plan drawn from `seed`: every kind of fault is on in about half of the plans.
+        """A plan drawn from `seed`; most kinds of faults are on in about half of the plans.
 
         Args:
             seed: any number.
-            num_nodes: nodes numbered 0 to this minus 1.
-            duration_s: partitions and crashes end within it, and leave its last quarter in peace.
-            has_episodes: whether the nodes play episodes, drawn from the same seed; all else is as without.
+            num_nodes: number of honest nodes, numbered from 0.
+            duration_s: length of the run; partitions, crashes and relay faults end before its last quarter.
+            has_episodes: True adds a plan of episodes drawn from the same seed, and leaves out undialable nodes.
         """
         rng = random.Random(f"fault plan {seed}")
 
@@ -170,7 +171,7 @@ class FaultPlan:
             coordinator_crash=_random_crash(rng, -1, duration_s) if rng.random() < 0.3 else None,
             num_hostile=rng.choice([0, 0, 1]),
         )
-        plan = replace(  # each drawn after all that was there before: those are as they were
+        plan = replace(  # drawn last, so that older seeds keep their other faults
             plan,
             store_bytes=rng.choice([0, 0, *TIGHT_STORES]),
             wrong_clocks=_random_clocks(rng, num_nodes, duration_s),
@@ -189,11 +190,11 @@ class FaultPlan:
             coordinator_write_s=rng.choice([0.0, 0.02, 0.1]),
             episodes=EpisodePlan.random(seed) if has_episodes else None,
         )
-        # with episodes, only where asked for: seeds of episodes keep their plans
+        # not with episodes: their seeds keep their plans
         return plan if has_episodes else with_outward(plan, _random_share(rng), rng, num_nodes, duration_s)
 
     def faults(self) -> "list[FaultPlan]":
-        """This plan without one of its faults, in every way: one step of making a failing plan smaller."""
+        """Plans that each lack one fault, or one kind of fault, of this plan: candidates for a smaller failing plan."""
         smaller: list[FaultPlan] = []
         for field in fields(self):
             value: Any = getattr(self, field.name)
@@ -216,11 +217,11 @@ class FaultPlan:
 def with_outward(
     plan: FaultPlan, share: float | None, rng: random.Random, num_nodes: int, duration_s: float
 ) -> FaultPlan:
-    """The plan with a share of nodes that nobody can dial, and with faults of relays; None: without both."""
+    """The plan with a share of nodes that nobody can dial and with relay faults; if `share` is None, without both."""
     if share is None:
         return replace(plan, outward_share=None, relay_reservations=0, relay_faults=())
     most = rng.choice([0, 0, 2, 4])
-    # the coordinator's reservations are enough for all of a small swarm: only there everybody can be reached so
+    # few reservations only in a small swarm: the coordinator's are then enough for all nodes
     plan = replace(plan, outward_share=share, relay_reservations=most if num_nodes < 100 else 0)
     dialable = [number for number in range(num_nodes) if not plan.is_outward(number)]
     faulty = rng.sample(dialable, rng.randint(0, (len(dialable) + 1) // 2))
@@ -228,11 +229,11 @@ def with_outward(
 
 
 def shrink(plan: FaultPlan, is_failing: Callable[[FaultPlan], bool]) -> FaultPlan:
-    """The plan with as few faults as still fail: no single one can be taken out of the result.
+    """The plan with faults removed one by one as long as it still fails: no single one can be removed from the result.
 
     Args:
-        plan: a failing one.
-        is_failing: runs a plan.
+        plan: a failing plan.
+        is_failing: runs a plan and returns True if the run fails.
     """
     while True:
         smaller = next((smaller for smaller in plan.faults() if is_failing(smaller)), None)
@@ -264,7 +265,7 @@ def _random_settings(rng: random.Random) -> tuple[str, ...]:
 
 
 def _random_turncoats(rng: random.Random, num_nodes: int, duration_s: float) -> tuple[Turncoat, ...]:
-    """Up to three in ten keys."""
+    """Turncoats of a random plan: at most three in ten of all keys, or one."""
     if rng.random() < 0.5:
         return ()
     return tuple(
@@ -285,7 +286,7 @@ def _random_damages(rng: random.Random, node: int) -> list[DiskDamage]:
 
 
 def _random_clocks(rng: random.Random, num_nodes: int, duration_s: float) -> tuple[WrongClock, ...]:
-    """A skew that honest nodes are allowed, or one that cuts them off; a jump of seconds, or of an hour."""
+    """Wrong clocks of a random plan: a skew within or beyond the allowed one, and a jump of seconds or of an hour."""
     if rng.random() < 0.5:
         return ()
     nodes = rng.sample(range(num_nodes), rng.randint(1, max(1, num_nodes // 3)))

@@ -1,6 +1,6 @@
-"""First optimizer steps that the nodes of a virtual swarm owe: when each had been up, with something to learn from.
+"""Nodes of a virtual swarm that owe a first optimizer step: nodes up for long enough with something to learn from.
 
-Invariant: the node's own events and their virtual times decide, never its fault plan.
+Invariant: a node's own events and their virtual times decide, never its fault plan.
 """
 
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from swarm.types import NodeId
 
 @dataclass
 class _Life:
-    """A node from one start to the next kill."""
+    """The time of a node from a start to the next kill."""
 
     start_s: float
     has_put: bool = False
-    ready_s: float | None = None  # since then it could learn: a group of its own with signal, or a draw
+    ready_s: float | None = None  # when it first had an own group with signal, or a draw
 
 
 class FirstSteps:
-    """Tells a node that should have made a step from one that had no time for it, or nothing to learn from.
+    """Separates nodes that should have made a step from those that had no time, or nothing to learn from.
 
-    A step is owed by a node that was up for `within_s` without a break after it had something to learn from. A node
-    whose own groups were all right or all wrong had nothing; one that never put a group should have, from its start on.
+    A node owes a step if it was up for `within_s` without a break after its first draw or its first own group with
+    reward variance. For a node that never put or drew a group, the time counts from its start.
 
     Example:
         first = FirstSteps(within_s=16.0)
@@ -36,7 +36,7 @@ class FirstSteps:
         self._owing: set[NodeId] = set()
 
     def note(self, at_s: float, node: NodeId, event: Event) -> None:
-        """One event of a node: of a life from second 0 on, unless it was killed."""
+        """Records an event of a node, which is taken to be up from second 0 unless it was killed."""
         life = self._lives.setdefault(node, _Life(start_s=0.0))
         if isinstance(event, NodeRestarted):
             self._lives[node] = _Life(start_s=at_s)
@@ -50,7 +50,7 @@ class FirstSteps:
                 life.ready_s = at_s
 
     def excused(self, end_s: float, nodes: list[NodeId]) -> frozenset[NodeId]:
-        """The nodes that owe no step at the end of the run."""
+        """Returns the nodes that owe no step at the end of the run."""
         for node in nodes:
             life = self._lives.get(node, _Life(start_s=0.0))
             if life is not None:
@@ -58,7 +58,7 @@ class FirstSteps:
         return frozenset(nodes) - self._owing
 
     def _close(self, at_s: float, node: NodeId, life: _Life) -> None:
-        """A life of the node ends, or the run."""
+        """Ends a life of the node, at a kill or at the end of the run, and notes whether the node owes a step."""
         since_s = life.ready_s if life.has_put or life.ready_s is not None else life.start_s
         if since_s is not None and at_s - since_s >= self._within_s:
             self._owing.add(node)

@@ -1,7 +1,7 @@
-"""Episodes of adversaries: those of an honest engine, changed where only a replay shows it.
+"""Episodes of adversaries: episodes of an honest engine with changes that only a replay reveals.
 
 Invariant: honest admission refuses every group of these attacks in which something was changed, with a reason that
-names what is wrong.
+names the fault.
 """
 
 import random
@@ -18,7 +18,7 @@ from swarm.types import FinishReason, Rollout, RolloutGroup, TokenTrace
 CLAIMS: Final = ("forged_status", "forged_turn_reward")  # of the last turn but one; only the claim is wrong
 EPISODE_ATTACKS: Final = (
     *CLAIMS,
-    "forged_observation",  # a token of the environment's is another one
+    "forged_observation",  # one observation token is replaced
     "dropped_turn",  # an action and its observation are left out
     "other_task",  # an episode of another task of the same environment
     "early_end",  # the last action is left out: the environment goes on
@@ -29,7 +29,11 @@ EPISODE_ATTACKS: Final = (
 def forged(
     attack: str, group: RolloutGroup, tokenizer: Tokenizer, environments: Mapping[str, Environment], rng: random.Random
 ) -> RolloutGroup:
-    """The group with every other episode changed, where it can be; the others make it worth learning from."""
+    """The group as the attack changes it.
+
+    other_task names another task; the attacks of CLAIMS change nothing here; every other attack changes each second
+    episode in which it can, and leaves the rest, so that the group is worth learning from.
+    """
     environment = environments[group.env]
     if attack == "other_task":
         other = rng.choice([number for number in range(64) if number != group.task_id])
@@ -46,10 +50,10 @@ def forged(
 
 
 class LyingVerifier:
-    """`Verifier` of an adversary: its verdicts on its own episodes are wrong in one turn, all others are right."""
+    """`Verifier` of an adversary: wrong in the last turn but one of each own episode (`producer` None), else right."""
 
     def __init__(self, inner: Verifier, attack: str) -> None:
-        """`attack`: one of CLAIMS."""
+        """Wraps an honest verifier; `attack` is one of CLAIMS."""
         self._inner = inner
         self._attack = attack
 

@@ -1,7 +1,7 @@
-"""Group store in memory, with the contract of the one on disk: the disk of the virtual swarm.
+"""In-memory group store with the contract of the store on disk: the disk of the virtual swarm.
 
-Invariant: an accepted group survives the node that stored it, for as long as this object lives; a power cut takes the
-newest part of the writes that the real store does not sync.
+Invariant: a stored group survives its node for as long as this object lives; only a power cut takes back writes, the
+newest first, and only those that the real store does not sync.
 """
 
 import errno
@@ -26,7 +26,7 @@ _NOT_ON_DISK: Final = frozenset({"_clock", "_max_bytes", "_before_write", "_stat
 
 
 class MemoryGroupStore:
-    """`GroupStore` over dictionaries. `close` keeps everything: the object is the disk.
+    """`GroupStore` in dictionaries. `close` keeps everything, since the object stands for the disk.
 
     Example:
         store = MemoryGroupStore(ManualClock(), max_bytes=2**20)
@@ -52,7 +52,7 @@ class MemoryGroupStore:
         self._notes: dict[str, str] = {}
         self._newest_seen_s = -math.inf
         self._is_by_age = True  # the log is in the order of first sight, so that `forget` may stop early
-        self._states: list[dict[str, Any]] | None = None  # the synced one, and those after it; None: nothing is lost
+        self._states: list[dict[str, Any]] | None = None  # the synced one, then later ones; None: not recorded
 
     async def put(self, scored: ScoredGroup, sealed: SealedGroup) -> Cursor:
         self._prepare(sealed.size_bytes)
@@ -77,7 +77,7 @@ class MemoryGroupStore:
         return sealed if is_whole(sealed) else None
 
     async def contains(self, digest: Digest) -> bool:
-        """True for groups held and for those deleted within the tombstone horizon."""
+        """True for held groups, and for deleted ones until their tombstones are dropped."""
         return digest in self._positions or digest in self._tombstones
 
     async def since(self, cursor: Cursor, limit: int, own_only: bool) -> list[tuple[Cursor, SealedGroup]]:
@@ -91,7 +91,7 @@ class MemoryGroupStore:
         return found[::-1][:limit]
 
     async def head(self) -> Cursor:
-        """Position of the newest entry; it never goes back when entries are deleted."""
+        """Position of the newest entry; deletions do not move it back."""
         return self._head
 
     async def record_draw(self, draw: Draw) -> None:
@@ -157,7 +157,7 @@ class MemoryGroupStore:
         return self.newest(limit, max_bytes)
 
     def newest(self, limit: int, max_bytes: float = math.inf) -> list[ScoredGroup]:
-        """The newest groups, oldest first."""
+        """The newest groups that are whole, oldest first: at most `limit`, within `max_bytes` of memory."""
         newest = islice(reversed(self._log.values()), limit)
         return newest_within(max_bytes, (scored for _, scored, sealed in newest if is_whole(sealed)))
 
@@ -178,27 +178,27 @@ class MemoryGroupStore:
         return len(victims)
 
     async def close(self) -> None:
-        """Nothing to flush."""
+        """Does nothing: there is nothing to flush."""
 
     def position_of(self, digest: str) -> Cursor | None:
-        """Position of a group in the log, by its digest in hex."""
+        """Position in the log of the group with this digest (hexadecimal); None if the group is not held."""
         return self._positions.get(bytes.fromhex(digest))
 
     # --- faults of a disk -------------------------------------------------------------------------
 
     def remember_states(self) -> None:
-        """From now on a power cut takes unsynced writes."""
+        """Starts to record the states of the disk, to which `cut_power` can go back."""
         self._states = [self._state()]
 
     def cut_power(self, rng: random.Random) -> None:
-        """Takes some or all unsynced writes; the log has another epoch, as after a boot of the machine."""
+        """Simulates a power cut: drops the newest unsynced writes (none to all) and begins a new log epoch."""
         assert self._states is not None, "remember_states was not called"
         vars(self).update(rng.choice(self._states))
         self.remember_states()
         self._begin_epoch(f"{self._epoch}+")
 
     def rot(self, rng: random.Random) -> None:
-        """Flips a byte in about every fourth body, in one at least."""
+        """Flips a bit in about a quarter of the stored bodies, at least in one."""
         for sequence in [s for s in self._log if rng.random() < 0.25] or list(self._log)[:1]:
             position, scored, sealed = self._log[sequence]
             body = bytearray(sealed.body)
@@ -216,14 +216,14 @@ class MemoryGroupStore:
             self._states = [*([] if is_synced else self._states), self._state()]
 
     def _state(self) -> dict[str, Any]:
-        """All that is on the disk; groups and draws are never changed in place."""
+        """A copy of everything on the disk; groups and draws are never changed in place."""
         state = {name: copy(value) for name, value in vars(self).items() if name not in _NOT_ON_DISK}
         return {**state, "_steps_of": {digest: list(steps) for digest, steps in self._steps_of.items()}}
 
     # --- inside -----------------------------------------------------------------------------------
 
     def _prepare(self, size_bytes: int) -> None:
-        """The storage seam, at which a fault plan makes the disk full."""
+        """Calls `before_write`, with which a fault plan makes the disk full. Raises StorageFull."""
         if self._before_write is None:
             return
         try:
@@ -256,7 +256,7 @@ class MemoryGroupStore:
         return [self._draws[key] for key in sorted(key for key in self._draws if key >= step)]
 
     def _write(self, draw: Draw) -> None:
-        """Journals a draw, in place of the one that was there."""
+        """Journals a draw in place of an earlier one of the same step."""
         if draw.step in self._draws:
             self._erase(draw.step)
         self._draws[draw.step] = draw
@@ -274,7 +274,7 @@ class MemoryGroupStore:
                 del self._steps_of[digest]
 
     def _drop_tombstones(self) -> None:
-        """Forgets the old ones."""
+        """Removes the tombstones past the horizon, and the oldest above MAX_TOMBSTONES."""
         horizon_s = self._clock.now_s() - TOMBSTONE_HORIZON_S
         while self._tombstones:
             oldest = next(iter(self._tombstones))
@@ -283,7 +283,7 @@ class MemoryGroupStore:
             del self._tombstones[oldest]
 
     def _drop_draws(self, keep_from_step: int | None) -> None:
-        """Forgets the journal of steps all of whose groups are gone (never the newest step)."""
+        """Removes draws whose groups are all deleted, except the newest draw and those of `keep_from_step` or later."""
         newest = max(self._draws, default=0)
         for step in sorted(self._maybe_gone):
             if step == newest or (keep_from_step is not None and step >= keep_from_step):
@@ -294,5 +294,5 @@ class MemoryGroupStore:
 
 
 def _digests_of(draw: Draw) -> tuple[Digest, ...]:
-    """The groups that a draw used up."""
+    """Digests of the groups that a draw used up."""
     return (*[drawn.scored.digest for drawn in draw.groups], *draw.zero_variance_digests)

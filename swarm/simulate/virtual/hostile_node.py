@@ -1,7 +1,7 @@
 """Hostile node of a virtual swarm: a valid identity that sends forged, stale and endless data.
 
-Invariant: it never sends anything of its own that honest admission may accept, so whatever an honest node
-learned from it is a fault of that node.
+Invariant: honest admission accepts nothing that this node made itself, so an honest node that learned from this data is
+at fault.
 """
 
 import asyncio
@@ -39,23 +39,23 @@ KINDS: Final = ("forged", "too_old", "copied", "false_reward", "corrupted", "sto
 
 
 class HostileNode:
-    """`ExchangeHandler` of an attacker that announces itself like everyone else."""
+    """`ExchangeHandler` of an attacker that announces itself like an honest node."""
 
     def __init__(self, identity: Identity, author: Author, stores: Callable[[], Sequence[MemoryGroupStore]]) -> None:
-        """`stores` of the honest nodes hold the groups that an attacker could have received."""
+        """Creates an attacker; `stores` returns stores of honest nodes, whose groups it copies and changes."""
         self._identity, self._author, self._stores = identity, author, stores
         self._rng = random.Random(f"hostile {identity.node_id}")
         self._number = 0
 
     async def run(self, transport: Transport, directory: Discovery) -> None:
-        """Serves and announces until cancelled."""
+        """Serves peers and announces the node until cancelled."""
         endpoints = await transport.serve(self)
         while True:
             await directory.announce(self._advert(endpoints))
             await asyncio.sleep(self._author.config.exchange.advert_every_s)
 
     async def subscribe(self, peer: NodeId, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-        """Harmful groups, for ever."""
+        """Yields harmful groups without end, or notices of them, one every SEND_EVERY_S."""
         start = self._rng.randrange(len(KINDS))
         for kind in itertools.islice(itertools.cycle(KINDS), start, None):
             await asyncio.sleep(SEND_EVERY_S)
@@ -69,13 +69,13 @@ class HostileNode:
             )
 
     async def fetch(self, peer: NodeId, digest: Digest) -> SealedGroup:
-        """Something else than was asked for, or nothing."""
+        """Returns a harmful group in place of the requested one; raises NotHeld in three of ten calls."""
         if self._rng.random() < 0.3:
             raise NotHeld("not here")
         return await self._make(self._rng.choice(KINDS))
 
     async def watch(self, peer: NodeId, policy_id: str, window: int) -> AsyncIterator[SealedManifest | Credit]:
-        """Manifests of nothing, signed by us whosever lineage it is, and credit without end."""
+        """Yields random bytes as manifests, signed by this node for any lineage, and huge credit, without end."""
         while True:
             await asyncio.sleep(SEND_EVERY_S)
             body = self._rng.randbytes(200)
@@ -84,7 +84,7 @@ class HostileNode:
             yield Credit(head_step=CLAIMED_STEP, granted=10**6)
 
     async def chunk(self, peer: NodeId, digest: Digest) -> bytes:
-        """Something else than was asked for, or nothing."""
+        """Returns random bytes in place of the requested chunk; raises NotHeld in three of ten calls."""
         if self._rng.random() < 0.3:
             raise NotHeld("not here")
         return self._rng.randbytes(200)
@@ -123,7 +123,7 @@ class HostileNode:
         return entries[0][1] if entries else None
 
     def _group(self, step: int, claimed_reward: float) -> RolloutGroup:
-        """A well-formed group of ours whose answers are all wrong."""
+        """A well-formed group of this node whose answers are all wrong."""
         author = self._author
         environment = author.environments[min(author.environments)]
         task_id = self._rng.randrange(1000)

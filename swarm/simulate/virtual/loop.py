@@ -1,10 +1,10 @@
-"""An asyncio event loop on virtual time: waiting costs nothing and every run is the same.
+"""An asyncio event loop on virtual time: waiting takes no real time, and every run is the same.
 
-Invariant: the loop never blocks. When nothing is ready it jumps to the next timer; without a timer it raises
-VirtualDeadlock instead of hanging. No threads, no sockets, no signals.
+Invariant: the loop never blocks. When nothing is ready, the time jumps to the next timer; without a timer the loop
+raises VirtualDeadlock instead of hanging. There are no threads, no sockets and no signals.
 
-Timers are in a heap of this loop, since asyncio's own heap keeps no order between equal times. A loop with handles and
-a `_run_once` of its own, which relies on private names of asyncio, takes about 5 % less CPU (100 nodes, 12 steps).
+Timers are in a heap of this loop, since asyncio's heap keeps no order between equal times. Replacing asyncio's
+`_run_once`, which depends on private names, would save only about 5 % of CPU time (100 nodes, 12 steps).
 """
 
 import asyncio
@@ -24,14 +24,14 @@ _RESOLUTION_S = 1e-6  # timers this close together run in one turn of the loop
 
 
 class VirtualDeadlock(RuntimeError):
-    """Nothing is ready and no timer is set, but the main coroutine is not finished: it would wait for ever."""
+    """Deadlock of a virtual run: the main coroutine is not finished, but nothing is ready and no timer is set."""
 
 
 class _NumberedTask(asyncio.Task[Any]):
-    """A task that hashes to its number of creation, so that sets of tasks iterate the same way in every run.
+    """A task whose hash is the number of its creation, so that sets of tasks iterate the same way in every run.
 
-    asyncio keeps tasks in sets (TaskGroup, wait, all_tasks); by address, their order and so the order of
-    cancellation would differ between two runs of one seed.
+    asyncio keeps tasks in sets (TaskGroup, wait, all_tasks). With hashes from addresses, the order of iteration, and so
+    the order of cancellation, would differ between two runs of one seed.
     """
 
     def __init__(self, number: int, coro: Any, **options: Any) -> None:
@@ -46,7 +46,7 @@ class _NumberedTask(asyncio.Task[Any]):
 
     @property
     def is_unseen(self) -> bool:
-        """True where it failed and its exception was never retrieved."""
+        """True if the task failed and its exception was never retrieved."""
         unseen: bool = self._log_traceback  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         return unseen
 
@@ -69,18 +69,18 @@ class _Timer(asyncio.TimerHandle):
         self.context = context
 
     def cancel(self) -> None:
-        """Frees the callback at once: the heap keeps a cancelled timer until it would be due."""
+        """Cancels the timer and frees its callback, since a cancelled timer stays in the heap for a while."""
         super().cancel()
         self.call = None
 
     def fire(self) -> None:
-        """Calls back, unless it was cancelled after it had become due."""
+        """Calls the callback, unless the timer was cancelled after it became due."""
         if self.call is not None:
             self.call()
 
 
 class _NeverPolled(selectors.SelectSelector):
-    """A selector without sources from outside: in place of a poll, due timers become ready."""
+    """A selector that never polls: in place of a poll, due timers become ready."""
 
     find_due: Callable[[bool], None]
 
@@ -100,7 +100,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self, start_s: float = 0.0) -> None:
-        """Begins at `start_s` on the loop's own (monotonic) time."""
+        """Creates a loop whose `time()` begins at `start_s` seconds."""
         self._virtual_s = start_s
         selector = _NeverPolled()
         selector.find_due = self._find_due
@@ -129,7 +129,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return handle
 
     def _find_due(self, is_idle: bool) -> None:
-        """Makes due timers ready, behind the ready handles; time jumps to the next timer where nothing is ready."""
+        """Makes due timers ready, behind the handles that are ready; an idle loop first jumps to the next timer."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heappop(timers)
@@ -144,12 +144,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 self.call_soon(timer.fire, context=timer.context)
 
     def describe(self) -> str:
-        """The tasks that still wait, for the message of a deadlock."""
+        """Text with the number of unfinished tasks and at most ten of their names, for the message of a deadlock."""
         waiting = sorted(task.get_name() for task in asyncio.all_tasks(self))
         return f"{len(waiting)} tasks wait: {', '.join(waiting[:10])}"
 
     def note_failed_tasks(self) -> None:
-        """A failed task reports when it is freed: those that something still holds report now."""
+        """Adds unretrieved errors of living tasks to `unhandled`; a freed task has added its error already."""
         for task in sorted(self._tasks, key=hash):
             if task.is_unseen:
                 self._note_unhandled(self, {"message": "never retrieved", "exception": task.exception()})
@@ -160,7 +160,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
-        """Refused: a thread would make the run depend on the machine."""
+        """Raises RuntimeError: a thread would make the run depend on the machine."""
         raise RuntimeError("no threads under the virtual loop: inject an Offload that calls in place")
 
     def _note_unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -171,7 +171,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 class LoopClock:
     """The loop's time as a `swarm.clock.Clock`, with a wall clock that begins at `start_wall_s` seconds since 1970.
 
-    Every node of a virtual swarm may have one of its own: a different start is a skewed clock.
+    Each node of a virtual swarm may have its own clock; a different start makes a skewed clock.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, start_wall_s: float = 1_700_000_000.0) -> None:
@@ -188,15 +188,12 @@ class LoopClock:
 
 
 def run_virtual(main: Coroutine[Any, Any, Result] | Generator[Any, Any, Result], start_s: float = 0.0) -> Result:
-    """Runs a coroutine to its end in virtual time.
-
-    Args:
-        main: the coroutine.
-        start_s: first value of the loop's time.
+    """Runs a coroutine to its end in virtual time from `start_s` on; returns its result or raises its exception.
 
     Raises:
         VirtualDeadlock: every task waits for something that cannot come.
-        ExceptionGroup: a task failed and nobody took its exception.
+        BaseExceptionGroup: other tasks failed and nobody retrieved their exceptions; an ExceptionGroup if all are
+            Exceptions.
     """
     loop = VirtualLoop(start_s)
     was_enabled = gc.isenabled()

@@ -1,4 +1,4 @@
-"""Faulty network in memory with relays: who relays, reservations, and connections through them.
+"""In-memory network with relays: reservations at relays, and connections through them.
 
 Invariant: a relayed connection counts at its relay from its beginning to its end.
 """
@@ -19,7 +19,7 @@ from swarm.types import NodeId
 
 
 class MemoryNetwork(DirectNetwork):
-    """Nodes that reach each other through a fault plan, directly or through relays.
+    """A network whose nodes connect directly or through relays, under the faults of a plan.
 
     Example:
         network = MemoryNetwork(seed=1, faults=FaultPlan.random(1, num_nodes=4, duration_s=60))
@@ -27,19 +27,19 @@ class MemoryNetwork(DirectNetwork):
     """
 
     def __init__(self, seed: int, faults: FaultPlan, observe: Observer | None = None) -> None:
-        """Must be made on the event loop that runs the nodes: its time 0 is now."""
+        """Creates the network at network time 0; call this on the event loop that runs the nodes."""
         super().__init__(seed, faults, observe)
         self.relays: dict[NodeId, MemoryRelay] = {}  # of live nodes, and the coordinator's
-        self.lost_s: dict[tuple[NodeId, str], float] = {}  # when a node lost its reservation with that endpoint last
-        self.check_relay: Callable[[MemoryRelay], None] = lambda relay: None  # called when it holds more
+        self.lost_s: dict[tuple[NodeId, str], float] = {}  # when a node last lost its reservation of that endpoint
+        self.check_relay: Callable[[MemoryRelay], None] = lambda relay: None  # called when a relay holds more
 
     def crash(self, node_id: NodeId) -> None:
-        """The node is gone at once, and so is its relay."""
+        """Takes a node and its relay off the network; see `DirectNetwork.crash`."""
         self.relays.pop(node_id, None)
         super().crash(node_id)
 
     async def reach_relay(self, caller: NodeId, relay: PeerAddress, timeout_s: float = 5.0) -> MemoryRelay:
-        """The live relay at an address, once a call has got there. Raises Unavailable."""
+        """Calls the relay at an address and returns it after the round trip. Raises Unavailable if no relay answers."""
         if self.is_cut(caller, relay.node_id) or not self.is_dialable(relay.node_id):
             await asyncio.sleep(timeout_s)
             raise Unavailable(f"no answer from {relay.endpoint} in {timeout_s} s")
@@ -52,7 +52,7 @@ class MemoryNetwork(DirectNetwork):
         return found
 
     def is_held(self, node_id: NodeId, endpoint: str) -> bool:
-        """True while a node holds the reservation behind this endpoint."""
+        """True while the node holds a reservation at the relay of this endpoint."""
         relay = self.relays.get(split_relayed(endpoint)[1])
         return relay is not None and node_id in relay.held
 
@@ -66,7 +66,7 @@ class MemoryReservation:
         self.held = asyncio.Event()
 
     async def hold(self) -> None:
-        """Holds the reservation until it is lost. Raises Unavailable."""
+        """Makes the reservation and holds it until cancelled. Raises Unavailable if it is refused or lost."""
         network, node_id = self._network, self._node_id
         relay = await network.reach_relay(node_id, self._relay)
         relay.require_open()
@@ -95,7 +95,7 @@ class MemoryReservation:
 
 
 class RelayedLine(Line):
-    """A connection through a relay; it ends with either of its halves, and counts at the relay until then."""
+    """A connection through a relay; a break of either half ends it, and it counts at the relay until then."""
 
     def __init__(self, network: MemoryNetwork, client: NodeId, server: NodeId, relay: MemoryRelay) -> None:
         self.relay = relay
@@ -117,7 +117,7 @@ class RelayedLine(Line):
         network.check_relay(relay)
 
     def cut(self, reason: str) -> None:
-        """Breaks the connection and frees its place at the relay; idempotent."""
+        """Breaks the connection and frees its place at the relay; a second call does nothing."""
         if self not in self.relay.lines:
             return
         super().cut(reason)
@@ -140,7 +140,7 @@ class RelayedLine(Line):
             self.check()
 
     def transit_s(self, sender: NodeId, size_bytes: int) -> float:
-        """Seconds until a message that one end sends now has passed the relay and reached the other end."""
+        """Seconds until a message sent now has passed the relay and arrived; a withheld one outlasts the connection."""
         if self.relay.has(RelayVice.WITHHOLDS):  # the unanswered ping ends the connection
             self._timers.append(self._loop.call_later(UNHEARD_S, self._end_unheard))
             return 2 * UNHEARD_S

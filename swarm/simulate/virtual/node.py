@@ -51,14 +51,14 @@ from swarm.types import (
 GENERATE_S = 2.0  # virtual seconds of one generation call of a node of speed 1
 STEP_S = 2.0  # virtual seconds of one optimizer step
 MOST_SKILL = 0.6  # share of right answers that a node reaches: there is something to learn to the end
-MAX_ANSWERS = 8192  # answers of which the arrays are remembered
+MAX_ANSWERS = 8192  # answers whose arrays are cached
 FLOOD_PACE = 0.1  # of a node that sends as much as it can
 NUM_HEARD = 64  # groups that a plagiarist chooses from
 SPACING = 8  # questions between two appearances of one, for the mixture of a node
 
 
 class ScriptedLearner:
-    """A learner whose weights are the hash of everything it learned from; its checkpoints survive a crash."""
+    """A learner whose weights are a hash of everything it learned from; it resumes from `checkpoints` after a crash."""
 
     def __init__(self, policy_id: str, checkpoints: "Checkpoints", judge: Callable[[Draw], bytes]) -> None:
         self._checkpoints, self._judge = checkpoints, judge
@@ -68,7 +68,7 @@ class ScriptedLearner:
         )
 
     def step(self, draw: Draw) -> StepReport:
-        """Mixes the drawn digests into the version's digest."""
+        """Makes the next version: its digest hashes the old digest, the drawn groups and the bytes of `judge`."""
         computed = self._judge(draw)
         digests = b"".join(drawn.scored.digest for drawn in draw.groups)
         self.version = PolicyVersion(
@@ -93,21 +93,21 @@ class ScriptedLearner:
         )
 
     def dry_run(self, draw: Draw) -> None:
-        """Nothing ends a virtual process but its swarm."""
+        """Does nothing: no draw can end a virtual process."""
 
     def snapshot(self) -> tuple[PolicyVersion, object]:
-        """The version is all there is."""
+        """The newest version, and None in place of tensors."""
         return self.version, None
 
     def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
-        """Learns nothing from them."""
+        """Ignores the evaluations."""
 
     def save(self) -> None:
         self._checkpoints.write(self.version, self.next_draw)
 
 
 class ScriptedGenerator:
-    """Answers a share of its samples rightly that grows with the version's step."""
+    """A generator whose share of right answers grows with the step of its version, up to MOST_SKILL."""
 
     def __init__(
         self,
@@ -124,18 +124,18 @@ class ScriptedGenerator:
     def load(
         self, version: PolicyVersion, weights: object, *, canaries: Sequence[Canary] = (), in_flight: bool = False
     ) -> LoadReport:
-        """Takes the version, at no cost."""
+        """Sets the version at once and ignores the weights."""
         self.version = version
         return LoadReport()
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """Never called: the virtual swarm has no weights to compare."""
+        """Raises AssertionError: the virtual swarm has no weights to compare."""
         raise AssertionError("the scripted generator has no model")
 
     compute_dtype = ""  # there are no passes
 
     def cancel(self) -> None:
-        """Nothing is ever under way: an answer is made at once."""
+        """Does nothing: an answer is made at once, so no call is ever in progress."""
 
     def generate(
         self,
@@ -145,17 +145,17 @@ class ScriptedGenerator:
         numbers: Sequence[int] | None = None,
         observe: Observe | None = None,
     ) -> list[list[Rollout]]:
-        """Never called: `group` knows the task, a prompt alone does not tell the right answer."""
+        """Raises AssertionError: a prompt does not show the right answer; `rollouts` takes a task."""
         raise AssertionError("the scripted generator answers tasks, not prompts")
 
     def greedy(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, observe: Observe | None = None
     ) -> list[Actions]:
-        """Never called: the virtual swarm does not evaluate."""
+        """Raises AssertionError: the virtual swarm does not evaluate."""
         raise AssertionError("the virtual swarm does not evaluate")
 
     def rollouts(self, task: Task, count: int, sampling: Sampling) -> tuple[Rollout, ...]:
-        """`count` answers, some right."""
+        """`count` rollouts of one task; the right answers come first, and their number is rounded at random."""
         skill = min(MOST_SKILL, 0.3 + 0.01 * self.version.step)
         right = self._environments[task.env].reference(task.task_id)
         num_right = int(count * skill + self._rng.random())  # stratified, so that most groups have signal
@@ -177,7 +177,7 @@ class ScriptedGenerator:
 
 @lru_cache(maxsize=MAX_ANSWERS)
 def _tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
-    """Arrays of every trace of that answer; they are shared, and read-only."""
+    """Arrays of every trace of an answer; the traces share them, so that they are read-only."""
     ids = np.asarray(tokenizer.encode_response(text), dtype=np.int32)
     count = len(ids)
     arrays = {
@@ -192,27 +192,27 @@ def _tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
 
 
 class Checkpoints:
-    """The newest two checkpoints of one node, as `swarm.learn.checkpoint` keeps them: each with the digest of it."""
+    """The newest two checkpoints of one node, each with its digest, as `swarm.learn.checkpoint` keeps them."""
 
     def __init__(self) -> None:
         self._saved: list[tuple[PolicyVersion, int, bytes]] = []  # oldest first
 
     def write(self, version: PolicyVersion, next_draw: int) -> None:
-        """Whole or not at all; one of a later step is damaged, or of another branch."""
+        """Adds a checkpoint and keeps the newest two; drops any of the same or a later step (damaged or abandoned)."""
         earlier = [saved for saved in self._saved if saved[0].step < version.step]
         self._saved = [*earlier, (version, next_draw, version.digest)][-2:]
 
     def read(self) -> tuple[PolicyVersion, int] | None:
-        """The newest that is as it was written, with the draw after it; None where there is none."""
+        """Version and next draw of the newest checkpoint that is whole; None if there is none."""
         whole = [saved[:2] for saved in self._saved if self.is_whole(saved[0], saved[2])]
         return whole[-1] if whole else None
 
     def is_whole(self, version: PolicyVersion, digest: bytes) -> bool:
-        """True where the weights are as they were written."""
+        """True if the version still has the digest that was written with it."""
         return version.digest == digest
 
     def rot(self) -> None:
-        """Flips a byte of the newest, where there is another: without any, only its operator can help a node."""
+        """Flips a bit of the newest of two checkpoints; leaves a single one, without which the node could not start."""
         if len(self._saved) == 2:
             version, next_draw, digest = self._saved.pop()
             changed = replace(version, digest=bytes([version.digest[0] ^ 1]) + version.digest[1:])
@@ -221,7 +221,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Parts of which the nodes are built; a test puts a broken one here to see that an invariant turns red."""
+    """Classes of which a virtual swarm is built; a test replaces one by a broken one to see an invariant fail."""
 
     replay: Callable[..., ReplayBuffer] = ReplayBuffer
     admission: type[Admission] = Admission
@@ -235,7 +235,7 @@ class Parts:
 
 @dataclass
 class Disk:
-    """State of one node that survives its crash."""
+    """State of one node that survives a crash of the node."""
 
     open_store: Callable[[str], MemoryGroupStore]  # an empty one, whose log has this epoch
     checkpoints: Checkpoints
@@ -245,12 +245,12 @@ class Disk:
         self.begin_store()
 
     def begin_store(self) -> None:
-        """An empty store in place of the one that was there."""
+        """Replaces the store by an empty one with a new log epoch."""
         self.num_stores += 1
         self.store = self.open_store(f"store {self.num_stores}")
 
     def damage(self, fault: DiskFault, rng: random.Random) -> None:
-        """Damages the disk while its node is down."""
+        """Applies a fault to the disk; call it while the node is down."""
         match fault:
             case DiskFault.POWER_CUT:
                 self.store.cut_power(rng)
@@ -267,11 +267,11 @@ class ScriptedNode:
     """Learner and generator of one node, and the time that they take.
 
     Args:
-        paces: the node has one of these; 1 is middling, more is slower.
+        paces: choices for the pace of the node; pace 1 is middling, a higher one is slower.
         incarnation: seeds the node's answers until the next restart.
-        judge: sees every draw that the learner is given; the bytes that it returns enter the weights.
-        turncoat: from some moment on, the node's groups are those of an attack.
-        episodes: played in place of single answers.
+        judge: called with every draw of the learner; the bytes that it returns enter the weights.
+        turncoat: attack that the node begins at some moment; None: none.
+        episodes: plan of the episodes that are played in place of single answers; None: single answers.
     """
 
     exchange: LocalExchange
@@ -314,7 +314,7 @@ class ScriptedNode:
         )
 
     def produce(self, first_number: int, count: int) -> list[RolloutGroup]:
-        """Groups of single answers to `count` tasks from number `first_number` on."""
+        """Groups of single answers to `count` tasks from number `first_number` on, or the attack once turned."""
         tasks = self._mixture.tasks(first_number, count)
         if self._adversary is not None and self._has_turned:
             return self._adversary.groups(tasks, self._generator.version)
@@ -326,7 +326,7 @@ class ScriptedNode:
         return self.turncoat is not None and self.author.clock.monotonic_s() >= self.turncoat.honest_s
 
     async def _ask(self, first: int, count: int) -> list[RolloutGroup]:
-        """Groups of episodes, in place of `Worker.ask`."""
+        """Groups of episodes, in place of `Worker.ask`, or the attack once turned."""
         assert self._engine is not None
         if self.turncoat is None or not self._has_turned:
             return await self._engine.ask(first, count)

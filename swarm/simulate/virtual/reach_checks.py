@@ -20,20 +20,14 @@ from swarm.types import Advert, Cursor, Digest, NodeId, StreamFilter, short
 LOST_FOR_S: Final = 0.1  # a node that lost its reservation may advertise it until its next turn
 REACHED_WITHIN_S: Final = 120.0  # after all faults; the pauses between two tries of a relay grow to a minute
 DIAL_TIMEOUT_S: Final = 5.0
-SNAPSHOT_S: Final = 5.0  # for all that a node gives at once
-QUIET_S: Final = 1.0  # a stream without an item for so long has given what there is
+SNAPSHOT_S: Final = 5.0  # for all groups that a node sends at once
+QUIET_S: Final = 1.0  # without an item, after which a stream has sent all groups
 MAX_PROBED: Final = 20
 PROBE: Final[NodeId] = "0" * 64
 
 
 class ReachChecks:
-    """Watches a network for a swarm.
-
-    Args:
-        network: watched.
-        invariants: gets each violation.
-        honest: nodes that are judged.
-    """
+    """Checks for honest nodes of a network: relays and streams at every change, adverts and delivery when called."""
 
     def __init__(self, network: MemoryNetwork, invariants: Invariants, honest: frozenset[NodeId]) -> None:
         self._network, self._invariants, self._honest = network, invariants, honest
@@ -41,7 +35,7 @@ class ReachChecks:
         network.check_relay, network.check_stream = self._check_relay, self._check_stream
 
     def _check_relay(self, relay: MemoryRelay) -> None:
-        """A relay holds one reservation or connection more."""
+        """Checks the bounds of a relay that has one more reservation or connection."""
         limits = relay.table.limits
         ends = {"node": limits.connections_per_node, "caller": limits.connections_per_caller}
         per_end = {"node": Counter(line.server for line in relay.lines)}
@@ -56,7 +50,7 @@ class ReachChecks:
         self._invariants.reach(RELAY_BUDGET, f"{short(relay.node_id)}: {over[0]}" if over else "")
 
     def check_advert(self, advert: Advert) -> None:
-        """A node announces itself."""
+        """Checks that an honest node advertises a relay only while it holds the reservation, or has just lost it."""
         if advert.node_id not in self._honest:
             return
         now_s, network = self._network.now_s(), self._network
@@ -66,7 +60,7 @@ class ReachChecks:
             self._invariants.reach(ADVERTISED, "" if is_due else f"{short(advert.node_id)} holds no {endpoint[:40]}")
 
     def _check_stream(self, reader: NodeId, author: NodeId, at: Cursor, is_begun: bool) -> None:
-        """A stream begins at a position of the author's log, or brought it."""
+        """Checks that a stream between honest nodes resumes without a gap, and records the position that it reached."""
         if reader not in self._honest or author not in self._honest:
             return
         key = reader, author, at.epoch
@@ -82,7 +76,7 @@ class ReachChecks:
     async def probe(
         self, handlers: Mapping[NodeId, ExchangeHandler], endpoints_of: Callable[[NodeId], Sequence[str]]
     ) -> None:
-        """After all faults: the groups that a direct caller would get also come through the advertised relays."""
+        """Checks after all faults that relays of up to MAX_PROBED nodes deliver each group that a direct call does."""
         chosen = sorted(handlers)[:MAX_PROBED]
         await asyncio.gather(*(self._probe(node_id, handlers[node_id], endpoints_of) for node_id in chosen))
 
@@ -106,14 +100,14 @@ class ReachChecks:
 
 
 class _Reader:
-    """Reads the stream of one node through its relays, and goes on at another one where it was."""
+    """Reads the stream of one node through its relays; each read goes on at the position that the last one reached."""
 
     def __init__(self, network: MemoryNetwork, node_id: NodeId) -> None:
         self._transport, self._node_id, self._cursor = MemoryTransport(network, PROBE), node_id, Cursor()
         self.has_connected, self.failure = False, "no reservation is advertised"
 
     async def read(self, endpoint: str, last: int) -> set[Digest]:
-        """Digests that arrive up to a position of the log, until the stream breaks or is quiet."""
+        """Digests that arrive until position `last`, a break or silence; none if the connection fails."""
         found, address = set[Digest](), PeerAddress(node_id=self._node_id, endpoint=endpoint)
         try:
             client = await self._transport.connect(address, DIAL_TIMEOUT_S)
@@ -136,7 +130,7 @@ class _Reader:
 
 
 async def _groups(handler: ExchangeHandler) -> dict[Digest, int]:
-    """The groups that a node gives to a direct caller now, and their positions."""
+    """Digest -> position of the groups that a node sends to a direct caller within SNAPSHOT_S."""
     found: dict[Digest, int] = {}
     async with aclosing(handler.subscribe(PROBE, Cursor(), StreamFilter())) as items:  # type: ignore[type-var]
         with suppress(TimeoutError):

@@ -1,6 +1,6 @@
-"""Relays of a virtual swarm: reservations, dial-backs and connections, decided by the product's own table.
+"""Relays of a virtual swarm: reservations, dial-backs and connections, decided by the real `ReservationTable`.
 
-Invariant: open lines count the load of a relay here, independently of the tables that decide.
+Invariant: the open lines recorded here count the load of a relay, independently of the table that decides.
 """
 
 import asyncio
@@ -17,23 +17,23 @@ from swarm.simulate.virtual.direct_network import DirectNetwork, Line
 from swarm.simulate.virtual.faults import RelayFault, RelayVice
 from swarm.types import NodeId
 
-RESERVE_BYTES: Final = 512  # of a call that asks for a reservation, or tells of a connection
+RESERVE_BYTES: Final = 512  # of a call that asks for a reservation, or announces a connection
 # Of a node that looks at its own certificate through a relay: a TLS greeting has 1,187 bytes (measured), twice.
 CHECK_BYTES: Final = 2 * 1187 + RESERVE_BYTES
 THROTTLED_BYTES_PER_S: Final = 2_000.0
-UNHEARD_S: Final = 2 * RELAY_PING_S  # after the last byte of a relayed connection its end is known
+UNHEARD_S: Final = 2 * RELAY_PING_S  # of silence, after which an end of a relayed connection gives up
 
 
 class MemoryRelay:
     """Relay at one live node, or at the coordinator, for nodes that cannot be dialled.
 
     Args:
-        network: that it is in.
-        node_id: its own.
-        clock: for rates.
-        table: decides.
-        is_open: whether it relays now.
-        faults: of this relay.
+        network: network of the relay.
+        node_id: id of the relay's node.
+        clock: clock of the rate limits.
+        table: decides on reservations and connections.
+        is_open: returns True while the node relays.
+        faults: faults of this relay.
     """
 
     def __init__(
@@ -54,34 +54,34 @@ class MemoryRelay:
 
     @property
     def free_reservations(self) -> int:
-        """Free reservations, as the node's advert states them."""
+        """Number of free reservations, as the node's advert states it; 0 while the node does not relay."""
         return self.table.num_free if self._is_open() else 0
 
     def require_open(self) -> None:
-        """Raises Unavailable where it does not relay."""
+        """Raises Unavailable if the node does not relay now."""
         if not self._is_open():
             raise Unavailable("this node does not relay")
 
     def has(self, vice: RelayVice) -> bool:
-        """True while it misbehaves in that way."""
+        """True while a fault of the plan makes the relay misbehave in this way."""
         now_s = self._network.now_s()
         return any(fault.vice is vice and fault.start_s <= now_s < fault.end_s for fault in self.faults)
 
     def has_session(self, caller: NodeId) -> bool:
-        """True where a caller has a connection to it that the next call shares."""
+        """True if the caller has a connection to the relay, which the caller's next call shares."""
         return caller in self.held or any(line.client == caller for line in self.lines)
 
     def room(self, size_bytes: int, caller: NodeId) -> asyncio.Future[None] | None:
-        """Future that a message of a caller's connection waits for; None where it passes at once."""
+        """Future to await before a message of the caller's connection may pass; None if it may pass at once."""
         budget = self._throttled if self.has(RelayVice.THROTTLES) else self._budget
         return budget.ask(size_bytes, caller, caller)
 
     def count_ask(self, caller: NodeId) -> None:
-        """A caller asks for a reservation or a connection; each has a subnet of its own. Raises Unavailable."""
+        """Counts a request for a reservation or connection, by caller. Raises Unavailable if there are too many."""
         self.table.count_ask(caller, self._clock.monotonic_s())
 
     def check_way(self, caller: NodeId, node_id: NodeId) -> None:
-        """A caller asks for a connection to a node. Raises Unavailable where there is no way there."""
+        """Counts a request for a connection to a node. Raises Unavailable if it is refused or no way leads there."""
         self.count_ask(caller)
         try:
             self.table.way_to(node_id, self._clock.monotonic_s())
@@ -89,7 +89,7 @@ class MemoryRelay:
             raise Unavailable(str(error)) from None
 
     def dial_back(self, caller: NodeId) -> DialBack:
-        """Report of a try to dial the caller. Raises Unavailable."""
+        """Report of an attempt to dial the caller, reversed if the relay lies. Raises Unavailable for a refusal."""
         self.require_open()
         self.table.count_dial_back(caller, self._clock.monotonic_s())
         is_reached = self._network.is_dialable(caller) and not self._network.is_cut(self.node_id, caller)

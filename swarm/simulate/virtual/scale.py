@@ -1,6 +1,6 @@
 """Scale of a virtual swarm: work per step, look-up intervals and store sizes by number of nodes.
 
-Invariant: the size alone decides, so that the command that names nodes, rounds and seed names the whole run.
+Invariant: the number of nodes alone decides, so that nodes, rounds and seed name a whole run.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from swarm.config.load_config import apply_overrides
 from swarm.simulate.virtual.episode_plan import EpisodePlan
 
 LARGE_SWARM: Final = 100
-"""Nodes from which on a run is LARGE."""
+"""Number of nodes from which a run is LARGE."""
 
 NUM_TASKS: Final = 2048  # of each environment
 CHECKPOINT_EVERY: Final = 5
@@ -39,7 +39,7 @@ class Scale:
     local_groups: int
     external_groups: int
     max_neighbours: int
-    paces: tuple[float, ...]  # each node has one of these: how long it takes, 1 is middling
+    paces: tuple[float, ...]  # choices for a node's factor on every duration; 1 is middling
     lookup_every_s: float  # virtual seconds, as all here
     advert_every_s: float
     heartbeat_s: float
@@ -63,7 +63,7 @@ SMALL: Final = Scale(
     has_real_signatures=True,
     ends_by_steps=False,
 )
-"""Everything happens often: for many short runs under faults."""
+"""Scale of small swarms: everything happens often, for many short runs under faults."""
 
 LARGE: Final = Scale(
     name="large",
@@ -79,11 +79,11 @@ LARGE: Final = Scale(
     has_real_signatures=False,
     ends_by_steps=True,
 )
-"""Few groups per step and few looks around: for hundreds of nodes over a thousand steps each."""
+"""Scale of large swarms: few groups and look-ups, for hundreds of nodes over a thousand steps each."""
 
 
 def scale_of(num_nodes: int) -> Scale:
-    """The scale for that many nodes."""
+    """LARGE from LARGE_SWARM nodes on, else SMALL."""
     return LARGE if num_nodes >= LARGE_SWARM else SMALL
 
 
@@ -95,15 +95,14 @@ def virtual_config(
     settings: Sequence[str] = (),
     episodes: EpisodePlan | None = None,
 ) -> NodeConfig:
-    """An ordinary node configuration with the sizes and intervals of `scale`; 0 steps: until stopped.
+    """An ordinary node configuration with the sizes and intervals of `scale`.
 
     Args:
-        index: the node's number.
-        seed: of the run.
-        scale: of the run.
-        num_steps: after which the node stops.
-        settings: overrides, `section.key=value`.
-        episodes: what the nodes play in place of single answers.
+        index: number of the node.
+        seed: seed of the run.
+        num_steps: steps after which the node's worker ends; 0: it does not end.
+        settings: overrides, `section.key=value`. Raises ConfigError for one that cannot work.
+        episodes: plan of the episodes that are played in place of single answers; None: single answers.
     """
     config = _config(index, seed, scale, num_steps)
     if episodes is not None:

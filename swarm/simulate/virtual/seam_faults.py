@@ -1,6 +1,6 @@
 """Faults at the seams of one virtual node: full disk, failing verifier, slow threads, checkpoints that cannot be saved.
 
-Invariant: a failure is the exception of the real part at the same call, and follows from the seed and the order of
+Invariant: a failing call raises the exception of the real part; which calls fail follows from the seed and the order of
 calls.
 """
 
@@ -17,7 +17,7 @@ from swarm.simulate.virtual.faults import SeamRates, WrongClock
 
 
 class SeamFaults:
-    """Draws, call by call, whether a seam of one node fails; nothing fails any more from `until_s` on.
+    """Random failures at the seams of one node; from `until_s` (monotonic seconds) on nothing fails.
 
     Example:
         faults = SeamFaults(plan.seams, seed="7 0", clock=clock, until_s=12.0)
@@ -31,17 +31,17 @@ class SeamFaults:
         self._until_s = until_s
 
     def before_write(self, size_bytes: int) -> None:
-        """The seam of the group store. Raises OSError(ENOSPC)."""
+        """Fails some writes of the group store. Raises OSError(ENOSPC)."""
         if self._happens(self._rates.full_disk):
             raise OSError(errno.ENOSPC, "no space left on device")
 
     def before_save(self) -> None:
-        """Called before a checkpoint is written. Raises StorageFull."""
+        """Fails some writes of checkpoints. Raises StorageFull."""
         if self._happens(self._rates.unsaved_checkpoint):
             raise StorageFull(errno.ENOSPC, "no space left on device")
 
     def offload(self, inner: Offload) -> Offload:
-        """`inner`, some of whose calls take long."""
+        """Returns `inner` with a random wait before some calls."""
 
         async def slow(function: Callable[..., Result], /, *arguments: object) -> Result:
             if self._happens(self._rates.slow_thread):
@@ -51,7 +51,7 @@ class SeamFaults:
         return slow if self._rates.slow_thread else inner
 
     def verifier(self, inner: Verifier) -> Verifier:
-        """`inner`, some of whose calls fail."""
+        """Returns `inner` with RolloutFailed raised in some calls."""
         return _FailingVerifier(inner, lambda: self._happens(self._rates.failing_verifier))
 
     def _happens(self, rate: float) -> bool:
@@ -59,7 +59,7 @@ class SeamFaults:
 
 
 class _FailingVerifier:
-    """`Verifier` that fails on demand, as after the death of its confined process."""
+    """`Verifier` that raises RolloutFailed if `fails` returns True, as after the death of its confined process."""
 
     def __init__(self, inner: Verifier, fails: Callable[[], bool]) -> None:
         self._inner = inner
@@ -79,7 +79,7 @@ class _FailingVerifier:
 
 
 class NodeClock:
-    """The clock of one machine: its wall clock may be wrong, and may jump; its monotonic time never does."""
+    """The clock of one machine: its wall clock may be wrong and may jump, its monotonic time is true."""
 
     def __init__(self, true: Clock, wrong: WrongClock | None) -> None:
         self._true = true
@@ -94,7 +94,7 @@ class NodeClock:
 
     @property
     def is_off(self) -> bool:
-        """True while it is wrong by more than honest nodes are allowed."""
+        """True while the wall clock is wrong by more than CLOCK_SKEW_S, which honest nodes are allowed."""
         return abs(self.now_s() - self._true.now_s()) > CLOCK_SKEW_S
 
     def monotonic_s(self) -> float:

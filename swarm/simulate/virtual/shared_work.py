@@ -1,8 +1,8 @@
-"""Work shared by hundreds of nodes in one process: each problem, verdict, check and signature is made once for all.
+"""Work shared by hundreds of nodes in one process: each problem, verdict and check of a group is made once for all.
 
-Invariant: a cached value is a function of configuration, number, answers and bytes alone. A keyed hash in place of
-Ed25519 has the same lengths and domains, and another key, domain or message does not verify; but anybody can compute
-one, so it stands for a signature only where nobody forges.
+Invariant: a cached value is a function of configuration, number, answers and bytes alone. The keyed hash in place of
+Ed25519 has the same length and domains, and does not verify for another key, domain or message; but anybody can compute
+the hash, so it stands for a signature only where nobody forges.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ MAX_OPENED: Final = 8192  # opened groups kept
 
 
 class KeptEnvironment(CharEnvironment):
-    """A char environment that keeps every problem it made: hundreds of nodes in one process ask for the same ones."""
+    """A char environment that keeps every problem it made, since hundreds of nodes ask for the same ones."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         super().__init__(config)
@@ -54,12 +54,12 @@ class KeptEnvironment(CharEnvironment):
 
 @cache  # for all runs of a process
 def kept_environments() -> dict[str, Environment]:
-    """The environments of every virtual swarm, by name."""
+    """The environments of every virtual swarm without episodes, by name."""
     return {config.name: KeptEnvironment(config) for config in VIRTUAL_ENVIRONMENTS}
 
 
 class KeptVerifier(InlineVerifier):
-    """A verifier that keeps its newest verdicts: a group is judged by its producer, then by each node that takes it."""
+    """A verifier that keeps its newest verdicts, since several nodes score the same group."""
 
     def __init__(self, environments: Mapping[str, Environment]) -> None:
         super().__init__(environments)
@@ -68,7 +68,7 @@ class KeptVerifier(InlineVerifier):
     async def verify(
         self, env: str, task_id: int, episodes: Sequence[Actions], producer: Producer | None = None
     ) -> Verdict:
-        """As `InlineVerifier.verify`. Raises LookupError."""
+        """Scores episodes as `InlineVerifier.verify` does, or returns the kept verdict. Raises LookupError."""
         key = env, task_id, tuple(episodes)
         verdict = self._kept.get(key)
         if verdict is None:
@@ -80,13 +80,13 @@ _open_once = lru_cache(maxsize=MAX_OPENED)(open_group)
 
 
 class _ReadOnce:
-    """Cached results of `read_group` for the groups that `_open_once` keeps: unhashable, but each is one object."""
+    """A `read_group` that keeps its newest results by the identity of the group: `_open_once` gives each group once."""
 
     def __init__(self) -> None:
         self._kept = BoundedTable[int, tuple[RolloutGroup, Tokenizer, AdmissionLimits, GroupForm]](MAX_OPENED)
 
     def __call__(self, group: RolloutGroup, tokenizer: Tokenizer, limits: AdmissionLimits) -> GroupForm:
-        """The result of `read_group`."""
+        """Returns the result of `read_group`."""
         kept = self._kept.get(id(group))
         if kept is not None and kept[0] is group and kept[1] is tokenizer and kept[2] == limits:
             return kept[3]
@@ -99,11 +99,11 @@ _read_once = _ReadOnce()
 
 
 def offload_in_place(verify: Verify) -> Offload:
-    """`Offload` of the nodes' admission: a plain call.
+    """An `Offload` of the nodes' admission that calls functions in place and caches two of them.
 
-    Several nodes of this one process open and check the same sealed group. `open_group` depends on its bytes alone, and
-    `read_group` on group, vocabulary and limits, so each runs once: the signature of a group is verified once in this
-    process, not once per node.
+    Several nodes of this process open and check the same sealed group. `open_group` depends on its bytes alone, and
+    `read_group` on group, tokenizer and limits, so that each runs once: the signature of a group is verified once in
+    this process, not once per node.
     """
 
     async def in_place(function: Callable[..., Result], /, *arguments: object) -> Result:
@@ -120,10 +120,10 @@ def offload_in_place(verify: Verify) -> Offload:
 
 
 class HashIdentity(Identity):
-    """An identity that signs with `hash_signature`."""
+    """An identity that signs with `hash_signature` in place of Ed25519."""
 
     def sign(self, domain: bytes, message: bytes) -> bytes:
-        """64 bytes over key, domain and message."""
+        """Signature of 64 bytes over public key, domain and message."""
         return hash_signature(self.public_key, domain, message)
 
 
@@ -133,5 +133,5 @@ def hash_signature(public_key: bytes, domain: bytes, message: bytes) -> bytes:
 
 
 def verify_hash(public_key: bytes, domain: bytes, message: bytes, signature: bytes) -> bool:
-    """As `swarm.identity.verify`, for signatures of a HashIdentity."""
+    """True if a HashIdentity of this key made the signature; takes the place of `swarm.identity.verify`."""
     return len(public_key) == PUBLIC_KEY_BYTES and signature == hash_signature(public_key, domain, message)

@@ -1,7 +1,7 @@
 """Virtual swarm: all nodes in one process on virtual time, with a faulty network and scripted learners.
 
-Invariant: everything is a function of the seed: the same seed gives the same event log bit for bit.
-Only model, network, directory and disk are replaced; agent, admission, replay, loops and ledger are the real ones.
+Invariant: the same arguments and seed give the same event log, bit for bit. Only model, network, directory and disk are
+replaced (in a large swarm also signatures); agent, admission, replay, loops and coordinator core are the real ones.
 """
 
 import asyncio
@@ -70,16 +70,16 @@ from swarm.wire.reports import MAX_EDGES
 
 SECONDS_PER_STEP = 4.0  # virtual; a node of middling pace makes one or two steps in it
 TIGHT_TIDY_S = 2.0  # virtual seconds between two tidyings of a store that the fault plan made tight
-NUM_OBSERVERS = 2  # clients that watch and list at the coordinator, in a swarm that is not large
+NUM_OBSERVERS = 2  # clients that call the coordinator, in a swarm that is not large
 ADDRESS = "10.0.0.1"  # of every machine, in its own network
 LONGEST_STEP_S = 16.0  # of the slowest node: generation and step at half speed, twice
 
 
 class EventDigest:
-    """Counts and hashes events: equal runs have equal digests, bit for bit.
+    """Counts and hashes events: equal runs have equal digests.
 
     An event is hashed when it happens and then forgotten, so that a run of millions of events needs no memory for them.
-    The hash is over its `repr`: fields hold plain values only.
+    The hash covers the `repr` of each event: fields hold plain values only.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class EventDigest:
         self.refusals: Counter[str] = Counter()  # by reason, over all nodes
 
     def add(self, at_s: float, node: str, event: Event) -> None:
-        """One event at a virtual second."""
+        """Counts and hashes an event that happened at a node at a virtual second."""
         self._hash.update(repr((at_s, node, event)).encode())
         self.num_events += 1
         if isinstance(event, GroupRefused):
@@ -96,7 +96,7 @@ class EventDigest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything so far, hex."""
+        """SHA-256 of all events so far, hexadecimal."""
         return self._hash.hexdigest()
 
 
@@ -105,7 +105,7 @@ async def _find_address() -> str:
 
 
 class VirtualSwarm:
-    """N nodes, their network, their disks, and the log of everything that happened."""
+    """Virtual nodes with their network and disks, and the digest of everything that happens."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class VirtualSwarm:
         parts: Parts | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
-        """`on_progress` gets the share of the run that is done, in [0, 1], now and then."""
+        """Builds the swarm; `run` starts it. `on_progress` is called with the finished share of the run, in [0, 1]."""
         self.clock = clock
         self.plan = plan
         self.seed = seed
@@ -202,7 +202,7 @@ class VirtualSwarm:
             self._reach_checks.check_advert(advert)
 
     def _start_coordinator_relay(self) -> None:
-        """Makes the coordinator relay and dial back for nodes that have no other relay."""
+        """Makes the coordinator a relay, which also dials back, for nodes that have no other one."""
         self.network.add(self._relay_id)
         self.network.name(self._relay_id)
         table = self.parts.reservations(RelayLimits())
@@ -219,7 +219,7 @@ class VirtualSwarm:
         return MemoryRelay(self.network, agent.node_id, self.clock, table, is_open, faults)
 
     async def _measure_reach(self, agent: Agent, transport: MemoryTransport, incarnation: str) -> Reach:
-        """Measures the reach of a node, as the daemon does before it announces itself."""
+        """Measures and returns the reach of a node, as the daemon does before it announces itself."""
         relay = transport.relay
         assert relay is not None
         agent.relay_reservations = lambda: relay.free_reservations
@@ -234,7 +234,7 @@ class VirtualSwarm:
         return reach
 
     async def _probe(self) -> None:
-        """Checks that nodes that nobody can dial are reached through relays in the end."""
+        """Checks that nodes that nobody can dial are reached through relays, unless deceived or with a wrong clock."""
         assert self._reach_checks is not None
         live = {node_id: self.network.handler(node_id) for node_id in sorted(self._honest & self.network.outward)}
         # a node that a majority of liars called dialable asks again in ten minutes
@@ -260,7 +260,7 @@ class VirtualSwarm:
         return store
 
     async def run(self) -> None:
-        """Runs every node and carries out the plan's crashes, until the rounds are over."""
+        """Runs all nodes under the plan's faults until the rounds are over, then checks the invariants of the end."""
         for index in range(len(self.identities)):
             self._start(index)
         others = [asyncio.create_task(self._crash(crash)) for crash in self.plan.crashes]
@@ -287,9 +287,9 @@ class VirtualSwarm:
         self.invariants.finish(steps, excused=frozenset() if self.scale.ends_by_steps else excused)
 
     async def _until_time_is_over(self) -> None:
-        """The last quarter is free of faults; where it is long enough, every node has to make a step in it.
+        """Waits for the time of all rounds; if the last quarter is long enough, every node has to make a step in it.
 
-        So safety is checked all the time, and liveness after all faults have healed.
+        The last quarter is free of faults: safety is checked all the time, and liveness after all faults have healed.
         """
         duration_s = self.num_rounds * SECONDS_PER_STEP
         for quarter in range(4):
@@ -299,7 +299,7 @@ class VirtualSwarm:
             self._on_progress(0.25 * (quarter + 1))
 
     async def _until_all_finished(self) -> None:
-        """Every node has to make all its steps; one that cannot is a failure of the run."""
+        """Waits until every node has made all its steps; at the time limit, records LoopFailed for each late node."""
         try:
             async with asyncio.timeout((self.num_rounds + 10) * self.longest_step_s):
                 await self._all_finished.wait()
@@ -371,7 +371,7 @@ class VirtualSwarm:
                 self._on_progress(min(1.0, self._num_steps / total))
 
     def _judge(self, index: int, draw: Draw) -> bytes:
-        """Checks the draw of a learner, after all of admission."""
+        """Checks the groups of others in a draw, which admission let pass; returns bytes for the learner's digest."""
         if index >= self.num_nodes:
             return b""
         if self.plan.episodes is not None:
@@ -388,7 +388,7 @@ class VirtualSwarm:
         return b""
 
     def _judge_episodes(self, index: int, draw: Draw) -> bytes:
-        """Checks a draw of episodes, own ones included, and the batch that they make."""
+        """Checks a draw of episodes, own ones included, and its batch; returns the digest of the coefficients."""
         from swarm.simulate.virtual.episode_step import EpisodeStep  # with torch
 
         node_id = self.identities[index].node_id
@@ -475,7 +475,7 @@ class VirtualSwarm:
     def _config(self, index: int) -> NodeConfig:
         num_steps = self.num_rounds if self.scale.ends_by_steps else 0
         config = virtual_config(index, self.seed, self.scale, num_steps, self.plan.settings, self.plan.episodes)
-        if self.plan.outward_share is not None:  # neither of them is loopback, of which there is nothing to measure
+        if self.plan.outward_share is not None:  # not loopback: there would be nothing to measure
             exchange = config.exchange.model_copy(update={"listen": f"{ADDRESS}:1"})
             link = config.coordinator.model_copy(
                 update={"address": self.network.endpoint_of(self._relay_id), "fingerprint": self._relay_id}
@@ -511,7 +511,7 @@ class VirtualSwarm:
 
 
 async def _tidy_often(agent: Agent) -> None:
-    """The fault of a store with hardly any room: far more often than `tidy_loop`, which short runs never see."""
+    """Tidies a store that has hardly any room every TIGHT_TIDY_S; the pause of `tidy_loop` outlasts a short run."""
     while True:
         await asyncio.sleep(TIGHT_TIDY_S)
         await agent.tidy(int(KEPT_SHARE * agent.config.exchange.store_bytes))

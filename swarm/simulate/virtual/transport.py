@@ -1,6 +1,6 @@
-"""Transport in memory over the faulty network, for virtual swarms and contract tests.
+"""In-memory transport over a faulty network, for virtual swarms and contract tests.
 
-Invariant: every wait is on the event loop, and a reader sees every break as broken TCP: Unavailable.
+Invariant: every wait is on the event loop; a broken connection raises Unavailable at its reader, as broken TCP does.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class MemoryTransport:
         node_id: NodeId,
         make_relay: Callable[[Callable[[], bool]], MemoryRelay] | None = None,
     ) -> None:
-        """`make_relay` gets a function: does the node believe it can be dialled; None: it never relays."""
+        """Creates the transport; `make_relay` (None: no relay) makes its relay, given a function for `is_dialable`."""
         self._network = network
         self._node_id = node_id
         self.is_dialable = True
@@ -43,13 +43,13 @@ class MemoryTransport:
         network.add(node_id)
 
     async def serve(self, handler: ExchangeHandler) -> tuple[str, ...]:
-        """Starts answering; returns the one endpoint of the node."""
+        """Starts answering with `handler`; returns the node's single endpoint."""
         if self.relay is not None:
             self._network.relays[self._node_id] = self.relay
         return (self._network.serve(self._node_id, handler),)
 
     async def connect(self, address: PeerAddress, timeout_s: float) -> "MemoryClient":
-        """A connection to a live node. Raises Unavailable, Unauthenticated."""
+        """A connection to a live node. Raises Unavailable; OtherNode if another node is at the endpoint."""
         if address.relay is not None:
             return await self._connect_through(address.relay, address.node_id, timeout_s)
         network = self._network
@@ -99,32 +99,32 @@ class MemoryTransport:
     # --- `swarm.interfaces.Reachability` ------------------------------
 
     async def dial_back(self, peer: PeerAddress, timeout_s: float) -> DialBack:
-        """A peer's report of its try to dial this node. Raises Unavailable."""
+        """Asks a peer to dial this node; returns the peer's report. Raises Unavailable if there is none."""
         relay = await self._network.reach_relay(self._node_id, peer, timeout_s)
         self._network.count("dial_back", HANDSHAKE_BYTES + 2 * _HEADER_BYTES)
         return relay.dial_back(self._node_id)
 
     def reservation_at(self, relay: PeerAddress) -> MemoryReservation:
-        """A reservation at a relay, not held yet."""
+        """A reservation at a relay, not held yet: `hold` asks for it."""
         return MemoryReservation(self._network, self._node_id, relay)
 
     async def check_reservation(self, reservation: Reservation, timeout_s: float) -> None:
-        """Connects to this node through a reservation. Raises Unavailable where nobody gets through."""
+        """Connects to this node through its reservation. Raises Unavailable if the connection fails."""
         relay = PeerAddress(node_id=self._node_id, endpoint=reservation.endpoint).relay
         assert relay is not None, reservation.endpoint
         client = await self._connect_through(relay, self._node_id, timeout_s, CHECK_BYTES)
         await client.close()
 
     async def announce_at(self, relay: PeerAddress, advert: bytes) -> None:
-        """Refused: every node reaches the directory itself."""
+        """Raises Unavailable: virtual relays have no directory, since every node reaches the directory itself."""
         raise Unavailable("this relay has no directory")
 
     async def records_at(self, relay: PeerAddress) -> list[bytes]:
-        """Refused: every node reaches the directory itself."""
+        """Raises Unavailable: virtual relays have no directory, since every node reaches the directory itself."""
         raise Unavailable("this relay has no directory")
 
     async def renew_connections(self) -> None:
-        """Ends every connection that this node opened."""
+        """Cuts every connection that this node opened."""
         for line in self._network.lines_of(self._node_id):
             line.cut("connections begin anew")
 
@@ -133,14 +133,14 @@ class MemoryTransport:
 
 
 class MemoryClient:
-    """`swarm.interfaces.PeerClient` over one line."""
+    """`swarm.interfaces.PeerClient` over one `Line`."""
 
     def __init__(self, line: Line, network: MemoryNetwork) -> None:
         self._line = line
         self._network = network
 
     async def _transit_s(self, sender: NodeId, body_bytes: int = 0) -> float:
-        """Seconds that a message takes, with a group or weights of `body_bytes` in it, once a relay has room for it."""
+        """Waits until a relay has room; returns the seconds that a message with a body of `body_bytes` takes."""
         line, size_bytes = self._line, _HEADER_BYTES + body_bytes
         if isinstance(line, RelayedLine):
             await line.pass_on(size_bytes)
@@ -153,13 +153,13 @@ class MemoryClient:
         return self._line.server
 
     def subscribe(self, cursor: Cursor, wanted: StreamFilter) -> AsyncIterator[StreamItem]:
-        """The peer's groups after `cursor`. Raises Unavailable when the line breaks."""
+        """The peer's groups after `cursor`. Raises Unavailable when the connection breaks or the stream ends."""
         line, network = self._line, self._network
         network.check_stream(line.client, line.server, cursor, True)
         return self._stream(lambda handler: handler.subscribe(line.client, cursor, wanted), self._send_groups)
 
     def watch(self, policy_id: str, window: int) -> AsyncIterator[Watched]:
-        """Versions that the peer holds, then new ones. Raises NotHeld, Unavailable when the line breaks."""
+        """Manifests that the peer holds, then new ones, and credit. Raises NotHeld and the errors of `subscribe`."""
         return self._stream(lambda handler: handler.watch(self._line.client, policy_id, window), self._send_weights)
 
     async def _stream(
@@ -214,12 +214,12 @@ class MemoryClient:
             return chunk
 
     async def close(self) -> None:
-        """Breaks the line and what still reads from it."""
+        """Cuts the connection; its open streams and requests raise Unavailable."""
         self._line.cut("closed by this side")
 
     @asynccontextmanager
     async def _request(self, what: str, timeout_s: float) -> AsyncGenerator[ExchangeHandler]:
-        """The peer's handler, as soon as a request has reached it; its errors are those of a remote call."""
+        """Gives the peer's handler once a request has reached the peer; errors become those of a remote call."""
         line, network = self._line, self._network
         line.check()
         try:
@@ -234,7 +234,7 @@ class MemoryClient:
             raise Unavailable(f"{line.server[:8]} failed: {error!r}") from error
 
     async def _transfer(self, size_bytes: int, what: str) -> None:
-        """Lets an answer travel, with the faults of its way."""
+        """Waits while an answer travels; it may be late, or the connection may break, by the fault plan."""
         line, network = self._line, self._network
         late_s = self._lateness_s()
         await line.wait(await self._transit_s(line.server, size_bytes) + late_s)
@@ -248,7 +248,7 @@ class MemoryClient:
         send_all: Callable[[AsyncIterator[Item], UnderWay[Item]], Awaitable[None]],
         under_way: UnderWay[Item],
     ) -> None:
-        """Takes items from the peer's handler and puts them on the line, each with its time of arrival."""
+        """Sends every item of the peer's handler, then ends the stream with an error that gives the reason."""
         try:
             await send_all(source, under_way)
             under_way.end(EOFError("the peer ended the stream"))
@@ -309,7 +309,7 @@ class MemoryClient:
             raise Unavailable(f"connection to {self._line.server[:8]} broke: dropped")
 
     def _corrupt(self, sealed: SealedGroup) -> SealedGroup:
-        """The group, or sometimes one of other bytes with the digest that a receiver would compute."""
+        """The group, or sometimes a copy with one bit flipped and the digest of the changed body."""
         body = self._maybe_corrupt(sealed.body)
         return sealed if body is sealed.body else replace(sealed, body=body, digest=hashlib.sha256(body).digest())
 
