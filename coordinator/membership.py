@@ -101,7 +101,7 @@ class Membership:
         return old
 
     def restore(self, members: list[Member]) -> None:
-        """Adds stored members, at most as many as fit, the last seen first; replaces a known member of the same id."""
+        """Adds stored members, replacing those of the same id; beyond the table's bound only the last seen are kept."""
         for member in sorted(members, key=lambda member: member.last_seen_s)[-self._max_members :]:
             self._put(member)
 
