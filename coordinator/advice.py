@@ -1,8 +1,9 @@
 """Off-policy advisor: advice for all nodes from what learners measured about each source of groups.
 
-Invariant: only reports of established nodes count, each party has one vote, and one vote moves a median of three or
-more no further than the next vote. Every change is returned as a log entry, and advice only ever tightens what a node
-allows itself: local limits win at the node. The advised age bound is at least one step, unless the run's own is 0.
+Invariant: only reports of established nodes count, each party has one vote, and one vote cannot move a median of three
+or more beyond the range of the other votes. Every change is returned as a log entry, and advice only ever tightens what
+a node allows itself: local limits win at the node. The advised age bound is at least one step, unless the run's own
+bound is 0.
 
 Two remedies for two causes. Data that is *late* (edges whose mean age is at least one step) is cured by a
 lower lag bound; data of a policy that has become *different* is cured by drawing less of that source.
@@ -123,7 +124,7 @@ class OffPolicyAdvisor:
         return self._advised.max_age_steps
 
     def report(self, reporter: NodeId, edges: tuple[EdgeReport, ...], now_s: float) -> None:
-        """Replaces the edges of one learner by those of its newest report.
+        """Replaces the edges of one learner with those of its newest report.
 
         Ignores every edge of a reporter that is not established, edges whose source is the reporter itself, edges
         without groups, figures out of range (`is_usable`), and new sources beyond `MAX_SOURCES`.

@@ -37,7 +37,7 @@ class TakenReport:
 
     member: Member
     evaluations: list[StoredEvaluation]
-    changes: list[AdviceChange]  # of the advice, that it brought about
+    changes: list[AdviceChange]  # of the advice, caused by this report
 
 
 class CoordinatorCore:

@@ -234,7 +234,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
 
 
 def read_info(directory: Path) -> JsonDict:
-    """Contents of `coordinator.json` in a directory. Raises ConfigError if no coordinator has started there."""
+    """Reads `coordinator.json` of the coordinator in a directory. Raises ConfigError if the file does not exist."""
     path = directory / "coordinator.json"
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -270,10 +270,10 @@ async def _listen_again(
 
 
 def _require_recipe(node: NodeConfig) -> None:
-    """Refuses recipes that every joining node would refuse.
+    """Checks the recipes of a run, so that a mistake is found here and not at every joining node.
 
     Raises:
-        ConfigError: names the recipe, its unknown constant, or an input that the run does not supply.
+        ConfigError: names the unknown recipe, its unknown constant, or an input that the run does not supply.
     """
     for key in ("recipe", "recipe_without_logprobs", "recipe_text_only"):
         name: str = getattr(node.learner, key)
@@ -289,10 +289,10 @@ def _require_recipe(node: NodeConfig) -> None:
 
 
 def _require_environments(node: NodeConfig) -> None:
-    """Builds every environment of a run, but for those that need a file or a package that only nodes may have.
+    """Builds every environment of a run, except those that need a file or a package that only nodes may have.
 
     Raises:
-        ConfigError: names the environment that no node could build, and the known values.
+        ConfigError: names an environment that cannot be built.
     """
     needs = {"jsonl", "function", "plugin"}
     if importlib.util.find_spec("reasoning_gym") is None:

@@ -141,7 +141,7 @@ class Dashboard:
         ]
 
     def _learners(self, now_s: float) -> list[JsonDict]:
-        """A row for each learner that reported edges: its name, the mean age of external groups, and their sources."""
+        """A row for each learner that reported edges: its name, its sources, and the mean age of their groups."""
         names = {member.node_id: member.report.name for member in self._core.membership.all()}
         rows: dict[str, list[EdgeReport]] = {}
         for reporter, _, edge in self._core.advisor.edges(now_s):

@@ -80,7 +80,7 @@ class HeadWatches:
 
     @contextmanager
     def open(self, node_id: NodeId, policy_id: str, subnet: str) -> Generator[HeadWatch]:
-        """Opens a watch of a lineage, which may not exist yet, for the time of a `with`.
+        """Opens a watch of a lineage, which need not exist yet, for the time of a `with`.
 
         Raises:
             Unavailable: too many watches are open, or the coordinator stops.

@@ -2,7 +2,7 @@
 
 Invariant: at most `MAX_MOMENTS` moments, however long the run: beyond that every second moment is dropped and the
 interval doubles. Reward and held-out success are medians over the established live members, or over all live members if
-none is established, so that free keys move no median of established ones.
+none is established, so that free keys change neither in a run with established members.
 """
 
 from dataclasses import dataclass

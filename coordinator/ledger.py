@@ -57,7 +57,7 @@ class LedgerLineage:
         return -1 if head is None else head.step
 
     def judge(self, owner: NodeId, version: PolicyVersion, now_s: float) -> LedgerAnswer:
-        """Returns the answer to one version, without a change to the lineage."""
+        """Judges one version without changing the lineage; a refusal is an answer, not an error."""
         if version.policy_id != owner:
             return _refuse(f"lineage {short(version.policy_id)} does not belong to node {short(owner)}")
         if len(version.digest) != 32:
@@ -99,7 +99,7 @@ class LedgerLineage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """Answers to versions that were judged together, and the lineage after the accepted ones."""
+    """Answers to versions that were judged together, and the lineage with the accepted ones added."""
 
     answers: list[LedgerAnswer]  # one for each, in their order
     lineage: LedgerLineage
@@ -163,9 +163,10 @@ class Ledger:
         return Judgement(answers=answers, lineage=lineage, evicted=evicted)
 
     def apply(self, owner: NodeId, judgement: Judgement) -> None:
-        """Replaces the owner's lineage by the judged one, once its entries are durable.
+        """Replaces the owner's lineage with the judged one, once its entries are durable.
 
-        No other judgement of this owner may be applied between `judge` and this call.
+        No other judgement of this owner may be applied between `judge` and this call. A lineage without a version is
+        not kept.
         """
         if len(judgement.lineage.versions):  # what is refused must not begin a lineage
             self.lineages.pop(judgement.evicted, None)
@@ -185,7 +186,7 @@ class Ledger:
         return None if lineage is None else lineage.versions.head
 
     def _least_of_the_gone(self, is_live: Callable[[NodeId], bool]) -> str:
-        """Policy id of the lineage with the fewest versions among those whose owner is not live; empty if none is."""
+        """Policy id of the lineage with the fewest versions whose owner is not live; empty if all owners are live."""
         gone = (owner for owner in self.lineages if not is_live(owner))
         return min(gone, key=lambda owner: len(self.lineages[owner].versions), default="")
 

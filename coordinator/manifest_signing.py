@@ -25,7 +25,7 @@ _DAY_S: Final = 86_400.0
 def sign_next(config: CoordinatorConfig, identity: Identity, manifest: RunManifest, now_s: float) -> SignedManifest:
     """Returns the manifest to serve: the last one, or a newly signed one.
 
-    The last one is kept while it has the same content and more than half of its time is left.
+    The last one is kept while its content is the same and, if it expires, more than half of its time is left.
 
     Args:
         config: configuration of the coordinator, with the next key and the days that a manifest is good.

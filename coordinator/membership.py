@@ -1,7 +1,7 @@
 """Membership of the run: leases that nodes renew by heartbeats, as pure state; time is passed in.
 
-Invariant: members are bounded in all and per subnet. A live member makes room only for a new member whose subnet has at
-least two members fewer.
+Invariant: the table is bounded, and new members are bounded per subnet. A live member makes room only for a new member
+whose subnet has at least two members fewer.
 """
 
 from dataclasses import dataclass, replace

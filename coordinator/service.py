@@ -134,9 +134,10 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
 
     @rpc
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> Any:
-        """Renews the caller's lease and returns advice. The report is stored afterwards.
+        """Renews the caller's lease and returns advice; the report is stored afterwards.
 
-        StorageFull answers every heartbeat for as long as the last report that was written failed.
+        If a report cannot be written, heartbeats fail with StorageFull until one can be written again; leases are
+        renewed all the same.
         """
         node_id = self._caller(context)
         if not self._heartbeats.try_take(node_id, self._core.clock.monotonic_s()):
@@ -173,7 +174,7 @@ class CoordinatorServicer(pb_grpc.CoordinatorServiceServicer):
                 self._storage_error = ""
 
     async def finish(self) -> None:
-        """Waits until all reports are stored; called after the last call."""
+        """Waits until all reports are stored; to be called after the last call of a node."""
         await asyncio.gather(*self._storing)
 
     @rpc

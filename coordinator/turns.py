@@ -18,8 +18,8 @@ from swarm.wire.connection_limits import MAX_KNOWN_SUBNETS, peer_subnet
 
 WAITING_PER_SUBNET: Final = 128  # the nodes behind one address report together after a pause
 WAITING: Final = 1024
-# gRPC takes calls in the order in which they come, and one in two or three rounds of the event loop. They have to come
-# in faster than they are answered: or they wait there, where nobody goes first.
+# gRPC hands over calls in the order of arrival, one in two or three rounds of the event loop. Calls have to be handed
+# over faster than they are answered, or they wait inside gRPC, where no caller goes first.
 ROUNDS: Final = 16  # of the event loop between two turns
 # Strangers together have at most half of the time, and 500 turns a second: 2,500 that report every 5 s.
 REST_S: Final = 0.002
@@ -50,7 +50,11 @@ class SubnetTurns:
 
     @asynccontextmanager
     async def of(self, subnet: str) -> AsyncGenerator[None]:
-        """Waits for a turn of this subnet and holds it. Raises Unavailable at the bounds, or if it has to make room."""
+        """Waits for a turn of this subnet and holds it.
+
+        Raises:
+            Unavailable: too many callers wait, or this one had to make room for another subnet.
+        """
         await self._turns.enter(subnet, is_known=True)
         begun_s = time.monotonic()
         try:
@@ -93,7 +97,7 @@ class CallerTurns:
         return not self._parties.is_established(node_id)
 
     def of_node(self, node_id: NodeId, peer: str) -> AbstractAsyncContextManager[None]:
-        """A context with a turn of a node that proved itself. `peer`: address of its connection, as gRPC writes it."""
+        """Context manager for a turn of a node that proved itself. `peer`: address of its connection, from gRPC."""
         subnet = peer_subnet(peer)
         if self._parties.is_private:
             return self._known.of(subnet)
@@ -103,7 +107,7 @@ class CallerTurns:
         return self._known.of(self._parties.party_of(node_id))
 
     def of_peer(self, peer: str) -> AbstractAsyncContextManager[None]:
-        """A context with a turn of a caller that has proved nothing yet. `peer`: as in `of_node`."""
+        """Context manager for a turn of a caller that has proved nothing yet. `peer`: as in `of_node`."""
         return (self._known if self.is_known(peer) else self._strange).of(peer_subnet(peer))
 
     def is_known(self, peer: str) -> bool:

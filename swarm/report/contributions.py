@@ -47,7 +47,7 @@ def names_of(swarm: SwarmResult) -> dict[NodeId, str]:
 
 
 def contribution_views(node: NodeResult, names: Mapping[NodeId, str]) -> list[ContributionView]:
-    """Rows of the first `MAX_ROWS` producers, and one row that sums up all others."""
+    """Rows of the first `MAX_ROWS` producers, and, if there are more, one row that sums up the others."""
     total = sum(row.num_learned_from for row in node.contributions)
     shown = list(node.contributions[:MAX_ROWS])
     views = [_view(_who(row.producer, node, names), row, total) for row in shown]

@@ -80,15 +80,15 @@ class EnvironmentView:
     def is_open(self, node: NodeView) -> bool:
         """True if the page shows the episodes of a node unfolded.
 
-        These are episodes with several turns, of the first node that generates the environment and of the first that
-        does not.
+        True only for episodes with several turns, of the first node that generates the environment and of the first
+        that does not.
         """
         several = any(len(each.turns) > 1 for problem in node.problems for each in problem.tries)
         return several and node == next(each for each in self.nodes if each.is_own == node.is_own)
 
 
 def environment_views(result: RunResult) -> list[EnvironmentView]:
-    """A view of every environment, with the nodes that generate it before those that do not."""
+    """A view of every environment, with the nodes that train: those that generate it first."""
     swarm = result.swarm
     rivals = {node.name: node for node in result.rival.trainers} if result.rival else {}
     views: list[EnvironmentView] = []
@@ -104,7 +104,7 @@ def environment_views(result: RunResult) -> list[EnvironmentView]:
 def example_of(views: Sequence[EnvironmentView]) -> tuple[str, NodeView, ProblemView] | None:
     """Environment, node and problem of an example for a terminal; None if no episode has several turns.
 
-    An environment that its node does not generate goes first.
+    The node is one that does not generate the environment, if there is one.
     """
     shown = [(view.env, node, node.problems[0]) for view in views for node in view.nodes if node.problems]
     several = [each for each in shown if any(len(one.turns) > 1 for one in each[2].tries)]

@@ -155,9 +155,9 @@ def _mean_of(histogram: Mapping[int, int]) -> float | None:
 
 
 def mean_change(swarm: SwarmResult, split: str, own: bool) -> Change | None:
-    """Mean over the nodes that train of the change on tasks in their curriculum (`own`) or not in it.
+    """Mean change of the nodes that train, on tasks in their curriculum (`own`) or not in it.
 
-    None if one of them has no change, or there are no such nodes.
+    None if one of them has no change, or no node trains.
     """
     changes = [change(node, environments_of(swarm, node, own), split) for node in swarm.trainers]
     known = [found for found in changes if found is not None]
@@ -172,7 +172,7 @@ def mean_change(swarm: SwarmResult, split: str, own: bool) -> Change | None:
 
 
 def shared_step(result: RunResult) -> int | None:
-    """The last step at which every node that trains, of both runs, was evaluated; None if there is none."""
+    """Last step at which every node that trains, of the run and its rival, was evaluated; None if there is none."""
     if result.rival is None:
         return None
     nodes = (*result.swarm.trainers, *result.rival.trainers)
@@ -181,12 +181,15 @@ def shared_step(result: RunResult) -> int | None:
 
 
 def advantage_over_rival(result: RunResult, split: str, own: bool) -> float | None:
-    """Mean accuracy of the swarm minus that of its rival at `shared_step`; None where a node has no accuracy there.
+    """Mean accuracy of the swarm minus that of its rival at `shared_step`.
 
     Args:
         result: a run with its rival.
         split: problems that count.
-        own: tasks in a node's curriculum count, else the tasks not in it.
+        own: True for the tasks in a node's curriculum, False for all others.
+
+    Returns:
+        None if there is no rival or no shared step, or a node has no accuracy at that step.
     """
     step = shared_step(result)
     if step is None or result.rival is None:
@@ -209,7 +212,7 @@ def step_curve(node: NodeResult, figure: str) -> Points:
 
 
 def step_at(node: NodeResult, at_s: float) -> int:
-    """Newest step that the node had made at a time; 0 before the first."""
+    """Newest step that the node had made at a time; 0 before the first step."""
     return max((row.step for row in node.steps if row.at_s <= at_s), default=0)
 
 
@@ -222,6 +225,6 @@ def smooth(points: Points, window: int = 5) -> Points:
 
 
 def largest_gap_s(node: NodeResult) -> float | None:
-    """Longest time between two steps; None with fewer than two."""
+    """Longest time between two successive steps; None with fewer than two steps."""
     times = [row.at_s for row in node.steps]
     return max((later - earlier for earlier, later in pairwise(times)), default=None)

@@ -312,9 +312,9 @@ def _unknown(digest: str, producer: NodeId, nodes: Sequence[_Seen], names: Mappi
 
 
 def _why_not_seen(node: _Seen, producer: NodeId) -> str:
-    """Explains that a node's log does not name the group.
+    """Remark on a node whose log does not name the group.
 
-    A log has the digest of a refused group only if it is the first of its reason and producer in a while; the answer
+    A log has the digest of a refused group only if it is the first of its reason and producer in a while; the remark
     sums up the refusals without a digest.
     """
     nameless = Counter[str]()

@@ -174,7 +174,10 @@ def render_html(result: RunResult, root: str = "", pages: Sequence[tuple[str, st
 
 
 def accuracy_chart(result: RunResult, split: str, own: bool) -> Markup:
-    """Chart with a line per node: mean accuracy over the tasks in its curriculum (`own`) or not in it; rival dashed."""
+    """Chart of each node's mean accuracy on the tasks in its curriculum (`own`) or not in it.
+
+    The lines of a rival are dashed.
+    """
     series: list[svg.Series] = []
     levels: list[float] = []
     for name, swarm in _swarms(result):

@@ -156,7 +156,7 @@ class Invariants:
         self._made[node] = {step: made for step, made in self._made[node].items() if made[0] < first}
 
     def _forget_draws(self, node: NodeId) -> None:
-        """Forgets the draws of a node that lost its journal: draw numbers come again, and groups may be used again."""
+        """Forgets the draws of a node that lost its journal: numbers of draws and groups may be used again."""
         for of_nodes in (self._drawn, self._uses, self._steps, self._made, self._abandoned, self._places):
             of_nodes.pop(node, None)
         self._num_journals_lost += 1
@@ -257,7 +257,7 @@ class Invariants:
                 self._violate(PROGRESS, f"{node[:8]} made no optimizer step after every fault had healed")
 
     def healed(self) -> None:
-        """Notes that no fault happens any more: every live node has to make a step before `finish`."""
+        """Notes that all faults are over: every live node has to make a step before `finish`."""
         self._num_steps_before = self._num_steps.copy()
 
     def bound(self, node: NodeId, what: str, value: float, limit: float) -> None:

@@ -232,7 +232,7 @@ class LiveProgress:
         return fmean(working) if len(self._times) > (os.cpu_count() or 1) else max(working)
 
     def table(self) -> Table:
-        """Table of every node as it stands now."""
+        """Table with a row for each node at this moment."""
         table = Table(title=Text(f"{self._title}  {self._elapsed()}"), title_justify="left")
         for name in ("node", "state", "step"):
             table.add_column(name)
@@ -282,7 +282,7 @@ class LiveProgress:
 
 
 def figure(value: float | None, digits: int = 2) -> str:
-    """A number with fixed digits, `.71` style below one, or a dash for what is not known (None or NaN)."""
+    """A number with fixed digits, without the zero before the point (`.71`); a dash for None or NaN."""
     if value is None or math.isnan(value):
         return "-"
     text = f"{value:.{digits}f}"

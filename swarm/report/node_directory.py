@@ -109,7 +109,7 @@ class NodeReports:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Opens the directories; of several, it reads first which groups they made. Raises as `open_directories`."""
+        """Opens the directories; if there are several, reads which groups they made. Raises as `open_directories`."""
         self._paths = paths
         self.directories = open_directories(paths)
         self._tails = [EventTail(path / EVENTS) for path in paths]

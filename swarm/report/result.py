@@ -143,7 +143,7 @@ class NodeResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmResult:
-    """Result of one run of all nodes."""
+    """Results of all nodes of one run."""
 
     nodes: tuple[NodeResult, ...]
     began_at_s: float  # wall clock; until the first step it was set-up

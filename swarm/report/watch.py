@@ -47,7 +47,7 @@ class WatchedNode:
         self._tail = EventTail(self.path / EVENTS)
 
     def refresh(self, now_s: float) -> bool:
-        """Reads new events and the status; returns True if there was an event or anything else changed."""
+        """Reads new events and the status; returns True if there are new events or the status or state changed."""
         before = (self.status, self.problems, self.is_running)
         num_new = 0
         for event in self._tail.stream():
@@ -82,7 +82,7 @@ class WatchedNode:
 
     @property
     def reward(self) -> float | None:
-        """Mean reward of the newest step, or without a step that of the newest own groups; None without both."""
+        """Mean reward of the newest step; without a step, that of the newest own groups; None without both."""
         return self.progress.made_reward if self.progress.reward is None else self.progress.reward
 
     @property

@@ -40,14 +40,14 @@ class Conversation:
         """Moves the network to the device.
 
         Args:
-            model: model that answers; may be an initial model.
+            model: model that answers.
             max_new_tokens: most tokens of an answer.
-            temperature: of sampling; 0 takes the likeliest token.
-            system: system message; empty: none.
+            temperature: sampling temperature; 0 takes the likeliest token.
+            system: system message; empty for none.
             device: device of the network; auto picks one.
 
         Raises:
-            ConfigError: there is a system message, which the model's chat template does not take; or no such device.
+            ConfigError: the model cannot read the system message, or there is no such device.
         """
         self._model = model
         self._device = pick_device(device)

@@ -40,7 +40,7 @@ class TrainedModel:
 
     @property
     def source_name(self) -> str:
-        """Name of the initial model for an export: `source`, or of a path on this machine the last part alone."""
+        """Name of the initial model for an export: `source`, or only its last part if it is a path on this machine."""
         path = Path(self.source).expanduser()
         return path.resolve().name if path.exists() else self.source
 

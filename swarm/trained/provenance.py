@@ -113,7 +113,7 @@ def verify_export(folder: Path) -> Verified:
 
 
 def exported_version(folder: Path, digest: Digest) -> PolicyVersion | None:
-    """Version of the signed statement in a folder; None if there is none whose signature fits.
+    """Version in the signed statement of a folder; None without a statement whose signature fits.
 
     Unlike `verify_export`, this checks no file.
 
@@ -185,7 +185,7 @@ def _statement(
 
 
 def _teachers(events: Iterable[Event], step: int) -> tuple[Counter[NodeId], int]:
-    """Groups that a version learned from, by producer, and the number of draws of them that the log still has."""
+    """Groups that a version learned from, by producer, and the number of draws that were counted."""
     draws: dict[int, GroupsDrawn] = {}  # of a draw that was made again after a restart, the last one
     steps: dict[int, StepMade] = {}
     for event in events:

@@ -176,7 +176,7 @@ def program_in(text: str) -> str:
 
 
 def _is_same(value: object, expected: object) -> bool:
-    """Equal in value and kind; looks at no more than the expected value holds."""
+    """True if both are equal in value and type; looks at no more items than the expected value holds."""
     if isinstance(expected, list):
         if type(value) is not list:
             return False

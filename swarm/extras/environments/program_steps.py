@@ -94,7 +94,11 @@ class Run:
         return self._max_steps - self._left
 
     def call(self, name: str, *arguments: object) -> object:
-        """Runs the program, then its function `name`, and returns the result. Raises ProgramFailed."""
+        """Runs the program, then its function `name`, and returns the result.
+
+        Raises:
+            ProgramFailed: the program ended with an error, or its steps are used up.
+        """
         before = sys.getrecursionlimit()
         sys.setrecursionlimit(max(before, _RECURSION_LIMIT))
         try:

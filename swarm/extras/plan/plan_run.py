@@ -72,7 +72,8 @@ def read_run(directory: Path, trainer: str = "") -> RunFigures:
         trainer: name of the node whose steps count; empty: the only node that made steps.
 
     Raises:
-        ConfigError: there is no run, that node made no step, or several nodes did and none is named.
+        ConfigError: there is no run, or the named node made no step, or no node is named and not exactly one made
+            steps.
     """
     from node.status import computed_in
     from swarm.telemetry import read_events

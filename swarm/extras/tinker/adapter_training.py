@@ -132,16 +132,16 @@ class AdapterTraining:
         return snapshot(self.network)
 
     def state(self) -> dict[str, Tensor]:
-        """Adapter in float32 and state of the optimizer, by name, for `load_state`; no copy."""
+        """The adapter in float32 and the state of the optimizer, by name, for `load_state`; not a copy."""
         return self._optimizer.state()
 
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int, *, has_moments: bool) -> None:
-        """Replaces the adapter by a saved one, and discards the gradient.
+        """Replaces the adapter with a saved one, and discards the gradient.
 
         Args:
             tensors: saved result of `state`.
             num_steps: optimizer steps that were made until then.
-            has_moments: also loads the state of the optimizer, else the optimizer begins anew.
+            has_moments: loads the saved moments of the optimizer as well; else its present moments stay.
 
         Raises:
             ConfigError: the saved adapter has other layers or another rank.

@@ -54,7 +54,7 @@ class TinkerModel:
     context_tokens: int
 
     def require(self, base_model: str | None) -> None:
-        """Checks the model that a client asks for; None fits. Raises RequestRefused for another model."""
+        """Checks the model that a client names; None names no model. Raises RequestRefused for another model."""
         if base_model is not None and base_model != self.name:
             raise RequestRefused(f"base_model: {base_model[:80]!r} is not served; {self.name!r} is", status=404)
 
