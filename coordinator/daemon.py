@@ -202,7 +202,7 @@ class CoordinatorDaemon(Service):
 def _is_private(config: CoordinatorConfig, address: str) -> bool:
     """True if every node that reaches this coordinator counts as established.
 
-    That is so by configuration (`entry.established`), or in a private run whose address is private.
+    This holds if the configuration says so (`entry.established`), or for a private run at a private address.
 
     Args:
         config: configuration of the coordinator.

@@ -40,7 +40,7 @@ class HeadWatch:
         self._wake()
 
     async def next(self) -> PolicyVersion:
-        """Waits for a head that was not read yet, and returns it. One reader. Raises Unavailable after `end`."""
+        """Waits for a head that was not read yet and returns it; for one reader. Raises Unavailable after `end`."""
         while self._pending is None and not self._end_reason:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

@@ -27,7 +27,7 @@ class LedgerEntry:
 
     version: PolicyVersion
     branch: int  # 0 until the first rewind that led to other weights
-    parent: int  # step of the version before it in its branch, -1 for the first; of a rewind: where the owner was
+    parent: int  # step from which the owner came: that of the version before in the branch, -1 for the first
     at_s: float  # wall clock of the coordinator
     is_rewind: bool = False  # the owner goes on from this version of the branch, which is older, or made again
 

@@ -23,8 +23,8 @@ class Member:
     joined_s: float  # wall clock, start of the present lease chain
     last_seen_s: float  # wall clock of the last heartbeat
     expires_s: float  # wall clock; the lease ends here
-    has_left: bool = False  # it ended the lease itself
-    subnet: str = ""  # from which it reported last; "": unknown, and it stands for itself
+    has_left: bool = False  # True if the node ended the lease itself
+    subnet: str = ""  # of the last report; empty if unknown: then the node is a party by itself
 
     @property
     def node_id(self) -> NodeId:

@@ -69,7 +69,7 @@ class _StoredReport:
 
 
 class SqliteCoordinatorStore:
-    """Implements `CoordinatorStore` by the database file of one run.
+    """Implements `CoordinatorStore` with an SQLite file for each run.
 
     Example:
         store = await SqliteCoordinatorStore.open(directory / "coordinator.sqlite")
@@ -257,7 +257,7 @@ class SqliteCoordinatorStore:
 
 
 def _plain(value: Any) -> Any:
-    """A value type as JSON. Not by `asdict`, which copies every field deeply: a third of a heartbeat's time."""
+    """Converts a value type for JSON, without `asdict`: its deep copies took a third of a heartbeat's time."""
     return value.hex() if isinstance(value, bytes) else {name: getattr(value, name) for name in value.__slots__}
 
 

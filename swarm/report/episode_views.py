@@ -88,7 +88,7 @@ class EnvironmentView:
 
 
 def environment_views(result: RunResult) -> list[EnvironmentView]:
-    """A view of every environment, with the nodes that train: those that generate it first."""
+    """A view of every environment with all nodes that train; nodes that generate the environment come first."""
     swarm = result.swarm
     rivals = {node.name: node for node in result.rival.trainers} if result.rival else {}
     views: list[EnvironmentView] = []

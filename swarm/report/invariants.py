@@ -45,7 +45,7 @@ class InvariantVerdict:
 
 @dataclass
 class Invariants:
-    """Checks events, those of each node in order; `verdicts` lists which invariants held."""
+    """Checks the events of nodes, in order for each node; `verdicts` lists which invariants held."""
 
     violations: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     _put: dict[NodeId, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -357,4 +357,4 @@ BLAMED = frozenset(
         *("unknown_environment", "unknown_task", "unusable_correction"),
     }
 )
-"""Reasons of which none depends on time, chance or the way that a group took."""
+"""Reasons of refusals that depend neither on time nor on chance nor on the route of a group."""

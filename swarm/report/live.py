@@ -160,12 +160,12 @@ class LiveProgress:
         """Prepares the display; the `with` shows it.
 
         Args:
-            console: where to show it.
+            console: console to draw on.
             title: first line.
             curricula: environments of each node, by name.
-            num_steps: steps of a node; 0: unknown.
+            num_steps: steps of each node; 0 if unknown.
             monotonic_s: clock of the display.
-            times: estimate of the time left, of each node that trains; None: there is no estimate.
+            times: estimate of the time left for each node that trains, by name; None: no estimate.
             now_s: wall clock.
         """
         self._console = console

@@ -127,7 +127,7 @@ class NodeReports:
         """Returns the report of the directories as they are now (blocking; at first 6 s for 100,000 events).
 
         Args:
-            num_samples: groups of each node that the report shows, the newest.
+            num_samples: number of newest groups of each node that the report shows.
 
         Raises:
             ConfigError: a directory or its event log is gone.

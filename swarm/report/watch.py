@@ -106,7 +106,7 @@ def watch_nodes(
 
     Args:
         nodes: nodes to show.
-        console: where to show them.
+        console: console to draw on.
         wait: waits for the given seconds; returns False to end.
         now_s: wall clock.
     """

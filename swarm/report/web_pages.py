@@ -1,10 +1,10 @@
 """Pages about nodes in a browser, while they run and afterwards: the report live, samples, causes, single tokens.
 
-    /KEY/                        the report of all of them
+    /KEY/                        the report of all nodes
     /KEY/node/0/                 one node: findings of `swarm why`, its newest groups, its newest steps
     /KEY/node/0/group/DIGEST/    one group: through every node that saw it, and token by token
 
-Invariant: only reads, and only from the directories that were named; without the key there is no page but a hint.
+Invariant: only reads, and only from the directories that were named; a path without the key shows none of it.
 """
 
 import hmac

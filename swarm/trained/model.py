@@ -23,7 +23,7 @@ CHECKPOINTS: Final = "checkpoints"  # of a node's directory
 _MASTER: Final = "master."  # before the names of trained weights in a checkpoint
 
 WhichStep = int | Literal["best"] | None
-"""A step of which a node has a checkpoint; the one best at held-out problems; None: the newest."""
+"""Step of a checkpoint of a node; "best" is the step that was best on held-out problems, None the newest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,7 +46,7 @@ class Desk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Errand:
-    """A desk, and what is to be changed on it."""
+    """A desk, and the changes to make on it: as a text for the model and as calls."""
 
     desk: Desk
     text: str

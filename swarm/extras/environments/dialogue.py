@@ -38,11 +38,11 @@ _ASKED: Final = re.compile(r"\b(name|day|time|guests|place|food)\b", re.IGNORECA
 class DialogueEnvironment(NumberedEnvironment):
     """Booking a table for a user who leaves things out.
 
-    Params: `slots` (4: of the form, the first of name, day, time, guests, place, food), `missing` (2: slots that the
-    user leaves out), `cost` (0.02: each turn but the last earns minus this), `max_turns` (missing + 4). Actions: a
-    question with the word of a slot, or a call of `book` with all slots, which ends the episode. Rewards: outcome 1 for
-    the right form; `slots` the share of missing slots that are right; `brief` for a right form the number of missing
-    slots over that of questions, at most 1, else 0.
+    Params: `slots` (4: number of slots of the form, in the order name, day, time, guests, place, food), `missing` (2:
+    slots that the user leaves out), `cost` (0.02: each turn but the last earns minus this), `max_turns` (missing + 4).
+    Actions: a question with the word of a slot, or a call of `book` with all slots, which ends the episode. Rewards:
+    outcome 1 for the right form; `slots` the share of missing slots that are right; `brief` for a right form the number
+    of missing slots over the number of questions, at most 1, for any other form 0.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:

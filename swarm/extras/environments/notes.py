@@ -58,7 +58,7 @@ class NotesEnvironment(NumberedEnvironment):
         )
 
     def begin(self, problem: Problem) -> "Reading":
-        """A new try, in which the first part was read."""
+        """A new try, after the first part of the text."""
         return Reading(self, *problem.entry)
 
     def demonstration(self, task_id: int) -> Actions:
@@ -88,7 +88,7 @@ class NotesEnvironment(NumberedEnvironment):
         return f"Your notes: {notes or 'none'}\nWhere does {who} live? Answer with one word."
 
     def noted(self, fact: tuple[str, str]) -> str:
-        """The text by which notes hold a fact."""
+        """A fact in the form that notes must contain."""
         return "".join(fact) if self.style == "char" else " ".join(fact)
 
 

@@ -142,7 +142,7 @@ def queue_steps(learner: LearnerFigures, supply: float) -> int | None:
 def plan(learner: LearnerFigures, generator: GeneratorFigures) -> Plan:
     """Plans the fewest generators of a kind that supply the learner, with the conditions that they meet or miss.
 
-    If no number of them does, the conditions are those of one generator.
+    If no number of generators suffices, the conditions are those of one generator.
     """
     rate = groups_per_s(learner, generator)
     number = fewest(learner.demand, rate)
@@ -232,7 +232,10 @@ def _ceil(ratio: float) -> int:
 
 
 def figure(value: float) -> str:
-    """A number as text for people: three significant digits, large numbers with k, M or G."""
+    """A number as text for people, with three significant digits.
+
+    From 10,000 on it has k, M or G; a whole number below is written in full, and infinity as `unlimited`.
+    """
     if math.isinf(value):
         return "unlimited"
     for bound, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):

@@ -41,7 +41,7 @@ def device_plans(config: "NodeConfig", gpu_bytes: int) -> list[DevicePlan]:
     """Plans of the configuration as it is, with each change alone, and with all of them.
 
     Raises:
-        ConfigError: the architecture is not one that is estimated.
+        ConfigError: memory cannot be estimated for the architecture of the model.
     """
     from node.run_estimate import CONTEXT_BYTES, LIKE_LLAMA, estimate_memory, lengths_of, read_shape
 

@@ -50,7 +50,7 @@ _SAME_BATCH: Final = 0.25  # of the mean time between two groups: what comes soo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFigures:
-    """Figures that a finished run measured; None where it did not."""
+    """Figures that were measured in a finished run; None for a figure that was not measured."""
 
     trainer: str
     generators: tuple[GeneratorFigures, ...]
@@ -257,7 +257,7 @@ def _kinds(
     """Generators of the run, or for each given speed one that is otherwise like the first of the run.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: no speed is given, and the run measured none; or a speed is not positive.
     """
     speeds = [_positive("--tokens-per-s", speed) for speed in tokens_per_s]
     if speeds:

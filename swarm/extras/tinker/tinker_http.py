@@ -23,7 +23,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def guarded(endpoint: Endpoint, key: bytes) -> Endpoint:
-    """The endpoint for callers with the key alone; its errors become answers in the form that the SDK reads."""
+    """Wraps an endpoint: it serves only callers with the key, and errors become answers that the SDK can read."""
 
     async def answer(request: Request) -> Response:
         if not hmac.compare_digest(request.headers.get("x-api-key", "").encode(), key):

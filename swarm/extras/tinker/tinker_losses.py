@@ -1,9 +1,9 @@
 """Losses of Tinker as recipes: a named loss becomes parts of a recipe here, and the data of a request becomes batches.
 
 Invariant: the loss is the sum over all tokens that were sent, with advantages (or weights) as sent, at temperature 1.
-Two bounds are ours: a log-ratio counts as far as +-20, that of a whole sequence (gspo) up to 10.
+Two bounds are added here: a log-ratio counts as far as +-20, that of a whole sequence (gspo) up to 10.
 
-Source: Tinker's documentation of its losses (tinker-docs.thinkingmachines.ai/tinker/losses), where each formula stands.
+Source: Tinker's documentation of its losses (tinker-docs.thinkingmachines.ai/tinker/losses), which has each formula.
 Shape letters: N data, L longest of them in targets.
 """
 

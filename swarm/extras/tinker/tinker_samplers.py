@@ -40,7 +40,7 @@ MAX_SAMPLERS: Final = 64  # with weights here; the one that was not used for lon
 MAX_ADAPTER_BYTES: Final = 4 * 2**30  # of all of them together
 
 Publish = Callable[[PublishedTensors, float], Awaitable[PolicyVersion | None]]
-"""(adapter, its scale) -> the version under which nodes can follow it; None where it could not be published."""
+"""(adapter, scale of the adapter) -> version that nodes can follow; None if it could not be published."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
